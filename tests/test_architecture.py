@@ -44,6 +44,8 @@ LIGHT = [
     "runs.run_row",
     "runs.history",
     "runs.ownership",
+    "sweeps.controller",
+    "sweeps.status",
     "utils.host",
 ]
 

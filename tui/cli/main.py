@@ -18,6 +18,7 @@ from tui.cli.lr_find import app as lr_find_app
 from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
 from tui.cli.runs import app as runs_app
+from tui.cli.sweep import app as sweep_app
 from tui.cli.train import app as train_app
 from tui.cli.trained import app as trained_app
 
@@ -39,7 +40,17 @@ app = typer.Typer(
         "Help for a command: gputrain COMMAND --help",
     ),
 )
-for commands in (train_app, lr_find_app, models_app, bench_app, runs_app, compare_app, trained_app, machine_app):
+for commands in (
+    train_app,
+    sweep_app,
+    lr_find_app,
+    models_app,
+    bench_app,
+    runs_app,
+    compare_app,
+    trained_app,
+    machine_app,
+):
     app.add_typer(commands)
 
 screen_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

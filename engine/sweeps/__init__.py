@@ -1,0 +1,5 @@
+"""Sweeps: search the values of config keys with Optuna, each trial a run of its own.
+
+`settings` validates what a sweep searches, `folder` holds its files, `study` is the Optuna study in them. `controller`
+asks for trials, starts them as runs (`trial_run`) and tells their results; `status` reads a sweep for the screens.
+"""

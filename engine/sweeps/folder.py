@@ -1,0 +1,223 @@
+"""The folder of a sweep, `RUNS/NAME`: its files, its owner, and how it is found by name.
+
+It has no `lock` file, so it is no run; its trials are the runs `NAME-000`, `NAME-001` … beside it. A folder that other
+users can change is used only with --trust-owner, as for runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.runs.folder import (
+    OTHER_RUNS_FOLDER_ADVICE,
+    TRUST_OWNER_ADVICE,
+    RunFolder,
+    is_run_folder,
+)
+from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.files import is_file, is_locked
+from engine.utils.trust import foreign_reason, is_shared
+
+# Room for the number of a trial within the 100 characters of `run.name`.
+MAX_NAME_CHARACTERS = 90
+_TRIAL = re.compile(r"(.+)-(\d{3,})")
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """Paths of the files in the folder of one sweep."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def settings(self) -> Path:
+        """What the sweep searches and how, see `engine.sweeps.settings`. It makes the folder a sweep."""
+        return self.path / "sweep.yaml"
+
+    @property
+    def config(self) -> Path:
+        """Resolved config that all trials start from; that of trial 0."""
+        return self.path / "config.yaml"
+
+    @property
+    def best(self) -> Path:
+        """Config of the best trial so far."""
+        return self.path / "best.yaml"
+
+    @property
+    def journal(self) -> Path:
+        """Optuna's journal of the study, JSON lines."""
+        return self.path / "optuna.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What the controller prints."""
+        return self.path / "log.txt"
+
+    @property
+    def lock(self) -> Path:
+        """File whose lock the controller holds."""
+        return self.path / "sweep.lock"
+
+    @property
+    def control(self) -> Path:
+        """Folder of the stop requests, in the format of `engine.runs.control`."""
+        return self.path / "control"
+
+    def trial(self, number: int) -> RunFolder:
+        """Return the run folder of a trial."""
+        return RunFolder(self.path.with_name(f"{self.name}-{number:03d}"))
+
+    def is_running(self) -> bool:
+        """Whether a controller on this host runs the sweep."""
+        try:
+            return is_locked(self.lock)
+        except OSError:
+            return False
+
+    def foreign_reason(self) -> str | None:
+        """Return why other users can change the sweep, as a clause that follows its name; None if they cannot."""
+        try:
+            if (reason := foreign_reason(self.path.lstat(), trust_root=False)) is not None:
+                return reason
+        except OSError as error:
+            return f"cannot be examined: {error.strerror}"
+        for path, status in self._entries():
+            if (reason := foreign_reason(status)) is not None:
+                return f"contains {path.name}, which {reason}"
+        return None
+
+    def link_problem(self) -> str | None:
+        """Return which file of the sweep is a link and leads out of it, as such a clause; None if none is."""
+        links = (path.name for path, status in self._entries() if stat.S_ISLNK(status.st_mode))
+        return next((f"contains the link {name}" for name in links), None)
+
+    def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for path in (self.settings, self.config, self.best, self.journal, self.log, self.lock, self.control):
+            with suppress(OSError):
+                yield path, path.lstat()
+
+
+def is_sweep_folder(path: Path) -> bool:
+    """Whether the path is a readable sweep folder. Links do not count, because they could point anywhere."""
+    return is_file(path / "sweep.yaml") and not path.is_symlink() and not is_run_folder(path)
+
+
+def sweep_of_trial(run_name: str) -> tuple[str, int] | None:
+    """Return the name of the sweep and the number of the trial that a run may be, by its name."""
+    match = _TRIAL.fullmatch(run_name)
+    return (match[1], int(match[2])) if match else None
+
+
+def list_sweeps(root: Path) -> list[SweepFolder]:
+    """Return all sweeps in `root`, the latest first. Raises UsageError if the folder cannot be read."""
+    try:
+        paths = [path for path in root.iterdir() if is_sweep_folder(path)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        reason = f"{root} cannot be read: {error.strerror}"
+        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
+    return sorted((SweepFolder(path) for path in paths), key=lambda sweep: (-_mtime(sweep.journal), sweep.name))
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def find_sweep(root: Path, reference: str, *, trust_owner: bool = False) -> SweepFolder:
+    """Return the sweep that a name, a unique prefix of a name, a path or `last` refers to.
+
+    Raises UsageError if there is none or several, or if others can change it and `trust_owner` is not set.
+    """
+    sweeps = list_sweeps(root)
+    names = [sweep.name for sweep in sweeps]
+    matches = [sweep for sweep in sweeps if sweep.name == reference]
+    matches = matches or [sweep for sweep in sweeps if reference and sweep.name.startswith(reference)]
+    if reference == "last":
+        matches = [sweep for sweep in sweeps if trust_owner or sweep.foreign_reason() is None][:1]
+    elif not matches and reference and is_sweep_folder(Path(os.path.realpath(reference))):
+        matches = [SweepFolder(Path(os.path.realpath(reference)))]
+    if len(matches) > 1:
+        listed = ", ".join(sorted(sweep.name for sweep in matches))
+        raise UsageError.one(reference, f"matches several sweeps: {listed}; type more of the name")
+    if not matches:
+        shown = f"no sweep of this name in {root}" + (f", only {', '.join(names[:8])}" if names else "")
+        raise UsageError.one(reference or "NAME", shown + did_you_mean(reference, names))
+    require_own(matches[0], trust_owner=trust_owner)
+    return matches[0]
+
+
+def require_own(sweep: SweepFolder, *, trust_owner: bool) -> None:
+    """Raise UsageError if the sweep contains a link, or if other users can change it and they are not trusted."""
+    if (problem := sweep.link_problem()) is not None:
+        raise UsageError.one(str(sweep.path), f"this sweep {problem}", "replace the link by what it leads to")
+    if not trust_owner and (problem := sweep.foreign_reason()) is not None:
+        raise UsageError.one(str(sweep.path), f"this sweep {problem}", TRUST_OWNER_ADVICE)
+
+
+def make_sweep_folder(sweep: SweepFolder) -> None:
+    """Create the folder of a new sweep, or take over one whose creation was interrupted. Raises UsageError."""
+    root = sweep.path.parent
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        sweep.path.mkdir(0o700 if is_shared(root.stat()) else 0o755)
+    except FileExistsError:
+        if sweep.path.is_symlink() or not _is_incomplete(sweep.path):
+            reason = f"{sweep.name} already exists in {root} and is not this sweep"
+            raise UsageError.one("--name", reason, "use another name with --name") from None
+    except OSError as error:
+        reason = f"{root} cannot be written to: {error.strerror}"
+        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
+
+
+def _is_incomplete(folder: Path) -> bool:
+    """Whether the creation of a sweep in a folder was interrupted: `sweep.yaml` is written last."""
+    try:
+        return all(name in ("sweep.lock", "config.yaml") or name.endswith(".tmp") for name in os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return False
+
+
+@contextmanager
+def controller_lock(sweep: SweepFolder) -> Iterator[None]:
+    """Hold the lock of the sweep's controller. Raises UsageError if another process holds it."""
+    try:
+        handle = os.open(sweep.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UsageError.one(str(sweep.lock), f"cannot be opened: {error.strerror}") from error
+    try:
+        if not _try_lock(handle):
+            advice = (
+                f"watch it with `gputrain sweep show {sweep.name}`, stop it with `gputrain sweep stop {sweep.name}`"
+            )
+            raise UsageError.one(sweep.name, "this sweep is already running", advice)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    """Take the lock within a second: a reader that checks whether the sweep runs holds it for an instant."""
+    for _ in range(20):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.05)
+    return False

@@ -1,0 +1,185 @@
+"""Validate a sweep against the config schema and this host before anything starts, and resolve what its trials share.
+
+`gputrain sweep` calls `plan_sweep` with the typed settings. Every end of a range and every choice is resolved exactly
+as the command of a trial resolves it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.config.code_trust import CodeTrust
+from engine.config.loader import ConfigError, resolve_config
+from engine.config.schema import Config, as_stored
+from engine.config.yaml_io import to_yaml
+from engine.gpus.allocation import allocate_devices
+from engine.gpus.selection import NotFreeError
+from engine.launch.preflight import RunRequest, find_problems
+from engine.sweeps.settings import SweepSettings, check_numbers
+from engine.sweeps.space import Choices, Space, Value, grid_size, overrides_of, value_text
+from engine.utils.errors import Problem, UsageError
+from engine.utils.host import available_cores
+
+# Combinations of ends and choices that are validated together; each takes 3 ms.
+MAX_COMBINATIONS = 256
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A validated sweep.
+
+    `config` is the config of trial 0, without a name. `preset` holds the values of trial 0 that lie in their space, and
+    `outside` the searched keys whose value does not.
+    """
+
+    settings: SweepSettings
+    config: Config
+    preset: Mapping[str, Value]
+    outside: tuple[str, ...]
+
+    @property
+    def config_yaml(self) -> str:
+        """Content of the `config.yaml` that all trials start from."""
+        return to_yaml(as_stored(self.config))
+
+
+def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, trust_code: bool = False) -> SweepPlan:
+    """Validate the settings and choose the devices of the trials. Raises UsageError with every problem."""
+    problems = check_numbers(settings)
+    spaces: dict[str, Space] = {}
+    try:
+        spaces = settings.spaces()
+    except UsageError as error:
+        problems += error.problems
+    try:
+        resolved = resolve_config(settings.config, overrides_of(settings.fixed), trust_code=trust_code)
+        config = without_name(resolved.config)
+        trust = replace(trust, foreign=resolved.foreign_code)
+    except ConfigError as error:
+        problems += error.problems
+        config = without_name(error.valid_part)
+    problems += _value_problems(config, spaces, {problem.location for problem in problems}, trust_code=trust_code)
+    device: dict[str, str] = {}
+    if not problems:
+        device = device_overrides(config, settings.parallel)
+        problems += _host_problems(config, device, runs_dir, trust)
+    if problems:
+        raise UsageError(problems)
+    preset = preset_values(config, spaces, trust_code=trust_code)
+    outside = tuple(key for key in spaces if key not in preset)
+    if settings.sampler == "grid":
+        settings = replace(settings, trials=min(settings.trials, grid_size(spaces, preset)))
+    return SweepPlan(replace(settings, device=device), config, preset, outside)
+
+
+def without_name(config: Config) -> Config:
+    """Return the config without what names or continues one run."""
+    run = config.run.model_copy(update={"name": None, "resume": False, "requeue": False})
+    return config.model_copy(update={"run": run})
+
+
+def _value_problems(config: Config, spaces: Mapping[str, Space], known: set[str], *, trust_code: bool) -> list[Problem]:
+    """Return the problems of every end and choice, alone and, if there are few, together with those of other keys."""
+    problems: dict[str, Problem] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(to_yaml(as_stored(config)))
+
+        def check(values: Mapping[str, Value]) -> None:
+            try:
+                resolve_config(str(file), overrides_of(values), trust_code=trust_code)
+            except UsageError as error:
+                shown = ", ".join(overrides_of(values))
+                for problem in error.problems:
+                    others = "" if problem.location in values and len(values) == 1 else f" (with {shown})"
+                    text = replace(problem, reason=problem.reason + others, source="")
+                    if problem.location not in known:
+                        problems.setdefault(str(problem) if len(values) == 1 else problem.location, text)
+
+        for key, space in spaces.items():
+            for value in space.probes():
+                check({key: value})
+        if not problems:
+            for values in _combinations(spaces):
+                check(values)
+    return list(problems.values())
+
+
+def _combinations(spaces: Mapping[str, Space]) -> Iterable[dict[str, Value]]:
+    """Yield the combinations of all ends and choices, if there are at most `MAX_COMBINATIONS`."""
+    probes = {key: space.probes() for key, space in spaces.items()}
+    count = 1
+    for values in probes.values():
+        count *= len(values)
+    if len(probes) > 1 and count <= MAX_COMBINATIONS:
+        for combination in itertools.product(*probes.values()):
+            yield dict(zip(probes, combination, strict=True))
+
+
+def preset_values(config: Config, spaces: Mapping[str, Space], *, trust_code: bool = False) -> dict[str, Value]:
+    """Return the config's own value of each searched key, without those that lie outside of their space."""
+    stored, values = as_stored(config), dict[str, Value]()
+    for key, space in spaces.items():
+        own = _value_of(stored, key)
+        if isinstance(space, Choices):
+            same = [choice for choice in space.values if _choice_value(key, choice, trust_code=trust_code) == own]
+            if same:
+                values[key] = same[0]
+        elif space.contains(own):
+            values[key] = own
+    return values
+
+
+def _choice_value(key: str, choice: str, *, trust_code: bool) -> Any:
+    """Return the config value that a choice of a key stands for."""
+    try:
+        config = resolve_config(None, overrides_of({key: choice}), trust_code=trust_code).config
+    except ConfigError as error:
+        # The defaults may lack a key that this value needs.
+        config = error.valid_part
+    return _value_of(as_stored(config), key)
+
+
+def _value_of(stored: Mapping[str, Mapping[str, Any]], key: str) -> Any:
+    section, _, name = key.partition(".")
+    return stored.get(section, {}).get(name)
+
+
+def device_overrides(config: Config, parallel: int) -> dict[str, str]:
+    """Return the overrides of section `device` for the trials.
+
+    Without a choice of the user, a trial takes one free GPU and waits for it. On the CPU, the trials that run at the
+    same time divide the cores.
+    """
+    device = config.device
+    gpus = device.gpus
+    if gpus == "auto":
+        gpus = "free:1" if host_has_gpus() else "cpu"
+    if gpus != "cpu":
+        return {"device.gpus": gpus, "device.wait": "true"}
+    threads = device.threads or max(1, available_cores() // (parallel * device.ranks))
+    return {"device.gpus": "cpu", "device.threads": value_text(threads)}
+
+
+def host_has_gpus() -> bool:
+    """Whether this host has GPUs to train on, free or not."""
+    try:
+        allocation = allocate_devices("free:1", "", wait=False, on_wait=lambda _: None)
+    except NotFreeError:
+        return True
+    except UsageError:
+        return False
+    allocation.reservation.release()
+    return bool(allocation.devices)
+
+
+def _host_problems(config: Config, device: Mapping[str, str], runs_dir: Path, trust: CodeTrust) -> list[Problem]:
+    """Return why trial 0 could not start on this host: data, model, devices."""
+    update: dict[str, Any] = {"gpus": device["device.gpus"], "wait": "device.wait" in device}
+    config = config.model_copy(update={"device": config.device.model_copy(update=update)})
+    return find_problems(RunRequest(config, runs_dir, "sweep", code_trust=trust))

@@ -1,0 +1,249 @@
+"""The settings of a sweep: what it searches and how; `sweep.yaml` in its folder, and the YAML that a user writes.
+
+`gputrain sweep` builds them from its arguments, `validate_settings` finds every problem before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, to_yaml
+from engine.sweeps.space import Range, Space, parse_space
+from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
+from engine.utils.files import expand_user, is_file, open_regular_file, read_bytes, replace_file
+from engine.utils.trust import foreign_path_reason
+
+SETTINGS_FORMAT = 1
+Sampler = Literal["tpe", "grid", "random"]
+Pruner = Literal["asha", "none"]
+Metric = Literal["val_accuracy", "val_loss"]
+DEFAULT_TRIALS = 40
+MAX_TRIALS = 100_000
+MAX_PARALLEL = 1024
+# These name or continue a single run, or belong to the user and not to a run.
+RESERVED_KEYS = ("run.name", "run.resume", "run.requeue", "run.code_packages")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "sampler": get_args(Sampler),
+    "pruner": get_args(Pruner),
+    "metric": get_args(Metric),
+}
+# What another command for the same sweep may change; the rest decides which values are searched.
+CHANGEABLE = ("trials", "parallel")
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """What a sweep searches and how.
+
+    `config` is the config file or preset as typed, None for the defaults. `space` maps config keys to their SPACE as
+    typed (`engine.sweeps.space`), `fixed` the other keys to their values. `device` holds the overrides of section
+    `device` that only the trials have. `seed` is that of the sampler.
+    """
+
+    config: str | None = None
+    space: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    trials: int = DEFAULT_TRIALS
+    parallel: int = 1
+    sampler: Sampler = "tpe"
+    pruner: Pruner = "asha"
+    metric: Metric = "val_accuracy"
+    seed: int = 0
+    device: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def maximizes(self) -> bool:
+        """Whether a higher value of the metric is better."""
+        return self.metric == "val_accuracy"
+
+    def spaces(self) -> dict[str, Space]:
+        """Return the parsed space of each searched key. Raises UsageError with every problem."""
+        parsed: dict[str, Space] = {}
+        problems: list[Problem] = []
+        for key, text in self.space.items():
+            with collect_problems(problems):
+                space = parse_space(key, text)
+                if space is None:
+                    raise UsageError.one(key, f"{text!r} is a single value, which leaves nothing to search")
+                parsed[key] = space
+        if problems:
+            raise UsageError(problems)
+        return parsed
+
+    def differences(self, other: SweepSettings) -> list[str]:
+        """Return the names of the settings in which two commands for one sweep must not differ, but do."""
+        names = [part.name for part in fields(self) if part.name not in (*CHANGEABLE, "device")]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+
+def split_space(values: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:
+    """Split `key=SPACE` arguments into the searched and the fixed keys. Raises UsageError with every problem."""
+    space: dict[str, str] = {}
+    fixed: dict[str, str] = {}
+    problems: list[Problem] = []
+    for key, text in values:
+        with collect_problems(problems):
+            if key in space or key in fixed:
+                raise UsageError.one(key, "is given twice; keep one")
+            if key in RESERVED_KEYS:
+                raise UsageError.one(key, "cannot be set in a sweep: its trials are runs with names of their own")
+            # A list of GPUs has commas.
+            searched = None if key == "device.gpus" else parse_space(key, text)
+            (fixed if searched is None else space)[key] = text
+    if problems:
+        raise UsageError(problems)
+    return space, fixed
+
+
+def check_numbers(settings: SweepSettings) -> list[Problem]:
+    """Return the problems of the settings that do not depend on the config."""
+    problems: list[Problem] = []
+    for name, maximum in (("trials", MAX_TRIALS), ("parallel", MAX_PARALLEL)):
+        value = getattr(settings, name)
+        if not _is_integer(value) or not 1 <= value <= maximum:
+            problems.append(Problem(f"--{name}", f"must be an integer from 1 to {maximum:,}, not {value!r}"))
+    if not _is_integer(settings.seed) or not 0 <= settings.seed < 2**32:
+        problems.append(Problem("--seed", f"must be an integer from 0 to {2**32 - 1}, not {settings.seed!r}"))
+    for name, choices in CHOICES.items():
+        value = getattr(settings, name)
+        if value not in choices:
+            hint = did_you_mean(str(value), choices)
+            problems.append(Problem(f"--{name}", f"{value!r} is not allowed: must be {' or '.join(choices)}{hint}"))
+    if not settings.space:
+        example = "give at least one KEY=SPACE, such as optim.lr=log:1e-3..0.3 or optim.name=sgd,adamw"
+        problems.append(Problem("", f"there is nothing to search; {example}"))
+    if settings.sampler != "grid":
+        problems += [
+            Problem(key, "a number of grid points (/N) needs --sampler grid; remove it")
+            for key, text in settings.space.items()
+            if isinstance(space := _parsed(key, text), Range) and space.points is not None
+        ]
+    return problems
+
+
+def _parsed(key: str, text: str) -> Space | None:
+    try:
+        return parse_space(key, text)
+    except UsageError:
+        return None
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def to_stored(settings: SweepSettings) -> str:
+    """Return the content of `sweep.yaml`."""
+    values = {"format": SETTINGS_FORMAT, **asdict(settings)}
+    return to_yaml({key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()})
+
+
+def write_settings(path: Path, settings: SweepSettings) -> None:
+    """Write `sweep.yaml`. Raises OSError."""
+    replace_file(path, lambda file: file.write(to_stored(settings).encode()), durable=True)
+
+
+def read_settings(path: Path) -> SweepSettings:
+    """Read the `sweep.yaml` of a sweep's folder. Raises UsageError if it is not valid."""
+    values = _read_mapping(path)
+    if values.pop("format", 1) != SETTINGS_FORMAT:
+        raise UsageError.one(str(path), "was written by another version of gputrain, whose sweeps this one cannot read")
+    known = {part.name for part in fields(SweepSettings)}
+    return _from_values(path, {key: value for key, value in values.items() if key in known})
+
+
+def is_sweep_file(path: Path) -> bool:
+    """Whether a YAML file describes a sweep, by its key `space`; a config file has no such section."""
+    if not is_file(path):
+        return False
+    try:
+        with open_regular_file(path.resolve(), MAX_CONFIG_BYTES) as file:
+            values = parse_yaml(file.read(MAX_CONFIG_BYTES).decode())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False
+    return isinstance(values, dict) and "space" in values
+
+
+def read_sweep_file(path: Path, *, trust_owner: bool = False) -> tuple[SweepSettings, str | None]:
+    """Read the YAML file in which a user describes a sweep. Returns the settings and the name of the sweep, if any.
+
+    Its values count as typed on the command line, so it must not be a file that others can change. `config` is relative
+    to the file. Raises UsageError.
+    """
+    try:
+        foreign = foreign_path_reason(path)
+    except OSError as error:
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+    if foreign is not None and not trust_owner:
+        raise UsageError.one(str(path), foreign, "copy it, or use it anyway with --trust-owner")
+    values = _read_mapping(path.resolve())
+    name, gpus = values.pop("name", None), values.pop("gpus", None)
+    known = {part.name for part in fields(SweepSettings)} - {"fixed", "device"}
+    problems = [
+        Problem(
+            str(key), f"is no setting of a sweep{did_you_mean(str(key), (*known, 'name', 'gpus'))}", source=str(path)
+        )
+        for key in values
+        if key not in known
+    ]
+    if not isinstance(name, str | None):
+        problems.append(Problem("name", "must be text", source=str(path)))
+    if not isinstance(values.get("space"), dict):
+        problems.append(Problem("space", "must map config keys to their values", source=str(path)))
+    if problems:
+        raise UsageError(problems)
+    space, fixed = split_space((str(key), _space_text(value)) for key, value in values.pop("space").items())
+    if gpus is not None:
+        fixed["device.gpus"] = str(gpus)
+    settings = replace(_from_values(path, values), space=space, fixed=fixed)
+    if settings.config is not None and is_file(path.parent / expand_user(settings.config)):
+        settings = replace(settings, config=str(path.parent / expand_user(settings.config)))
+    return settings, name
+
+
+def _space_text(value: Any) -> str:
+    """Return a SPACE in YAML as it is typed: a list holds the choices."""
+    if isinstance(value, list):
+        return ",".join(_scalar_text(part) for part in value)
+    return _scalar_text(value)
+
+
+def _scalar_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
+
+
+def _from_values(path: Path, values: Mapping[str, Any]) -> SweepSettings:
+    """Raises UsageError if a value has another type than its setting."""
+    problems: list[Problem] = []
+    for key, value in values.items():
+        if key in ("space", "fixed", "device"):
+            valid = isinstance(value, dict) and all(isinstance(part, str) for part in (*value, *value.values()))
+        elif key == "config":
+            valid = isinstance(value, str | None)
+        else:
+            valid = _is_integer(value) if key in ("trials", "parallel", "seed") else isinstance(value, str)
+        if not valid:
+            problems.append(Problem(key, f"{value!r} is not allowed here", source=str(path)))
+    if problems:
+        raise UsageError(problems)
+    return SweepSettings(**values)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file. Raises UsageError."""
+    try:
+        values = parse_yaml(read_bytes(path, MAX_CONFIG_BYTES).decode())
+    except OSError as error:
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError.one(str(path), f"is not valid YAML: {getattr(error, 'problem', None) or error}") from error
+    if not isinstance(values, dict):
+        raise UsageError.one(str(path), "must map the settings of a sweep to their values")
+    return values

@@ -1,0 +1,158 @@
+"""The values that a sweep searches for one config key, as typed: `log:1e-3..0.3`, `int:1..8`, `sgd,adamw`.
+
+`settings` parses and validates them, `study` converts them to Optuna's distributions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from engine.config.schema import fields
+from engine.utils.errors import UsageError
+
+SPACE_FORMS = "LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH, or choices such as sgd,adamw"
+# Grid points of a range without a number of points (LOW..HIGH/POINTS).
+DEFAULT_GRID_POINTS = 5
+MAX_GRID_POINTS = 1000
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(rf"(?:(log|int):)?({_NUMBER})\.\.({_NUMBER})(?:/(\d+))?")
+_BRACKETS = {"[": 1, "{": 1, "(": 1, "]": -1, "}": -1, ")": -1}
+
+Value = float | int | str
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from `low` to `high`, both included; uniform in the logarithm if `log`.
+
+    `points` is the number of grid points, None if it was not typed.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+    points: int | None = None
+
+    def probes(self) -> list[Value]:
+        """Return the values whose validity stands for all: both ends."""
+        return [self.low, self.high]
+
+    def contains(self, value: object) -> bool:
+        """Whether a config value lies in the range."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return self.low <= value <= self.high and not (self.integer and value != int(value))
+
+    def grid(self) -> list[Value]:
+        """Return evenly spaced values from the lowest to the highest; all integers if there are few."""
+        count = self.points or DEFAULT_GRID_POINTS
+        if self.integer and not self.log and self.points is None:
+            count = min(int(self.high - self.low) + 1, MAX_GRID_POINTS)
+        shares = [index / (count - 1) for index in range(count)] if count > 1 else [0.0]
+        if self.log:
+            ratio = self.high / self.low
+            values = [self.low * ratio**share for share in shares]
+        else:
+            values = [self.low + (self.high - self.low) * share for share in shares]
+        # Twelve digits remove what the power adds to a round number, and the ends stay exact.
+        rounded = [min(max(float(f"{value:.12g}"), self.low), self.high) for value in values]
+        return list(dict.fromkeys(round(value) for value in rounded)) if self.integer else list(dict.fromkeys(rounded))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Some values of a key, as they are typed on the command line."""
+
+    values: tuple[str, ...]
+
+    def probes(self) -> list[Value]:
+        return list(self.values)
+
+    def grid(self) -> list[Value]:
+        return list(self.values)
+
+
+Space = Range | Choices
+
+
+def parse_space(key: str, text: str) -> Space | None:
+    """Parse the SPACE of a key; None if the text is a single value. Raises UsageError if it is neither."""
+    match = _RANGE.fullmatch(text)
+    if match is not None:
+        return _range(key, text, match)
+    if re.match(r"(log|int):", text):
+        raise UsageError.one(key, f"{text!r} is no range: must be {SPACE_FORMS}")
+    choices = split_choices(text)
+    if len(choices) < 2:
+        return None
+    if "" in choices:
+        raise UsageError.one(key, f"{text!r} has an empty choice; write null for an empty value")
+    if len(set(choices)) < len(choices):
+        raise UsageError.one(key, f"{text!r} has the same choice twice")
+    return Choices(tuple(choices))
+
+
+def _range(key: str, text: str, match: re.Match[str]) -> Range:
+    scale, (low, high), points = match[1], (float(match[2]), float(match[3])), match[4]
+    integer = scale == "int" or _takes_integers_only(key)
+    if not math.isfinite(low) or not math.isfinite(high) or low >= high:
+        raise UsageError.one(key, f"{text!r} is no range: the first number must be less than the second")
+    if scale == "log" and low <= 0:
+        raise UsageError.one(key, f"{text!r} is no range: a logarithmic range must begin above 0")
+    if integer and (low != int(low) or high != int(high)):
+        raise UsageError.one(key, f"{text!r} is no range of integers: use whole numbers")
+    if points is not None and not 2 <= int(points) <= MAX_GRID_POINTS:
+        raise UsageError.one(key, f"{text!r}: the number of grid points must be 2 to {MAX_GRID_POINTS}")
+    count = None if points is None else int(points)
+    if integer:
+        return Range(int(low), int(high), log=scale == "log", integer=True, points=count)
+    return Range(low, high, log=scale == "log", points=count)
+
+
+def _takes_integers_only(key: str) -> bool:
+    """Whether a config key holds integers and no other numbers."""
+    field = dict(fields()).get(key)
+    kinds = _flattened(field.annotation) if field is not None else set()
+    return int in kinds and float not in kinds
+
+
+def _flattened(annotation: Any) -> set[Any]:
+    """Return a type and all types of its union and annotations."""
+    kinds = {annotation} if isinstance(annotation, type) else set()
+    for part in get_args(annotation):
+        kinds |= _flattened(part)
+    return kinds
+
+
+def split_choices(text: str) -> list[str]:
+    """Split at the commas that are in no brackets, so that `[30,60],[40,80]` are two choices."""
+    parts, depth = [""], 0
+    for character in text:
+        depth = max(depth + _BRACKETS.get(character, 0), 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def grid_size(spaces: Mapping[str, Space], preset: Mapping[str, Value]) -> int:
+    """Return the number of trials of a whole grid: its points, and trial 0 with the values `preset` if it is none."""
+    grids = {key: space.grid() for key, space in spaces.items()}
+    is_point = preset.keys() == grids.keys() and all(preset[key] in grid for key, grid in grids.items())
+    return math.prod(map(len, grids.values())) + (not is_point)
+
+
+def value_text(value: Value) -> str:
+    """Return a value as it is typed on the command line; a number keeps all its digits."""
+    return value if isinstance(value, str) else repr(value)
+
+
+def overrides_of(values: Mapping[str, Value]) -> list[str]:
+    """Return values by key as `section.key=value` arguments."""
+    return [f"{key}={value_text(value)}" for key, value in values.items()]

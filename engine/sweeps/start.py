@@ -1,0 +1,151 @@
+"""Create the folder of a new sweep, or load an existing one to continue it, and run its controller.
+
+`gputrain sweep` calls `create_sweep` or `load_sweep`, then `run_sweep`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from engine.config.loader import resolve_config
+from engine.config.section import RUN_NAME_PATTERN
+from engine.runs.control import consume_requests
+from engine.runs.folder import sanitize_run_name
+from engine.sweeps.controller import Controller, Emit
+from engine.sweeps.folder import (
+    MAX_NAME_CHARACTERS,
+    SweepFolder,
+    controller_lock,
+    is_sweep_folder,
+    make_sweep_folder,
+)
+from engine.sweeps.plan import SweepPlan, preset_values, without_name
+from engine.sweeps.settings import SweepSettings, check_numbers, read_settings, write_settings
+from engine.sweeps.study import SweepStudy, open_study
+from engine.training.job import ExitCode
+from engine.utils.errors import UsageError
+from engine.utils.files import append_to_file, replace_file
+from engine.utils.process import SignalHandler, ignore_sighup
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError if a sweep must not have this name."""
+    if len(name) > MAX_NAME_CHARACTERS or not re.fullmatch(RUN_NAME_PATTERN, name) or name == "last":
+        reason = f"{name!r} is not allowed: must have at most {MAX_NAME_CHARACTERS} letters, digits, dots and dashes"
+        raise UsageError.one("--name", reason)
+
+
+def choose_folder(root: Path, name: str | None, settings: SweepSettings) -> SweepFolder:
+    """Return the folder of the sweep that a command means: the existing one with the same settings, else a new one.
+
+    Without a name, a sweep of `flowers.yaml` is called `flowers-sweep`, or `flowers-sweep-2` if that is another one.
+    Raises UsageError if the name belongs to a sweep with other settings, or to something else.
+    """
+    if name is not None:
+        check_name(name)
+        folder = SweepFolder(root / name)
+        if is_sweep_folder(folder.path):
+            if differences := read_settings(folder.settings).differences(settings):
+                reason = f"the sweep {name} already exists in {root} with another {', '.join(differences)}"
+                advice = f"use another --name, or continue it with `gputrain sweep --resume {name}`"
+                raise UsageError.one("--name", reason, advice)
+        elif taken := _taken_name(folder):
+            raise UsageError.one("--name", f"{taken} already exists in {root}", "use another name with --name")
+        return folder
+    stem = sanitize_run_name(Path(settings.config).stem if settings.config else "default")[: MAX_NAME_CHARACTERS - 12]
+    for number in count(1):
+        folder = SweepFolder(root / (f"{stem}-sweep" + (f"-{number}" if number > 1 else "")))
+        if is_sweep_folder(folder.path):
+            if not read_settings(folder.settings).differences(settings):
+                return folder
+        elif _taken_name(folder) is None:
+            return folder
+    raise AssertionError("unreachable")
+
+
+def _taken_name(folder: SweepFolder) -> str | None:
+    """Return the file or run that a new sweep of this name would meet: its own folder, or a run named like a trial."""
+    path = folder.path
+    if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and not (path / "lock").exists()):
+        return path.name
+    trials = sorted(path.parent.glob(f"{path.name}-[0-9][0-9][0-9]*"))
+    return trials[0].name if trials else None
+
+
+def create_sweep(folder: SweepFolder, plan: SweepPlan) -> None:
+    """Write the files of a new sweep; `sweep.yaml`, which makes it one, last. Raises UsageError."""
+    make_sweep_folder(folder)
+    with controller_lock(folder):
+        text = plan.config_yaml
+        try:
+            replace_file(folder.config, lambda file: file.write(text.encode()), durable=True)
+            write_settings(folder.settings, plan.settings)
+        except OSError as error:
+            raise UsageError.one(str(folder.path), f"cannot be written to: {error.strerror}") from error
+
+
+def load_sweep(
+    folder: SweepFolder, *, trials: int | None = None, parallel: int | None = None, trust_code: bool = False
+) -> SweepPlan:
+    """Load a sweep to continue it, and store another number of trials or of parallel trials. Raises UsageError."""
+    stored = read_settings(folder.settings)
+    settings = replace(
+        stored,
+        trials=stored.trials if trials is None else trials,
+        parallel=stored.parallel if parallel is None else parallel,
+    )
+    if problems := check_numbers(settings):
+        raise UsageError(problems)
+    config = without_name(resolve_config(str(folder.config), trust_code=trust_code).config)
+    preset = preset_values(config, settings.spaces(), trust_code=trust_code)
+    outside = tuple(key for key in settings.space if key not in preset)
+    if settings != stored:
+        try:
+            write_settings(folder.settings, settings)
+        except OSError as error:
+            raise UsageError.one(str(folder.settings), f"cannot be written to: {error.strerror}") from error
+    return SweepPlan(settings, config, preset, outside)
+
+
+def run_sweep(
+    folder: SweepFolder, plan: SweepPlan, *, command: Sequence[str], flags: Sequence[str], emit: Emit
+) -> ExitCode:
+    """Run the controller of a sweep to its end or to a stop. Raises UsageError if it is already running."""
+    with controller_lock(folder):
+        # A request that an earlier controller has not read.
+        for _ in consume_requests(folder.control):
+            pass
+        study = open_study(folder, plan.settings, create=True)
+        log = append_to_file(folder.log)
+
+        def report(line: str) -> None:
+            os.write(log, f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n".encode())
+            emit(line)
+
+        try:
+            ignore_sighup()
+            signals = SignalHandler()
+            signals.install()
+            _announce(folder, plan, study, report)
+            return Controller(folder, plan, study, command, flags, report, signals).run()
+        finally:
+            os.close(log)
+
+
+def _announce(folder: SweepFolder, plan: SweepPlan, study: SweepStudy, report: Emit) -> None:
+    """Report what the sweep is about to do."""
+    settings, done = plan.settings, len(study.trials())
+    begun = f", {done} begun" if done else ""
+    how = f"{settings.parallel} at a time, sampler {settings.sampler}, pruner {settings.pruner}"
+    report(f"{folder.name}: {settings.trials} trials{begun}, {how}, in {folder.path}")
+    for key, text in settings.space.items():
+        report(f"  {key} in {text}")
+    if plan.outside and not done:
+        keys = " and ".join(plan.outside)
+        report(f"trial 0 is the config itself, although its value of {keys} is not in the space")

@@ -1,0 +1,147 @@
+"""The state of a sweep for `gputrain sweep show` and the screen: its trials, the best one, and what each key matters.
+
+A `SweepReader` reads only what is new at each poll, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.runs.folder import RunFolder
+from engine.sweeps.controller import STATE_WORDS, best_trial
+from engine.sweeps.folder import SweepFolder
+from engine.sweeps.settings import SweepSettings, read_settings
+from engine.sweeps.space import Value
+from engine.sweeps.study import PRESET, REASON, SweepStudy, open_study
+from engine.utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+STATUS_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One trial.
+
+    `run` is the name of its run. `state` is running, complete, pruned or failed. `value` is the metric: of the best
+    epoch if it is complete, else of the latest epoch; None without an epoch. `epoch` is the latest recorded epoch.
+    `preset` marks the config itself. `reason` says why it was pruned or failed. `seconds` is the time since its start,
+    or from its start to its end.
+    """
+
+    number: int
+    run: str
+    state: str
+    value: float | None
+    epoch: int
+    params: Mapping[str, Value]
+    preset: bool
+    reason: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class SweepStatus:
+    """A sweep at one moment.
+
+    `trials` are in the order of their numbers. `best` is the completed trial with the best value. `importances` holds
+    the share of each key, the largest first; empty until there are enough results. `counts` is the number of trials by
+    state. `running` means that a controller on this host runs it.
+    """
+
+    name: str
+    folder: str
+    running: bool
+    settings: SweepSettings
+    trials: tuple[TrialRow, ...]
+    best: TrialRow | None
+    importances: Mapping[str, float]
+    counts: Mapping[str, int]
+
+    def by_value(self) -> list[TrialRow]:
+        """Return the trials, the best value first and those without a value last."""
+        sign = -1 if self.settings.maximizes else 1
+        rank = {"complete": 0, "running": 1, "pruned": 2, "failed": 3}
+        return sorted(
+            self.trials,
+            key=lambda row: (rank[row.state], math.inf if row.value is None else sign * row.value, row.number),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON of `gputrain sweep show --json`."""
+        settings = asdict(self.settings)
+        values = {"format": STATUS_FORMAT, "name": self.name, "folder": self.folder, "running": self.running}
+        trials = [asdict(row) for row in self.trials]
+        best = None if self.best is None else asdict(self.best)
+        return values | {
+            "settings": settings,
+            "counts": dict(self.counts),
+            "best": best,
+            "importances": dict(self.importances),
+            "trials": trials,
+        }
+
+
+class SweepReader:
+    """Reads a sweep repeatedly. `folder` must have been found with `find_sweep`, which checks its owner."""
+
+    def __init__(self, folder: SweepFolder) -> None:
+        self.folder = folder
+        self._study: SweepStudy | None = None
+        self._settings: SweepSettings | None = None
+        self._importances: Mapping[str, float] = {}
+        self._complete = -1
+
+    def poll(self) -> SweepStatus:
+        """Return the current status. Raises UsageError if the files of the sweep are not valid."""
+        # The number of trials may change while the sweep runs.
+        settings = read_settings(self.folder.settings)
+        if self._study is None and self.folder.journal.exists():
+            self._study = open_study(self.folder, settings)
+        try:
+            trials = [] if self._study is None else self._study.trials()
+        # Invalid lines raise whatever the replay of their values raises.
+        except Exception as error:
+            reason = f"is not a journal of Optuna: {type(error).__name__}: {error}"
+            raise UsageError.one(str(self.folder.journal), reason) from error
+        complete = sum(trial.state.name == "COMPLETE" for trial in trials)
+        if self._study is not None and complete != self._complete:
+            self._complete, self._importances = complete, self._study.importances()
+        rows = tuple(_row(self.folder.trial(trial.number), trial) for trial in trials)
+        best = best_trial(trials, maximizes=settings.maximizes)
+        return SweepStatus(
+            name=self.folder.name,
+            folder=str(self.folder.path),
+            running=self.folder.is_running(),
+            settings=settings,
+            trials=rows,
+            best=None if best is None else rows[best.number],
+            importances=self._importances,
+            counts=Counter(row.state for row in rows),
+        )
+
+
+def _row(run: RunFolder, trial: FrozenTrial) -> TrialRow:
+    from datetime import datetime
+
+    epoch = trial.last_step or 0
+    value = trial.value if trial.value is not None else trial.intermediate_values.get(epoch)
+    ended = trial.datetime_complete or datetime.now()
+    seconds = None if trial.datetime_start is None else round((ended - trial.datetime_start).total_seconds(), 1)
+    return TrialRow(
+        number=trial.number,
+        run=run.name,
+        state=STATE_WORDS[trial.state.name],
+        value=value if value is not None and math.isfinite(value) else None,
+        epoch=epoch,
+        params=dict(trial.params),
+        preset=bool(trial.user_attrs.get(PRESET)),
+        reason=str(trial.user_attrs.get(REASON, "")),
+        seconds=seconds,
+    )

@@ -1,0 +1,272 @@
+"""The Optuna study of a sweep, in the journal file of its folder: propose, record and compare trials.
+
+The journal is JSON lines; Optuna unpickles nothing from it (only its Redis backend has pickled snapshots, and only its
+CMA-ES sampler pickled state). The controller is the only writer and holds the lock of the sweep, so Optuna's own lock
+file, which a killed process leaves behind for 30 s, is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import stat
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from engine.sweeps.folder import SweepFolder
+from engine.sweeps.settings import SweepSettings
+from engine.sweeps.space import Range, Space, Value
+from engine.utils.errors import UsageError
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+STUDY_NAME = "sweep"
+# 100,000 trials of 100 epochs write 1.5 GB; what is larger is no journal of a sweep.
+MAX_JOURNAL_BYTES = 1 << 31
+# Rungs of the pruner: at 1/9, 1/3 and all of the epochs, the best third goes on.
+REDUCTION_FACTOR = 3
+RUNGS = 2
+MIN_TRIALS_FOR_IMPORTANCE = 4
+# Attributes of a trial in the journal.
+RUN, PRESET, REASON, PRUNED_AT, CRASHES = "run", "preset", "reason", "pruned_at", "crashes"
+
+
+def require_optuna() -> None:
+    """Raise UsageError if Optuna is not installed."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise UsageError.one("sweep", "Optuna is not installed", "pip install 'gputrain[sweep]'") from error
+
+
+class _HeldLock:
+    """Lock of a journal that only this process writes."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Optuna's log, and its warnings about experimental arguments."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def open_study(folder: SweepFolder, settings: SweepSettings, *, create: bool = False) -> SweepStudy:
+    """Open the study of a sweep. With `create`, the caller is the controller: a missing study is created, and a last
+    line that a crash left incomplete is removed. Raises UsageError if there is none or it is not valid."""
+    require_optuna()
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    path = folder.journal
+    _check_journal(folder, create=create)
+    with _quiet():
+        try:
+            backend = JournalFileBackend(str(path), lock_obj=cast(Any, _HeldLock()))
+            storage = optuna.storages.JournalStorage(backend)
+            directions = optuna.study.StudyDirection
+            direction = directions.MAXIMIZE if settings.maximizes else directions.MINIMIZE
+            if create:
+                study = optuna.create_study(
+                    storage=storage, study_name=STUDY_NAME, direction=direction, load_if_exists=True
+                )
+            else:
+                study = optuna.load_study(storage=storage, study_name=STUDY_NAME)
+        # Invalid lines raise whatever the replay of their values raises.
+        except Exception as error:
+            reason = f"is not a journal of Optuna: {type(error).__name__}: {error}"
+            raise UsageError.one(str(path), reason) from error
+    return SweepStudy(study, settings)
+
+
+def _check_journal(folder: SweepFolder, *, create: bool) -> None:
+    """Check that the journal is a regular file, and remove an incomplete last line. Raises UsageError."""
+    flags = (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(folder.journal, flags, 0o644)
+    except FileNotFoundError as error:
+        raise UsageError.one(folder.name, "has no trial yet") from error
+    except OSError as error:
+        raise UsageError.one(str(folder.journal), f"cannot be opened: {error.strerror}") from error
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_JOURNAL_BYTES:
+            raise UsageError.one(str(folder.journal), "is not a journal of Optuna")
+        if create:
+            os.ftruncate(handle, _end_of_last_line(handle, status.st_size))
+    finally:
+        os.close(handle)
+
+
+def _end_of_last_line(handle: int, size: int) -> int:
+    block = 1 << 16
+    end = size
+    while end > 0:
+        start = max(end - block, 0)
+        position = os.pread(handle, end - start, start).rfind(b"\n")
+        if position >= 0:
+            return start + position + 1
+        end = start
+    return 0
+
+
+class SweepStudy:
+    """The trials of one sweep. A trial is identified by its number, from 0."""
+
+    def __init__(self, study: optuna.Study, settings: SweepSettings) -> None:
+        self._study, self._settings, self._spaces = study, settings, settings.spaces()
+        self._distributions = {key: _distribution(space) for key, space in self._spaces.items()}
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return all trials in the order of their numbers."""
+        trials: list[FrozenTrial] = self._study.get_trials(deepcopy=False)
+        return trials
+
+    def trial(self, number: int) -> FrozenTrial:
+        return self.trials()[number]
+
+    def add(self, params: Mapping[str, Value], attributes: Mapping[str, Any]) -> int:
+        """Record a trial that is about to start, in one line of the journal, and return its number."""
+        from optuna.trial import TrialState, create_trial
+
+        number = len(self.trials())
+        distributions = {key: self._distributions[key] for key in params}
+        with _quiet():
+            self._study.add_trial(
+                create_trial(
+                    state=TrialState.RUNNING,
+                    params=dict(params),
+                    distributions=distributions,
+                    user_attrs=dict(attributes),
+                )
+            )
+        return number
+
+    def propose(self) -> dict[str, Value] | None:
+        """Return the values of the next trial; None if the grid has no other point.
+
+        Each proposal depends on the seed, the number of the trial and the results so far, and not on how often the
+        controller was restarted.
+        """
+        if self._settings.sampler == "grid":
+            return next(self._unused_grid_points(), None)
+        import optuna
+
+        trials = self.trials()
+        # A copy of the study draws the values, so that the journal gets a trial with all of them in one line.
+        with _quiet():
+            copy = optuna.create_study(direction=self._study.direction, sampler=self._sampler(len(trials)))
+            copy.add_trials(trials)
+            return dict(copy.ask(self._distributions).params)
+
+    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        import optuna
+
+        digest = hashlib.sha256(f"{self._settings.seed}/{number}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "big")
+        if self._settings.sampler == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        # Counts the running trials as bad ones, so that parallel trials differ.
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+    def _unused_grid_points(self) -> Iterator[dict[str, Value]]:
+        used = [trial.params for trial in self.trials()]
+        for values in itertools.product(*(space.grid() for space in self._spaces.values())):
+            point = dict(zip(self._spaces, values, strict=True))
+            if point not in used:
+                yield point
+
+    def report(self, number: int, epoch: int, value: float) -> None:
+        """Record the metric of an epoch, once."""
+        trial = self.trial(number)
+        if epoch not in trial.intermediate_values:
+            with _quiet():
+                self._handle(trial).report(value, epoch)
+
+    def should_prune(self, number: int, epochs: int) -> bool:
+        """Return whether a trial of this many epochs is worse than others were at its latest epoch."""
+        import optuna
+
+        if self._settings.pruner == "none":
+            return False
+        first_rung = max(1, epochs // REDUCTION_FACTOR**RUNGS)
+        self._study.pruner = optuna.pruners.SuccessiveHalvingPruner(
+            min_resource=first_rung, reduction_factor=REDUCTION_FACTOR
+        )
+        with _quiet():
+            return bool(self._handle(self.trial(number)).should_prune())
+
+    def _handle(self, trial: FrozenTrial) -> optuna.Trial:
+        import optuna
+
+        return optuna.Trial(self._study, trial._trial_id)
+
+    def set_attribute(self, number: int, name: str, value: Any) -> None:
+        """Set an attribute of a running trial."""
+        with _quiet():
+            self._handle(self.trial(number)).set_user_attr(name, value)
+
+    def complete(self, number: int, value: float) -> None:
+        """Record the result of a trial."""
+        with _quiet():
+            self._study.tell(number, value)
+
+    def prune(self, number: int, reason: str) -> None:
+        """Record that a trial was stopped before its end; its latest intermediate value becomes its value."""
+        self._end(number, "PRUNED", reason)
+
+    def fail(self, number: int, reason: str) -> None:
+        """Record that a trial has no result."""
+        self._end(number, "FAIL", reason)
+
+    def _end(self, number: int, state: str, reason: str) -> None:
+        from optuna.trial import TrialState
+
+        # First: a trial that has ended takes no attribute.
+        self.set_attribute(number, REASON, reason)
+        with _quiet():
+            self._study.tell(number, state=TrialState[state])
+
+    def importances(self) -> dict[str, float]:
+        """Return the share of each key in the difference between good and other trials, the largest first.
+
+        PED-ANOVA (https://arxiv.org/abs/2304.10255) of the completed trials; empty if there are too few.
+        """
+        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+        from optuna.trial import TrialState
+
+        complete = [trial for trial in self.trials() if trial.state is TrialState.COMPLETE]
+        if len(complete) < MIN_TRIALS_FOR_IMPORTANCE:
+            return {}
+        with _quiet():
+            try:
+                shares = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
+            # It needs several values of a key and several results.
+            except (ValueError, RuntimeError, ZeroDivisionError):
+                return {}
+        return {key: round(float(share), 4) for key, share in shares.items() if math.isfinite(share)}
+
+
+def _distribution(space: Space) -> optuna.distributions.BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not isinstance(space, Range):
+        return CategoricalDistribution(cast(Sequence[str], space.values))
+    if space.integer:
+        return IntDistribution(int(space.low), int(space.high), log=space.log)
+    return FloatDistribution(space.low, space.high, log=space.log)
