@@ -144,7 +144,7 @@ class Controller:
             self._active[trial.number] = trial
         elif ended in (Ended.FINISHED, Ended.FAILED) or self._is_pruned(trial):
             self._active[trial.number] = trial
-            self._record_epochs(trial)
+            self._record_epochs(trial, ended)
             self._record_end(trial, ended)
         else:
             self._start(trial)
@@ -168,22 +168,24 @@ class Controller:
 
     def _poll(self, trial: TrialRun) -> None:
         ended = trial.poll()
-        self._record_epochs(trial)
+        self._record_epochs(trial, ended)
         if ended is not None:
             self._record_end(trial, ended)
         elif self._is_pruned(trial):
             trial.request_stop()
 
-    def _record_epochs(self, trial: TrialRun) -> None:
-        """Record the metric of new epochs, and decide after each whether to prune the trial."""
+    def _record_epochs(self, trial: TrialRun, ended: Ended | None) -> None:
+        """Record the metric of new epochs, and decide after each whether to prune the trial, unless it has ended."""
         recorded = self.study.trial(trial.number).intermediate_values
         total = trial.history.started.epochs if trial.history.started else 0
         for epoch in trial.history.epochs:
-            if epoch.epoch in recorded or self._is_pruned(trial):
+            if epoch.epoch in recorded:
                 continue
             self.study.report(trial.number, epoch.epoch, metric_of(epoch, self.settings.metric))
-            # Trial 0 is the baseline of the others.
-            if self.study.should_prune(trial.number, total) and trial.number > 0 and epoch.epoch < total:
+            # Trial 0 is the baseline of the others. They are compared with the trials that have ended, too.
+            is_worse = self.study.should_prune(trial.number, total)
+            may_prune = trial.number > 0 and ended is None and epoch.epoch < total and not self._is_pruned(trial)
+            if is_worse and may_prune:
                 self.study.set_attribute(trial.number, PRUNED_AT, epoch.epoch)
 
     def _record_end(self, trial: TrialRun, ended: Ended) -> None:

@@ -81,10 +81,8 @@ def open_study(folder: SweepFolder, settings: SweepSettings, *, create: bool = F
             storage = optuna.storages.JournalStorage(backend)
             directions = optuna.study.StudyDirection
             direction = directions.MAXIMIZE if settings.maximizes else directions.MINIMIZE
-            if create:
-                study = optuna.create_study(
-                    storage=storage, study_name=STUDY_NAME, direction=direction, load_if_exists=True
-                )
+            if create and not storage.get_all_studies():
+                study = optuna.create_study(storage=storage, study_name=STUDY_NAME, direction=direction)
             else:
                 study = optuna.load_study(storage=storage, study_name=STUDY_NAME)
         # Invalid lines raise whatever the replay of their values raises.

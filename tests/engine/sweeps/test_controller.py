@@ -1,0 +1,195 @@
+"""The controller of a sweep, with stand-ins for its trials: a kill between any two steps loses and repeats nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.code_trust import CodeTrust
+from engine.runs.control import send_request
+from engine.sweeps import controller as controller_module
+from engine.sweeps.controller import Controller
+from engine.sweeps.folder import SweepFolder, controller_lock
+from engine.sweeps.plan import SweepPlan, plan_sweep
+from engine.sweeps.settings import SweepSettings
+from engine.sweeps.start import create_sweep, load_sweep, run_sweep
+from engine.sweeps.status import SweepReader, SweepStatus
+from engine.sweeps.study import SweepStudy, open_study
+from engine.sweeps.trial_run import TrialRun
+from engine.training.job import ExitCode
+from engine.utils.errors import UsageError
+from gputrain_command import ROOT
+
+COMMAND = [sys.executable, str(ROOT / "tests" / "fake_trial.py")]
+
+
+class KilledError(Exception):
+    """Stands for a SIGKILL of the controller."""
+
+
+@pytest.fixture(autouse=True)
+def fast_ticks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(controller_module, "TICK_SECONDS", 0.02)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    (tmp_path / "behavior.json").write_text("{}")
+
+
+def make_sweep(root: Path, **settings: Any) -> SweepFolder:
+    defaults = {"config": "digits", "space": {"optim.lr": "0.05..0.5"}, "fixed": {"device.gpus": "cpu"}}
+    plan = plan_sweep(SweepSettings(**defaults | {"trials": 3} | settings), root, trust=CodeTrust())
+    folder = SweepFolder(root / "s")
+    create_sweep(folder, plan)
+    return folder
+
+
+def behave(root: Path, **behavior: str) -> None:
+    names = {name.replace("_", "-"): what for name, what in behavior.items()}
+    (root / "behavior.json").write_text(json.dumps(names))
+
+
+def run(folder: SweepFolder, lines: list[str] | None = None) -> ExitCode:
+    """Run a controller without its signal handlers."""
+    plan: SweepPlan = load_sweep(folder)
+    received: list[str] = [] if lines is None else lines
+    with controller_lock(folder):
+        study = open_study(folder, plan.settings, create=True)
+        return Controller(folder, plan, study, COMMAND, [], received.append).run()
+
+
+def status(folder: SweepFolder) -> SweepStatus:
+    return SweepReader(folder).poll()
+
+
+def starts(root: Path) -> list[str]:
+    path = root / "starts.txt"
+    return sorted(path.read_text().split()) if path.exists() else []
+
+
+def test_sweep_runs_all_trials_and_stores_the_best_config(tmp_path: Path) -> None:
+    folder, lines = make_sweep(tmp_path, parallel=2, trials=4), list[str]()
+    assert run(folder, lines) is ExitCode.FINISHED
+    shown = status(folder)
+    assert [row.state for row in shown.trials] == ["complete"] * 4
+    assert (shown.trials[0].preset, shown.trials[0].params, shown.trials[0].value) == (True, {"optim.lr": 0.1}, 1.0)
+    assert shown.best == shown.trials[0]
+    assert starts(tmp_path) == [f"s-00{number}" for number in range(4)]
+    assert "# Trial 0 of s: val_accuracy 1.0" in folder.best.read_text()
+    assert any("train it with `gputrain run" in line for line in lines)
+    # Nothing is left to do.
+    assert run(folder) is ExitCode.FINISHED
+    assert len(starts(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    folder = make_sweep(tmp_path, parallel=2)
+    steps_left = 0
+
+    def killing(step: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal steps_left
+            steps_left -= 1
+            if before and steps_left <= 0:
+                raise KilledError
+            result = step(*arguments)
+            if steps_left <= 0:
+                raise KilledError
+            return result
+
+        return call
+
+    for owner, name in ((SweepStudy, "add"), (SweepStudy, "report"), (SweepStudy, "complete"), (TrialRun, "start")):
+        monkeypatch.setattr(owner, name, killing(getattr(owner, name)))
+    sessions, outcome = 0, None
+    while outcome is None:
+        steps_left, sessions = (2 if before else 1), sessions + 1
+        try:
+            outcome = run(folder)
+        except KilledError:
+            assert sessions < 40
+    shown = status(folder)
+    assert sessions > 8
+    assert [row.state for row in shown.trials] == ["complete"] * 3
+    assert [row.epoch for row in shown.trials] == [2] * 3
+    for row in shown.trials:
+        events = [json.loads(line) for line in (tmp_path / row.run / "events.jsonl").read_text().splitlines()]
+        assert [event["epoch"] for event in events if event["type"] == "epoch"] == [1, 2]
+
+
+def test_failed_crashed_and_nonfinite_trials_are_counted_with_their_reason(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, trials=5, parallel=3)
+    behave(tmp_path, s_001="fail", s_002="crash", s_003="nan", s_004="refuse")
+    lines: list[str] = []
+    assert run(folder, lines) is ExitCode.FINISHED
+    shown = status(folder)
+    assert dict(shown.counts) == {"complete": 1, "failed": 4}
+    assert [row.reason for row in shown.trials[1:]] == [
+        "the loss of RUN is not finite",
+        "crashed 3 times without a new epoch",
+        "no epoch has a finite val_accuracy",
+        "error: data.path: does not exist",
+    ]
+    assert starts(tmp_path).count("s-002") == 3
+    assert "trial 4 failed: error: data.path: does not exist" in lines
+
+
+def test_sweep_ends_when_its_first_trials_fail_for_the_same_reason(tmp_path: Path) -> None:
+    folder, lines = make_sweep(tmp_path, trials=9), list[str]()
+    behave(tmp_path, **{f"s_00{number}": "fail" for number in range(9)})
+    assert run(folder, lines) is ExitCode.FAILED
+    assert status(folder).counts == {"failed": 3}
+    assert "the first 3 trials failed for the same reason, so the sweep ends here" in lines
+
+
+def test_stopped_sweep_continues_its_trials_and_a_trial_stopped_by_hand_is_pruned(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, parallel=2, trials=2, pruner="none")
+    behave(tmp_path, s_000="wait", s_001="wait")
+    lines: list[str] = []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        if line.startswith("trial 1 (s-001) started"):
+            send_request(folder.control, "stop")
+
+    plan = load_sweep(folder)
+    with controller_lock(folder):
+        study = open_study(folder, plan.settings, create=True)
+        assert Controller(folder, plan, study, COMMAND, [], on_line).run() is ExitCode.STOPPED
+    assert status(folder).counts == {"running": 2}
+    assert "continue with `gputrain sweep --resume s`" in lines
+    behave(tmp_path, s_001="wait")
+
+    def stop_by_hand(line: str) -> None:
+        if line.startswith("trial 0 finished"):
+            send_request(folder.trial(1).control, "stop")
+
+    with controller_lock(folder):
+        study = open_study(folder, plan.settings, create=True)
+        assert Controller(folder, plan, study, COMMAND, [], stop_by_hand).run() is ExitCode.FINISHED
+    shown = status(folder)
+    assert [row.state for row in shown.trials] == ["complete", "pruned"]
+    assert shown.trials[1].reason == "stopped by a user"
+
+
+def test_second_controller_of_one_sweep_is_refused(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path)
+    with (
+        controller_lock(folder),
+        pytest.raises(UsageError, match="this sweep is already running; watch it with `gputrain sweep show s`"),
+    ):
+        run_sweep(folder, load_sweep(folder), command=COMMAND, flags=[], emit=lambda _: None)
+
+
+def test_preset_outside_of_the_space_is_run_as_it_is(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, space={"optim.lr": "0.2..0.5"}, trials=2)
+    assert run(folder) is ExitCode.FINISHED
+    first, second = status(folder).trials
+    assert (first.params, first.value, first.preset) == ({}, 1.0, True)
+    assert 0.2 <= float(second.params["optim.lr"]) <= 0.5

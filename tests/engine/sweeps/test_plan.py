@@ -1,0 +1,135 @@
+"""A sweep is validated before anything starts, with every problem in one message; sweep.yaml keeps its settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.config.code_trust import CodeTrust
+from engine.sweeps.plan import SweepPlan, plan_sweep
+from engine.sweeps.settings import (
+    SweepSettings,
+    is_sweep_file,
+    read_settings,
+    read_sweep_file,
+    split_space,
+    write_settings,
+)
+from engine.sweeps.start import choose_folder, create_sweep, load_sweep
+from engine.utils.errors import UsageError
+
+CPU = {"device.gpus": "cpu"}
+
+
+def plan(tmp_path: Path, *arguments: str, **settings: object) -> SweepPlan:
+    space, fixed = split_space(tuple(text.split("=", 1)) for text in arguments)  # type: ignore[misc]
+    values = {"config": "digits", "space": space, "fixed": fixed | CPU} | settings
+    return plan_sweep(SweepSettings(**values), tmp_path, trust=CodeTrust())  # type: ignore[arg-type]
+
+
+def problems(tmp_path: Path, *arguments: str, **settings: object) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        plan(tmp_path, *arguments, **settings)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Path) -> None:
+    searched = ("optim.lr=-1..0.5", "optim.name=sgd,adamax2", "run.epoch=1..5")
+    found = problems(tmp_path, *searched, "data.val_split=2", trials=0, metric="x")
+    assert len(found) == 6
+    for part in (
+        "--trials: must be an integer from 1",
+        "--metric: 'x' is not allowed: must be val_accuracy or val_loss",
+        "optim.lr: -1.0 is not allowed",
+        "optim.name: 'adamax2' is not allowed",
+        "run.epoch: ",
+        "data.val_split: 2 is not allowed",
+    ):
+        assert any(part in problem for problem in found), (part, found)
+
+
+def test_plan_reports_values_that_conflict_only_together(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, "schedule.name=cosine,onecycle", "schedule.warmup_epochs=0..1")
+    assert "schedule.warmup_epochs" in found
+    assert "schedule.name=onecycle" in found
+
+
+def test_plan_refuses_reserved_keys_and_points_without_grid(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"run\.name: cannot be set in a sweep"):
+        plan(tmp_path, "run.name=a,b")
+    assert problems(tmp_path, "optim.lr=0.1..1/3") == [
+        "optim.lr: a number of grid points (/N) needs --sampler grid; remove it"
+    ]
+    assert "there is nothing to search" in problems(tmp_path, "run.epochs=3")[0]
+
+
+def test_plan_finds_preset_in_space_and_names_what_is_outside(tmp_path: Path) -> None:
+    planned = plan(tmp_path, "optim.lr=log:1e-3..0.5", "optim.name=adamw,sgd", "run.epochs=2..4")
+    assert planned.preset == {"optim.lr": 0.1, "optim.name": "sgd"}
+    assert planned.outside == ("run.epochs",)
+    grid = plan(tmp_path, "optim.lr=0.1..0.3/3", "optim.name=adamw,sgd", sampler="grid")
+    assert grid.settings.trials == 6
+    assert plan(tmp_path, "optim.lr=0.1..0.3", parallel=1).settings.device["device.gpus"] == "cpu"
+
+
+def test_settings_survive_their_file_and_the_same_command_means_the_same_sweep(tmp_path: Path) -> None:
+    planned = plan(tmp_path, "optim.lr=0.01..1", "run.epochs=2", trials=5)
+    folder = choose_folder(tmp_path, None, planned.settings)
+    assert folder.name == "digits-sweep"
+    create_sweep(folder, planned)
+    assert read_settings(folder.settings) == planned.settings
+    loaded = load_sweep(folder, trials=9)
+    assert loaded == replace(planned, settings=replace(planned.settings, trials=9))
+    assert read_settings(folder.settings).trials == 9
+
+    assert choose_folder(tmp_path, None, planned.settings) == folder
+    other = replace(planned.settings, seed=1)
+    assert choose_folder(tmp_path, None, other).name == "digits-sweep-2"
+    with pytest.raises(UsageError, match=r"already exists in .* with another seed"):
+        choose_folder(tmp_path, "digits-sweep", other)
+    (tmp_path / "taken-007").mkdir()
+    with pytest.raises(UsageError, match="taken-007 already exists"):
+        choose_folder(tmp_path, "taken", other)
+
+
+def test_interrupted_creation_of_a_sweep_is_completed(tmp_path: Path) -> None:
+    planned = plan(tmp_path, "optim.lr=0.01..1")
+    folder = choose_folder(tmp_path, "a", planned.settings)
+    folder.path.mkdir()
+    folder.lock.touch()
+    create_sweep(choose_folder(tmp_path, "a", planned.settings), planned)
+    assert load_sweep(folder).settings == planned.settings
+
+
+def test_sweep_file_holds_settings_and_refuses_unknown_and_foreign_ones(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "config: digits\nspace:\n  optim.lr: log:1e-3..0.3\n  optim.name: [sgd, adamw]\n  run.epochs: 2\n"
+        "  schedule.milestones: [[1, 2], [2, 3]]\ntrials: 7\nname: night\ngpus: free:2\n"
+    )
+    assert is_sweep_file(path)
+    settings, name = read_sweep_file(path)
+    assert (settings.config, settings.trials, name) == ("digits", 7, "night")
+    assert settings.space == {
+        "optim.lr": "log:1e-3..0.3",
+        "optim.name": "sgd,adamw",
+        "schedule.milestones": "[1, 2],[2, 3]",
+    }
+    assert settings.fixed == {"run.epochs": "2", "device.gpus": "free:2"}
+    path.chmod(0o666)
+    with pytest.raises(UsageError, match="writable by all users"):
+        read_sweep_file(path)
+    path.chmod(0o644)
+    path.write_text("config: digits\nspace: {optim.lr: 0..1}\ntrails: 7\nparallel: many\n")
+    with pytest.raises(UsageError, match=r"trails.*: is no setting of a sweep; did you mean trials"):
+        read_sweep_file(path)
+
+
+def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    write_settings(path, SweepSettings(space={"optim.lr": "0..1"}))
+    path.write_text(path.read_text().replace("format: 1", "format: 2"))
+    with pytest.raises(UsageError, match="another version of gputrain"):
+        read_settings(path)

@@ -1,0 +1,72 @@
+"""SPACE: how the values of a key are typed, what lies in them, and the points of a grid."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.sweeps.space import Choices, Range, Space, grid_size, overrides_of, parse_space
+from engine.utils.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "space"),
+    [
+        ("optim.lr", "log:1e-3..0.3", Range(1e-3, 0.3, log=True)),
+        ("optim.momentum", "0.1..0.9", Range(0.1, 0.9)),
+        ("optim.lr", ".1..1", Range(0.1, 1.0)),
+        ("run.epochs", "int:1..8", Range(1, 8, integer=True)),
+        # The schema takes only integers here.
+        ("run.epochs", "1..8", Range(1, 8, integer=True)),
+        ("data.batch_size", "log:8..64", Range(8, 64, log=True, integer=True)),
+        ("optim.lr", "0.1..0.4/4", Range(0.1, 0.4, points=4)),
+        ("optim.name", "sgd, adamw", Choices(("sgd", "adamw"))),
+        ("schedule.milestones", "[30,60],[40,80]", Choices(("[30,60]", "[40,80]"))),
+        ("optim.name", "sgd", None),
+        ("schedule.milestones", "[30,60]", None),
+        ("data.path", "../1..2", None),
+    ],
+)
+def test_space_is_parsed_as_typed(key: str, text: str, space: Space | None) -> None:
+    assert parse_space(key, text) == space
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "reason"),
+    [
+        ("optim.lr", "0.3..0.1", "the first number must be less"),
+        ("optim.lr", "log:0..1", "must begin above 0"),
+        ("optim.lr", "log:fast", "must be LOW..HIGH"),
+        ("optim.lr", "1e999..2", "the first number"),
+        ("run.epochs", "1.5..3", "use whole numbers"),
+        ("optim.name", "sgd,,adamw", "an empty choice"),
+        ("optim.name", "sgd,sgd", "the same choice twice"),
+        ("optim.lr", "0..1/1", "grid points must be 2 to"),
+    ],
+)
+def test_space_refuses_what_is_no_range_and_no_choice(key: str, text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        parse_space(key, text)
+
+
+def test_grid_has_both_ends_and_round_numbers() -> None:
+    assert Range(1e-4, 1.0, log=True).grid() == [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
+    assert Range(0.1, 0.4, points=4).grid() == [0.1, 0.2, 0.3, 0.4]
+    assert Range(1, 8, integer=True).grid() == list(range(1, 9))
+    assert Range(8, 64, log=True, integer=True, points=4).grid() == [8, 16, 32, 64]
+    spaces: dict[str, Space] = {"a.b": Range(1, 3, integer=True), "c.d": Choices(("x", "y"))}
+    assert grid_size(spaces, {"a.b": 2, "c.d": "x"}) == 6
+    assert grid_size(spaces, {"c.d": "x"}) == 7
+
+
+def test_range_contains_only_its_numbers() -> None:
+    integers, numbers = Range(1, 8, integer=True), Range(0.0, 1.0)
+    assert [integers.contains(value) for value in (1, 8, 9, 2.5, "auto", None, True)] == [True, True] + [False] * 5
+    assert [numbers.contains(value) for value in (0, 0.5, 1.1)] == [True, True, False]
+
+
+def test_overrides_keep_all_digits() -> None:
+    assert overrides_of({"optim.lr": 0.1 + 0.2, "run.epochs": 3, "optim.name": "sgd"}) == [
+        "optim.lr=0.30000000000000004",
+        "run.epochs=3",
+        "optim.name=sgd",
+    ]

@@ -1,0 +1,136 @@
+"""The study of a sweep: proposals do not depend on restarts, a torn journal is repaired, and nothing is unpickled."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.sweeps.folder import SweepFolder, find_sweep
+from engine.sweeps.settings import SweepSettings, write_settings
+from engine.sweeps.space import Value
+from engine.sweeps.status import SweepReader
+from engine.sweeps.study import SweepStudy, open_study
+from engine.utils.errors import UsageError
+
+SETTINGS = SweepSettings(space={"optim.lr": "log:1e-3..1", "optim.name": "sgd,adamw"}, trials=30)
+
+
+def make_sweep(root: Path, settings: SweepSettings = SETTINGS, name: str = "s") -> SweepFolder:
+    folder = SweepFolder(root / name)
+    folder.path.mkdir()
+    write_settings(folder.settings, settings)
+    return folder
+
+
+def run_trials(study: SweepStudy, count: int) -> list[dict[str, Value]]:
+    """Add trials whose value depends on the learning rate, and return their parameters."""
+    proposed = []
+    for _ in range(count):
+        params = study.propose()
+        assert params is not None
+        number = study.add(params, {})
+        study.complete(number, 1 - abs(float(params["optim.lr"]) - 0.1))
+        proposed.append(params)
+    return proposed
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_proposals_are_the_same_however_often_the_study_is_reopened(tmp_path: Path, sampler: str) -> None:
+    settings = SweepSettings(space=SETTINGS.space, sampler=sampler)  # type: ignore[arg-type]
+    count = 10 if sampler == "grid" else 13
+    whole = run_trials(open_study(make_sweep(tmp_path, settings), settings, create=True), count)
+    folder = make_sweep(tmp_path, settings, "parts")
+    parts = [run_trials(open_study(folder, settings, create=True), 1)[0] for _ in range(count)]
+    assert whole == parts
+    assert len({tuple(point.items()) for point in parts}) == count
+    if sampler == "grid":
+        assert open_study(folder, settings, create=True).propose() is None
+
+
+def test_incomplete_last_line_of_the_journal_is_removed(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path)
+    run_trials(open_study(folder, SETTINGS, create=True), 2)
+    intact = folder.journal.read_bytes()
+    with folder.journal.open("ab") as file:
+        file.write(b'{"op_code": 4, "worker')
+    assert len(SweepReader(folder).poll().trials) == 2
+    study = open_study(folder, SETTINGS, create=True)
+    assert folder.journal.read_bytes() == intact
+    run_trials(study, 1)
+    assert len(SweepReader(folder).poll().trials) == 3
+
+
+def test_status_has_order_best_importance_and_reasons(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path)
+    reader = SweepReader(folder)
+    assert reader.poll().trials == ()
+    study = open_study(folder, SETTINGS, create=True)
+    run_trials(study, 12)
+    failed = study.add({"optim.lr": 0.5, "optim.name": "sgd"}, {})
+    study.fail(failed, "no GPU")
+    pruned = study.add({"optim.lr": 0.9, "optim.name": "sgd"}, {})
+    study.report(pruned, 1, 0.25)
+    study.report(pruned, 1, 0.75)
+    study.prune(pruned, "pruned after epoch 1")
+    running = study.add({"optim.lr": 0.9, "optim.name": "adamw"}, {"preset": True})
+    study.report(running, 2, float("nan"))
+    status = reader.poll()
+    ordered = status.by_value()
+    assert [row.number for row in ordered[12:]] == [running, pruned, failed]
+    assert status.best == ordered[0]
+    assert status.best is not None and status.best.value == max(row.value or 0 for row in status.trials[:12])
+    assert dict(status.counts) == {"complete": 12, "failed": 1, "pruned": 1, "running": 1}
+    assert (status.trials[failed].reason, status.trials[pruned].value, status.trials[running].value) == (
+        *("no GPU", 0.25),
+        None,
+    )
+    assert set(status.importances) == set(SETTINGS.space)
+    assert sum(status.importances.values()) == pytest.approx(1, abs=1e-3)
+    assert status.to_dict()["best"]["run"] == f"s-{status.best.number:03d}"
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch executed",)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps(Evil()) + b"\n", b'{"op_code": 99}\n{}\n', b"[]\n{}\n"])
+def test_journal_that_is_none_is_refused_and_executes_nothing(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = make_sweep(tmp_path)
+    folder.journal.write_bytes(content)
+    with pytest.raises(UsageError, match="is not a journal of Optuna"):
+        SweepReader(folder).poll()
+    assert not (tmp_path / "executed").exists()
+
+
+def test_foreign_and_linked_sweeps_are_refused(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path)
+    open_study(folder, SETTINGS, create=True)
+    folder.journal.chmod(0o666)
+    with pytest.raises(UsageError, match=r"contains optuna\.jsonl, which is writable by all users; .*--trust-owner"):
+        find_sweep(tmp_path, "s")
+    assert find_sweep(tmp_path, "s", trust_owner=True) == folder
+    folder.journal.rename(tmp_path / "elsewhere")
+    folder.journal.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"contains the link optuna\.jsonl"):
+        find_sweep(tmp_path, "s", trust_owner=True)
+
+
+def test_missing_optuna_is_one_sentence_with_the_command(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['optuna'] = None\n"
+        "from engine.sweeps.study import require_optuna\n"
+        "from engine.utils.errors import UsageError\n"
+        "try: require_optuna()\n"
+        "except UsageError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "sweep: Optuna is not installed; pip install 'gputrain[sweep]'\n"
