@@ -42,6 +42,15 @@ def gputrain(tmp_path: Path) -> Iterator[Gputrain]:
     yield from isolated_gputrain(tmp_path)
 
 
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MLflow library, which must not wait long for a server nor contact any other."""
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    pytest.importorskip("mlflow")
+
+
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables that make NVML load the fake driver."""

@@ -59,6 +59,11 @@ def make_step(number: int, epoch: int = 1, time: float = 1.0) -> StepEvent:
     )
 
 
+def make_losses(first: int, last: int, loss: float = 0.5, time: float = 10.0) -> StepEvent:
+    """Step event with one loss for each of the steps from `first` to `last`."""
+    return replace(make_step(last, time=time), losses=[loss] * (last - first + 1))
+
+
 def make_epoch(number: int, accuracy: float = 0.5, time: float = 1.0) -> EpochEvent:
     return EpochEvent(
         time=time,
@@ -95,6 +100,10 @@ def step_lines(count: int, first: int = 1) -> str:
 def append_to_journal(folder: RunFolder, text: str) -> None:
     with folder.journal.open("a") as file:
         file.write(text)
+
+
+def append_events(folder: RunFolder, *events: Event) -> None:
+    append_to_journal(folder, "".join(to_line(event) + "\n" for event in events))
 
 
 def make_rank_timings(*ranks: tuple[float, float], seconds: float = 10.0) -> list[RankEpochTiming]:

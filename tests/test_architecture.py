@@ -46,6 +46,9 @@ LIGHT = [
     "runs.ownership",
     "sweeps.controller",
     "sweeps.status",
+    "sync.mlflow_store",
+    "sync.run_sync",
+    "sync.wandb_service",
     "utils.host",
 ]
 

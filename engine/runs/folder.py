@@ -175,6 +175,11 @@ class RunFolder:
         return self.root / "export"
 
     @property
+    def sync(self) -> Path:
+        """Folder of what was sent to other services, see `engine.sync.state`."""
+        return self.root / "sync"
+
+    @property
     def skipped_files(self) -> Path:
         """List of the dataset files that are not used; written only if the warning cannot name them all."""
         return self.root / "skipped_files.txt"
@@ -227,7 +232,7 @@ class RunFolder:
 
     def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
-        folders = (self.checkpoints, self.tensorboard, self.control, self.export, self.exports)
+        folders = (self.checkpoints, self.tensorboard, self.control, self.export, self.exports, self.sync)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
         more_files = (self.evaluation, self.labels, self.skipped_files, *self.checkpoints.glob("*.pt"))
         for path in (*folders, *files, *more_files):

@@ -19,6 +19,7 @@ from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
 from tui.cli.runs import app as runs_app
 from tui.cli.sweep import app as sweep_app
+from tui.cli.sync import app as sync_app
 from tui.cli.train import app as train_app
 from tui.cli.trained import app as trained_app
 
@@ -49,6 +50,7 @@ for commands in (
     runs_app,
     compare_app,
     trained_app,
+    sync_app,
     machine_app,
 ):
     app.add_typer(commands)

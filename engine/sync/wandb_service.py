@@ -1,0 +1,182 @@
+"""Send runs to Weights & Biases, or write offline runs for `wandb sync`, through its client library.
+
+The history of a W&B run only grows. The global step of training is its step, so a resumed run tells which steps the
+server has. A run that is started again under its ID without resuming replaces the one at the server, which is how void
+steps go away. An offline run cannot be resumed, and `wandb sync` replaces one upload by the next
+(https://github.com/wandb/wandb/issues/3841), so each sync writes a new offline folder with all steps.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.runs.folder import RunState
+from engine.sync.description import RunDescription
+from engine.sync.remote import RemoteRun, Service, SyncError, first_line, without_credentials
+from engine.sync.rows import Row
+from engine.sync.state import RemoteState
+from engine.utils.errors import UsageError, not_installed
+from engine.utils.files import make_user_folder, state_folder
+
+DEFAULT_PROJECT = "gputrain"
+# W&B shows a run with this exit code as killed, as after Ctrl-C.
+STOPPED_EXIT_CODE = 255
+EXIT_CODES = {RunState.FINISHED: 0, RunState.STOPPED: STOPPED_EXIT_CODE}
+LIBRARY_VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true", "WANDB_INIT_TIMEOUT": "30"}
+# Nothing about this machine and process: the run may come from another one.
+SETTINGS: dict[str, Any] = {
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "finish_timeout": 300.0,
+    "finish_timeout_raises": True,
+    "save_code": False,
+    "silent": True,
+    "symlink": False,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+
+
+class WandbService(Service):
+    """A project at a W&B server, or a folder of offline runs."""
+
+    name = "wandb"
+
+    def __init__(self, project: str | None) -> None:
+        """Take server, credentials, mode and entity from W&B's own variables and settings. Raises UsageError."""
+        for name, value in LIBRARY_VARIABLES.items():
+            os.environ.setdefault(name, value)
+        if not os.environ.get("WANDB_DIR"):
+            try:
+                os.environ["WANDB_DIR"] = str(make_user_folder(state_folder()))
+            except OSError as error:
+                raise UsageError.one(str(error.filename), str(error.strerror), "set WANDB_DIR to a folder") from error
+        try:
+            import wandb
+        except ImportError as error:
+            raise UsageError.one("--to wandb", not_installed("wandb")) from error
+        self._library = wandb
+        self._settings = wandb.setup().settings
+        if self._settings.mode == "disabled":
+            raise UsageError.one("WANDB_MODE", "is disabled, so nothing would be sent; use online or offline")
+        self._is_offline = self._settings.mode in ("offline", "dryrun")
+        self._address = without_credentials(self._settings.base_url)
+        self._project = project or self._settings.project or DEFAULT_PROJECT
+        self._folder = Path(self._settings.wandb_dir)
+        place = "offline" if self._is_offline else self._address
+        self.destination = f"{place} {self._settings.entity or ''}/{self._project}"
+
+    def open(self, state: RemoteState, description: RunDescription, save: Callable[[], None]) -> RemoteRun:
+        if self._is_offline:
+            state.restart()
+            save()
+            self._delete_offline_folders(state)
+        run = self._init(state, description, resume=None if self._is_offline or state.void else "allow")
+        if state.void:
+            state.restart()
+            save()
+        held_step = max(run.starting_step - 1, 0) if run.resumed else 0
+        remote = WandbRun(run, held_step, description.started_at, self._reported_errors)
+        remote.location = str(Path(run.dir).parent) if self._is_offline else str(run.url)
+        remote.describe(description)
+        return remote
+
+    def _init(self, state: RemoteState, description: RunDescription, resume: Literal["allow"] | None) -> Any:
+        """Start a W&B run. A prompt for credentials is an error, because nobody may be there to answer it."""
+        known = self._library.Settings.model_fields
+        settings = {name: value for name, value in SETTINGS.items() if name in known}
+        if description.host:
+            settings["host"] = description.host
+        # The library installs a hook that outlives the run, and asks for an API key only on a terminal.
+        excepthook, stdin = sys.excepthook, sys.stdin
+        try:
+            with self._reported_errors(), Path(os.devnull).open() as sys.stdin:
+                return self._library.init(
+                    project=self._project,
+                    id=state.token,
+                    name=description.name,
+                    resume=resume,
+                    reinit="create_new",
+                    settings=self._library.Settings(**settings),
+                    force=not self._is_offline,
+                )
+        finally:
+            sys.excepthook, sys.stdin = excepthook, stdin
+
+    def _delete_offline_folders(self, state: RemoteState) -> None:
+        """Delete the offline folders that earlier syncs of a run have written, also those of a killed sync."""
+        for folder in self._folder.glob(f"offline-run-*-{state.token}*"):
+            if folder.is_dir() and not folder.is_symlink():
+                with suppress(OSError):
+                    shutil.rmtree(folder)
+
+    @contextmanager
+    def _reported_errors(self) -> Iterator[None]:
+        """Turn errors of the library into one sentence."""
+        errors = self._library.errors
+        try:
+            yield
+        except errors.AuthenticationError as error:
+            message = f"W&B at {self._address} refuses the API key: {first_line(error)}"
+            raise SyncError(f"{message}; run `wandb login`, or set WANDB_API_KEY") from error
+        except errors.CommError as error:
+            message = f"W&B at {self._address} cannot be used: {first_line(error)}"
+            raise SyncError(f"{message}; WANDB_MODE=offline writes a folder instead", temporary=True) from error
+        except Exception as error:
+            raise SyncError(f"W&B at {self._address} cannot be used: {first_line(error)}") from error
+
+    def close(self) -> None:
+        # Ends the process of the library. It would also end when this process does.
+        with suppress(Exception):
+            self._library.teardown()
+
+
+class WandbRun(RemoteRun):
+    """A run of a project."""
+
+    def __init__(self, run: Any, held_step: int, started_at: float | None, reported_errors: Callable[[], Any]) -> None:
+        self.held_step = held_step
+        self._run = run
+        self._started_at = started_at
+        self._reported_errors = reported_errors
+
+    def describe(self, description: RunDescription) -> None:
+        with self._reported_errors():
+            self._run.config.update(description.config, allow_val_change=True)
+            if self._run.name != description.name:
+                self._run.name = description.name
+            if description.tags or self._run.tags:
+                self._run.tags = description.tags
+            if description.note or self._run.notes:
+                self._run.notes = description.note
+
+    def send(self, rows: Sequence[Row]) -> None:
+        with self._reported_errors():
+            for row in rows:
+                values = {**row.metrics, "_timestamp": row.time}
+                if self._started_at is not None:
+                    # W&B's own relative time counts from the start of the sync.
+                    values["train/seconds"] = row.time - self._started_at
+                self._run.log(values, step=row.step)
+
+    def finish(self, state: RunState, figures: Row, message: str) -> None:
+        values = {name.removeprefix("summary/"): value for name, value in figures.metrics.items()}
+        with self._reported_errors():
+            self._run.summary.update(values | {"state": state.value, "message": message})
+            self._run.finish(exit_code=EXIT_CODES.get(state, 1))
+
+    def leave(self) -> None:
+        """End the W&B run. It looks finished until the next sync; its summary says that the run goes on."""
+        with self._reported_errors():
+            self._run.summary.update({"state": "running"})
+            self._run.finish(exit_code=0)

@@ -1,0 +1,232 @@
+"""Copy runs to a folder of MLflow, which keeps each row it gets: every duplicate shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.runs.events import RunFinished
+from engine.runs.folder import RunFolder
+from engine.runs.labels import RunLabels, write_labels
+from engine.sync.mlflow_store import MlflowStore
+from engine.sync.run_sync import RunSync
+from engine.sync.state import StateFile, open_state
+from engine.utils.errors import UsageError
+from factories import append_events, make_epoch, make_losses, make_run_folder, make_run_resumed, make_run_started
+from remote_runs import mlflow_client, mlflow_points, mlflow_runs
+
+FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
+
+
+@pytest.fixture
+def uri(mlflow: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    uri = str(tmp_path / "store")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return uri
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Names of runs that have an owner."""
+    names: set[str] = set()
+    monkeypatch.setattr(RunFolder, "is_owned", lambda folder: folder.name in names)
+    return names
+
+
+def sync_once(folder: RunFolder, **options: Any) -> RunSync:
+    with open_state(folder, "mlflow") as state:
+        sync = RunSync(folder, MlflowStore(None), state, **options)
+        sync.poll()
+        sync.close()
+    return sync
+
+
+def only_points(uri: str) -> dict[str, list[tuple[int, float]]]:
+    [run] = mlflow_runs(uri)
+    return mlflow_points(uri, run.info.run_id)
+
+
+def steps_of(points: dict[str, list[tuple[int, float]]], name: str = "train/loss") -> list[int]:
+    return sorted(step for step, _ in points[name])
+
+
+def test_finished_run_has_name_params_figures_and_each_step_once(uri: str, tmp_path: Path) -> None:
+    events = [make_run_started(5.0), make_losses(1, 10), make_epoch(1), make_losses(11, 20), make_epoch(2), FINISHED]
+    folder = make_run_folder(tmp_path / "runs", "flowers-1", *events)
+    folder.config.write_text("optim: {lr: 0.1, name: sgd}\nrun: {epochs: 2, name: null}\nnotify: {urls: [secret]}\n")
+    sync = sync_once(folder)
+    assert (sync.run_state, sync.steps_sent) == ("finished", 20)
+    [run] = mlflow_runs(uri)
+    assert run.info.run_name == "flowers-1"
+    assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 5000, 90000)
+    assert {"optim.lr": "0.1", "optim.name": "sgd", "run.epochs": "2"}.items() <= run.data.params.items()
+    assert run.data.params["started.world_size"] == "2"
+    assert not any("notify" in key for key in run.data.params)
+    assert run.data.tags["gputrain.message"] == "best accuracy 0.5"
+    points = only_points(uri)
+    assert steps_of(points) == list(range(1, 21))
+    assert sorted(points["val/accuracy"]) == [(10, 0.5), (20, 0.5)]
+    assert points["summary/best_epoch"] == [(20, 1.0)]
+
+    before = folder.journal.parent / "sync" / "mlflow.json"
+    stored = before.read_text()
+    assert sync_once(folder).steps_sent == 0, "nothing is new"
+    assert before.read_text() == stored
+
+
+def test_live_run_is_continued_by_later_syncs(uri: str, tmp_path: Path, live: set[str]) -> None:
+    live.add("a")
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 10))
+    sync_once(folder)
+    [run] = mlflow_runs(uri)
+    assert run.info.status == "RUNNING"
+    assert steps_of(only_points(uri)) == list(range(1, 10)), "an epoch may follow step 10"
+    append_events(folder, make_epoch(1), make_losses(11, 15))
+    sync_once(folder)
+    live.clear()
+    append_events(folder, make_losses(16, 20), make_epoch(2), FINISHED)
+    assert sync_once(folder).steps_sent == 6
+    points = only_points(uri)
+    assert steps_of(points) == list(range(1, 21))
+    assert steps_of(points, "val/loss") == [10, 20]
+    assert mlflow_runs(uri)[0].info.status == "FINISHED"
+
+
+def test_resume_that_repeats_sent_steps_replaces_remote_run(uri: str, tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 18, loss=0.5), make_epoch(1))
+    sync_once(folder)
+    [crashed] = mlflow_runs(uri)
+    assert crashed.info.status == "FAILED"
+    append_events(
+        folder, make_run_resumed(10, time=20.0), make_losses(11, 20, loss=0.25, time=30.0), make_epoch(2), FINISHED
+    )
+    assert sync_once(folder).replaced
+    [run] = mlflow_runs(uri)
+    assert run.info.run_id != crashed.info.run_id
+    assert mlflow_client(uri).get_run(crashed.info.run_id).info.lifecycle_stage == "deleted"
+    points = only_points(uri)
+    assert sorted(points["train/loss"]) == [(step, 0.5 if step <= 10 else 0.25) for step in range(1, 21)]
+    assert steps_of(points, "val/loss") == [10, 20]
+
+
+def test_resume_after_last_sent_step_continues_remote_run(uri: str, tmp_path: Path) -> None:
+    stopped = RunFinished(time=12.0, state="stopped")
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 12), stopped)
+    sync_once(folder)
+    [before] = mlflow_runs(uri)
+    assert before.info.status == "KILLED"
+    append_events(folder, make_run_resumed(12, time=20.0), make_losses(13, 20, time=30.0), FINISHED)
+    sync = sync_once(folder)
+    assert (sync.replaced, sync.steps_sent) == (False, 8)
+    [after] = mlflow_runs(uri)
+    assert (after.info.run_id, after.info.status) == (before.info.run_id, "FINISHED")
+    assert steps_of(only_points(uri)) == list(range(1, 21))
+
+
+def test_followed_run_that_resumes_shows_each_step_once(uri: str, tmp_path: Path, live: set[str]) -> None:
+    live.add("a")
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 18, loss=0.5))
+    with open_state(folder, "mlflow") as state:
+        sync = RunSync(folder, MlflowStore(None), state)
+        assert not sync.poll()
+        # The ranks restart while the sync runs, and this resume repeats steps.
+        append_events(folder, make_run_resumed(10, time=20.0), make_losses(11, 15, loss=0.25, time=30.0))
+        assert not sync.poll()
+        append_events(folder, make_losses(16, 20, loss=0.25, time=31.0), make_epoch(2), FINISHED)
+        live.clear()
+        assert sync.poll()
+    points = only_points(uri)
+    assert sorted(points["train/loss"]) == [(step, 0.5 if step <= 10 else 0.25) for step in range(1, 21)]
+
+
+def test_sync_killed_at_any_write_of_its_state_duplicates_nothing(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.sync.run_sync.BATCH_ROWS", 7)
+    events = [make_run_started(), make_losses(1, 10), make_epoch(1), make_losses(11, 18)]
+    more = [make_run_resumed(14, time=20.0), make_losses(15, 25, loss=0.25, time=30.0), make_epoch(2), FINISHED]
+    folder = make_run_folder(tmp_path, "a", *events)
+    write, writes = StateFile.write, [0, 0]
+
+    def write_or_die(self: StateFile, *arguments: Any) -> None:
+        writes[0] += 1
+        if writes[0] >= writes[1]:
+            # Every kill lets the next sync come one write further.
+            raise KeyboardInterrupt
+        write(self, *arguments)
+
+    for continuation in ([], more):
+        append_events(folder, *continuation)
+        for writes[1] in range(1, 14):
+            writes[0] = 0
+            with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+                patch.setattr(StateFile, "write", write_or_die)
+                sync_once(folder)
+    sync_once(folder)
+    points = only_points(uri)
+    assert sorted(points["train/loss"]) == [(step, 0.5 if step <= 14 else 0.25) for step in range(1, 26)]
+    assert all(len(rows) == len({step for step, _ in rows}) for rows in points.values()), points
+
+
+def test_stopped_sync_continues_where_it_was(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.sync.run_sync.BATCH_ROWS", 5)
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 8), make_losses(9, 20), FINISHED)
+    answers = iter([False, True, True])
+    sync_once(folder, stop=lambda: next(answers))
+    assert steps_of(only_points(uri)) == [1, 2, 3, 4, 5]
+    sync_once(folder)
+    assert steps_of(only_points(uri)) == list(range(1, 21))
+
+
+def test_remote_run_that_somebody_deleted_is_created_again(uri: str, tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 12))
+    sync_once(folder)
+    mlflow_client(uri).delete_run(mlflow_runs(uri)[0].info.run_id)
+    append_events(folder, make_run_resumed(12, time=20.0), make_losses(13, 20, time=30.0), FINISHED)
+    sync_once(folder)
+    assert steps_of(only_points(uri)) == list(range(1, 21))
+
+
+def test_renamed_and_labeled_run_keeps_its_remote_run(uri: str, tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 12), FINISHED)
+    folder.config.write_text("optim: {lr: 0.1}\n")
+    sync_once(folder)
+    folder.path.rename(tmp_path / "b")
+    renamed = RunFolder(tmp_path / "b")
+    renamed.config.write_text("optim: {lr: 0.2}\n")
+    write_labels(renamed, RunLabels(tags=("night", "best"), note="keep"))
+    sync_once(renamed)
+    [run] = mlflow_runs(uri)
+    assert run.info.run_name == "b"
+    assert (run.data.tags["gputrain.tags"], run.data.tags["mlflow.note.content"]) == ("night, best", "keep")
+    assert (run.data.params["optim.lr"], run.data.tags["changed.optim.lr"]) == ("0.1", "0.2")
+    assert steps_of(only_points(uri)) == list(range(1, 13))
+
+
+def test_second_sync_of_same_run_is_refused(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    with (
+        open_state(folder, "mlflow"),
+        open_state(folder, "wandb"),
+        pytest.raises(UsageError, match="another `gputrain sync` sends this run to mlflow"),
+        open_state(folder, "mlflow"),
+    ):
+        pass
+
+
+def test_damaged_state_counts_as_none(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    with open_state(folder, "mlflow") as state:
+        first = state.read("x")
+        state.write("x", first)
+    path = folder.sync / "mlflow.json"
+    for damage in ("", "[]", '{"remotes": 3}', '{"remotes": {"x": {"token": "../x", "sent_step": true}}}'):
+        path.write_text(damage)
+        with open_state(folder, "mlflow") as state:
+            read = state.read("x")
+        assert read.token != first.token
+        assert read.sent_step == 0

@@ -1,0 +1,148 @@
+"""The command `gputrain sync` in a process of its own: MLflow in a database, offline runs of W&B, errors, kills."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.runs.events import Event, RunFinished
+from engine.runs.folder import RunFolder
+from engine.runs.labels import RunLabels, write_labels
+from factories import append_events, make_epoch, make_losses, make_run_folder, make_run_resumed, make_run_started
+from gputrain_command import Gputrain, wait_for
+from remote_runs import mlflow_runs, wandb_history, wandb_records
+
+FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
+OFFLINE = {"WANDB_MODE": "offline"}
+CONFIG = "optim: {lr: 0.1, name: sgd}\n"
+
+
+def make_run(gputrain: Gputrain, name: str, *events: Event) -> RunFolder:
+    folder = make_run_folder(gputrain.runs, name, *events)
+    folder.config.write_text(CONFIG)
+    return folder
+
+
+@contextmanager
+def owned(folder: RunFolder) -> Iterator[None]:
+    """Own a run, so that it is live."""
+    with folder.lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def offline_folders(gputrain: Gputrain) -> list[Path]:
+    return sorted((gputrain.folder / "state" / "gputrain" / "wandb").glob("offline-run-*"))
+
+
+def stored_step(folder: RunFolder, service: str) -> int:
+    try:
+        [entry] = json.loads((folder.sync / f"{service}.json").read_text())["remotes"].values()
+    except FileNotFoundError:
+        return 0
+    return int(entry["sent_step"])
+
+
+def exit_codes(folder: Path) -> list[int]:
+    return [record.exit.exit_code for record in wandb_records(folder) if record.HasField("exit")]
+
+
+def test_sync_sends_several_runs_to_mlflow(gputrain: Gputrain, mlflow: None) -> None:
+    uri = str(gputrain.folder / "store")
+    make_run(gputrain, "a-1", make_run_started(), make_losses(1, 12), make_epoch(1))
+    make_run(gputrain, "b", make_run_started(), make_losses(1, 5), RunFinished(time=12.0, state="failed"))
+    arguments = ["sync", "a", "b", "a-1", "--to", "mlflow", "--experiment", "flowers", "--json"]
+    done = gputrain(*arguments, MLFLOW_TRACKING_URI=uri)
+    assert (done.returncode, done.stderr) == (0, "a-1: crashed, 12 steps sent.\nb: failed, 5 steps sent.\n")
+    syncs = json.loads(done.stdout)["syncs"]
+    assert [(sync["run"], sync["state"], sync["steps"]) for sync in syncs] == [
+        ("a-1", "crashed", 12),
+        ("b", "failed", 5),
+    ]
+    assert all(sync["location"].startswith(f"{uri} experiment flowers run ") for sync in syncs)
+    names = {run.info.run_name: run.info.status for run in mlflow_runs(uri, "flowers")}
+    assert names == {"a-1": "FAILED", "b": "FAILED"}
+    assert not (gputrain.folder / "mlruns").exists()
+    again = gputrain(*arguments, MLFLOW_TRACKING_URI=uri)
+    assert (again.returncode, again.stderr) == (0, "a-1: crashed, nothing new.\nb: failed, nothing new.\n")
+
+
+def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputrain: Gputrain) -> None:
+    pytest.importorskip("wandb")
+    folder = make_run(gputrain, "a-1", make_run_started(5.0), make_losses(1, 12))
+    command: dict[str, Any] = {"env": gputrain.environment | OFFLINE}
+    with owned(folder):
+        killed = gputrain.start("sync", "a-1", "--to", "wandb", "--follow", **command)
+        wait_for(lambda: stored_step(folder, "wandb") == 11, "the first steps")
+        killed.kill()
+        killed.communicate()
+        [incomplete] = offline_folders(gputrain)
+        assert exit_codes(incomplete) == []
+
+        followed = gputrain.start("sync", "a-1", "--to", "wandb", "--follow", **command)
+        wait_for(lambda: incomplete not in offline_folders(gputrain), "the removal of the incomplete folder")
+        wait_for(lambda: stored_step(folder, "wandb") == 11, "the first steps")
+        # This resume voids step 11, which was sent.
+        append_events(folder, make_run_resumed(10, time=20.0), make_losses(11, 16, loss=0.25, time=30.0))
+        wait_for(lambda: stored_step(folder, "wandb") == 15, "the steps after the resume")
+        followed.send_signal(signal.SIGINT)
+        output, errors = followed.communicate(timeout=60)
+        assert followed.returncode == 0, errors
+        assert "a-1: a resume repeats steps that were sent, so its remote run was replaced." in errors
+        [interrupted] = offline_folders(gputrain)
+        assert output.splitlines()[-1] == f"a-1  {interrupted}"
+        assert len(wandb_history(interrupted)) == 15
+    write_labels(folder, RunLabels(tags=("night",), note="keep"))
+    append_events(folder, make_losses(17, 20, loss=0.25, time=31.0), make_epoch(2), FINISHED)
+    done = gputrain("sync", "a-1", "--to", "wandb", **OFFLINE)
+    assert (done.returncode, done.stderr) == (0, "a-1: finished, 20 steps sent.\n")
+    [complete] = offline_folders(gputrain)
+    rows = wandb_history(complete)
+    assert [(row["_step"], row["train/loss"]) for row in rows] == [
+        (step, 0.5 if step <= 10 else 0.25) for step in range(1, 21)
+    ]
+    assert (rows[-1]["_timestamp"], rows[-1]["train/seconds"], rows[-1]["val/accuracy"]) == (31.0, 26.0, 0.5)
+    assert exit_codes(complete) == [0]
+    described = [record.run for record in wandb_records(complete) if record.HasField("run")][-1]
+    assert (described.project, described.display_name, described.host) == ("gputrain", "a-1", "h")
+    assert (list(described.tags), described.notes) == (["night"], "keep")
+    config = {
+        item.key: json.loads(item.value_json) for record in wandb_records(complete) for item in record.config.update
+    }
+    assert config["optim"] == {"lr": 0.1, "name": "sgd"}
+    assert not (gputrain.folder / "wandb").exists()
+
+
+def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrain) -> None:
+    pytest.importorskip("wandb")
+    folder = make_run(gputrain, "a", make_run_started(), make_losses(1, 5), FINISHED)
+    unset = gputrain("sync", "a", "--to", "mlflow", MLFLOW_TRACKING_URI="")
+    assert unset.returncode == 2
+    assert unset.stderr.startswith("error: MLFLOW_TRACKING_URI: is not set; name a server or a database")
+
+    server = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "1", "WANDB_MODE": "online"}
+    nameless = gputrain("sync", "a", "--to", "wandb", WANDB_API_KEY="", **server)
+    assert nameless.returncode == 1
+    assert nameless.stderr.startswith("error: W&B at http://127.0.0.1:9 cannot be used: No API key configured.")
+    gone = gputrain("sync", "a", "--to", "wandb", WANDB_API_KEY="0123456789" * 4, **server)
+    assert gone.returncode == 1
+    assert len(gone.stderr.splitlines()) == 2
+    assert gone.stderr.startswith("error: W&B at http://127.0.0.1:9 cannot be used: ")
+    assert "0123456789" not in gone.stderr + (folder.sync / "wandb.json").read_text()
+
+
+def test_sync_refuses_unknown_service_and_run(gputrain: Gputrain) -> None:
+    make_run(gputrain, "a", make_run_started())
+    unknown = gputrain("sync", "a", "--to", "wand")
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        "error: --to: wand is unknown; use wandb or mlflow; did you mean wandb?\n",
+    )
+    assert gputrain("sync", "b", "--to", "wandb").returncode == 2

@@ -1,0 +1,183 @@
+"""The command `sync`: copy runs to Weights & Biases or MLflow."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tui.cli.arguments import JsonOption, RunsDirOption, TrustOwnerOption, exit_on_usage_error
+from tui.cli.help import RESULTS, HelpCommand, make_epilog
+
+if TYPE_CHECKING:
+    from engine.sync.remote import Service, SyncError
+    from engine.sync.run_sync import RunSync
+
+app = typer.Typer()
+
+SERVICES = ("wandb", "mlflow")
+INTERRUPTED_EXIT_CODE = 130
+
+
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RESULTS,
+    epilog=make_epilog(
+        [
+            "gputrain sync last --to mlflow --follow",
+            "WANDB_MODE=offline gputrain sync fashion-17 fashion-18 --to wandb",
+        ],
+        "Repeat the command to send what is new. Each step is sent once, also after a resume or a kill. If a resume "
+        "repeats steps that were sent, the remote run is replaced: W&B keeps its ID, MLflow gets another one. "
+        "An interrupted run looks finished at W&B until the next sync.",
+        "Server and credentials are those of the services: WANDB_API_KEY, WANDB_BASE_URL, WANDB_MODE, `wandb login`; "
+        "MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN. W&B writes to WANDB_DIR [default: ~/.local/state/gputrain].",
+        exit_codes={0: "everything was sent", 1: "the service cannot be used", 2: "bad usage", 130: "interrupted"},
+    ),
+)
+def sync(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run name, prefix, run folder, or last.")],
+    to: Annotated[str, typer.Option("--to", metavar="SERVICE", help="wandb (Weights & Biases) or mlflow.")],
+    project: Annotated[
+        str | None,
+        typer.Option(
+            "--project", "--experiment", metavar="NAME", help="W&B project or MLflow experiment [default: gputrain]"
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Send new steps until the runs end or Ctrl-C.")
+    ] = False,
+    runs_dir: RunsDirOption = None,
+    as_json: JsonOption = False,
+    trust_owner: TrustOwnerOption = False,
+) -> None:
+    """Copy runs to Weights & Biases or MLflow.
+
+    It reads the journals of the runs in a process of its own, so training never waits for a service.
+    """
+    from engine.runs.folder import find_run, runs_root
+    from engine.sync.remote import SyncError
+    from engine.sync.run_sync import RunSync
+    from engine.sync.session import sync_runs
+    from engine.sync.state import open_state
+
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_on_signal())
+        with exit_on_usage_error():
+            root = runs_root(runs_dir)
+            # Each run once, however often and by which names it was given.
+            found = [find_run(root, run, trust_owner=trust_owner) for run in runs]
+            folders = list({folder.path: folder for folder in found}.values())
+            states = [stack.enter_context(open_state(folder, to)) for folder in folders if to in SERVICES]
+            service = open_service(to, project)
+        stack.callback(service.close)
+        syncs = [RunSync(folder, service, state, stop) for folder, state in zip(folders, states, strict=True)]
+        progress = Progress(as_json=as_json)
+        try:
+            sync_runs(
+                syncs,
+                follow=follow,
+                stop=stop,
+                on_progress=progress.report,
+                on_interruption=progress.report_lost_service,
+            )
+        except SyncError as error:
+            fail(error)
+        if as_json:
+            typer.echo(json.dumps({"format": 1, "syncs": [to_json(sync, to) for sync in syncs]}, indent=2))
+        if stop() and not follow:
+            raise typer.Exit(INTERRUPTED_EXIT_CODE)
+
+
+def open_service(to: str, project: str | None) -> Service:
+    """Return the service of `--to`. Raises UsageError."""
+    from engine.utils.errors import UsageError, did_you_mean
+
+    if to == "mlflow":
+        from engine.sync.mlflow_store import MlflowStore
+
+        return MlflowStore(project)
+    if to == "wandb":
+        from engine.sync.wandb_service import WandbService
+
+        return WandbService(project)
+    raise UsageError.one("--to", f"{to} is unknown; use wandb or mlflow{did_you_mean(to, SERVICES)}")
+
+
+def fail(error: SyncError) -> None:
+    """Print what is wrong with the service and exit with code 1."""
+    from engine.utils.text import printable
+
+    typer.echo(f"error: {printable(str(error))}", err=True)
+    if error.temporary:
+        typer.echo("Repeat the command later: it continues where it was.", err=True)
+    raise typer.Exit(1) from error
+
+
+def to_json(sync: RunSync, to: str) -> dict[str, Any]:
+    return {
+        "run": sync.folder.name,
+        "state": sync.run_state.value,
+        "to": to,
+        "location": sync.location,
+        "steps": sync.state.sent_step,
+        "sent": sync.steps_sent,
+        "complete": bool(sync.state.ended),
+    }
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether SIGINT or SIGTERM was received. A second SIGINT interrupts at once."""
+    received: list[int] = []
+
+    def handle(number: int, _: object) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class Progress:
+    """Prints the remote runs on stdout, and what happens on stderr."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._locations: dict[str, str] = {}
+        self._problems: set[str] = set()
+
+    def report(self, sync: RunSync, complete: bool) -> None:
+        """Print where a run is when that is known or changes, its problems, and its end."""
+        from engine.utils.text import pluralize, printable
+
+        name = printable(sync.folder.name)
+        if sync.location and self._locations.get(name) != sync.location:
+            if name in self._locations:
+                typer.echo(f"{name}: a resume repeats steps that were sent, so its remote run was replaced.", err=True)
+            self._locations[name] = sync.location
+            if not self._as_json:
+                typer.echo(f"{name}  {printable(sync.location)}")
+        if sync.problem is not None and sync.problem not in self._problems:
+            self._problems.add(sync.problem)
+            typer.echo(f"warning: {name}: {printable(sync.problem)}", err=True)
+        if complete:
+            sent = f"{pluralize(sync.steps_sent, 'step')} sent" if sync.steps_sent else "nothing new"
+            typer.echo(f"{name}: {sync.run_state}, {sent}.", err=True)
+
+    def report_lost_service(self, error: SyncError) -> None:
+        """Print once why nothing can be sent for now."""
+        from engine.utils.text import printable
+
+        if str(error) not in self._problems:
+            self._problems.add(str(error))
+            typer.echo(f"warning: {printable(str(error))}; trying again until Ctrl-C", err=True)
