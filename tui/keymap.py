@@ -123,11 +123,20 @@ GPU_COMMANDS = (
 )
 RUNS_COMMANDS = (
     Command("enter", "open", "Open this run, live or finished.", "open", 9),
-    Command("slash", "filter", "Show only runs that contain this text.", "filter", 6),
+    Command("space", "mark", "Mark this run, or unmark it. Marks stay until the program ends.", "mark", 9),
+    Command("M", "mark all", "Mark all runs that the filter shows, or unmark them if all are marked.", "mark_all", 1),
+    Command("slash", "filter", "Filter: optim.name=adamw val_accuracy>0.9 failed. F1 there shows more.", "filter", 6),
+    Command("o", "order", "Sort by another column; the same column again turns the order around.", "order", 6),
+    Command("w", "columns", "Choose the columns.", "columns", 5),
     Command("s", "stop", "Stop this run at its next step and save a checkpoint.", "stop", 7),
     Command("u", "resume", "Resume this run from its last checkpoint.", "resume", 7),
     Command("a", "again", "Configure a new run with the config of this one.", "again", 5),
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 4),
+    Command("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3),
+    Command("N", "note", "Write a note about this run.", "note", 3),
+    Command("A", "archive", "Archive the marked runs, else this one, or restore them from the archive.", "archive", 3),
+    Command("H", "archived", "Show or hide archived runs.", "archived", 2),
+    Command("f", "full", "Show the list on the whole screen, or with the preview.", "full", 3),
     BACK_COMMAND,
 )
 RUN_COMMANDS = (

@@ -67,6 +67,7 @@ class Poller:
     def __init__(self, name: str, interval_s: float) -> None:
         self._interval_s = interval_s
         self._stop_event = threading.Event()
+        self._wake_event = threading.Event()
         self.on_first_result: Callable[[], None] | None = None
         """Called once, in the thread, when the poller has its first result."""
         self.unexpected_error: str | None = None
@@ -78,6 +79,11 @@ class Poller:
 
     def close(self) -> None:
         self._stop_event.set()
+        self._wake_event.set()
+
+    def request_poll(self) -> None:
+        """Poll at once, without waiting for the end of the interval."""
+        self._wake_event.set()
 
     def _poll_loop(self) -> None:
         try:
@@ -92,7 +98,8 @@ class Poller:
                     # An uncaught exception would end the thread and silently freeze the screen.
                     self.unexpected_error = f"unexpected error: {type(error).__name__}: {error}"
                     self._stop_event.wait(1.0)
-                self._stop_event.wait(self._interval_s)
+                self._wake_event.wait(self._interval_s)
+                self._wake_event.clear()
         finally:
             self.cleanup()
 

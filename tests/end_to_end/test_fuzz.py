@@ -46,8 +46,9 @@ from tui.charts.plot import plot
 from tui.charts.view import ChartView
 from tui.pollers import RunPoller
 from tui.text.ranks import rank_lines
-from tui.text.run_lines import RunTable, run_line
+from tui.text.run_lines import run_line
 from tui.text.run_progress import progress_line
+from tui.text.run_table import RunTable, default_fields
 from tui.text.runs import row_cells
 
 # hypothesis writes files even without a database; keep them out of the checkout.
@@ -250,7 +251,7 @@ def read_like_screens(path: Path) -> None:
     assert not row.unreadable
     row_cells(row)
     run_line(row, 10, 80)
-    RunTable.fit([row], 200, with_message=True).line(row)
+    RunTable.fit([row], 200, default_fields(), with_message=True).line(row)
     progress_line(row, 100)
     feed = RunPoller(folder)
     feed.poll()

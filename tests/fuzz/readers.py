@@ -52,8 +52,9 @@ from tui.text.confusion import matrix_lines, mistakes
 from tui.text.models import list_models, print_models
 from tui.text.preview import figure_lines
 from tui.text.ranks import rank_lines
-from tui.text.run_lines import RunTable, run_line
+from tui.text.run_lines import run_line
 from tui.text.run_progress import progress_line
+from tui.text.run_table import RunTable, default_fields
 from tui.text.runs import row_cells
 
 HOST = os.uname().nodename
@@ -138,7 +139,7 @@ def read_run(root: Path) -> None:
     for line in (
         *row_cells(row),
         run_line(row, 10, 80),
-        RunTable.fit([row], 200, with_message=True).line(row),
+        RunTable.fit([row], 200, default_fields(), with_message=True).line(row),
         *figure_lines(row, None, 80),
         progress_line(row, 100),
     ):

@@ -33,8 +33,9 @@ from tui.charts.view import ChartView
 from tui.log_tail import MAX_LOG_LINE_LENGTH, LogTail
 from tui.pollers import GpuPoller, RunListPoller, RunPoller
 from tui.text.ranks import rank_lines
-from tui.text.run_lines import RunTable, run_line
+from tui.text.run_lines import run_line
 from tui.text.run_progress import progress_line
+from tui.text.run_table import RunTable, default_fields
 
 RECORDING = Path(__file__).parents[1] / "recordings" / "eight-gpus.jsonl"
 MALFORMED = {
@@ -66,7 +67,7 @@ def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path
     assert list_poller.rows is not None and list_poller.unexpected_error is None
     for row in list_poller.rows:
         run_line(row, 10, 80)
-        RunTable.fit([row], 200, with_message=True).line(row)
+        RunTable.fit([row], 200, default_fields(), with_message=True).line(row)
         progress_line(row, 100)
     assert sorted((row.name, row.state) for row in list_poller.rows)[0] == ("good", "finished")
     run_poller = RunPoller(malformed)

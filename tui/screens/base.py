@@ -77,6 +77,10 @@ class AppServices(Protocol):
     run_list_poller: RunListPoller
     picked_gpu_uuids: set[str]
     """UUIDs of the GPUs picked for the next run."""
+    run_filters: list[str]
+    """The last filters of the list of runs, oldest first."""
+    marked_runs: dict[str, None]
+    """Folders of the runs that are marked in the list, in the order in which they were marked."""
     pending_runs: list[LaunchedRun]
     """Runs launched from this app that have no run folder yet, or failed before they had one."""
 
@@ -137,7 +141,7 @@ class GputrainScreen(Screen[None]):
         yield TextLine(id="title")
         yield from self.compose_body()
         if any(command.action == "filter" for command in self.SCREEN_COMMANDS):
-            self._filter = Filter()
+            self._filter = self.make_filter()
             yield self._filter
         yield Keys(self.COMMAND_TABLE, self.is_available, self.title_of)
         yield Static(
@@ -148,6 +152,10 @@ class GputrainScreen(Screen[None]):
 
     def compose_body(self) -> ComposeResult:
         raise NotImplementedError
+
+    def make_filter(self) -> Filter:
+        """Return the filter of a screen that has the command for it."""
+        return Filter()
 
     def is_available(self, action: str) -> bool:
         """Whether an action has an effect in the current state; the footer hides the others."""

@@ -105,7 +105,7 @@ class MultiChoiceDialog(ModalScreen[list[str] | None]):
 
 
 class TextInputDialog(ModalScreen[str | None]):
-    """Enter a line of text. Returns it stripped, or None if empty or canceled.
+    """Enter a line of text. Returns it stripped, or None if canceled; also if empty, unless it `may_be_empty`.
 
     `problem_of` returns why a text is refused, or None; the dialog stays open and says so.
     """
@@ -113,9 +113,16 @@ class TextInputDialog(ModalScreen[str | None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
 
     def __init__(
-        self, title: str, value: str, note: str, problem_of: Callable[[str], str | None] = lambda _: None
+        self,
+        title: str,
+        value: str,
+        note: str,
+        problem_of: Callable[[str], str | None] = lambda _: None,
+        *,
+        may_be_empty: bool = False,
     ) -> None:
         super().__init__()
+        self._may_be_empty = may_be_empty
         self._title, self._value, self._note, self._problem_of = title, value, note, problem_of
 
     def compose(self) -> ComposeResult:
@@ -131,7 +138,7 @@ class TextInputDialog(ModalScreen[str | None]):
         problem = self._problem_of(value) if value else None
         self.query_one(".problem", Static).update(problem or "")
         if problem is None:
-            self.dismiss(value or None)
+            self.dismiss(value if value or self._may_be_empty else None)
 
     def action_leave(self) -> None:
         self.dismiss(None)

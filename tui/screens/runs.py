@@ -1,38 +1,84 @@
-"""The list of all runs in the runs folder, with their state and results, and a preview of the selected one."""
+"""The list of all runs in the runs folder: marks, filter, order and columns, with a preview of the selected run.
+
+`tui.text.run_view` filters and sorts, `tui.text.run_table` makes the lines, and `tui.screens.run_changes` changes runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
+from operator import is_
 from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Container
+from textual.widgets import Input
+from textual.worker import get_current_worker
 
 from engine.runs.control import send_request
+from engine.runs.fields import Field, find_field
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.query import Query, SortOrder
+from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
 from tui.keymap import RUNS_COMMANDS, Command
+from tui.list_settings import ListSettings, read_list_settings, save_list_settings
 from tui.palette import MUTED
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import AppServices, Filter, GputrainScreen
 from tui.screens.dialogs import stop_dialog
-from tui.text.preview import change_lines, figure_lines
-from tui.text.run_lines import RunTable, note
-from tui.widgets.lines import Lines, Row, escape_markup
+from tui.screens.run_changes import RunChanges
+from tui.screens.runs_layout import list_height
+from tui.text.run_columns import column_choices, known_columns
+from tui.text.run_lines import note
+from tui.text.run_table import DEFAULT_COLUMNS, RunTable
+from tui.text.run_view import RunView, ViewRequest, make_view, query_of
+from tui.widgets.lines import LazyRows, Lines, escape_markup
 from tui.widgets.preview import Preview
 
-# Wide enough for the preview beside the list, high enough for it below the list.
-MIN_BESIDE_COLUMNS, MIN_BELOW_ROWS = 112, 32
-# Header and frame of the list, and the rows that figures and config keys, or a preview, need below it.
-LIST_FRAME_ROWS, MIN_DETAIL_ROWS, MIN_PREVIEW_ROWS = 3, 18, 10
+# More rows are filtered and sorted in a thread: 2,000 take 5 ms.
+MAX_INLINE_ROWS = 2000
+MAX_FILTERS = 20
+FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
+# The order without a chosen one.
+NEWEST_FIRST = "started"
+ONE_RUN_ACTIONS = ("open", "again", "mark", "tags", "note", "archive")
+
+
+class RunFilter(Filter):
+    """The filter of the runs, in the query language of `engine.runs.query`. The arrow keys bring back earlier ones."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "recall(-1)", show=False),
+        Binding("down", "recall(1)", show=False),
+    ]
+
+    def __init__(self, history: list[str]) -> None:
+        super().__init__(placeholder=FILTER_HINT)
+        self._history, self._position = history, 0
+
+    def activate(self) -> None:
+        super().activate()
+        self._position = len(self._history)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        super().on_input_submitted(event)
+        if text := self.value.strip():
+            self._history[:] = [*(earlier for earlier in self._history if earlier != text), text][-MAX_FILTERS:]
+
+    def action_recall(self, steps: int) -> None:
+        """Show an earlier or a later filter."""
+        self._position = min(max(self._position + steps, 0), len(self._history))
+        self.value = self._history[self._position] if self._position < len(self._history) else ""
+        self.cursor_position = len(self.value)
 
 
 class RunsScreen(GputrainScreen):
-    """A table of all runs that can be filtered, opened, stopped, resumed and repeated."""
+    """A table of all runs that can be marked, filtered, sorted, opened, labelled and deleted."""
 
     CSS_PATH = "runs.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = RUNS_COMMANDS
@@ -40,93 +86,178 @@ class RunsScreen(GputrainScreen):
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
-        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (MIN_BESIDE_COLUMNS, "-wide")]
-        self.VERTICAL_BREAKPOINTS = [(0, "-low"), (MIN_BELOW_ROWS, "-high")]
-        self._count = ""
+        self._settings = read_list_settings()
+        self._changes = RunChanges(app, self)
+        self._full = self._archived = False
+        self._query, self._query_text, self._problem = Query("", ()), "", ""
+        self._requested: ViewRequest | None = None
+        self._view = RunView(ViewRequest(()))
+        self._table: tuple[tuple[object, ...], RunTable] | None = None
+        self._fields: list[Field] = []
+        self._order: SortOrder | None = None
+        self._drawn_order: SortOrder | None = None
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.run_worker(self._load_fields, thread=True)
+
+    def make_filter(self) -> Filter:
+        return RunFilter(self.gputrain_app.run_filters)
 
     def compose_body(self) -> ComposeResult:
         with Container(id="runs-body"):
-            with Container(id="runs-left"):
-                runs = Lines(selectable=True, id="all-runs")
-                runs.set_titles("Runs")
-                yield runs
-                yield Lines(id="run-details")
+            runs = Lines(selectable=True, id="all-runs")
+            runs.set_titles("Runs")
+            yield runs
             yield Preview(id="run-preview")
 
+    # Content
+
     def update_content(self) -> None:
-        lines, poller, query = self.query_one("#all-runs", Lines), self.gputrain_app.run_list_poller, self.filter_text
-        rows = poller.rows
-        shown = [row for row in rows or [] if query in row.name.lower() or query in row.state]
-        table = RunTable.fit(shown, lines.text_width, with_message=not self.has_class("-wide"))
-        texts = [Row(row.folder, partial(table.line, row)) for row in shown]
-        lines.set_rows(texts, [table.header], self._empty_text(query))
-        count = pluralize(len(shown), "run")
-        if query:
-            count = f"{len(shown)} of {len(rows or [])} match '{printable(query)}'"
-        self._count = count if rows is not None else "Runs"
-        self._arrange(len(shown))
-        self._show_selected()
+        self._request_view()
+        self._draw()
         self.show_title(f"runs in {self.gputrain_app.runs_dir}")
 
-    def _empty_text(self, query: str) -> Text:
+    def _load_fields(self) -> None:
+        """Resolve the columns, in a thread: the config schema takes 0.3 s to import."""
+        self._fields = [find_field(name) for name in known_columns(self._settings.columns or DEFAULT_COLUMNS)]
+        name = self._settings.sort_key
+        known = known_columns([name] if name is not None else [])
+        self._order = SortOrder.parse(known[0], reverse=self._settings.reverse) if known else None
+        # So that the first line needs no import.
+        default_values()
+        self.app.call_from_thread(self.update_if_on_top)
+
+    def _request_view(self) -> None:
+        """Filter and sort the rows if anything has changed. What is shown stays while the filter has a mistake."""
+        text = self.query_one(Filter).value.strip()
+        query = query_of(text)
+        self._problem = query if isinstance(query, str) else ""
+        if isinstance(query, Query):
+            self._query, self._query_text = query, text
+        rows = self.gputrain_app.run_list_poller.rows or []
+        request = ViewRequest(rows, self._query_text, self._order, self._archived)
+        before = self._requested
+        if before is not None and replace(before, rows=rows) == request and _same(before.rows, rows):
+            return
+        self._requested = request
+        if len(rows) <= MAX_INLINE_ROWS:
+            self._view = make_view(request, self._query)
+        else:
+            query = self._query
+            self.run_worker(lambda: self._view_in_thread(request, query), thread=True, group="view", exclusive=True)
+
+    def _view_in_thread(self, request: ViewRequest, query: Query) -> None:
+        worker, view = get_current_worker(), make_view(request, query)
+        if not worker.is_cancelled:
+            self.app.call_from_thread(self._show_view, view)
+
+    def _show_view(self, view: RunView) -> None:
+        if view.request is self._requested:
+            self._view = view
+            self._draw()
+            self.update_keys()
+
+    def _draw(self) -> None:
+        self._divide_room(len(self._view.shown))
+        self._show_rows()
+        self._show_selected()
+
+    def _show_rows(self) -> None:
+        """Draw the rows of the list. Only the text of those that are visible is made."""
+        lines, view, marked = self.query_one("#all-runs", Lines), self._view, self.gputrain_app.marked_runs
+        table = self._fit_table(lines.text_width)
+        rows = LazyRows(view.keys, lambda index: table.line(view.shown[index], marked=view.keys[index] in marked))
+        lines.set_rows(rows, [table.header], self._empty_text())
+        if view.request.order is not self._drawn_order:
+            self._drawn_order = view.request.order
+            lines.scroll_to_cursor()
+
+    def _fit_table(self, width: int) -> RunTable:
+        """Return the table of all rows, so that it stays the same while a filter is typed."""
+        request, fields = self._view.request, self._fields
+        with_message = not self.query_one(Preview).display
+        key = (request.rows, width, fields, request.order, with_message)
+        if self._table is None or not all(map(is_, self._table[0], key)):
+            table = RunTable.fit(request.rows, width, fields, request.order, with_message=with_message)
+            self._table = key, table
+        return self._table[1]
+
+    def _empty_text(self) -> Text:
         poller = self.gputrain_app.run_list_poller
         if (problem := poller.problem or poller.unexpected_error) is not None:
             return Text(printable(problem), MUTED)
         if poller.rows is None:
             return Text("Loading …", MUTED)
-        if query:
-            return Text(f"No run matches '{printable(query)}'; press esc to show all runs", MUTED)
+        if self._view.request.query:
+            return Text(f"No run matches '{printable(self._view.request.query)}'; press esc to show all runs", MUTED)
+        if self._view.hidden:
+            return Text(f"All {pluralize(self._view.hidden, 'run')} are archived; press H to show them", MUTED)
         return Text("No runs yet; press n to start one", MUTED)
 
-    def _arrange(self, runs: int) -> None:
-        """Show figures and config keys below a list that leaves room for them, else in the preview. In a narrow
-        terminal, the preview is below the list."""
-        lines, details = self.query_one("#all-runs", Lines), self.query_one("#run-details", Lines)
-        height = runs + LIST_FRAME_ROWS
-        room = self.query_one("#runs-left").size.height - height
-        below = self.has_class("-wide") and runs > 0 and room >= MIN_DETAIL_ROWS
-        if details.display != below:
-            details.display = below
-            self.query_one(Preview).with_text = not below
-        room = self.query_one("#runs-body").size.height - height
-        high = self.has_class("-high")
-        stacked = self.has_class("-narrow") and runs > 0 and (high or room >= MIN_PREVIEW_ROWS)
-        self.set_class(stacked, "-stacked")
-        if stacked and high:
-            height = min(height, self.size.height // 3)
-        lines.styles.height = height if below or stacked else "1fr"
+    def _divide_room(self, runs: int) -> None:
+        """Divide the height between the list and the preview below it."""
+        room = self.query_one("#runs-body").size.height
+        height = list_height(room, runs, full=self._full)
+        lines, preview = self.query_one("#all-runs", Lines), self.query_one(Preview)
+        lines.styles.height = height if height < room else "1fr"
+        preview.display = height < room
 
     def _show_selected(self) -> None:
-        """Show the selected run in the preview. A narrow one has no room for the message of the run."""
+        """Show the selected run in the preview; without a preview, what must be known of it below the list."""
         row, preview, lines = self._selected_row(), self.query_one(Preview), self.query_one("#all-runs", Lines)
-        subtitle = "" if row is None or self.has_class("-wide") else note(row)
+        subtitle = "" if row is None or preview.display else note(row)
         room = max(lines.text_width - 4, 0)
         subtitle = subtitle if len(subtitle) <= room else subtitle[: room - 1] + "…"
-        lines.set_titles(escape_markup(self._count), escape_markup(subtitle))
+        lines.set_titles(self._title(), escape_markup(subtitle))
         preview.show_run(row)
+
+    def _title(self) -> str:
+        """Return the mistake in the filter, else how many runs there are, as markup."""
+        if self._problem:
+            return f"[$warning]{escape_markup(printable(self._problem))}[/]"
+        if self.gputrain_app.run_list_poller.rows is None:
+            return "Runs"
+        marked = len(self._marked_rows())
+        return escape_markup(self._view.count_text) + (f", [$accent]{marked} marked[/]" if marked else "")
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
         self._show_selected()
         self.update_keys()
 
-    def on_preview_drawn(self) -> None:
-        details, row = self.query_one("#run-details", Lines), self._selected_row()
-        preview = self.query_one(Preview).preview
-        if not details.display or row is None:
-            return
-        changes = [Text(""), *change_lines(preview.changes, details.text_width)] if preview is not None else []
-        details.set_titles(escape_markup(printable(row.name)))
-        details.set_texts([*figure_lines(row, preview, details.text_width), *changes])
+    # Runs that a command is about
 
     def _selected_row(self) -> RunRow | None:
-        key = self.query_one("#all-runs", Lines).selected_key
-        return next((row for row in self.gputrain_app.run_list_poller.rows or [] if row.folder == key), None)
+        lines = self.query_one("#all-runs", Lines)
+        index = lines.selected_index
+        return self._view.shown[index] if index is not None and index < len(self._view.shown) else None
+
+    def _marked_rows(self) -> list[RunRow]:
+        """Return the rows of the marked runs that exist, in the order in which they were marked."""
+        if not (marked := self.gputrain_app.marked_runs):
+            return []
+        rows = {row.folder: row for row in self.gputrain_app.run_list_poller.rows or []}
+        return [rows[key] for key in marked if key in rows]
+
+    def _target_rows(self) -> list[RunRow]:
+        """Return the marked runs, else the selected one."""
+        row = self._selected_row()
+        return self._marked_rows() or ([row] if row is not None else [])
 
     def is_available(self, action: str) -> bool:
-        if action not in ("open", "stop", "resume", "again"):
-            return True
         row = self._selected_row()
-        return row is not None and (action in ("open", "again") or row.live is (action == "stop"))
+        if action in ("stop", "resume"):
+            return row is not None and row.live is (action == "stop")
+        return row is not None or action not in ONE_RUN_ACTIONS
+
+    def title_of(self, command: Command) -> str:
+        if command.action == "archived" and self._archived:
+            return "hide archived"
+        if command.action == "archive" and all(row.archived for row in self._target_rows()):
+            return "unarchive"
+        return command.title
+
+    # Commands
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.gputrain_app.open_run(event.key)
@@ -134,6 +265,77 @@ class RunsScreen(GputrainScreen):
     def action_open(self) -> None:
         if (row := self._selected_row()) is not None:
             self.gputrain_app.open_run(row.folder)
+
+    def action_mark(self) -> None:
+        lines, marked = self.query_one("#all-runs", Lines), self.gputrain_app.marked_runs
+        if (key := lines.selected_key) is None:
+            return
+        if key in marked:
+            del marked[key]
+        else:
+            marked[key] = None
+        self._show_rows()
+        lines.action_move(1)
+        self._show_selected()
+
+    def action_mark_all(self) -> None:
+        marked, keys = self.gputrain_app.marked_runs, self._view.keys
+        if all(key in marked for key in keys):
+            for key in keys:
+                del marked[key]
+        else:
+            marked.update(dict.fromkeys(keys))
+        self._draw()
+
+    def action_full(self) -> None:
+        self._full = not self._full
+        self.update_content()
+        # The size of the list follows in the next refresh.
+        self.call_after_refresh(self.update_if_on_top)
+
+    def action_archived(self) -> None:
+        self._archived = not self._archived
+        self.update_content()
+
+    def action_order(self) -> None:
+        """Choose the column to sort by."""
+        from tui.screens.columns import SortDialog
+
+        order = self._order
+        choices = column_choices(
+            self._view.request.rows, [NEWEST_FIRST, "name", *(field.name for field in self._fields)]
+        )
+
+        def sort_by(name: str | None) -> None:
+            if name is not None:
+                reverse = order is not None and name == order.field.name and not order.reverse
+                self._change_settings(replace(self._settings, sort_key=name, reverse=reverse))
+
+        dialog = SortDialog(choices, order or SortOrder.parse(NEWEST_FIRST))
+        self.app.push_screen(dialog, sort_by)
+
+    def action_columns(self) -> None:
+        """Choose the columns."""
+        from tui.screens.columns import ColumnsDialog
+
+        chosen = [field.name for field in self._fields]
+        choices = column_choices(self._view.request.rows, chosen)
+
+        def show(names: list[str] | None) -> None:
+            if names is not None:
+                columns = None if tuple(names) == DEFAULT_COLUMNS else tuple(names)
+                self._change_settings(replace(self._settings, columns=columns))
+
+        dialog = ColumnsDialog(choices, chosen, DEFAULT_COLUMNS)
+        self.app.push_screen(dialog, show)
+
+    def _change_settings(self, settings: ListSettings) -> None:
+        self._settings = settings
+        self.run_worker(self._load_fields, thread=True)
+        try:
+            save_list_settings(settings)
+        except OSError as error:
+            self.gputrain_app.show_toast(f"The list cannot be remembered: {error.strerror}", warning=True)
 
     def action_stop(self) -> None:
         if (row := self._selected_row()) is None:
@@ -161,3 +363,17 @@ class RunsScreen(GputrainScreen):
     def action_again(self) -> None:
         if (row := self._selected_row()) is not None:
             self.gputrain_app.open_form(RunFolder(Path(row.folder)).config)
+
+    def action_tags(self) -> None:
+        self._changes.tags(self._target_rows())
+
+    def action_note(self) -> None:
+        self._changes.note(self._selected_row())
+
+    def action_archive(self) -> None:
+        self._changes.archive(self._target_rows())
+
+
+def _same(before: Sequence[RunRow], rows: Sequence[RunRow]) -> bool:
+    """Whether the rows are the same objects."""
+    return len(before) == len(rows) and all(map(is_, before, rows))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -12,9 +11,9 @@ from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.charts.meter import meter
-from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING
+from tui.palette import BAD, GOOD, MUTED, WARNING
 from tui.text.runs import format_accuracy, format_age, format_duration
-from tui.text.tables import UNKNOWN, shorten_middle
+from tui.text.tables import shorten_middle
 
 # Symbol and style of each state; screens print the state's name next to them.
 STATE_SYMBOLS = {
@@ -33,6 +32,10 @@ STATE_COLUMNS, TIME_COLUMNS = 8, 10
 # From this width, a line has a meter of the progress.
 METER_MIN_WIDTH, METER_COLUMNS = 66, 8
 MIN_NOTE_COLUMNS = 14
+# Where the note of a run that failed would get less, it takes the place of the figures.
+MIN_CAUSE_COLUMNS = 40
+# A line without its name and note, in a width with a meter.
+FIGURE_COLUMNS = 4 + METER_COLUMNS + STATE_COLUMNS + 2 + 6 + 12 + 2 + TIME_COLUMNS + 2
 
 
 def state_symbol(state: str) -> tuple[str, str]:
@@ -55,6 +58,8 @@ def run_line(row: RunRow, name_width: int, width: int) -> Text:
     line.append("  ")
     if row.state == RunState.STARTING and row.message:
         return line.append(printable(row.message), WARNING)
+    if row.state in ENDED_BADLY and row.message and width - name_width - FIGURE_COLUMNS < MIN_CAUSE_COLUMNS:
+        return line.append(f"{row.state:<{STATE_COLUMNS}}  ", style).append(printable(row.message), MUTED)
     line.append_text(_progress(row, METER_COLUMNS if width >= METER_MIN_WIDTH else 0)).append("  ")
     line.append(f"{row.epoch}/{row.epochs or '?'}".ljust(6))
     if width - line.cell_len >= len("  acc 0.1234  ") + TIME_COLUMNS:
@@ -81,87 +86,7 @@ def _progress(row: RunRow, meter_columns: int) -> Text:
     return Text.assemble(bar, f" {percent:<{STATE_COLUMNS - 1}}" if meter_columns else f"{percent:<{STATE_COLUMNS}}")
 
 
-MIN_MESSAGE_COLUMNS = 24
-MIN_TABLE_NAME_COLUMNS = 20
 FOREIGN_SIGN = "!"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the run list. Where the list is narrow, the columns of low `priority` are omitted."""
-
-    title: str
-    width: int
-    priority: int
-    cell: Callable[[RunRow], str]
-    right: bool = True
-
-
-def _when(row: RunRow) -> str:
-    if row.live:
-        return "" if row.eta_seconds is None else f"in {format_duration(row.eta_seconds)}"
-    return f"{format_age(row.age_seconds)} ago"
-
-
-COLUMNS = (
-    Column("STATE", 10, 6, lambda row: "unreadable" if row.unreadable else row.state, right=False),
-    Column("EPOCH", 7, 4, lambda row: f"{row.epoch}/{row.epochs or '?'}"),
-    Column("BEST ACC", 8, 5, lambda row: format_accuracy(row.best_val_accuracy)),
-    Column("VAL LOSS", 8, 1, lambda row: UNKNOWN if row.val_loss is None else f"{row.val_loss:.4f}"),
-    Column("IMAGES/S", 8, 2, lambda row: UNKNOWN if row.images_per_second is None else f"{row.images_per_second:,.0f}"),
-    Column("ETA OR AGE", 10, 3, _when, right=False),
-)
-
-
-@dataclass(frozen=True)
-class RunTable:
-    """The columns of the run list that fit: the name, then `columns`, then the message in the remaining columns."""
-
-    name_columns: int
-    columns: tuple[Column, ...]
-    message_columns: int
-
-    @classmethod
-    def fit(cls, rows: Sequence[RunRow], width: int, *, with_message: bool) -> RunTable:
-        """Return the table for lines of `width` columns. Long names get what the other columns leave."""
-        longest = max((cell_len(printable(row.name)) for row in rows), default=0)
-        longest = max(longest, len("NAME"))
-        # Two columns are the signs before the name.
-        room = width - 2 - min(longest, MIN_TABLE_NAME_COLUMNS)
-        chosen = set()
-        for column in sorted(COLUMNS, key=lambda column: -column.priority):
-            if (room := room - column.width - 2) < 0:
-                break
-            chosen.add(column)
-        columns = tuple(column for column in COLUMNS if column in chosen)
-        free = width - 2 - sum(column.width + 2 for column in columns)
-        name = max(min(longest, free), 1)
-        message = free - name - 2 if with_message and free - name - 2 >= MIN_MESSAGE_COLUMNS else 0
-        return cls(name, columns, message)
-
-    @property
-    def header(self) -> Text:
-        cells = [column.title.rjust(column.width) if column.right else column.title for column in self.columns]
-        padded = [cell.ljust(column.width) for cell, column in zip(cells, self.columns, strict=True)]
-        line = "  ".join(
-            ["  " + fit_cells("NAME", self.name_columns), *padded, *["MESSAGE"] * bool(self.message_columns)]
-        )
-        return Text(line.lower(), MUTED, no_wrap=True, end="")
-
-    def line(self, row: RunRow) -> Text:
-        """Return the line of a run. The sign before its name marks a run that other users can change."""
-        sign, style = state_symbol(row.state)
-        line = Text(no_wrap=True, end="")
-        line.append(sign, style)
-        line.append(FOREIGN_SIGN if row.foreign else " ", WARNING)
-        line.append(fit_middle(printable(row.name), self.name_columns), WARNING if row.foreign else STRONG)
-        for column in self.columns:
-            cell = column.cell(row)
-            text = cell.rjust(column.width) if column.right else cell.ljust(column.width)
-            line.append("  " + text, style if column.title == "STATE" else "")
-        if self.message_columns:
-            line.append("  " + note(row), WARNING if row.foreign else MUTED)
-        return line
 
 
 def note(row: RunRow) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Self
+from functools import cached_property, partial
+from typing import Any, ClassVar, Self, overload
 
 from rich.segment import Segment
 from rich.style import Style
@@ -42,6 +42,48 @@ class Row:
     @cached_property
     def text(self) -> Text:
         return self.source if isinstance(self.source, Text) else self.source()
+
+
+class LazyRows(Sequence[Row]):
+    """Rows of one line that are made when they are drawn: a list of 10,000 runs makes those that are visible.
+
+    `keys` identifies the rows, and `make_text` returns the text of a row by its index.
+    """
+
+    def __init__(self, keys: Sequence[str], make_text: Callable[[int], Text]) -> None:
+        self._keys, self._make_text = keys, make_text
+        self._made: dict[int, Row] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        row = self._made.get(index)
+        if row is None:
+            row = self._made[index] = Row(self._keys[index], partial(self._make_text, index))
+        return row
+
+    def find(self, key: str) -> int | None:
+        """Return the index of a row; None if no row has this key."""
+        try:
+            return self._keys.index(key)
+        except ValueError:
+            return None
+
+
+def find_row(rows: Sequence[Row], key: str) -> int | None:
+    """Return the index of the row with this key; None if there is none."""
+    if isinstance(rows, LazyRows):
+        return rows.find(key)
+    return next((index for index, row in enumerate(rows) if row.key == key), None)
 
 
 class Lines(ScrollView, can_focus=True):
@@ -96,7 +138,7 @@ class Lines(ScrollView, can_focus=True):
         super().__init__(id=id)
         self._selectable = selectable
         self._header: list[Text] = []
-        self._rows: list[Row] = []
+        self._rows: Sequence[Row] = []
         self._cursor = 0
         self._base_style, self._line_width = Style(), 0
         self._row_height = 1
@@ -135,15 +177,21 @@ class Lines(ScrollView, can_focus=True):
         """Key of the row under the cursor; None without rows or cursor."""
         return self._rows[self._cursor].key if self._selectable and self._rows else None
 
+    @property
+    def selected_index(self) -> int | None:
+        """Index of the row under the cursor; None without rows or cursor."""
+        return self._cursor if self._selectable and self._rows else None
+
     def set_rows(self, rows: Sequence[Row], header: Sequence[Text] = (), empty_text: Text | None = None) -> None:
         """Replace the rows; without rows, `empty_text` is shown. The cursor follows its row if that still exists."""
         key, before = self.selected_key, self._visible_lines()
         self._empty_text = empty_text or self._empty_text
-        self._rows, self._header = list(rows), list(header)
-        self._row_height = 1 + max((len(row.more) for row in rows), default=0)
+        lazy = isinstance(rows, LazyRows)
+        self._rows, self._header = rows if lazy else list(rows), list(header)
+        self._row_height = 1 if lazy else 1 + max((len(row.more) for row in rows), default=0)
         if key is not None:
-            matches = [index for index, row in enumerate(rows) if row.key == key]
-            self._cursor = matches[0] if matches else min(self._cursor, max(len(rows) - 1, 0))
+            found = find_row(rows, key)
+            self._cursor = found if found is not None else min(self._cursor, max(len(rows) - 1, 0))
         self._update_virtual_size()
         after, width = self._visible_lines(), self.text_width
         for y, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -213,7 +261,7 @@ class Lines(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         self._update_virtual_size()
-        self._scroll_to_cursor()
+        self.scroll_to_cursor()
 
     def _update_virtual_size(self) -> None:
         """Tell Textual how many lines there are. A change lays out the whole screen, which takes ten milliseconds, so
@@ -224,7 +272,7 @@ class Lines(ScrollView, can_focus=True):
         size = Size(self.text_width, lines)
         if size != self.virtual_size:
             self.virtual_size = size
-            self._scroll_to_cursor()
+            self.scroll_to_cursor()
 
     def watch_show_vertical_scrollbar(self, shown: bool) -> None:
         """Textual moves only a scrollbar that is visible; the lines may have scrolled before."""
@@ -261,7 +309,7 @@ class Lines(ScrollView, can_focus=True):
             return
         old_index, old_top = self._cursor, self.scroll_offset.y
         self._cursor = index
-        self._scroll_to_cursor()
+        self.scroll_to_cursor()
         if self.scroll_offset.y == old_top:
             for changed in (old_index, index):
                 y = len(self._header) + changed * self._row_height - int(old_top)
@@ -272,9 +320,11 @@ class Lines(ScrollView, can_focus=True):
 
     def select_key(self, key: str) -> None:
         """Move the cursor to a row, if it exists."""
-        self._move_to(next((index for index, row in enumerate(self._rows) if row.key == key), self._cursor))
+        found = find_row(self._rows, key)
+        self._move_to(self._cursor if found is None else found)
 
-    def _scroll_to_cursor(self) -> None:
+    def scroll_to_cursor(self) -> None:
+        """Scroll so that the row under the cursor is visible."""
         room = max(self.size.height - len(self._header), 1)
         top, first = int(self.scroll_offset.y), self._cursor * self._row_height
         end = first + self._row_height

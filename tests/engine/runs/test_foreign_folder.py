@@ -22,7 +22,7 @@ from engine.training.checkpoint import save_checkpoint
 from engine.utils.errors import UsageError
 from engine.utils.files import write_json
 from factories import make_epoch, make_run_folder, make_run_started
-from tui.text.run_lines import RunTable
+from tui.text.run_table import RunTable, default_fields
 from tui.text.runs import format_runs_table
 
 
@@ -210,4 +210,6 @@ def test_lists_say_why_run_is_foreign(tmp_path: Path) -> None:
     rows.append(make_run_row(RunWatcher(foreign)))
     lines = format_runs_table(rows).splitlines()
     assert [line.endswith("is writable by all users") for line in lines] == [False, False, True]
-    assert "is writable by all users" in RunTable.fit(rows, 160, with_message=True).line(rows[1]).plain
+    assert (
+        "is writable by all users" in RunTable.fit(rows, 160, default_fields(), with_message=True).line(rows[1]).plain
+    )

@@ -1,0 +1,216 @@
+"""Marks, filter, order, columns and labels in the list of runs, driven by keys."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from engine.runs.folder import RunFolder
+from engine.runs.labels import RunLabels, read_labels, write_labels
+from engine.utils.files import state_folder
+from screen_driver import drive, press, real_app
+from tui.app import GputrainApp
+from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.screens.base import Filter
+from tui.screens.columns import ColumnsDialog, SortDialog
+from tui.screens.run import RunScreen
+from tui.widgets.lines import Lines
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+WIDE = (160, 24)
+
+
+def app_of(pilot: Pilot[None]) -> GputrainApp:
+    assert isinstance(pilot.app, GputrainApp)
+    return pilot.app
+
+
+def shown_names(pilot: Pilot[None]) -> list[str]:
+    """Names of the listed runs, in order."""
+    return [Path(row.key).name for row in pilot.app.screen.query_one("#all-runs", Lines)._rows]
+
+
+def header(pilot: Pilot[None]) -> str:
+    return visible_text(pilot, "#all-runs").splitlines()[1]
+
+
+async def type_filter(pilot: Pilot[None], text: str) -> None:
+    """Open the filter and type a text."""
+    names = {" ": "space", ".": "full_stop", "=": "equals_sign", ">": "greater_than_sign", "_": "underscore"}
+    await type_keys(pilot, "slash", *(names.get(letter, letter) for letter in text))
+
+
+async def type_keys(pilot: Pilot[None], *keys: str) -> None:
+    """Press keys one after the other, and wait once at the end."""
+    await pilot.press(*keys)
+    await wait_until_idle(pilot)
+
+
+def test_space_marks_run_and_mark_survives_filter_order_and_screen(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "j", "space")
+        assert "◆○ digits-3" in visible_text(pilot, "#all-runs")
+        assert "3 runs, 1 marked" in visible_text(pilot, "#all-runs")
+        assert app_of(pilot).marked_runs == {str(demo_runs_folder / FINISHED_RUN): None}
+        await type_filter(pilot, "cifar")
+        assert "1 of 3 match 'cifar', 1 marked" in visible_text(pilot, "#all-runs")
+        await press(pilot, "escape", "escape", "r")
+        assert "◆○ digits-3" in visible_text(pilot, "#all-runs")
+        await press(pilot, "j", "space")
+        assert "◆" not in visible_text(pilot, "#all-runs")
+        await press(pilot, "M")
+        assert "3 runs, 3 marked" in visible_text(pilot, "#all-runs")
+        await press(pilot, "M")
+        assert app_of(pilot).marked_runs == {}
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
+
+
+def test_filter_applies_while_typing_and_keeps_list_for_mistake(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        await type_filter(pilot, "best_val_accuracy>0.9")
+        assert shown_names(pilot) == [LIVE_RUN, FINISHED_RUN]
+        await press(pilot, "x")
+        assert "best_val_accuracy: 0.9x is not a number" in visible_text(pilot, "#all-runs")
+        assert shown_names(pilot) == [LIVE_RUN, FINISHED_RUN]
+        await press(pilot, "backspace")
+        assert "2 of 3 match 'best_val_accuracy>0.9'" in visible_text(pilot, "#all-runs")
+        await type_keys(pilot, "enter", "slash", *["backspace"] * 30)
+        assert len(shown_names(pilot)) == 3
+        await press(pilot, "up")
+        assert pilot.app.screen.query_one(Filter).value == "best_val_accuracy>0.9"
+        assert len(shown_names(pilot)) == 2
+        await press(pilot, "down")
+        assert pilot.app.screen.query_one(Filter).value == ""
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
+
+
+def test_filter_with_unknown_key_names_nearest_one(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        await type_filter(pilot, "optim.nam")
+        assert "optim.nam… is a key: go on with = != > < or ~" in visible_text(pilot, "#all-runs").splitlines()[0]
+        assert len(shown_names(pilot)) == 3
+        await type_keys(pilot, "equals_sign", *"sgd")
+        assert "optim.nam" in visible_text(pilot, "#all-runs").splitlines()[0]
+        assert "optim.name" in visible_text(pilot, "#all-runs").splitlines()[0]
+        assert len(shown_names(pilot)) == 3
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
+
+
+def test_order_sorts_by_chosen_column_and_again_the_other_way(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await type_keys(pilot, "r", "o", *"best", "underscore", *"val", "enter")
+        assert shown_names(pilot) == [FINISHED_RUN, LIVE_RUN, "cifar-4"]
+        assert "best acc▾" in header(pilot)
+        await press(pilot, "o")
+        assert isinstance(pilot.app.screen, SortDialog)
+        await press(pilot, "enter")
+        assert shown_names(pilot) == ["cifar-4", LIVE_RUN, FINISHED_RUN]
+        assert "best acc▴" in header(pilot)
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
+    assert json.loads((state_folder() / "run-list.json").read_text())["sort"] == "best_val_accuracy"
+
+    async def check_order(pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        assert "best acc▴" in header(pilot)
+
+    drive(demo_app(demo_runs_folder), check_order, WIDE)
+
+
+def test_columns_dialog_searches_adds_and_orders_columns(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await type_keys(pilot, "r", "w", *"weight", "underscore", *"dec", "space")
+        await type_keys(pilot, *["backspace"] * 10)
+        assert isinstance(pilot.app.screen, ColumnsDialog)
+        await type_keys(pilot, *"optim", "full_stop", "l", "r", "shift+left", "enter")
+        assert "lr  dataset" in header(pilot)
+        assert "weight decay" in header(pilot)
+        assert "0.0005" in visible_text(pilot, "#all-runs")
+        await press(pilot, "escape", "r")
+        assert "weight decay" in header(pilot)
+        await press(pilot, "w", "ctrl+r", "enter")
+        assert "weight decay" not in header(pilot)
+
+    drive(demo_app(demo_runs_folder), act, (200, 48))
+
+
+@pytest.mark.parametrize(("width", "last"), [(80, "dataset"), (120, "seed"), (200, "images/s")])
+def test_columns_that_do_not_fit_are_dropped_from_the_right(demo_runs_folder: Path, width: int, last: str) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        assert header(pilot).strip("│ ").endswith(last)
+
+    drive(demo_app(demo_runs_folder), act, (width, 30))
+
+
+def test_labels_of_marked_runs_change_together(demo_runs_folder: Path) -> None:
+    for name, tags in ((FINISHED_RUN, ("old", "base")), ("cifar-4", ("base", "oom"))):
+        write_labels(RunFolder(demo_runs_folder / name), RunLabels(tags=tags))
+
+    def labels(name: str) -> RunLabels:
+        return read_labels(RunFolder(demo_runs_folder / name))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "j", "space", "space", "T")
+        assert "Tags of 2 runs" in visible_text(pilot)
+        await type_keys(pilot, "end", *["backspace"] * 4, *"new", "enter")
+        await wait_until(pilot, lambda: labels("cifar-4").tags == ("oom", "new"))
+        assert labels(FINISHED_RUN).tags == ("old", "new")
+        await wait_until(pilot, lambda: "oom,new" in visible_text(pilot, "#all-runs"))
+        await type_keys(pilot, "N", *"slow", "space", *"disk", "enter")
+        await wait_until(pilot, lambda: labels("cifar-4").note == "slow disk")
+        assert labels(FINISHED_RUN).note == ""
+
+    drive(real_app(demo_runs_folder), act, WIDE)
+
+
+def test_tags_dialog_refuses_invalid_tag(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "T", "x", "comma", "enter")
+        assert "is not a valid tag" in visible_text(pilot)
+        await press(pilot, "escape")
+        assert read_labels(RunFolder(demo_runs_folder / LIVE_RUN)).tags == ()
+
+    drive(real_app(demo_runs_folder), act)
+
+
+def test_archived_runs_are_hidden_until_asked_for(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "j", "A")
+        await wait_until(pilot, lambda: FINISHED_RUN not in shown_names(pilot))
+        assert "2 runs, 1 archived" in visible_text(pilot, "#all-runs")
+        await type_filter(pilot, "archived=yes")
+        assert shown_names(pilot) == [FINISHED_RUN]
+        await press(pilot, "escape", "H")
+        assert FINISHED_RUN in shown_names(pilot)
+        await press(pilot, "j")
+        assert "unarchive" in visible_text(pilot, "Keys")
+        await press(pilot, "A", "H")
+        await wait_until(pilot, lambda: FINISHED_RUN in shown_names(pilot))
+
+    drive(real_app(demo_runs_folder), act, WIDE)
+
+
+def test_full_key_gives_the_whole_screen_to_the_list(demo_runs_folder: Path) -> None:
+    for number in range(30):
+        shutil.copytree(demo_runs_folder / FINISHED_RUN, demo_runs_folder / f"copy-{number:02d}")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        assert visible_text(pilot, "#all-runs").count("○") < 25
+        await press(pilot, "f")
+        assert visible_text(pilot, "#all-runs").count("○") == 31
+        await press(pilot, "f", "enter")
+        assert isinstance(pilot.app.screen, RunScreen)
+
+    drive(demo_app(demo_runs_folder), act, (160, 48))

@@ -1,0 +1,183 @@
+"""Dialogs that search what runs can be asked for: the columns of the list, and the column that it is sorted by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from engine.runs.query import SortOrder
+from tui.palette import ACCENT, MUTED
+from tui.text.run_columns import ColumnChoice
+from tui.text.run_table import SORT_SIGNS
+from tui.widgets.entry import Entry
+from tui.widgets.lines import Lines, Row
+
+Result = TypeVar("Result")
+MAX_SHOWN_ROWS = 14
+MAX_KEY_COLUMNS = 28
+NO_MATCH = Text("No column has such a name", MUTED)
+
+
+class SearchEntry(Entry):
+    """The input of a search. `consume_key` handles a key before the input does, if it can."""
+
+    def __init__(self, consume_key: Callable[[str], bool]) -> None:
+        super().__init__(placeholder="Type to search")
+        self._consume_key = consume_key
+
+    async def _on_key(self, event: events.Key) -> None:
+        if not self._consume_key(event.key):
+            await super()._on_key(event)
+            return
+        event.stop()
+        event.prevent_default()
+
+
+class SearchDialog(ModalScreen[Result | None], Generic[Result]):
+    """Lists the choices that contain the typed text. Subclasses say what enter and blank do."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False),
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
+        Binding("pageup", "move(-10)", show=False),
+        Binding("pagedown", "move(10)", show=False),
+    ]
+    HINT: ClassVar[str] = "type to search   enter choose   esc cancel"
+
+    def __init__(self, title: str, choices: Sequence[ColumnChoice]) -> None:
+        super().__init__()
+        self._title, self._choices = title, list(choices)
+        longest = max((cell_len(choice.name) for choice in self._choices), default=0)
+        self._key_columns = min(longest, MAX_KEY_COLUMNS)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = self._title
+            yield SearchEntry(self.consume_key)
+            yield Lines(selectable=True)
+            yield Static(self.HINT, classes="hint", markup=False)
+
+    def on_mount(self) -> None:
+        lines = self.query_one(Lines)
+        lines.styles.height = min(len(self._choices), MAX_SHOWN_ROWS)
+        lines.can_focus = False
+        self.query_one(SearchEntry).focus()
+        self.update_rows()
+
+    def update_rows(self) -> None:
+        """List the choices that contain the typed text."""
+        text = self.query_one(SearchEntry).value.strip().lower()
+        shown = [choice for choice in self._choices if text in choice.name.lower()]
+        self.query_one(Lines).set_rows([Row(choice.name, self._line(choice)) for choice in shown], (), NO_MATCH)
+
+    def _line(self, choice: ColumnChoice) -> Text:
+        sign, style = self.sign_of(choice.name)
+        key = choice.name.ljust(self._key_columns)
+        return Text.assemble((sign, style), (key, style), (f"  {choice.about}", MUTED), no_wrap=True, end="")
+
+    def sign_of(self, key: str) -> tuple[str, str]:
+        """Return what is in front of a key, and its style."""
+        raise NotImplementedError
+
+    def consume_key(self, key: str) -> bool:
+        """Handle a key that is not typed text. Return whether it is handled."""
+        return False
+
+    @property
+    def selected_key(self) -> str | None:
+        """The key under the cursor."""
+        return self.query_one(Lines).selected_key
+
+    @on(Input.Changed)
+    def _search(self) -> None:
+        self.update_rows()
+        self.query_one(Lines).action_move(-len(self._choices))
+
+    def action_move(self, rows: int) -> None:
+        self.query_one(Lines).action_move(rows)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+class SortDialog(SearchDialog[str]):
+    """Choose the column to sort by. Returns its key."""
+
+    def __init__(self, choices: Sequence[ColumnChoice], order: SortOrder) -> None:
+        super().__init__("Sort by; the same column again turns the order around", choices)
+        self._order = order
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.query_one(Lines).select_key(self._order.field.name)
+
+    def sign_of(self, key: str) -> tuple[str, str]:
+        return (f"{SORT_SIGNS[self._order.descending]} ", ACCENT) if key == self._order.field.name else ("  ", "")
+
+    def on_input_submitted(self) -> None:
+        if self.selected_key is not None:
+            self.dismiss(self.selected_key)
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self.dismiss(event.key)
+
+
+class ColumnsDialog(SearchDialog[list[str]]):
+    """Choose columns and their order. Returns their keys from left to right."""
+
+    HINT = "space select   ⇧← ⇧→ move   ^r defaults   enter confirm   esc cancel"
+
+    def __init__(self, choices: Sequence[ColumnChoice], chosen: Sequence[str], defaults: Sequence[str]) -> None:
+        super().__init__("Columns from left to right", choices)
+        self._chosen, self._defaults = list(chosen), list(defaults)
+
+    def sign_of(self, key: str) -> tuple[str, str]:
+        return (f"{self._chosen.index(key) + 1:>2} ", ACCENT) if key in self._chosen else ("   ", "")
+
+    def on_input_submitted(self) -> None:
+        self.dismiss(self._chosen)
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self._turn()
+
+    def consume_key(self, key: str) -> bool:
+        match key:
+            case "space":
+                self._turn()
+            case "shift+left" | "shift+right":
+                self._shift(-1 if key == "shift+left" else 1)
+            case "ctrl+r":
+                self._chosen = list(self._defaults)
+                self.update_rows()
+            case _:
+                return False
+        return True
+
+    def _turn(self) -> None:
+        """Select the column under the cursor, or unselect it."""
+        if (key := self.selected_key) is None:
+            return
+        if key in self._chosen:
+            self._chosen.remove(key)
+        else:
+            self._chosen.append(key)
+        self.update_rows()
+
+    def _shift(self, places: int) -> None:
+        """Move the column under the cursor to the left or to the right."""
+        if (key := self.selected_key) not in self._chosen:
+            return
+        index = self._chosen.index(key)
+        self._chosen.remove(key)
+        self._chosen.insert(max(index + places, 0), key)
+        self.update_rows()
