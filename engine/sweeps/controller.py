@@ -90,7 +90,9 @@ class Controller:
     def _recover(self) -> None:
         """Watch the runs of the trials that an earlier controller has left running, and queue those that do not run."""
         for trial in self.study.trials():
-            if not trial.state.is_finished():
+            if not trial.state.is_finished() and not self._is_in_space(trial):
+                self.study.fail(trial.number, "its values are not in the space of the sweep")
+            elif not trial.state.is_finished():
                 run = TrialRun(trial.number, self.folder.trial(trial.number), may_be_starting=True)
                 if run.folder.is_owned():
                     self._active[trial.number] = run
@@ -98,6 +100,11 @@ class Controller:
                 else:
                     self._queued.append(run)
             self._has_result = self._has_result or trial.value is not None
+
+    def _is_in_space(self, trial: FrozenTrial) -> bool:
+        """Whether the values of a trial in the journal, which become arguments of a command, are those of the sweep."""
+        spaces = self.settings.spaces()
+        return all(key in spaces and spaces[key].contains(value) for key, value in trial.params.items())
 
     def _poll_requests(self) -> None:
         for request in consume_requests(self.folder.control):
@@ -151,6 +158,7 @@ class Controller:
 
     def _start(self, trial: TrialRun) -> None:
         frozen = self.study.trial(trial.number)
+        verb = "continues" if trial.history.epochs else "started"
         overrides = [] if frozen.user_attrs.get(PRESET) else overrides_of(frozen.params)
         overrides += overrides_of(self.settings.device)
         runs_dir = self.folder.path.parent
@@ -159,7 +167,6 @@ class Controller:
         self._active[trial.number] = trial
         values = " ".join(f"{key}={shown(value)}" for key, value in frozen.params.items())
         what = "the config itself" if frozen.user_attrs.get(PRESET) else values
-        verb = "continues" if trial.history.epochs else "started"
         self.emit(f"trial {trial.number} ({trial.folder.name}) {verb}: {what}")
 
     def _is_pruned(self, trial: TrialRun) -> bool:
@@ -270,7 +277,7 @@ class Controller:
     def _end(self) -> ExitCode:
         trials = self.study.trials()
         counts = Counter(STATE_WORDS[trial.state.name] for trial in trials)
-        listed = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        listed = ", ".join(f"{count} {END_WORDS.get(word, word)}" for word, count in sorted(counts.items()))
         self.emit(f"{pluralize(len(trials), 'trial')}: {listed}")
         for trial in trials:
             if trial.state.name == "FAIL":
@@ -288,6 +295,8 @@ class Controller:
 
 
 STATE_WORDS = {"RUNNING": "running", "WAITING": "running", "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+# What a running trial is once the controller has ended.
+END_WORDS = {"running": "stopped"}
 
 
 def best_trial(trials: Sequence[FrozenTrial], *, maximizes: bool) -> FrozenTrial | None:

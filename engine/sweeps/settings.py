@@ -32,6 +32,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "pruner": get_args(Pruner),
     "metric": get_args(Metric),
 }
+# The overrides that only the trials have.
+DEVICE_KEYS = frozenset({"device.gpus", "device.wait", "device.threads"})
 # What another command for the same sweep may change; the rest decides which values are searched.
 CHANGEABLE = ("trials", "parallel")
 
@@ -113,7 +115,9 @@ def check_numbers(settings: SweepSettings) -> list[Problem]:
         value = getattr(settings, name)
         if value not in choices:
             hint = did_you_mean(str(value), choices)
-            problems.append(Problem(f"--{name}", f"{value!r} is not allowed: must be {' or '.join(choices)}{hint}"))
+            problems.append(
+                Problem(f"--{name}", f"{value!r} is not allowed: must be one of {', '.join(choices)}{hint}")
+            )
     if not settings.space:
         example = "give at least one KEY=SPACE, such as optim.lr=log:1e-3..0.3 or optim.name=sgd,adamw"
         problems.append(Problem("", f"there is nothing to search; {example}"))
@@ -225,6 +229,8 @@ def _from_values(path: Path, values: Mapping[str, Any]) -> SweepSettings:
     for key, value in values.items():
         if key in ("space", "fixed", "device"):
             valid = isinstance(value, dict) and all(isinstance(part, str) for part in (*value, *value.values()))
+            # They become arguments of the trials without a check of their own.
+            valid = valid and (key != "device" or DEVICE_KEYS.issuperset(value))
         elif key == "config":
             valid = isinstance(value, str | None)
         else:

@@ -70,6 +70,10 @@ class Choices:
 
     values: tuple[str, ...]
 
+    def contains(self, value: object) -> bool:
+        """Whether a text is one of the choices."""
+        return value in self.values
+
     def probes(self) -> list[Value]:
         return list(self.values)
 

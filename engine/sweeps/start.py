@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engine.config.loader import resolve_config
 from engine.config.section import RUN_NAME_PATTERN
+from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.runs.control import consume_requests
 from engine.runs.folder import sanitize_run_name
 from engine.sweeps.controller import Controller, Emit
@@ -27,6 +28,7 @@ from engine.sweeps.folder import (
 )
 from engine.sweeps.plan import SweepPlan, preset_values, without_name
 from engine.sweeps.settings import SweepSettings, check_numbers, read_settings, write_settings
+from engine.sweeps.space import overrides_of
 from engine.sweeps.study import SweepStudy, open_study
 from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
@@ -103,6 +105,8 @@ def load_sweep(
     if problems := check_numbers(settings):
         raise UsageError(problems)
     config = without_name(resolve_config(str(folder.config), trust_code=trust_code).config)
+    if not trust_code and (reason := folder.foreign_reason()) is not None:
+        refuse_user_code(folder, settings, reason)
     preset = preset_values(config, settings.spaces(), trust_code=trust_code)
     outside = tuple(key for key in settings.space if key not in preset)
     if settings != stored:
@@ -111,6 +115,16 @@ def load_sweep(
         except OSError as error:
             raise UsageError.one(str(folder.settings), f"cannot be written to: {error.strerror}") from error
     return SweepPlan(settings, config, preset, outside)
+
+
+def refuse_user_code(folder: SweepFolder, settings: SweepSettings, foreign: str) -> None:
+    """Raise UsageError if a sweep that others can change searches user code: its values count as typed arguments."""
+    for key, space in settings.spaces().items():
+        for value in space.probes():
+            config = resolve_config(str(folder.config), overrides_of({key: value})).config
+            if key == "run.code" or key in user_code_names(config):
+                reason = f"{value} is not imported: the sweep {folder.name} {foreign}"
+                raise UsageError.one(key, reason, TRUST_ADVICE)
 
 
 def run_sweep(

@@ -29,7 +29,8 @@ STATUS_FORMAT = 1
 class TrialRow:
     """One trial.
 
-    `run` is the name of its run. `state` is running, complete, pruned or failed. `value` is the metric: of the best
+    `run` is the name of its run. `state` is running, stopped, complete, pruned or failed; a stopped trial goes on when
+    the sweep is continued. `value` is the metric: of the best
     epoch if it is complete, else of the latest epoch; None without an epoch. `epoch` is the latest recorded epoch.
     `preset` marks the config itself. `reason` says why it was pruned or failed. `seconds` is the time since its start,
     or from its start to its end.
@@ -67,7 +68,7 @@ class SweepStatus:
     def by_value(self) -> list[TrialRow]:
         """Return the trials, the best value first and those without a value last."""
         sign = -1 if self.settings.maximizes else 1
-        rank = {"complete": 0, "running": 1, "pruned": 2, "failed": 3}
+        rank = {"complete": 0, "running": 1, "stopped": 2, "pruned": 3, "failed": 4}
         return sorted(
             self.trials,
             key=lambda row: (rank[row.state], math.inf if row.value is None else sign * row.value, row.number),
@@ -113,12 +114,13 @@ class SweepReader:
         complete = sum(trial.state.name == "COMPLETE" for trial in trials)
         if self._study is not None and complete != self._complete:
             self._complete, self._importances = complete, self._study.importances()
-        rows = tuple(_row(self.folder.trial(trial.number), trial) for trial in trials)
+        running = self.folder.is_running()
+        rows = tuple(_row(self.folder.trial(trial.number), trial, is_running=running) for trial in trials)
         best = best_trial(trials, maximizes=settings.maximizes)
         return SweepStatus(
             name=self.folder.name,
             folder=str(self.folder.path),
-            running=self.folder.is_running(),
+            running=running,
             settings=settings,
             trials=rows,
             best=None if best is None else rows[best.number],
@@ -127,17 +129,20 @@ class SweepReader:
         )
 
 
-def _row(run: RunFolder, trial: FrozenTrial) -> TrialRow:
+def _row(run: RunFolder, trial: FrozenTrial, *, is_running: bool) -> TrialRow:
     from datetime import datetime
 
     epoch = trial.last_step or 0
     value = trial.value if trial.value is not None else trial.intermediate_values.get(epoch)
+    state = STATE_WORDS[trial.state.name]
+    if state == "running" and not is_running and not run.is_owned():
+        state = "stopped"
     ended = trial.datetime_complete or datetime.now()
     seconds = None if trial.datetime_start is None else round((ended - trial.datetime_start).total_seconds(), 1)
     return TrialRow(
         number=trial.number,
         run=run.name,
-        state=STATE_WORDS[trial.state.name],
+        state=state,
         value=value if value is not None and math.isfinite(value) else None,
         epoch=epoch,
         params=dict(trial.params),

@@ -70,20 +70,19 @@ def test_sweep_of_digits_killed_at_random_moments_has_every_result_once(gputrain
     rng = random.Random(time.time_ns())  # noqa: S311
     sweep = ["sweep", "digits", "optim.lr=log:1e-3..0.5", "optim.name=sgd,adamw", "run.epochs=4", "device.ranks=1"]
     sweep += ["--trials", str(TRIALS), "--parallel", "2", "--name", "s"]
-    kills = list[float]()
-    for _ in range(3):
-        process = gputrain.start(*sweep)
-        moment = rng.uniform(1, 25)
-        kills.append(round(moment, 1))
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(moment)
+    moments = [(trial, rng.uniform(0, 6)) for trial in sorted(rng.sample(range(TRIALS), 3))]
+    for trial, seconds in moments:
+        process = gputrain.start(*sweep, stderr=subprocess.DEVNULL)
+        journal = gputrain.runs / f"s-{trial:03d}" / "events.jsonl"
+        wait_for(journal.exists, f"the beginning of trial {trial}", 300)
+        time.sleep(seconds)
         # One supervisor of a trial dies before the controller, one after it.
         kill_supervisor(gputrain, rng)
         kill(process)
         kill_supervisor(gputrain, rng)
     done = gputrain(*sweep)
     assert done.returncode == 0, done.stderr
-    print("killed after", kills, "s\n", done.stderr)
+    print("killed so many seconds after the beginning of a trial:", moments, "\n", done.stderr)
     status = show(gputrain, "s")
     assert [row["number"] for row in status["trials"]] == list(range(TRIALS))
     assert status["counts"].keys() <= {"complete", "pruned"}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from engine.sweeps.status import SweepStatus, TrialRow
 
 HEADER = ("TRIAL", "RUN", "STATE", "VALUE", "EPOCH", "TIME")
-STATES = ("complete", "running", "pruned", "failed")
+STATES = ("complete", "running", "stopped", "pruned", "failed")
 
 
 def format_sweep(status: SweepStatus) -> str:

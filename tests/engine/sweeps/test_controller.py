@@ -23,7 +23,7 @@ from engine.sweeps.study import SweepStudy, open_study
 from engine.sweeps.trial_run import TrialRun
 from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
-from gputrain_command import ROOT
+from gputrain_command import ROOT, wait_for
 
 COMMAND = [sys.executable, str(ROOT / "tests" / "fake_trial.py")]
 
@@ -90,7 +90,7 @@ def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     folder = make_sweep(tmp_path, parallel=2)
-    steps_left = 0
+    steps_left, journals = 0, list[Path]()
 
     def killing(step: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -99,6 +99,8 @@ def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
             if before and steps_left <= 0:
                 raise KilledError
             result = step(*arguments)
+            if isinstance(arguments[0], TrialRun):
+                journals.append(arguments[0].folder.journal)
             if steps_left <= 0:
                 raise KilledError
             return result
@@ -114,6 +116,8 @@ def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
             outcome = run(folder)
         except KilledError:
             assert sessions < 40
+            # Before that, a controller starts the trial once more, which is refused but takes its time.
+            wait_for(lambda: all(journal.exists() for journal in journals), "the beginning of the trials")
     shown = status(folder)
     assert sessions > 8
     assert [row.state for row in shown.trials] == ["complete"] * 3
@@ -162,7 +166,7 @@ def test_stopped_sweep_continues_its_trials_and_a_trial_stopped_by_hand_is_prune
     with controller_lock(folder):
         study = open_study(folder, plan.settings, create=True)
         assert Controller(folder, plan, study, COMMAND, [], on_line).run() is ExitCode.STOPPED
-    assert status(folder).counts == {"running": 2}
+    assert status(folder).counts == {"stopped": 2}
     assert "continue with `gputrain sweep --resume s`" in lines
     behave(tmp_path, s_001="wait")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.config.code_trust import CodeTrust
-from engine.sweeps.plan import SweepPlan, plan_sweep
+from engine.config.loader import resolve_config
+from engine.sweeps.plan import SweepPlan, device_overrides, plan_sweep
 from engine.sweeps.settings import (
     SweepSettings,
     is_sweep_file,
@@ -19,6 +20,7 @@ from engine.sweeps.settings import (
 )
 from engine.sweeps.start import choose_folder, create_sweep, load_sweep
 from engine.utils.errors import UsageError
+from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line
 
 CPU = {"device.gpus": "cpu"}
 
@@ -41,7 +43,7 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
     assert len(found) == 6
     for part in (
         "--trials: must be an integer from 1",
-        "--metric: 'x' is not allowed: must be val_accuracy or val_loss",
+        "--metric: 'x' is not allowed: must be one of val_accuracy, val_loss",
         "optim.lr: -1.0 is not allowed",
         "optim.name: 'adamax2' is not allowed",
         "run.epoch: ",
@@ -125,6 +127,35 @@ def test_sweep_file_holds_settings_and_refuses_unknown_and_foreign_ones(tmp_path
     path.write_text("config: digits\nspace: {optim.lr: 0..1}\ntrails: 7\nparallel: many\n")
     with pytest.raises(UsageError, match=r"trails.*: is no setting of a sweep; did you mean trials"):
         read_sweep_file(path)
+
+
+def test_continued_sweep_of_another_user_sets_no_code_and_no_other_keys(tmp_path: Path) -> None:
+    planned = plan(tmp_path, "optim.lr=0.01..1")
+    folder = choose_folder(tmp_path, "a", planned.settings)
+    create_sweep(folder, planned)
+    write_settings(folder.settings, replace(planned.settings, space={"model.name": "cnn,evil:model"}))
+    assert load_sweep(folder).settings.space == {"model.name": "cnn,evil:model"}
+    folder.settings.chmod(0o666)
+    with pytest.raises(UsageError, match=r"model\.name: evil:model is not imported: the sweep a contains sweep\.yaml"):
+        load_sweep(folder)
+    write_settings(folder.settings, replace(planned.settings, device={"model.name": "evil:model"}))
+    with pytest.raises(UsageError, match=r"device.*: .* is not allowed here"):
+        load_sweep(folder)
+
+
+def test_trials_take_one_gpu_and_wait_for_it_unless_the_user_chooses(
+    tmp_path: Path, loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path / "reservations"))
+    # A process of another user computes on the only GPU.
+    loaded_gpu_host.set_scene([gpu_line(0), f"process 0 {UNKNOWN_PID} 4096 compute"])
+    config = resolve_config("digits").config
+    assert device_overrides(config, 4) == {"device.gpus": "free:1", "device.wait": "true"}
+    both = resolve_config("digits", ["device.gpus=free:2"]).config
+    assert device_overrides(both, 4) == {"device.gpus": "free:2", "device.wait": "true"}
+    monkeypatch.setattr("engine.sweeps.plan.available_cores", lambda: 16)
+    on_cpu = resolve_config("digits", ["device.gpus=cpu", "device.ranks=2"]).config
+    assert device_overrides(on_cpu, 4) == {"device.gpus": "cpu", "device.threads": "2"}
 
 
 def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:

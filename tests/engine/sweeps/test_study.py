@@ -84,7 +84,7 @@ def test_status_has_order_best_importance_and_reasons(tmp_path: Path) -> None:
     assert [row.number for row in ordered[12:]] == [running, pruned, failed]
     assert status.best == ordered[0]
     assert status.best is not None and status.best.value == max(row.value or 0 for row in status.trials[:12])
-    assert dict(status.counts) == {"complete": 12, "failed": 1, "pruned": 1, "running": 1}
+    assert dict(status.counts) == {"complete": 12, "failed": 1, "pruned": 1, "stopped": 1}
     assert (status.trials[failed].reason, status.trials[pruned].value, status.trials[running].value) == (
         *("no GPU", 0.25),
         None,
