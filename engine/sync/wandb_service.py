@@ -1,14 +1,15 @@
 """Send runs to Weights & Biases, or write offline runs for `wandb sync`, through its client library.
 
-The history of a W&B run only grows. The global step of training is its step, so a resumed run tells which steps the
-server has. A run that is started again under its ID without resuming replaces the one at the server, which is how void
-steps go away. An offline run cannot be resumed, and `wandb sync` replaces one upload by the next
+The history of a W&B run only grows; rewinding it is a preview that few servers have. The global step of training is its
+step, so a resumed run tells which steps the server has. A run with void steps is tagged, and gets a successor with
+another ID. An offline run cannot be resumed, and `wandb sync` replaces one upload by the next
 (https://github.com/wandb/wandb/issues/3841), so each sync writes a new offline folder with all steps.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from engine.utils.errors import UsageError, not_installed
 from engine.utils.files import make_user_folder, state_folder
 
 DEFAULT_PROJECT = "gputrain"
+VOID_TAG = "void"
 # W&B shows a run with this exit code as killed, as after Ctrl-C.
 STOPPED_EXIT_CODE = 255
 EXIT_CODES = {RunState.FINISHED: 0, RunState.STOPPED: STOPPED_EXIT_CODE}
@@ -81,10 +83,11 @@ class WandbService(Service):
             state.restart()
             save()
             self._delete_offline_folders(state)
-        run = self._init(state, description, resume=None if self._is_offline or state.void else "allow")
-        if state.void:
-            state.restart()
+        elif state.void:
+            self._mark_void(state, description)
+            state.restart(secrets.token_hex(8))
             save()
+        run = self._init(state, description, resume=None if self._is_offline else "allow")
         held_step = max(run.starting_step - 1, 0) if run.resumed else 0
         remote = WandbRun(run, held_step, description.started_at, self._reported_errors)
         remote.location = str(Path(run.dir).parent) if self._is_offline else str(run.url)
@@ -113,6 +116,14 @@ class WandbService(Service):
         finally:
             sys.excepthook, sys.stdin = excepthook, stdin
 
+    def _mark_void(self, state: RemoteState, description: RunDescription) -> None:
+        """Tag a run with void steps at the server, where a deletion could not be undone."""
+        # Somebody may have deleted it, which the library reports like a lost connection. The next request tells which.
+        with suppress(SyncError), self._reported_errors():
+            run = self._init(state, description, resume="allow")
+            run.tags = (*description.tags, VOID_TAG)
+            run.finish(exit_code=1)
+
     def _delete_offline_folders(self, state: RemoteState) -> None:
         """Delete the offline folders that earlier syncs of a run have written, also those of a killed sync."""
         for folder in self._folder.glob(f"offline-run-*-{state.token}*"):
@@ -126,6 +137,8 @@ class WandbService(Service):
         errors = self._library.errors
         try:
             yield
+        except SyncError:
+            raise
         except errors.AuthenticationError as error:
             message = f"W&B at {self._address} refuses the API key: {first_line(error)}"
             raise SyncError(f"{message}; run `wandb login`, or set WANDB_API_KEY") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,8 +32,9 @@ INTERRUPTED_EXIT_CODE = 130
             "WANDB_MODE=offline gputrain sync fashion-17 fashion-18 --to wandb",
         ],
         "Repeat the command to send what is new. Each step is sent once, also after a resume or a kill. If a resume "
-        "repeats steps that were sent, the remote run is replaced: W&B keeps its ID, MLflow gets another one. "
-        "An interrupted run looks finished at W&B until the next sync.",
+        "repeats steps that were sent, another remote run gets all steps. The old one has the tag `void` at W&B, and "
+        "is deleted at MLflow (`mlflow runs restore` undoes it). A live run whose sync was interrupted looks finished "
+        "at W&B until the next sync.",
         "Server and credentials are those of the services: WANDB_API_KEY, WANDB_BASE_URL, WANDB_MODE, `wandb login`; "
         "MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN. W&B writes to WANDB_DIR [default: ~/.local/state/gputrain].",
         exit_codes={0: "everything was sent", 1: "the service cannot be used", 2: "bad usage", 130: "interrupted"},
@@ -87,6 +88,7 @@ def sync(
             )
         except SyncError as error:
             fail(error)
+        progress.report_unfinished(syncs)
         if as_json:
             typer.echo(json.dumps({"format": 1, "syncs": [to_json(sync, to) for sync in syncs]}, indent=2))
         if stop() and not follow:
@@ -155,10 +157,11 @@ class Progress:
         self._as_json = as_json
         self._locations: dict[str, str] = {}
         self._problems: set[str] = set()
+        self._complete: set[str] = set()
 
     def report(self, sync: RunSync, complete: bool) -> None:
         """Print where a run is when that is known or changes, its problems, and its end."""
-        from engine.utils.text import pluralize, printable
+        from engine.utils.text import printable
 
         name = printable(sync.folder.name)
         if sync.location and self._locations.get(name) != sync.location:
@@ -171,8 +174,17 @@ class Progress:
             self._problems.add(sync.problem)
             typer.echo(f"warning: {name}: {printable(sync.problem)}", err=True)
         if complete:
-            sent = f"{pluralize(sync.steps_sent, 'step')} sent" if sync.steps_sent else "nothing new"
-            typer.echo(f"{name}: {sync.run_state}, {sent}.", err=True)
+            self._complete.add(name)
+            typer.echo(f"{name}: {sync.run_state}, {_sent(sync)}.", err=True)
+
+    def report_unfinished(self, syncs: Sequence[RunSync]) -> None:
+        """Print which runs have more to send than was sent."""
+        from engine.utils.text import printable
+
+        for sync in syncs:
+            name = printable(sync.folder.name)
+            if name not in self._complete:
+                typer.echo(f"{name}: {sync.run_state}, {_sent(sync)}; repeat the command to send the rest.", err=True)
 
     def report_lost_service(self, error: SyncError) -> None:
         """Print once why nothing can be sent for now."""
@@ -181,3 +193,9 @@ class Progress:
         if str(error) not in self._problems:
             self._problems.add(str(error))
             typer.echo(f"warning: {printable(str(error))}; trying again until Ctrl-C", err=True)
+
+
+def _sent(sync: RunSync) -> str:
+    from engine.utils.text import pluralize
+
+    return f"{pluralize(sync.steps_sent, 'step')} sent" if sync.steps_sent else "nothing new"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,8 +19,9 @@ from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels, write_labels
 from factories import append_events, make_epoch, make_losses, make_run_folder, make_run_resumed, make_run_started
-from gputrain_command import Gputrain, wait_for
-from remote_runs import mlflow_runs, wandb_history, wandb_records
+from fake_wandb_server import API_KEY, fake_wandb_server
+from gputrain_command import Gputrain, effective_events, wait_for
+from remote_runs import mlflow_points, mlflow_runs, wandb_history, wandb_records
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
 OFFLINE = {"WANDB_MODE": "offline"}
@@ -99,6 +103,7 @@ def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputra
         [interrupted] = offline_folders(gputrain)
         assert output.splitlines()[-1] == f"a-1  {interrupted}"
         assert len(wandb_history(interrupted)) == 15
+        assert errors.endswith("a-1: running, 26 steps sent; repeat the command to send the rest.\n")
     write_labels(folder, RunLabels(tags=("night",), note="keep"))
     append_events(folder, make_losses(17, 20, loss=0.25, time=31.0), make_epoch(2), FINISHED)
     done = gputrain("sync", "a-1", "--to", "wandb", **OFFLINE)
@@ -118,6 +123,35 @@ def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputra
     }
     assert config["optim"] == {"lr": 0.1, "name": "sgd"}
     assert not (gputrain.folder / "wandb").exists()
+
+
+def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_steps(gputrain: Gputrain) -> None:
+    pytest.importorskip("wandb")
+    folder = make_run(gputrain, "a", make_run_started(), make_losses(1, 12))
+    with fake_wandb_server() as server:
+        assert gputrain("sync", "a", "--to", "wandb", **server.environment).returncode == 0
+        [first] = server.runs
+        assert (len(server.runs[first].lines), server.runs[first].exit_code) == (12, 1)
+
+        append_events(folder, make_run_resumed(12, time=20.0), make_losses(13, 18, time=21.0))
+        done = gputrain("sync", "a", "--to", "wandb", **server.environment)
+        assert done.stderr == "a: crashed, 6 steps sent.\n"
+        assert list(server.runs) == [first]
+        assert server.runs[first].losses == [(step, 0.5) for step in range(1, 19)]
+
+        append_events(folder, make_run_resumed(10, time=30.0), make_losses(11, 20, loss=0.25, time=31.0), FINISHED)
+        done = gputrain("sync", "a", "--to", "wandb", **server.environment)
+        assert done.stderr == "a: finished, 20 steps sent.\n"
+        [successor] = set(server.runs) - {first}
+        assert done.stdout == f"a  {server.environment['WANDB_BASE_URL']}/me/gputrain/runs/{successor}\n"
+        assert server.runs[successor].losses == [(step, 0.5 if step <= 10 else 0.25) for step in range(1, 21)]
+        assert (server.runs[successor].exit_code, server.runs[first].tags) == (0, ["void"])
+
+        server.refuses = True
+        refused = gputrain("sync", "a", "--to", "wandb", "--project", "other", **server.environment)
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("error: W&B at http://127.0.0.1:")
+        assert API_KEY not in refused.stderr + refused.stdout
 
 
 def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrain) -> None:
@@ -146,3 +180,53 @@ def test_sync_refuses_unknown_service_and_run(gputrain: Gputrain) -> None:
         "error: --to: wand is unknown; use wandb or mlflow; did you mean wandb?\n",
     )
     assert gputrain("sync", "b", "--to", "wandb").returncode == 2
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+def test_training_and_syncs_killed_at_random_leave_each_step_once(gputrain: Gputrain, mlflow: None) -> None:
+    pytest.importorskip("wandb")
+    pytest.importorskip("sqlalchemy")
+    uri = f"sqlite:///{gputrain.folder}/mlflow.db"
+    services = {"mlflow": {"MLFLOW_TRACKING_URI": uri}, "wandb": OFFLINE}
+    random = Random(5)  # noqa: S311
+    run = ["digits", "--name", "d", "--ranks", "1", "--epochs", "40", "run.log_every=7"]
+    config = ["checkpoint.every_steps=60"]
+    training = gputrain.start("run", "--headless", *run, *config)
+    gputrain.wait_for_event("d", "step")
+    folder = RunFolder(gputrain.runs / "d")
+    syncs = {to: follow(gputrain, to, variables) for to, variables in services.items()}
+    for killed in ("wandb", "training", "mlflow", "wandb", "training", "mlflow"):
+        time.sleep(random.uniform(0.5, 5))
+        if killed != "training":
+            syncs[killed].kill()
+            syncs[killed].communicate()
+            syncs[killed] = follow(gputrain, killed, services[killed])
+            continue
+        training.kill()
+        training.communicate()
+        for sync in syncs.values():
+            sync.communicate(timeout=300)
+        training = gputrain.start("resume", "d", "--headless")
+        wait_for(lambda: folder.is_owned(), "the resumed run")
+        syncs = {to: follow(gputrain, to, variables) for to, variables in services.items()}
+    _, errors = training.communicate(timeout=900)
+    assert training.returncode == 0, errors
+    for sync in syncs.values():
+        _, errors = sync.communicate(timeout=300)
+        assert sync.returncode == 0, errors
+    expected = {}
+    for event in effective_events(folder.path):
+        if event["type"] == "step":
+            first = event["step"] - len(event["losses"]) + 1
+            expected |= dict(enumerate(event["losses"], first))
+    [remote] = mlflow_runs(uri)
+    points = mlflow_points(uri, remote.info.run_id)
+    assert sorted(points["train/loss"]) == sorted(expected.items())
+    assert len(points["val/accuracy"]) == 40
+    [complete] = offline_folders(gputrain)
+    assert [(row["_step"], row["train/loss"]) for row in wandb_history(complete)] == sorted(expected.items())
+
+
+def follow(gputrain: Gputrain, to: str, variables: dict[str, str]) -> subprocess.Popen[str]:
+    return gputrain.start("sync", "d", "--to", to, "--follow", env=gputrain.environment | variables)
