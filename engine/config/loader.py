@@ -17,6 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from engine.config.messages import problem_from_pydantic
+from engine.config.notify_section import FILE_PREFIX, URLS_KEY
 from engine.config.rules import config_conflicts
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict, fields, is_text_field, sections
 from engine.config.settings import read_code_packages, settings_file
@@ -67,6 +68,7 @@ class ConfigError(UsageError):
         self.valid_part = valid_part
 
 
+FOREIGN_URLS_ADVICE = "set notify.urls on the command line ([] for none), or trust the file with --trust-code"
 PRESETS_FOLDER = "presets"
 # Keys whose values do not carry over to another optimizer.
 OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
@@ -208,9 +210,9 @@ def parse_value(key: str, text: str) -> Any:
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
-        raise UsageError.one(
-            key, f"the value {text!r} is not valid YAML: {getattr(error, 'problem', error)}"
-        ) from error
+        # A URL that was typed by mistake is not shown: it may contain a password or a token.
+        shown = "the value" if key == URLS_KEY else f"the value {text!r}"
+        raise UsageError.one(key, f"{shown} is not valid YAML: {getattr(error, 'problem', error)}") from error
 
 
 def resolve_config(
@@ -222,8 +224,9 @@ def resolve_config(
 ) -> ResolvedConfig:
     """Merge all layers and validate the result. `flags` maps `section.key` to (flag as typed, its value).
 
-    Without `trust_code`, user code that somebody else's file names is a problem. Raises ConfigError with all problems,
-    whose `valid_part` names no such code, and UsageError if a file cannot be read.
+    Without `trust_code`, user code and notification URLs that somebody else's file names are a problem. Raises
+    ConfigError with all problems, whose `valid_part` names no such code and URL, and UsageError if a file cannot be
+    read.
     """
     layers = _settings_layers()
     layers += _file_layers(find_config(file)) if file is not None else []
@@ -241,7 +244,8 @@ def resolve_config(
             problems += error.problems
             continue
         if key in typed and typed[key][1] != value:
-            problems.append(Problem(key, f"is set to different values by {typed[key][0]} and {text}; keep one"))
+            by = "" if key == URLS_KEY else f" by {typed[key][0]} and {text}"
+            problems.append(Problem(key, f"is set to different values{by}; keep one"))
         typed[key] = (text, value)
     # The optimizer first: a change of it drops the optimizer keys of earlier layers, but not of this command line.
     for key, (source, value) in sorted(typed.items(), key=lambda item: item[0] != "optim.name"):
@@ -277,8 +281,10 @@ def resolve_config(
         problems += [
             Problem(key, f"{name} is not imported: {foreign_code[key]}", TRUST_ADVICE) for key, name in refused.items()
         ]
+        if URLS_KEY in foreign and config.notify.urls:
+            problems.append(Problem(URLS_KEY, f"is not used: {foreign[URLS_KEY]}", FOREIGN_URLS_ADVICE))
     if problems:
-        raise ConfigError(problems, _with_defaults(config, foreign_code))
+        raise ConfigError(problems, _with_defaults(config, [*foreign_code, *foreign.keys() & {URLS_KEY}]))
     sources = {key: sources.get(key, "default") for key, _ in fields()}
     return ResolvedConfig(config, sources, frozenset(typed), foreign_code)
 
@@ -358,6 +364,12 @@ def with_absolute_paths(config: Config) -> Config:
         update["data"] = config.data.model_copy(update={"path": absolute(config.data.path)})
     if config.model.weights not in (None, "pretrained"):
         update["model"] = config.model.model_copy(update={"weights": absolute(config.model.weights)})
+    if config.notify.urls:
+        urls = (
+            FILE_PREFIX + absolute(url.removeprefix(FILE_PREFIX)) if url.startswith(FILE_PREFIX) else url
+            for url in config.notify.urls
+        )
+        update["notify"] = config.notify.model_copy(update={"urls": tuple(urls)})
     if config.run.code is not None or user_code_names(config):
         update["run"] = config.run.model_copy(update={"code": absolute(config.run.code or ".")})
     return config.model_copy(update=update)

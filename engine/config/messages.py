@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
 
+from engine.config.notify_section import OCCASIONS, REFERENCE_ADVICE, URLS_KEY
 from engine.config.schema import fields, sections
 from engine.utils.errors import Problem, did_you_mean
 
@@ -28,6 +29,7 @@ _KEY_MESSAGES = {
     "augment.crop_ratio": "must be two numbers, such as [0.75, 1.33]",
     "model.freeze": "must be none, backbone, or parameter name prefixes such as [layer1, layer2]",
     "optim.clip_norm_type": "must be a number greater than 0, or inf",
+    "notify.when": f"must be a list of {', '.join(OCCASIONS)}",
 }
 
 # Values that a key accepts besides its choices.
@@ -55,6 +57,9 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         same_section = [name for name in names if name.startswith(f"{location[0]}.")]
         hint = did_you_mean(key, same_section) or did_you_mean(key, names)
         return Problem(key, f"unknown key{hint}", source=source)
+    if key == URLS_KEY:
+        # Without the value, which may be a URL with a password or a token.
+        return Problem(key, "has an entry that is neither env:NAME nor file:PATH", REFERENCE_ADVICE, source)
     value = detail["input"]
     allowed = detail["msg"][0].lower() + detail["msg"][1:]
     if key in _KEY_MESSAGES:

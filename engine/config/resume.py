@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from engine.config.notify_section import NotifyConfig
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.utils.errors import Problem
 
@@ -19,8 +20,10 @@ IMMUTABLE_KEYS = {
     *("run.seed", "model.name", "model.source", "model.options", "optim.name", "data.dataset", "data.val_split"),
     *("data.image_size", "data.channels", "data.mean", "data.std", "data.fake_train", "data.fake_val"),
 }
-# `device.ranks` has no effect on GPUs, and `engine.training.state_dict` reports another number of ranks.
-UNREPORTED_KEYS = {"run.name", "run.resume", "device.ranks", *UNSTORED_KEYS}
+NOTIFY_KEYS = {f"notify.{name}" for name in NotifyConfig.model_fields}
+# Messages do not affect training. `device.ranks` has no effect on GPUs, and `engine.training.state_dict` reports
+# another number of ranks.
+UNREPORTED_KEYS = {"run.name", "run.resume", "device.ranks", *NOTIFY_KEYS, *UNSTORED_KEYS}
 PATH_KEYS = {"run.code", "data.path", "model.weights"}
 
 # A key and its values before and after.

@@ -13,6 +13,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from engine.config.data_sections import AugmentConfig, DataConfig
+from engine.config.notify_section import NotifyConfig
 from engine.config.run_sections import CheckpointConfig, DeviceConfig, RunConfig
 from engine.config.section import Section
 from engine.config.training_sections import LossConfig, ModelConfig, OptimConfig, PrecisionConfig, ScheduleConfig
@@ -34,6 +35,9 @@ class Config(Section):
     precision: PrecisionConfig = Field(PrecisionConfig(), title="Precision", description="Mixed precision.")
     checkpoint: CheckpointConfig = Field(
         CheckpointConfig(), title="Checkpoints", description="When checkpoints are saved and how many are kept."
+    )
+    notify: NotifyConfig = Field(
+        NotifyConfig(), title="Notifications", description="Messages about a run, sent through apprise."
     )
 
 

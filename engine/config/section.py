@@ -44,7 +44,7 @@ def _limit_values(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _as_list(value: object) -> object:
+def as_list(value: object) -> object:
     """Parse `torchvision,timm` and None to a list."""
     if isinstance(value, str):
         value = [part.strip() for part in value.strip("[] ").split(",") if part.strip()]
@@ -71,7 +71,7 @@ Factors = Annotated[dict[str, float], BeforeValidator(_empty_if_none)]
 USER_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 UserCodePath = Annotated[str, Field(pattern=USER_CODE_PATTERN)]
 PackageNames = Annotated[
-    tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], BeforeValidator(_as_list), Strict(False)
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], BeforeValidator(as_list), Strict(False)
 ]
 RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 

@@ -225,7 +225,7 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
     rank_info, store, stop_flag = this_rank.rank_info, this_rank.store, this_rank.stop_flag
 
     def allocate(wait: bool) -> Sequence[CudaDevice]:
-        on_wait = waiting_emitter(run.listener)
+        on_wait = waiting_emitter(run.show_wait)
         run.allocation = allocate_node_gpus(run.request, rank_info, store, stop_flag, on_wait, wait=wait)
         if rank_info.local_rank == 0:
             run.show_gpu_warnings()

@@ -83,7 +83,7 @@ def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
 def _allocate_gpus(run: OwnedRun, *, wait: bool) -> Sequence[CudaDevice]:
     """Reserve the GPUs of the run. Raises UsageError."""
     gpus, name = run.request.config.device.gpus, run.request.config.run.name or run.request.default_name
-    run.allocation = allocate_devices(gpus, name, wait=wait, on_wait=waiting_emitter(run.listener))
+    run.allocation = allocate_devices(gpus, name, wait=wait, on_wait=waiting_emitter(run.show_wait))
     run.show_gpu_warnings()
     return run.allocation.devices
 

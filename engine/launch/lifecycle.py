@@ -6,6 +6,7 @@ that torchrun or srun started. Each holds only how its ranks train.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,7 @@ from engine.launch.batch_size import find_batch_size, previous_batch_size, with_
 from engine.launch.gpu_usage import local_gpu_ranks
 from engine.launch.preflight import Preflight, RunRequest, check_resumed_config
 from engine.launch.slurm import requeue, slurm_job_id
+from engine.notify.start import RunNotifier, start_watcher
 from engine.runs.control import RequestCounters
 from engine.runs.early_stop import has_stopped_early
 from engine.runs.events import BatchSizeFound, Event, GpuEvent, RunFinished, RunStarted, RunStarting, WarningEvent
@@ -43,6 +45,13 @@ class OwnedRun:
     _started: bool = field(default=False, init=False)
     _gpu_warnings: list[WarningEvent] = field(default_factory=list, init=False)
     _early_usage: GpuEvent | None = field(default=None, init=False)
+    _notifier: RunNotifier = field(default_factory=RunNotifier, init=False)
+    _waiting_since: float | None = field(default=None, init=False)
+
+    def show_wait(self, event: Event) -> None:
+        """Show why the run waits for GPUs, and remember since when."""
+        self._waiting_since = time.monotonic() if self._waiting_since is None else self._waiting_since
+        self.listener(event)
 
     def show_gpu_warnings(self) -> None:
         """Show the warnings of the allocation before there is a journal, which will contain them, too."""
@@ -109,6 +118,15 @@ class OwnedRun:
             self.listener(WarningEvent(message="run.requeue has no effect: this is not a Slurm job"))
         self.listener(RunStarting(name=job.folder.name, folder=str(job.folder.path)))
         self.allocation.reservation.set_run_name(job.folder.name)
+        self._start_watcher(job.folder, job.config)
+
+    def _start_watcher(self, folder: RunFolder, config: Config) -> None:
+        """Start the process that sends messages about the run, if the user wants any."""
+        waited_s = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+        gpus = [device.uuid for device in self.allocation.devices]
+        self._notifier, warnings = start_watcher(folder, config, waited_s=waited_s, gpus=gpus)
+        for warning in warnings:
+            self.emit(WarningEvent(message=warning))
 
     def emit(self, event: Event) -> None:
         """Record an event of the ranks or of their GPUs; a dry run only shows it.
@@ -160,6 +178,7 @@ class OwnedRun:
         if self.claimed is not None:
             self.claimed.ownership.release()
         self.allocation.reservation.release()
+        self._notifier.wait_for_last_message()
 
 
 def _nothing_left(request: RunRequest) -> str:

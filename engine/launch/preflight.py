@@ -31,6 +31,7 @@ from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.batch_size import with_batch_size
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
+from engine.notify.start import notify_problems
 from engine.optim.lr_range import LrRange
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
@@ -156,6 +157,8 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
     if request.lr_range is None and (rank_info is None or rank_info.rank == 0):
         with collect_problems(problems):
             _check_run_folder(request)
+        if not (config.run.resume or config.run.requeue):
+            problems += notify_problems(config)
 
 
 def _check_run_folder(request: RunRequest) -> None:

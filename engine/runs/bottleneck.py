@@ -38,6 +38,9 @@ THROTTLE_CAUSES = {
     "power cap": "power",
     "hardware slowdown": "heat or power",
 }
+# Throttling by heat that lasts this long needs a human, also if something else limits the run.
+HEAT_CAUSES = frozenset({"heat", "heat or power"})
+HEAT_MIN_SECONDS = 60.0
 SHORT_UUID_CHARS = 12
 
 
@@ -240,6 +243,23 @@ def update_throttling(sample: GpuSample, sampled_at: float, previous: GpuThrottl
     return GpuThrottling(
         cause, previous.since if previous else sampled_at, previous.samples + 1 if previous else 1, clock
     )
+
+
+def heat_bottleneck(
+    started: RunStarted | None, throttling: Mapping[str, GpuThrottling], now: float
+) -> Bottleneck | None:
+    """Return that GPUs have been throttled by heat for `HEAT_MIN_SECONDS`, or None.
+
+    `throttling` maps GPU UUIDs, `now` is in Unix seconds. Unlike `diagnose`, it does not wait for the end of an epoch.
+    """
+    hot = {
+        uuid: state
+        for uuid, state in throttling.items()
+        if state.cause in HEAT_CAUSES
+        and state.samples >= THROTTLE_MIN_SAMPLES
+        and now - state.since >= HEAT_MIN_SECONDS
+    }
+    return _throttling_bottleneck(started, hot, now) if started is not None and hot else None
 
 
 def _throttling_bottleneck(started: RunStarted, throttled: Mapping[str, GpuThrottling], now: float) -> Bottleneck:

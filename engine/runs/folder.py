@@ -130,6 +130,11 @@ class RunFolder:
         return self.root / "log.txt"
 
     @property
+    def notify_log(self) -> Path:
+        """What became of the messages about the run, see `engine.notify`."""
+        return self.root / "notify.log"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints, see `engine.runs.checkpoint_files`."""
         return self.root / "checkpoints"

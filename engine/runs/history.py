@@ -274,11 +274,15 @@ class History:
     @property
     def bottleneck(self) -> Bottleneck | None:
         """What limits the run; None if unknown."""
-        throttling = {uuid: stats.throttling for uuid, stats in self.gpus.items() if stats.throttling is not None}
         session = [
             epoch for epoch in self.epochs[-STRAGGLER_EPOCHS:] if self.started and epoch.time >= self.started.time
         ]
-        return diagnose(self.started, session, throttling)
+        return diagnose(self.started, session, self.throttling)
+
+    @property
+    def throttling(self) -> dict[str, GpuThrottling]:
+        """Ongoing throttling by GPU UUID."""
+        return {uuid: stats.throttling for uuid, stats in self.gpus.items() if stats.throttling is not None}
 
     @property
     def data_wait(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Text for terminals: escaped control characters, plurals."""
+"""Text for terminals: escaped control characters, plurals, durations."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ def printable(text: str) -> str:
 def pluralize(count: int, noun: str) -> str:
     """Return the count and the noun, with a plural s unless the count is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in its two largest units: 2h05m, 2m41s, 41s."""
+    whole = int(seconds)
+    if whole >= 86400:
+        return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"

@@ -17,6 +17,7 @@ from tui.cli.help import CONTEXT_SETTINGS, GroupedCommands, HelpCommand, make_ep
 from tui.cli.lr_find import app as lr_find_app
 from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
+from tui.cli.notify import app as notify_app
 from tui.cli.runs import app as runs_app
 from tui.cli.sweep import app as sweep_app
 from tui.cli.sync import app as sync_app
@@ -52,6 +53,7 @@ for commands in (
     trained_app,
     sync_app,
     machine_app,
+    notify_app,
 ):
     app.add_typer(commands)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.runs.run_row import RunRow
+from engine.utils.text import format_duration as format_duration
 from engine.utils.text import printable
 from tui.text.tables import UNKNOWN
 
@@ -44,16 +45,6 @@ def format_age(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return f"{int(seconds)} s"
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration in its two largest units: 2h05m, 2m41s, 41s."""
-    whole = int(seconds)
-    if whole >= 86400:
-        return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-    if whole >= 3600:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def test_main_help_lists_every_command_once_on_one_line() -> None:
 def test_command_help_has_example_and_fits_80_columns(command: str) -> None:
     page = help_page(command)
     usage = page.splitlines()[0]
-    assert re.fullmatch(rf"Usage: \w+ {command} \[OPTIONS\]( (RUN(\.\.\.)?|IMAGE\.\.\.|\[[A-Z=]+\](\.\.\.)?))*", usage)
+    arguments = r"(RUN(\.\.\.)?|IMAGE\.\.\.|COMMAND|\[[A-Z=]+\](\.\.\.)?)"
+    assert re.fullmatch(rf"Usage: \w+ {command} \[OPTIONS\]( {arguments})*", usage)
     assert f"    gputrain {command}" in page.partition("Examples:")[2]
     assert max(map(len, page.splitlines())) <= 80

@@ -1,0 +1,58 @@
+"""Config section `notify`: when a run sends a message, and where to. Its entries refer to secrets and hold none.
+
+`engine.notify.destinations` reads what the references stand for.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import BeforeValidator, Field, Strict
+
+from engine.config.section import Section, as_list
+
+Occasion = Literal["finished", "stopped", "failed", "restarted", "crashed", "stalled", "slowed", "granted"]
+OCCASIONS: tuple[Occasion, ...] = get_args(Occasion)
+# A stop is what the user requested, and a restart needs nobody.
+DEFAULT_OCCASIONS: tuple[Occasion, ...] = ("finished", "failed", "crashed", "stalled", "slowed", "granted")
+FILE_PREFIX = "file:"
+# A path never contains ://, but a URL that was written with one of the prefixes does.
+REFERENCE_PATTERN = r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:([^:\x00-\x1f]|:[^/\x00-\x1f]|:/[^/\x00-\x1f])+)$"
+REFERENCE_ADVICE = (
+    "a URL contains secrets, so put it into an environment variable (env:NAME) or a file of mode 0600 (file:PATH); "
+    "gputrain notify --help shows how"
+)
+URLS_KEY = "notify.urls"
+MAX_REFERENCES = 20
+Reference = Annotated[str, Field(pattern=REFERENCE_PATTERN, max_length=4096)]
+
+
+class NotifyConfig(Section):
+    """Section `notify`: messages about a run."""
+
+    urls: Annotated[tuple[Reference, ...], BeforeValidator(as_list), Strict(False)] = Field(
+        (),
+        max_length=MAX_REFERENCES,
+        title="message URLs",
+        description="Where to send messages, besides the URLs in ~/.config/gputrain/notify: [env:NAME] (a variable "
+        "that holds an apprise URL), [file:PATH] (a file of mode 0600 with one URL per line).",
+    )
+    when: Annotated[tuple[Occasion, ...], BeforeValidator(as_list), Strict(False)] = Field(
+        DEFAULT_OCCASIONS,
+        title="message when",
+        description="Occasions that send a message: finished, stopped, failed, restarted, crashed, stalled, slowed "
+        "(a throttled GPU), granted (GPUs, after a wait). [] sends none.",
+    )
+    min_minutes: float = Field(
+        0.0,
+        ge=0,
+        title="least minutes",
+        description="Send no message about the end of a run that took fewer minutes and finished or was stopped.",
+    )
+    stall_minutes: float = Field(
+        5.0,
+        ge=0,
+        title="stall minutes",
+        description="Minutes without progress after which a run counts as stalled, more if its steps or evaluations "
+        "take longer; 0 disables.",
+    )

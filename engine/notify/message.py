@@ -1,0 +1,106 @@
+"""Word the messages about a run: the sentence that the screen shows, the progress, and the command to go on.
+
+`observer` decides when one is sent. All text is plain, escaped and bounded: names and errors come from files.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from engine.utils.text import format_duration, pluralize, printable
+
+if TYPE_CHECKING:
+    from engine.config.notify_section import Occasion
+    from engine.runs.run_row import RunRow
+
+MAX_TITLE_CHARS = 200
+MAX_LINE_CHARS = 600
+Level = Literal["info", "success", "warning", "failure"]
+
+# What a title says of the run, and how serious it is.
+_TITLES: dict[Occasion, tuple[str, Level]] = {
+    "finished": ("finished", "success"),
+    "stopped": ("was stopped", "info"),
+    "failed": ("failed", "failure"),
+    "restarted": ("restarted after a failure", "warning"),
+    "crashed": ("crashed", "failure"),
+    "stalled": ("makes no progress", "warning"),
+    "slowed": ("is slowed down", "warning"),
+    "granted": ("has its GPUs", "info"),
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: its occasion, a title of one line, and a body of a few."""
+
+    occasion: str
+    title: str
+    body: str
+    level: Level
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for the sender process."""
+        return asdict(self)
+
+
+def make_message(
+    occasion: Occasion, sentence: str, host: str, folder: Path, row: RunRow, *, resumable: bool
+) -> Message:
+    """Return the message for an occasion. `row` is the run in `folder`; `host` is where it runs."""
+    words, level = _TITLES[occasion]
+    is_end = occasion in ("finished", "stopped", "failed", "crashed")
+    diagnosis = row.bottleneck if occasion in ("finished", "stopped") else None
+    lines = [
+        sentence,
+        diagnosis or "",
+        _progress(row, with_best=occasion != "finished"),
+        _command(folder, resumes=is_end and occasion != "finished" and resumable),
+    ]
+    return Message(occasion, _bound(f"{folder.name} {words} on {host}", MAX_TITLE_CHARS), _join(lines), level)
+
+
+def test_message(host: str) -> Message:
+    """Return the message of `gputrain notify test`."""
+    return Message("test", f"gputrain on {host}", "This is a test. Messages about your runs arrive here.", "info")
+
+
+def stall_sentence(row: RunRow, seconds: float, watchdog_s: float) -> str:
+    """Return that a run has made no progress for so many seconds, where it stands, and what will end it."""
+    phase = f" ({row.phase})" if row.phase else ""
+    sentence = f"no progress for {format_duration(seconds)} after step {row.step:,} in epoch {row.current_epoch}{phase}"
+    if watchdog_s > seconds:
+        sentence += f"; the watchdog ends the run after {format_duration(watchdog_s)} (run.watchdog)"
+    return sentence
+
+
+def granted_sentence(gpus: Sequence[str], waited_s: float) -> str:
+    """Return which GPUs a run got, and how long it waited for them."""
+    return f"{pluralize(len(gpus), 'GPU')} after a wait of {format_duration(waited_s)}: {', '.join(gpus)}"
+
+
+def _progress(row: RunRow, *, with_best: bool) -> str:
+    if not row.epochs:
+        return ""
+    text = f"{row.epoch} of {pluralize(row.epochs, 'epoch')} in {format_duration(row.seconds)}"
+    if with_best and row.best_val_accuracy is not None:
+        text += f", best accuracy {row.best_val_accuracy:.4f}"
+    return text
+
+
+def _command(folder: Path, *, resumes: bool) -> str:
+    command = "resume" if resumes else "attach"
+    return f"gputrain {command} {shlex.quote(folder.name)} --runs-dir {shlex.quote(str(folder.parent))}"
+
+
+def _join(lines: Sequence[str]) -> str:
+    return "\n".join(_bound(line, MAX_LINE_CHARS) for line in lines if line)
+
+
+def _bound(text: str, max_chars: int) -> str:
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"

@@ -1,0 +1,203 @@
+"""Find the occasions of one session of a run: follow its journal, its owner and the clock.
+
+`watcher` polls an observer once a second. It sees only what any reader of the run folder sees.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from engine.distributed.failures import describe_failure
+from engine.notify.message import Message, granted_sentence, make_message, stall_sentence
+from engine.runs.bottleneck import BottleneckKind, heat_bottleneck
+from engine.runs.events import RankFailed, RunFinished
+from engine.runs.folder import MAX_OWNER_BYTES, RunFolder, RunState
+from engine.runs.history import History
+from engine.runs.run_row import RunRow, end_message, row_of_history
+from engine.runs.watcher import RunWatcher
+from engine.utils.files import read_json, shown_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from engine.config.notify_section import Occasion
+
+# A run without an owner and without an end may still be deleted, because it never began.
+CRASH_GRACE_SECONDS = 2.0
+CRASHED_WITHOUT_CHECKPOINT = "supervisor exited unexpectedly; there is no checkpoint to resume from"
+# torchrun restarts the ranks of a run, whose rank 0 then owns it again.
+RESTART_GRACE_SECONDS = 60.0
+# A run stalls if it takes this many times as long as its longest step, evaluation or checkpoint so far.
+STALL_RATIO = 3.0
+SLOWED_REPEAT_SECONDS = 6 * 3600.0
+# A poll that comes this late means that this process or the host was suspended.
+SUSPENDED_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What the watcher of one session is told by the process that owns the run, as JSON."""
+
+    folder: str
+    """Path of the run folder when the session starts."""
+    inode: int
+    """Inode number of the folder: another folder may take its place."""
+    owner_pid: int
+    session_start: float
+    """Unix seconds. Earlier events belong to earlier sessions."""
+    urls: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
+    min_minutes: float = 0.0
+    stall_minutes: float = 0.0
+    watchdog_s: float = 0.0
+    crash_grace_s: float = CRASH_GRACE_SECONDS
+    waited_s: float = 0.0
+    """Seconds that the run waited for its GPUs; 0 if it did not."""
+    gpus: tuple[str, ...] = ()
+    retry_delays_s: tuple[float, ...] = ()
+
+
+@dataclass
+class _Progress:
+    """When the run last made progress, on the monotonic clock, and the longest time without it so far."""
+
+    marker: tuple[object, ...] = ()
+    since: float = 0.0
+    longest_s: float = 0.0
+    told: bool = False
+
+
+@dataclass
+class SessionObserver:
+    """Finds the occasions of one session. `ended` is true after the last one, or when another session has begun."""
+
+    folder: RunFolder
+    options: WatchOptions
+    clock: Callable[[], float] = time.monotonic
+    ended: bool = False
+    _started: bool = False
+    _session: float | None = None
+    _failure: RankFailed | None = None
+    _unowned_since: float | None = None
+    _slowed_at: float | None = None
+    _granted_told: bool = False
+    _last_poll: float | None = None
+    _progress: _Progress = field(default_factory=_Progress)
+
+    def __post_init__(self) -> None:
+        self._watcher = RunWatcher(self.folder)
+        self._host = socket.gethostname()
+
+    def poll(self) -> list[Message]:
+        """Return the messages that are due, without those of occasions that the user did not select."""
+        messages = [message for message in self._poll() if message.occasion in self.options.on]
+        self._last_poll = self.clock()
+        return messages
+
+    def _poll(self) -> Iterator[Message]:
+        # Before the journal: an owner writes the end of the run before it releases the folder.
+        owned = self._is_owned()
+        history = self._watcher.poll()
+        if self._is_deleted():
+            self.ended = True
+            if self._started:
+                yield self._message("failed", "the run folder was deleted, so the run has ended", history)
+            return
+        if not self._granted_told and self.options.waited_s > 0:
+            self._granted_told = True
+            yield self._message("granted", granted_sentence(self.options.gpus, self.options.waited_s), history)
+        yield from self._poll_restarts(history)
+        finished = history.finished
+        if finished is not None and finished.time >= self.options.session_start:
+            self.ended = True
+            yield from self._end(finished, history)
+        elif owned is None:
+            # Another process resumed the run, and has a watcher of its own.
+            self.ended = True
+        elif not owned:
+            yield from self._poll_crash(history)
+        else:
+            self._unowned_since = None
+            yield from self._poll_stall(history)
+            yield from self._poll_throttling(history)
+
+    def _is_owned(self) -> bool | None:
+        """Whether the owner of this session lives; None if another process owns the run."""
+        if not self.folder.is_owned():
+            return False
+        pid = (read_json(self.folder.owner, MAX_OWNER_BYTES) or {}).get("pid", self.options.owner_pid)
+        return True if pid == self.options.owner_pid else None
+
+    def _is_deleted(self) -> bool:
+        try:
+            return os.fstat(self.folder.held_fd).st_nlink == 0
+        except OSError:
+            # NFS: another host deleted it.
+            return True
+
+    def _poll_restarts(self, history: History) -> Iterator[Message]:
+        """Find a start of the ranks after a failure in this session (`run.max_restarts`)."""
+        started = history.started
+        if started is not None and started.time >= self.options.session_start and started.time != self._session:
+            if self._session is not None and self._failure is not None:
+                yield self._message("restarted", describe_failure(self._failure), history)
+            self._session, self._started, self._failure = started.time, True, None
+            self._progress = _Progress()
+        failures = [failure for failure in history.failures if failure.time >= self.options.session_start]
+        self._failure = failures[-1] if failures else self._failure
+
+    def _end(self, finished: RunFinished, history: History) -> Iterator[Message]:
+        if finished.state == "failed":
+            sentence = finished.message if self._failure is None else describe_failure(self._failure)
+            yield self._message("failed", sentence, history)
+        elif max(history.total_seconds, 0.0) >= 60 * self.options.min_minutes:
+            occasion: Occasion = "finished" if finished.state == "finished" else "stopped"
+            yield self._message(occasion, finished.message, history)
+
+    def _poll_crash(self, history: History) -> Iterator[Message]:
+        now = self.clock()
+        self._unowned_since = now if self._unowned_since is None else self._unowned_since
+        if now - self._unowned_since >= self.options.crash_grace_s:
+            self.ended = True
+            sentence = end_message(None, RunState.CRASHED) if self.folder.resumable else CRASHED_WITHOUT_CHECKPOINT
+            yield self._message("crashed", sentence, history)
+
+    def _poll_stall(self, history: History) -> Iterator[Message]:
+        now, progress = self.clock(), self._progress
+        is_late = self._last_poll is not None and now - self._last_poll > SUSPENDED_SECONDS
+        marker = (
+            *(history.steps_done, history.current_epoch, history.phase, len(history.epochs), history.paused),
+            history.latest_step.time if history.latest_step else None,
+        )
+        if marker != progress.marker or is_late or not self._started or history.paused or history.failures:
+            waited = 0.0 if is_late or not progress.marker or history.paused else now - progress.since
+            self._progress = _Progress(marker, now, max(progress.longest_s, waited))
+            return
+        limit_s = max(60 * self.options.stall_minutes, STALL_RATIO * progress.longest_s)
+        if self.options.stall_minutes > 0 and now - progress.since >= limit_s and not progress.told:
+            progress.told = True
+            sentence = stall_sentence(self._row(history), now - progress.since, self.options.watchdog_s)
+            yield self._message("stalled", sentence, history)
+
+    def _poll_throttling(self, history: History) -> Iterator[Message]:
+        now = self.clock()
+        if not self._started or (self._slowed_at is not None and now - self._slowed_at < SLOWED_REPEAT_SECONDS):
+            return
+        bottleneck = heat_bottleneck(history.started, history.throttling, time.time())
+        if bottleneck is None and history.bottleneck is not None:
+            # Power limits a busy GPU often. It counts if it is what limits the run.
+            bottleneck = history.bottleneck if history.bottleneck.kind is BottleneckKind.THROTTLED else None
+        if bottleneck is not None:
+            self._slowed_at = now
+            yield self._message("slowed", bottleneck.message, history)
+
+    def _row(self, history: History) -> RunRow:
+        return row_of_history(self.folder, history, partial=self._watcher.partial, problem=None)
+
+    def _message(self, occasion: Occasion, sentence: str, history: History) -> Message:
+        # The folder may have been moved since.
+        path = shown_path(self.folder.root)
+        return make_message(occasion, sentence, self._host, path, self._row(history), resumable=self.folder.resumable)

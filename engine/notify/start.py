@@ -1,0 +1,99 @@
+"""Start the watcher of a run from the process that owns it, and the checks before: `engine.launch` calls both."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from engine.config.notify_section import URLS_KEY
+from engine.config.schema import Config
+from engine.notify.destinations import INSTALL_ADVICE, has_destinations, read_destinations
+from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, WatchOptions
+from engine.notify.outbox import RETRY_DELAYS_SECONDS
+from engine.runs.folder import RunFolder
+from engine.utils.errors import Problem
+
+# Slurm and a container kill all processes when the main one ends, the watcher too. There, the end of a run waits this
+# long for its messages.
+LAST_MESSAGE_SECONDS = 15.0
+
+
+@dataclass
+class RunNotifier:
+    """The watcher of a run, as its owner sees it."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def wait_for_last_message(self) -> None:
+        """Wait until the watcher has ended, if it would be killed with this process; at most `LAST_MESSAGE_SECONDS`."""
+        if self.process is not None and ("SLURM_JOB_ID" in os.environ or os.getpid() == 1):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(LAST_MESSAGE_SECONDS)
+
+
+def is_notified(config: Config) -> bool:
+    """Whether a run sends messages."""
+    return bool(config.notify.when) and has_destinations(config.notify.urls)
+
+
+def notify_problems(config: Config) -> list[Problem]:
+    """Return why messages of a new run could not be sent. A resumed run warns instead: it must not fail over this."""
+    return [Problem(URLS_KEY, problem) for problem in _problems(config)] if config.notify.urls else []
+
+
+def _problems(config: Config) -> list[str]:
+    if not is_notified(config):
+        return []
+    missing = [] if importlib.util.find_spec("apprise") else [INSTALL_ADVICE]
+    return missing + read_destinations(config.notify.urls).problems
+
+
+def start_watcher(
+    folder: RunFolder, config: Config, *, waited_s: float = 0.0, gpus: Sequence[str] = ()
+) -> tuple[RunNotifier, list[str]]:
+    """Start the watcher of a session in a held folder, and return it with warnings.
+
+    Without destinations there is none. `waited_s` is how long the run waited for its GPUs. Never fails a run.
+    """
+    if not is_notified(config):
+        return RunNotifier(), []
+    notify = config.notify
+    options = WatchOptions(
+        folder=str(folder.path),
+        inode=os.fstat(folder.held_fd).st_ino,
+        owner_pid=os.getpid(),
+        session_start=round(time.time() - 0.01, 3),
+        urls=notify.urls,
+        on=notify.when,
+        min_minutes=notify.min_minutes,
+        stall_minutes=notify.stall_minutes,
+        watchdog_s=config.run.watchdog,
+        crash_grace_s=RESTART_GRACE_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else CRASH_GRACE_SECONDS,
+        waited_s=waited_s,
+        gpus=tuple(gpus),
+        retry_delays_s=RETRY_DELAYS_SECONDS,
+    )
+    warnings = [f"{problem}; the run goes on without" for problem in _problems(config)]
+    try:
+        # Its environment has the variables of `env:NAME`. close_fds: it must hold no lock and no pipe of the run.
+        process = subprocess.Popen(  # noqa: S603 (our own module)
+            [sys.executable, "-P", "-m", "engine.notify.watcher", folder.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            close_fds=True,
+            start_new_session=True,
+        )
+        assert process.stdin is not None  # noqa: S101 (for mypy)
+        with process.stdin:
+            process.stdin.write(json.dumps(asdict(options)).encode())
+    except OSError as error:
+        return RunNotifier(), [*warnings, f"no messages are sent: their process cannot be started: {error.strerror}"]
+    return RunNotifier(process), warnings

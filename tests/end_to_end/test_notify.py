@@ -1,0 +1,91 @@
+"""Messages of real runs to a local server; a network that is slow or gone delays nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+from gputrain_command import Gputrain, wait_for
+from notify_server import PASSWORD, hanging_server, notify_server
+
+RUN = ["run", "--headless", "digits", "--ranks", "1"]
+
+
+def find_watchers(gputrain: Gputrain) -> list[psutil.Process]:
+    return [process for process in gputrain.processes() if "engine.notify.watcher" in process.cmdline()]
+
+
+def files_that_contain(folder: Path, text: str) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+def test_killed_run_is_reported_and_resumed_run_has_one_watcher(gputrain: Gputrain) -> None:
+    with notify_server() as server:
+        gputrain.environment["NTFY"] = server.url
+        supervisor = gputrain.start(*RUN, "--epochs", "400", "--name", "night", "notify.urls=env:NTFY")
+        gputrain.wait_for_event("night", "checkpoint")
+        (watcher,) = find_watchers(gputrain)
+        # It has a session of its own, and holds neither the lock nor a pipe of the run.
+        assert os.getsid(watcher.pid) == watcher.pid
+        assert {Path(file.path).name for file in watcher.open_files()} <= {"events.jsonl"}
+        # No URL in the command line of any process.
+        assert not any(PASSWORD in " ".join(process.cmdline()) for process in gputrain.processes())
+        os.kill(supervisor.pid, signal.SIGKILL)
+        wait_for(lambda: bool(server.received), "the message about the crash")
+        assert server.titles[0].startswith("night crashed on ")
+        assert f"gputrain resume night --runs-dir {gputrain.runs}" in server.received[0]["message"]
+        wait_for(lambda: not find_watchers(gputrain), "the end of the watcher")
+
+        done = gputrain("resume", "night", "--headless", "run.epochs=1", "notify.when=[finished]")
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: not find_watchers(gputrain), "the end of the second watcher")
+    assert [title.partition(" on ")[0] for title in server.titles] == ["night crashed", "night finished"]
+    assert files_that_contain(gputrain.folder, PASSWORD) == []
+    assert "finished: env:NTFY (JSON at 127.0.0.1): sent" in (gputrain.runs / "night" / "notify.log").read_text()
+
+
+def test_hanging_server_and_missing_variable_delay_neither_training_nor_exit(gputrain: Gputrain) -> None:
+    with hanging_server() as server:
+        gputrain.environment["NTFY"] = f"{server.url}?rto=600"
+        arguments = ["--epochs", "1", "--name", "quick", "notify.urls=[env:NTFY, env:UNSET_URL]"]
+        refused = gputrain(*RUN, *arguments)
+        assert refused.returncode == 2
+        assert "notify.urls: env:UNSET_URL: the environment variable UNSET_URL is not set" in refused.stderr
+        assert not gputrain.runs.exists()
+        done = gputrain(*RUN, *arguments, "--resume")
+        assert done.returncode == 0, done.stderr
+        assert "the environment variable UNSET_URL is not set" in done.stderr
+        # The run has ended, and its message is still on its way.
+        (watcher,) = find_watchers(gputrain)
+        assert not (gputrain.runs / "quick" / "notify.log").exists()
+        for process in (watcher, *gputrain.processes()):
+            process.kill()
+
+
+def test_notify_test_command_reports_each_destination(gputrain: Gputrain) -> None:
+    nowhere = gputrain("notify", "test")
+    assert nowhere.returncode == 2
+    assert "there is no destination" in nowhere.stderr
+    with notify_server() as server, notify_server(500) as broken:
+        gputrain.environment["NTFY"] = server.url
+        file = Path(gputrain.environment["XDG_CONFIG_HOME"]) / "gputrain" / "notify"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{broken.url}\n")
+        file.chmod(0o600)
+        done = gputrain("notify", "test", "digits", "notify.urls=env:NTFY")
+    assert done.returncode == 1
+    assert done.stdout == "env:NTFY (JSON at 127.0.0.1): sent\n"
+    assert done.stderr.startswith(f"{file} line 1 (JSON at 127.0.0.1): ")
+    assert len(server.received) == 1
+    assert PASSWORD not in done.stdout + done.stderr
+
+
+def test_url_on_command_line_is_never_printed(gputrain: Gputrain) -> None:
+    for command in (["notify", "test", f"slack://{PASSWORD}"], ["config", f"notify.urls=slack://{PASSWORD}"]):
+        done = gputrain(*command)
+        assert done.returncode == 2
+        assert PASSWORD not in done.stdout + done.stderr
+        assert "env:NAME" in done.stderr

@@ -1,0 +1,74 @@
+"""`notify.urls` holds references only: a URL is refused, and no message repeats it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.loader import ConfigError, resolve_config
+from engine.config.resume import describe_changes, find_changes
+from engine.config.schema import Config, as_dict
+from engine.utils.errors import UsageError
+
+SECRET = "Tsecret123"  # noqa: S105 (made up)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        [f"notify.urls=slack://{SECRET}/b"],
+        [f"notify.urls=[slack: //{SECRET}: x"],
+        [f"notify.urls=file:slack://{SECRET}"],
+        [f"notify.urls=[env:A, {SECRET}]"],
+        [f"notify.urls=slack://{SECRET}/b", f"notify.urls=slack://{SECRET}/c"],
+        [f"notify.url=slack://{SECRET}"],
+        [f"notify=slack://{SECRET}"],
+        [f"notify.urls={{a: slack://{SECRET}}}"],
+    ],
+)
+def test_url_on_command_line_is_refused_without_showing_it(typed: list[str]) -> None:
+    with pytest.raises(UsageError) as refused:
+        resolve_config("digits", typed)
+    assert SECRET not in str(refused.value)
+
+
+def test_url_in_config_file_is_refused_with_advice_and_without_showing_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"notify: {{urls: ['mailto://me:{SECRET}@example.org']}}")
+    with pytest.raises(ConfigError) as refused:
+        resolve_config(str(file))
+    text = str(refused.value)
+    assert SECRET not in text
+    assert "notify.urls" in text
+    assert "env:NAME" in text
+    assert refused.value.valid_part.notify.urls == ()
+
+
+def test_references_are_kept_and_their_paths_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = resolve_config("digits", ["notify.urls=[env:NTFY, file:urls.txt]"]).config
+    assert config.notify.urls == ("env:NTFY", f"file:{tmp_path}/urls.txt")
+    assert resolve_config("digits", ["notify.urls=env:A,env:B"]).config.notify.urls == ("env:A", "env:B")
+
+
+def test_unknown_occasion_is_refused_with_all_occasions() -> None:
+    with pytest.raises(ConfigError, match="finished, stopped, failed, restarted, crashed, stalled, slowed, granted"):
+        resolve_config("digits", ["notify.when=[finish]"])
+
+
+def test_foreign_config_cannot_choose_destinations(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.yaml"
+    file.write_text("notify: {urls: [env:AWS_SECRET_ACCESS_KEY]}")
+    file.chmod(0o666)
+    with pytest.raises(ConfigError, match=r"notify.urls: is not used: .*writable by all users") as refused:
+        resolve_config(str(file))
+    assert refused.value.valid_part.notify.urls == ()
+    assert resolve_config(str(file), ["notify.urls=[]"]).config.notify.urls == ()
+    assert resolve_config(str(file), ["notify.urls=env:MINE"]).config.notify.urls == ("env:MINE",)
+    assert resolve_config(str(file), trust_code=True).config.notify.urls == ("env:AWS_SECRET_ACCESS_KEY",)
+
+
+def test_resume_reports_no_change_of_messages() -> None:
+    changed = resolve_config(None, ["notify.urls=env:NTFY", "notify.when=[failed]"]).config
+    assert describe_changes(find_changes(as_dict(Config()), changed)) == []

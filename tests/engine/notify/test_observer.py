@@ -1,0 +1,253 @@
+"""The observer finds each occasion of a session once, from the journal, the owner and the clock."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from engine.config.notify_section import OCCASIONS
+from engine.notify.observer import SessionObserver, WatchOptions
+from engine.runs.events import Event, GpuEvent, PhaseChanged, RankFailed, RunContinued, RunFinished, RunPaused
+from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
+from engine.runs.records import GpuSample
+from factories import (
+    append_to_journal,
+    make_epoch,
+    make_gpu_run_started,
+    make_run_folder,
+    make_run_resumed,
+    make_run_started,
+    make_step,
+)
+
+START = 1000.0
+FAILURE = RankFailed(time=START + 5, rank=1, device="cpu", cause="division by zero")
+FINISHED = RunFinished(time=START + 9, state="finished", message="best accuracy 0.5000 in epoch 1")
+
+
+@dataclass
+class ObservedRun:
+    """A run whose owner is this process, and its observer with a clock that the test sets."""
+
+    folder: RunFolder
+    now: float = 0.0
+    lock: int = -1
+    observer: SessionObserver = field(init=False)
+
+    def watch(self, **options: object) -> None:
+        defaults = WatchOptions(
+            folder=str(self.folder.path),
+            inode=self.folder.path.stat().st_ino,
+            owner_pid=os.getpid(),
+            session_start=START,
+            on=OCCASIONS,
+            stall_minutes=5.0,
+            watchdog_s=600.0,
+        )
+        self.observer = SessionObserver(self.folder.hold(), replace(defaults, **options), lambda: self.now)  # type: ignore[arg-type]
+
+    def own(self, pid: int | None = None) -> None:
+        self.lock = os.open(self.folder.lock, os.O_RDWR)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        owner = {"host": socket.gethostname(), "pid": pid or os.getpid(), "heartbeat": START}
+        self.folder.owner.write_text(json.dumps(owner))
+
+    def release(self) -> None:
+        os.close(self.lock)
+        self.lock = -1
+
+    def record(self, *events: Event) -> None:
+        append_to_journal(self.folder, "".join(to_line(event) + "\n" for event in events))
+
+    def poll(self, after_s: float = 1.0, events: tuple[Event, ...] = ()) -> list[str]:
+        """Return the occasions of a poll `after_s` seconds after the last one."""
+        self.now += after_s
+        if events:
+            self.record(*events)
+        return [message.occasion for message in self.observer.poll()]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[ObservedRun]:
+    observed = ObservedRun(make_run_folder(tmp_path / "runs", "digits-3"))
+    observed.own()
+    observed.watch()
+    yield observed
+    os.close(observed.observer.folder.held_fd)
+    if observed.lock >= 0:
+        observed.release()
+
+
+def test_finished_run_is_reported_once_with_result_diagnosis_and_command(run: ObservedRun) -> None:
+    started = replace(make_run_started(START), least_step=0.001, least_images=2, batch_size=64)
+    assert run.poll(events=(started, make_step(5, time=START + 1))) == []
+    run.record(replace(make_epoch(1, time=START + 2), data_wait=0.5), FINISHED)
+    (message,) = run.observer.poll()
+    assert message.title == f"digits-3 finished on {socket.gethostname()}"
+    assert message.level == "success"
+    assert message.body.splitlines() == [
+        "best accuracy 0.5000 in epoch 1",
+        "waiting for data 50% of the time; try data.workers=1",
+        "1 of 3 epochs in 9s",
+        f"gputrain attach digits-3 --runs-dir {run.folder.path.parent}",
+    ]
+    assert run.observer.ended
+
+
+def test_failed_run_is_reported_with_rank_cause_and_resume_command(run: ObservedRun) -> None:
+    run.folder.checkpoints.mkdir()
+    (run.folder.checkpoints / "last.pt").touch()
+    run.record(make_run_started(START), FAILURE, RunFinished(time=START + 6, state="failed", message="long"))
+    (message,) = run.observer.poll()
+    assert message.occasion == "failed"
+    assert message.body.splitlines() == [
+        "rank 1 (cpu) failed: division by zero",
+        "0 of 3 epochs in 6s",
+        f"gputrain resume digits-3 --runs-dir {run.folder.path.parent}",
+    ]
+
+
+def test_unselected_occasion_and_short_run_send_nothing(run: ObservedRun) -> None:
+    run.watch(on=("failed",))
+    assert run.poll(events=(make_run_started(START), FINISHED)) == []
+    assert run.observer.ended
+    run.watch(min_minutes=1.0)
+    assert run.poll() == []
+    assert run.observer.ended
+
+
+def test_run_without_owner_and_end_has_crashed_after_grace(run: ObservedRun) -> None:
+    assert run.poll(events=(make_run_started(START), make_epoch(1, time=START + 2))) == []
+    run.release()
+    assert [run.poll(), run.poll(), run.poll()] == [[], [], ["crashed"]]
+    assert run.observer.ended
+
+
+def test_run_that_never_began_and_is_deleted_sends_nothing(run: ObservedRun) -> None:
+    assert run.poll() == []
+    run.release()
+    assert run.poll() == []
+    shutil.rmtree(run.folder.path)
+    assert run.poll() == []
+    assert run.observer.ended
+
+
+def test_deleted_folder_of_started_run_is_a_failure(run: ObservedRun) -> None:
+    assert run.poll(events=(make_run_started(START),)) == []
+    shutil.rmtree(run.folder.path)
+    run.now += 1
+    assert [message.occasion for message in run.observer.poll()] == ["failed"]
+    assert run.observer.ended
+
+
+def test_moved_folder_is_followed_and_named_by_its_new_place(run: ObservedRun, tmp_path: Path) -> None:
+    assert run.poll(events=(make_run_started(START),)) == []
+    append_to_journal(run.folder, to_line(FINISHED) + "\n")
+    run.folder.path.rename(tmp_path / "best one")
+    (message,) = run.observer.poll()
+    assert message.title.startswith("best one finished")
+    assert message.body.endswith(f"gputrain attach 'best one' --runs-dir {tmp_path}")
+
+
+def test_restart_of_ranks_is_no_crash(run: ObservedRun) -> None:
+    assert run.poll(events=(make_run_started(START), FAILURE)) == []
+    assert run.poll(events=(make_run_resumed(3, START + 20),)) == ["restarted"]
+    assert run.poll(events=(make_step(4, time=START + 21),)) == []
+    assert run.poll(events=(FINISHED,)) == ["finished"]
+
+
+def test_earlier_sessions_are_not_reported(run: ObservedRun) -> None:
+    run.record(make_run_started(1.0), replace(FAILURE, time=2.0), RunFinished(time=3.0, state="failed"))
+    assert run.poll() == []
+    assert not run.observer.ended
+    assert run.poll(events=(make_run_resumed(3, START), FINISHED)) == ["finished"]
+
+
+def test_observer_leaves_run_to_the_watcher_of_the_next_session(run: ObservedRun) -> None:
+    assert run.poll(events=(make_run_started(START),)) == []
+    run.release()
+    assert run.poll() == []
+    run.own(pid=1)
+    assert run.poll() == []
+    assert run.observer.ended
+
+
+def test_stall_is_reported_once_until_progress(run: ObservedRun) -> None:
+    run.poll(events=(make_run_started(START), make_step(5, time=START + 1)))
+    assert [run.poll(50) for _ in range(5)] == [[]] * 5
+    run.now += 50
+    (message,) = run.observer.poll()
+    assert message.title.startswith("digits-3 makes no progress")
+    sentence = "no progress for 5m00s after step 5 in epoch 1; the watchdog ends the run after 10m00s (run.watchdog)"
+    assert message.body.splitlines()[0] == sentence
+    assert [run.poll(50) for _ in range(9)] == [[]] * 9
+    # The longest step so far took 750 s: three times as much is a stall.
+    assert run.poll(events=(make_step(6, time=START + 800),)) == []
+    assert [run.poll(50) for _ in range(44)] == [[]] * 44
+    assert "stalled" in run.poll(50) + run.poll(50)
+
+
+def test_pause_suspended_host_and_long_phases_are_no_stall(run: ObservedRun) -> None:
+    run.poll(events=(make_run_started(START), make_step(5, time=START + 1)))
+    run.record(RunPaused(time=START + 2, step=5, epoch=1))
+    assert [run.poll(50) for _ in range(20)] == [[]] * 20
+    run.record(RunContinued(time=START + 3, step=5, epoch=1))
+    assert run.poll() == []
+    assert run.poll(3600) == []
+    run.record(PhaseChanged(time=START + 4, phase="validating", step=5, epoch=1))
+    assert [run.poll(50) for _ in range(5)] == [[]] * 5
+    run.record(make_epoch(1, time=START + 5))
+    assert run.poll(40) == []
+    # That evaluation took 240 s, so the next step may take 720 s.
+    assert [run.poll(50) for _ in range(14)] == [[]] * 14
+    assert run.poll(50) == ["stalled"]
+
+
+def test_stall_detection_can_be_disabled(run: ObservedRun) -> None:
+    run.watch(stall_minutes=0.0)
+    run.poll(events=(make_run_started(START),))
+    assert [run.poll(50) for _ in range(40)] == [[]] * 40
+
+
+def make_hot_sample(seconds: float, reason: str, clock_mhz: float = 900.0) -> GpuEvent:
+    sample = GpuSample("GPU-0", "h", "ok", sm_clock=clock_mhz, max_sm_clock=1980.0, throttle=(reason,))  # type: ignore[arg-type]
+    return GpuEvent(time=START + seconds, gpus=[sample])
+
+
+def test_gpu_that_heat_throttles_for_a_minute_is_reported_once(run: ObservedRun) -> None:
+    run.record(make_gpu_run_started(time=START))
+    assert run.poll(events=tuple(make_hot_sample(5.0 * count, "hardware thermal") for count in range(4))) == ["slowed"]
+    assert run.poll(events=(make_hot_sample(20.0, "hardware thermal"),)) == []
+
+
+def test_gpu_that_runs_at_its_power_cap_is_reported_only_as_bottleneck(run: ObservedRun) -> None:
+    run.record(make_gpu_run_started(time=START))
+    assert run.poll(events=tuple(make_hot_sample(5.0 * count, "power cap") for count in range(20))) == []
+    epoch = replace(make_epoch(1, time=START + 101), data_wait=0.01)
+    assert run.poll(events=(epoch,)) == ["slowed"]
+
+
+def test_granted_gpus_are_reported_after_a_wait(run: ObservedRun) -> None:
+    run.watch(waited_s=7500.0, gpus=("GPU-a", "GPU-b"))
+    (message,) = run.observer.poll()
+    assert message.occasion == "granted"
+    assert message.body.splitlines()[0] == "2 GPUs after a wait of 2h05m: GPU-a, GPU-b"
+    assert run.poll() == []
+
+
+def test_message_text_is_bounded_and_without_control_characters(run: ObservedRun) -> None:
+    cause = "\x1b[31mred\x1b[0m\nsecond line " + "x" * 10_000
+    run.record(make_run_started(START), replace(FAILURE, cause=cause), RunFinished(time=START + 6, state="failed"))
+    (message,) = run.observer.poll()
+    assert "\x1b" not in message.body
+    assert len(message.body) < 1500
+    assert message.body.splitlines()[0].startswith(r"rank 1 (cpu) failed: \x1b[31mred\x1b[0m second line")

@@ -1,0 +1,64 @@
+"""Messages reach a local server through apprise; one that refuses, hangs or is gone has a reason without secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.notify.message import test_message as make_test_message
+from engine.notify.sender import Delivery, redact, send_message
+from notify_server import PASSWORD, gone_server, hanging_server, notify_server
+
+
+@pytest.fixture(autouse=True)
+def _no_user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+
+
+def test_sender_delivers_to_each_destination_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    template = tmp_path / "template"
+    template.write_text("{}")
+    with notify_server() as answers, notify_server(403) as refuses, hanging_server() as hangs:
+        monkeypatch.setenv("ANSWERS", answers.url)
+        monkeypatch.setenv("REFUSES", refuses.url)
+        monkeypatch.setenv("HANGS", f"{hangs.url}?rto=1")
+        monkeypatch.setenv("GONE", gone_server().url)
+        monkeypatch.setenv("UNKNOWN", "nosuchservice://hunter2secret")
+        monkeypatch.setenv("TEMPLATE", f"slack://TAAAAAAAA/BAAAAAAAA/{'c' * 24}?template={template}")
+        monkeypatch.setenv("CONFIG", f"file://{tmp_path}/apprise.yaml")
+        names = ["ANSWERS", "REFUSES", "HANGS", "GONE", "UNKNOWN", "TEMPLATE", "CONFIG"]
+        deliveries = send_message(make_test_message("host"), [f"env:{name}" for name in names], timeout_s=60)
+    by_name = {delivery.label.removeprefix("env:"): delivery for delivery in deliveries}
+    assert sorted(by_name) == sorted(names)
+    assert [name for name, delivery in by_name.items() if delivery.sent] == ["ANSWERS"]
+    assert answers.titles == ["gputrain on host"]
+    assert by_name["ANSWERS"].line == "env:ANSWERS (JSON at 127.0.0.1): sent"
+    assert by_name["HANGS"].reason
+    assert "403" in by_name["REFUSES"].reason
+    assert "local file" in by_name["TEMPLATE"].reason
+    assert [name for name in names if not by_name[name].can_retry] == ["UNKNOWN", "TEMPLATE", "CONFIG"]
+    assert PASSWORD not in str(deliveries)
+
+
+def test_sender_gives_up_at_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hanging_server() as hangs:
+        # apprise would wait for an answer for ten minutes.
+        monkeypatch.setenv("HANGS", f"{hangs.url}?rto=600")
+        assert send_message(make_test_message("host"), ["env:HANGS"], timeout_s=1.5) == [
+            Delivery("env:HANGS", sent=False, reason="no answer within 1.5 s")
+        ]
+
+
+def test_sender_without_destinations_starts_no_process() -> None:
+    assert send_message(make_test_message("host"), []) == []
+    problem = "env:UNSET_X: the environment variable UNSET_X is not set; export UNSET_X=URL"
+    assert send_message(make_test_message("host"), ["env:UNSET_X"]) == [Delivery(problem, sent=False, can_retry=False)]
+
+
+def test_redact_hides_user_password_token_and_topic_but_not_host() -> None:
+    url = "mailtos://me%40x:p%40ss@mail.example.org/token123?to=you&key=abcdef"
+    text = redact(f"{url} failed: me@x p@ss token123 abcdef at mail.example.org", url)
+    assert "mail.example.org" in text
+    for secret in ("p@ss", "p%40ss", "token123", "abcdef", "@"):
+        assert secret not in text

@@ -1,0 +1,59 @@
+"""`gputrain notify`: send a test message to the destinations of a config."""
+
+from __future__ import annotations
+
+import typer
+
+from tui.cli.arguments import ConfigArguments, JsonOption, TrustCodeOption, exit_on_usage_error, resolve_arguments
+from tui.cli.help import MACHINE, HelpCommand, make_epilog
+
+app = typer.Typer()
+commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(commands, name="notify", rich_help_panel=MACHINE)
+
+
+@commands.callback(
+    epilog=make_epilog(
+        [
+            "pip install 'gputrain[notify]'             install apprise",
+            "export NTFY=ntfy://MY-SECRET-TOPIC         put a URL into a variable",
+            "gputrain run digits notify.urls=env:NTFY   use it for one run",
+            "chmod 600 ~/.config/gputrain/notify        a file of URLs for all runs",
+            "gputrain notify test                       check that a message arrives",
+        ],
+        "Services and their URLs: https://appriseit.com/services/",
+    )
+)
+def notify() -> None:
+    """Messages about runs, by ntfy, Slack, mail, Telegram and others.
+
+    A run sends them when it finished, failed, crashed, stalls, has a throttled GPU, or got the GPUs that it waited for
+    (notify.when). A URL contains secrets, so a config only refers to one: env:NAME or file:PATH, a file of mode 0600
+    with one URL per line.
+    """
+
+
+@commands.command(
+    cls=HelpCommand,
+    epilog=make_epilog(
+        ["gputrain notify test", "gputrain notify test flowers.yaml", "gputrain notify test notify.urls=env:NTFY"],
+        exit_codes={0: "sent to each destination", 1: "not sent to one of them", 2: "usage or config error"},
+    ),
+)
+def test(arguments: ConfigArguments = None, as_json: JsonOption = False, trust_code: TrustCodeOption = False) -> None:
+    """Send a test message to each destination of CONFIG and of the user's own file."""
+    from tui.text.notify import send_test
+
+    with exit_on_usage_error():
+        refuse_urls(arguments or [])
+        config = resolve_arguments(arguments, trust_code=trust_code).config
+        raise typer.Exit(send_test(config.notify.urls, as_json=as_json))
+
+
+def refuse_urls(arguments: list[str]) -> None:
+    """Raise UsageError, without the URL, if an argument is one instead of a config."""
+    from engine.config.notify_section import REFERENCE_ADVICE, URLS_KEY
+    from engine.utils.errors import UsageError
+
+    if any("://" in argument.partition("=")[0] for argument in arguments):
+        raise UsageError.one("CONFIG", f"is a URL; set {URLS_KEY}=env:NAME instead", REFERENCE_ADVICE)
