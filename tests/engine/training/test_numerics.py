@@ -46,7 +46,8 @@ def test_every_precision_level_learns_as_float32(
     model: str, level: str, float32_accuracies: dict[str, float], tmp_path: Path
 ) -> None:
     options = ("run.epochs=2", f"model.name={model}", f"precision.amp={level}")
-    accuracy, float32_accuracy = train_in_process(tmp_path / level, *options)[-1].val_accuracy, float32_accuracies[model]
+    accuracy = train_in_process(tmp_path / level, *options)[-1].val_accuracy
+    float32_accuracy = float32_accuracies[model]
     if level == "O0":
         assert accuracy == float32_accuracy
     assert accuracy > float32_accuracy - 0.03

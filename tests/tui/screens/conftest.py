@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from demo_app import FROZEN_NOW, demo_runs
-from tui.form.checks import FormChecker
+from tui.form.checks import FormChecker, ModelCheckResult
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +18,14 @@ def color_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def known_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form builds no model, which imports torch, unless a test has the marker `builds_model`."""
+    if request.node.get_closest_marker("builds_model") is None:
+        known = ModelCheckResult(parameters=21_578)
+        monkeypatch.setattr(FormChecker, "check_model", lambda *_, **__: known)
 
 
 @pytest.fixture

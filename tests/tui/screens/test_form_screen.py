@@ -62,6 +62,7 @@ def test_form_screen_shows_fields_of_chosen_optimizer_and_schedule(tmp_path: Pat
     drive(real_app(tmp_path / "runs"), act, (140, 42))
 
 
+@pytest.mark.builds_model
 def test_form_screen_shows_facts_and_plan_of_values(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")

@@ -10,21 +10,13 @@ from textual.pilot import Pilot
 
 from demo_app import demo_app, demo_runs, no_gpu_feed, wait_until_idle
 from screen_snapshots import Compare, Size, matches_snapshot, size_name
-from tui.form.checks import FormChecker, ModelCheckResult
 from tui.palette import LIGHT
 from tui.theme import save_palette
 
 SIZES = [(60, 20), (80, 24), (120, 34), (160, 48), (200, 60)]
 SMALL_SIZES = [(60, 20), (80, 24), (160, 48)]
 
-pytestmark = pytest.mark.usefixtures("frozen_environment", "known_model", "large_terminal")
-
-
-@pytest.fixture
-def known_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without building the model, which imports torch for each snapshot."""
-    known = ModelCheckResult(parameters=21_578)
-    monkeypatch.setattr(FormChecker, "check_model", lambda *_, **__: known)
+pytestmark = pytest.mark.usefixtures("frozen_environment", "large_terminal")
 
 
 @pytest.fixture
