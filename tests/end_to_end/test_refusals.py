@@ -173,7 +173,10 @@ FRONT_ENDS: dict[str, tuple[Callable[..., list[str]], int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["value and host", "two problems", "weights of another model"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("value and host", marks=pytest.mark.nightly), "two problems", "weights of another model"],
+)
 @pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS.keys())
 def test_run_prints_problems_once(
     front_end: tuple[Callable[..., list[str]], int], name: str, gputrain: Gputrain, folder: Path
@@ -190,7 +193,10 @@ def test_run_prints_problems_once(
     assert not gputrain.processes()
 
 
-@pytest.mark.parametrize("name", ["two problems", "weights of another model", "existing name"])
+@pytest.mark.parametrize(
+    "name",
+    ["two problems", "weights of another model", pytest.param("existing name", marks=pytest.mark.nightly)],
+)
 def test_doctor_reports_problems_of_run(name: str, gputrain: Gputrain, folder: Path) -> None:
     arguments, expected = in_folder((REFUSED | REFUSED_MODELS)[name], folder)
     before = files(folder)

@@ -239,6 +239,7 @@ def test_batch_size_trials_of_several_ranks_use_ddp() -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_batch_size_trials_compile_each_batch_size() -> None:
     cfg = config("data.dataset=fake", "data.image_size=4", "model.name=linear", "model.compile=true")
