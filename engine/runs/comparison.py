@@ -232,13 +232,17 @@ def _seed_groups(runs: Sequence[ComparedRun]) -> tuple[tuple[int, ...], ...]:
 
 def read_run(folder: RunFolder) -> ComparedRun:
     """Read one run for a comparison: its config, and the lines of its journal that the figures need."""
-    reader = JournalReader(folder.journal)
-    return describe_run(folder, scan_history(reader), reader.problem)
+    reader, history = JournalReader(folder.journal), History()
+    scan_history(reader, history)
+    return describe_run(folder, history, read_flat_config(folder.config), reader.problem)
 
 
-def describe_run(folder: RunFolder, history: History, problem: str | None = None) -> ComparedRun:
-    """Return what a comparison needs of a run whose journal has been read."""
-    config, config_problem = read_flat_config(folder.config)
+def describe_run(
+    folder: RunFolder, history: History, stored: tuple[dict[str, Any] | None, str | None], problem: str | None
+) -> ComparedRun:
+    """Return what a comparison needs of a run: of the history of its journal, its config as `read_flat_config` returns
+    it, and why the journal cannot be read."""
+    config, config_problem = stored
     started = history.started
     dataset = () if started is None else (started.train_images, started.val_images, started.classes)
     return ComparedRun(
@@ -290,12 +294,12 @@ def _selection_loss(ema: float | None, plain: float | None) -> float | None:
     return number(plain) if averaged is None else averaged
 
 
-def scan_history(reader: JournalReader) -> History:
-    """Return the history of a run without its steps and GPU samples, which are most of the lines.
+def scan_history(reader: JournalReader, history: History) -> None:
+    """Add the new events of a journal, but not its steps and GPU samples, which are most of the lines.
 
     The last of them before each session and at the end is added: it is the end of a session that crashed.
     """
-    history, parse, skipped = History(), bulk_parser(), b""
+    parse, skipped = bulk_parser(), b""
     for line in reader.poll_lines():
         if line.startswith(SKIPPED_LINES):
             skipped = line
@@ -307,4 +311,3 @@ def scan_history(reader: JournalReader) -> History:
             history.add(event)
     if skipped and (last := parse(skipped)) is not None:
         history.add(last)
-    return history

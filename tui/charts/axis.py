@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 # An axis begins at zero if at most this share of it lies below the values.
 MAX_SHARE_BELOW = 0.15
@@ -56,6 +57,14 @@ class Series:
         return value if math.isfinite(value) else None
 
 
+def line_values(series: Series, x: FloatArray) -> FloatArray:
+    """Return the values at `x` of the line through the finite points; NaN beyond its ends."""
+    finite = np.isfinite(series.y)
+    if not finite.any():
+        return np.full(len(x), np.nan)
+    return np.interp(x, series.x[finite], series.y[finite], np.nan, np.nan)
+
+
 def mask_nonpositive(series: Series) -> Series:
     """Replace values that a logarithmic axis cannot show (zero and below) by NaN."""
     limits = series.y_limits()
@@ -76,12 +85,33 @@ def downsample_min_max(series: Series, low: float, high: float, columns: int) ->
     width = (high - low) / columns
     edges = np.searchsorted(x, low + width * np.arange(columns + 1))
     edges[0], edges[-1] = 0, len(x)
-    starts = edges[:-1][np.diff(edges) > 0]
+    reduced = block_extremes(series, edges[:-1][np.diff(edges) > 0])
+    return _split_at_gaps(reduced.x, reduced.y)
+
+
+def block_extremes(series: Series, starts: IntArray) -> Series:
+    """Return minimum and maximum of each block, in an order that follows the curve; NaN values are ignored.
+
+    `starts` has the index of the first point of each block.
+    """
+    x, y = series.x, series.y
+    ends = np.append(starts[1:], len(x)) - 1
     minima, maxima = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)
-    middle = (x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2
-    rising = y[starts] <= y[np.append(starts[1:], len(x)) - 1]
+    rising = y[starts] <= y[ends]
     first, second = np.where(rising, minima, maxima), np.where(rising, maxima, minima)
-    return _split_at_gaps(np.repeat(middle, 2), np.stack([first, second], 1).reshape(-1))
+    return Series(np.repeat((x[starts] + x[ends]) / 2, 2), np.stack([first, second], 1).reshape(-1))
+
+
+def block_means(series: Series, starts: IntArray) -> tuple[Series, FloatArray]:
+    """Return the mean of the finite values of each block, NaN without any, and their number."""
+    x, y = series.x, series.y
+    sums, counts = np.add.reduceat(y, starts), np.diff(starts, append=len(y)).astype(np.float64)
+    if np.isnan(sums).any():
+        finite = np.isfinite(y)
+        sums = np.add.reduceat(np.where(finite, y, 0.0), starts)
+        counts = np.add.reduceat(finite.astype(np.float64), starts)
+    means = np.where(counts > 0, sums / np.maximum(counts, 1.0), np.nan)
+    return Series((x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2, means), counts
 
 
 def _split_at_gaps(x: FloatArray, y: FloatArray) -> list[Series]:
@@ -98,27 +128,27 @@ def _split_at_gaps(x: FloatArray, y: FloatArray) -> list[Series]:
 MAX_SMOOTHED_POINTS = 2048
 
 
+def block_starts(points: int, max_blocks: int) -> IntArray:
+    """Return the first index of each block when `points` are split into blocks of nearly equal size."""
+    if points <= max_blocks:
+        return np.arange(points)
+    return np.linspace(0, points, max_blocks, endpoint=False).astype(np.int64)
+
+
 def smooth(series: Series, window_share: float) -> Series:
     """Smooth with a centered moving average over `window_share` of the points; NaN values are ignored."""
-    x, y = series.x, series.y
-    if len(x) > MAX_SMOOTHED_POINTS:
-        starts = np.linspace(0, len(x), MAX_SMOOTHED_POINTS, endpoint=False).astype(np.int64)
-    else:
-        starts = np.arange(len(x))
+    starts = block_starts(len(series.x), MAX_SMOOTHED_POINTS)
     if len(starts) < 3:
         return series
-    sums, counts = np.add.reduceat(y, starts), np.diff(starts, append=len(y)).astype(np.float64)
-    if np.isnan(sums).any():
-        finite = np.isfinite(y)
-        sums = np.add.reduceat(np.where(finite, y, 0.0), starts)
-        counts = np.add.reduceat(finite.astype(np.float64), starts)
+    blocks, counts = block_means(series, starts)
+    sums = np.where(counts > 0, blocks.y, 0.0) * counts
     half = max(int(len(starts) * window_share / 2), 1)
     index = np.arange(len(starts))
     low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(starts))
     all_sums, all_counts = np.append(0.0, np.cumsum(sums)), np.append(0.0, np.cumsum(counts))
     window_counts = all_counts[high] - all_counts[low]
     means = np.where(window_counts > 0, (all_sums[high] - all_sums[low]) / np.maximum(window_counts, 1.0), np.nan)
-    return Series((x[starts] + x[np.append(starts[1:], len(x)) - 1]) / 2, means)
+    return Series(blocks.x, means)
 
 
 def ticks(low: float, high: float, max_ticks: int) -> list[float]:

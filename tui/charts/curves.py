@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -15,8 +16,8 @@ import numpy as np
 from engine.runs.events import EpochEvent, Event, RunResumed, RunStarted, StepEvent
 from tui.charts.axis import FloatArray, Series
 
-XAxis = Literal["epoch", "step", "hours"]
-X_AXES: tuple[XAxis, ...] = ("epoch", "step", "hours")
+XAxis = Literal["epoch", "step", "images", "hours"]
+X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
 
 
 # A corrupt journal may claim any step; this bounds the memory for steps whose losses are missing.
@@ -26,6 +27,14 @@ MAX_MISSING_STEPS = 10_000_000
 def is_finite_number(value: object) -> bool:
     """Whether a journal value, which may be of any JSON type, is a finite number."""
     return isinstance(value, float | int) and math.isfinite(value)
+
+
+def _are_finite(losses: list[float]) -> bool:
+    """Whether all losses are finite numbers; False also if their sum overflows. The sum takes a tenth of the time."""
+    try:
+        return math.isfinite(sum(losses))
+    except TypeError:
+        return False
 
 
 class GrowingArray:
@@ -61,6 +70,32 @@ class GrowingArray:
     @property
     def values(self) -> FloatArray:
         return self._values[: self.length]
+
+
+@dataclass(frozen=True, eq=False)
+class StepAxes:
+    """Converts steps to positions on the x axes."""
+
+    steps_per_epoch: int
+    times: Series
+    """Seconds of training at some steps."""
+    sessions: Series
+    """Global batch size (`y`) of the steps after step `x`: a resumed session may have another one."""
+
+    def positions(self, steps: FloatArray, axis: XAxis) -> FloatArray:
+        """Return epochs, steps, images or hours of training; steps where the axis is unknown."""
+        if axis == "epoch" and self.steps_per_epoch > 0:
+            return steps / self.steps_per_epoch
+        if axis == "hours" and len(self.times.x):
+            hours: FloatArray = np.interp(steps, self.times.x, self.times.y) / 3600
+            return hours
+        if axis == "images" and len(self.sessions.x):
+            starts, batches = self.sessions.x, self.sessions.y
+            before = np.append(0.0, np.cumsum(np.diff(starts) * batches[:-1]))
+            session = np.maximum(np.searchsorted(starts, steps, "right") - 1, 0)
+            images: FloatArray = before[session] + (steps - starts[session]) * batches[session]
+            return images
+        return steps
 
 
 @dataclass(frozen=True)
@@ -102,6 +137,8 @@ class CurveData:
         }
         self._time_offset_s = 0.0
         """Added to an event's time to get the training time, which excludes pauses between sessions of the run."""
+        self._sessions: list[tuple[int, int]] = []
+        """Last step before each session, and the global batch size of the session."""
 
     def add_events(self, events: Iterable[Event] | None) -> None:
         """Add events in journal order. None means that the journal was recreated, so all curves are reset."""
@@ -114,9 +151,12 @@ class CurveData:
         """Add one event; events must come in journal order."""
         match event:
             case RunStarted():
-                if event.steps_per_epoch != self.steps_per_epoch:
+                first_step = max(event.from_step, 0) if isinstance(event, RunResumed) else 0
+                if event.steps_per_epoch != self.steps_per_epoch or first_step == 0:
                     self._step_positions.clear()
                 self.steps_per_epoch = event.steps_per_epoch
+                del self._sessions[bisect_left(self._sessions, (first_step,)) :]
+                self._sessions.append((first_step, event.global_batch))
                 trained = float(self._step_events["time"].values[-1]) if self._step_events["time"].length else 0.0
                 if isinstance(event, RunResumed):
                     self._truncate_after(event.from_step)
@@ -128,7 +168,7 @@ class CurveData:
                     return
                 self._missing_steps_left -= gap
                 losses = event.losses
-                if not all(map(is_finite_number, losses)):
+                if not _are_finite(losses):
                     losses = [loss if is_finite_number(loss) else math.nan for loss in losses]
                     self.nonfinite_count += sum(map(math.isnan, losses))
                 self._losses.set(first, losses)
@@ -201,12 +241,15 @@ class CurveData:
         return Series(self.x_positions(steps, axis), values)
 
     def x_positions(self, steps: FloatArray, axis: XAxis) -> FloatArray:
-        """Convert steps to positions on an x axis: epochs, steps or hours of training."""
-        if axis == "epoch" and self.steps_per_epoch > 0:
-            return steps / self.steps_per_epoch
-        if axis == "hours" and self._step_events["step"].length:
-            hours: FloatArray = (
-                np.interp(steps, self._step_events["step"].values, self._step_events["time"].values) / 3600
-            )
-            return hours
-        return steps
+        """Convert steps to positions on an x axis: epochs, steps, images or hours of training."""
+        return self.axes.positions(steps, axis)
+
+    @property
+    def axes(self) -> StepAxes:
+        """The x axes; their arrays change with the next event."""
+        starts, batches = zip(*self._sessions, strict=True) if self._sessions else ((), ())
+        return StepAxes(
+            self.steps_per_epoch,
+            Series(self._step_events["step"].values, self._step_events["time"].values),
+            Series(np.array(starts, np.float64), np.maximum(np.array(batches, np.float64), 0.0)),
+        )

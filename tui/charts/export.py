@@ -14,20 +14,21 @@ from tui.charts.axis import (
     Series,
     downsample_min_max,
     log_ticks,
-    mask_nonpositive,
     pad_limits,
-    smooth,
     tick_labels,
     ticks,
 )
-from tui.charts.plot import LINE_MARKERS, Curve, PlotWindow
+from tui.charts.plot import LINE_MARKERS, Curve, PlotWindow, smoothed_series, visible_series
 
 Scale = Callable[[float], float]
 
 WIDTH, HEIGHT = 900, 480
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 # From the color-blind safe palette of Okabe and Ito, in the order of the curves.
-COLORS = ("#0072B2", "#E69F00", "#009E73")
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999933", "#000000")
+# Entries of the legend: beside the title if their labels are short, else in lines below it.
+ENTRY_WIDTH, MAX_SHORT_LABEL, MAX_ENTRIES_BESIDE_TITLE = 110, 8, 5
+LONG_ENTRY_WIDTH, LINE_HEIGHT, MAX_LABEL = 280, 20, 34
 DASHES = ' stroke-dasharray="6 4"'
 
 
@@ -58,9 +59,9 @@ def export_chart(
 
 def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str) -> str:
     """Draw the curves within `window` with axes and a legend; raw curves are drawn pale behind smoothed ones."""
-    visible = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
-    if window.log:
-        visible = [(curve, mask_nonpositive(series)) for curve, series in visible]
+    visible = visible_series(curves, window)
+    places = _legend_places(curves)
+    top = TOP + LINE_HEIGHT * round(max((y for _, y in places), default=20) / LINE_HEIGHT - 1)
     limits = [limit for _, series in visible for limit in series.y_limits() or ()]
     low, high = pad_limits(min(limits, default=0.1), max(limits, default=1.0), window.log)
 
@@ -69,14 +70,14 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
 
     def y_to_px(y: float) -> float:
         share = math.log(y / low) / math.log(high / low) if window.log else (y - low) / (high - low)
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+        return HEIGHT - BOTTOM - share * (HEIGHT - top - BOTTOM)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="13">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<clipPath id="window"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" '
-        f'height="{HEIGHT - TOP - BOTTOM}"/></clipPath>',
+        f'<clipPath id="window"><rect x="{LEFT}" y="{top}" width="{WIDTH - LEFT - RIGHT}" '
+        f'height="{HEIGHT - top - BOTTOM}"/></clipPath>',
         f'<text x="{LEFT}" y="24" font-weight="bold">{escape(title)}</text>',
         f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_label)}</text>',
     ]
@@ -88,13 +89,12 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
     x_ticks = ticks(window.low, window.high, 9)
     for tick, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
         parts.append(f'<text x="{x_to_px(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{label}</text>')
-    legend_x = LEFT + 260.0
     for number, (curve, series) in enumerate(visible):
         color, connected = COLORS[number % len(COLORS)], curve.marker in LINE_MARKERS
-        smoothed = curve.marker == "braille" and window.smoothing > 0
-        for drawn, opacity in (
-            ((series, 0.3), (smooth(series, window.smoothing), 1.0)) if smoothed else ((series, 1.0),)
-        ):
+        if curve.band is not None:
+            parts += _area(curve.band, window, x_to_px, y_to_px, color)
+        smoothed = smoothed_series(curve, series, window)
+        for drawn, opacity in ((series, 1.0),) if smoothed is None else ((series, 0.3), (smoothed, 1.0)):
             parts += _strokes(
                 series=drawn,
                 window=window,
@@ -106,13 +106,44 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
                 dashes=DASHES if curve.marker == "dashed" else "",
             )
         if curve.label:
+            legend_x, legend_y = places[number]
             dashes = DASHES if curve.marker == "dashed" else ""
-            symbol = f'<path d="M{legend_x} 20h24" stroke="{color}" stroke-width="2"{dashes}/>'
-            parts.append(symbol if connected else f'<circle cx="{legend_x + 12}" cy="20" r="4" fill="{color}"/>')
-            parts.append(f'<text x="{legend_x + 32}" y="24">{escape(curve.label)}</text>')
-            legend_x += 110
-    parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="black"/></svg>')
+            symbol = f'<path d="M{legend_x} {legend_y}h24" stroke="{color}" stroke-width="2"{dashes}/>'
+            parts.append(
+                symbol if connected else f'<circle cx="{legend_x + 12}" cy="{legend_y}" r="4" fill="{color}"/>'
+            )
+            label = " ".join(filter(None, (curve.mark, printable(curve.label))))
+            label = label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
+            parts.append(f'<text x="{legend_x + 32}" y="{legend_y + 4}">{escape(label)}</text>')
+        if curve.mark and (last := (series if smoothed is None else smoothed).latest()) is not None:
+            x = min(x_to_px(float(series.x[-1])), WIDTH - RIGHT) + 3
+            parts.append(f'<text x="{x:.1f}" y="{y_to_px(last) + 4:.1f}" fill="{color}">{escape(curve.mark)}</text>')
+    parts.append(f'<path d="M{LEFT} {top}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="black"/></svg>')
     return "\n".join(parts) + "\n"
+
+
+def _legend_places(curves: Sequence[Curve]) -> list[tuple[float, int]]:
+    """Return x and middle y of the legend entry of each curve."""
+    if len(curves) <= MAX_ENTRIES_BESIDE_TITLE and all(len(curve.label) <= MAX_SHORT_LABEL for curve in curves):
+        return [(LEFT + 260.0 + ENTRY_WIDTH * index, 20) for index in range(len(curves))]
+    per_line = (WIDTH - LEFT - RIGHT) // LONG_ENTRY_WIDTH
+    return [
+        (float(LEFT + LONG_ENTRY_WIDTH * (index % per_line)), 20 + LINE_HEIGHT * (1 + index // per_line))
+        for index in range(len(curves))
+    ]
+
+
+def _area(band: tuple[Series, Series], window: PlotWindow, x_to_px: Scale, y_to_px: Scale, color: str) -> list[str]:
+    """Return the area between two curves of equal positions, where both are known."""
+    low, high = band
+    points = [
+        (x, bottom, top)
+        for x, bottom, top in zip(low.x.tolist(), low.y.tolist(), high.y.tolist(), strict=True)
+        if math.isfinite(bottom) and math.isfinite(top) and not (window.log and bottom <= 0)
+    ]
+    outline = [(x, top) for x, _, top in points] + [(x, bottom) for x, bottom, _ in reversed(points)]
+    path = " ".join(f"{x_to_px(x):.1f},{y_to_px(y):.1f}" for x, y in outline)
+    return [f'<polygon points="{path}" fill="{color}" opacity="0.2" clip-path="url(#window)"/>'] if points else []
 
 
 def _strokes(

@@ -21,6 +21,7 @@ from tui.charts.axis import (
     FloatArray,
     Series,
     downsample_min_max,
+    line_values,
     log_ticks,
     mask_nonpositive,
     pad_limits,
@@ -38,7 +39,9 @@ DASH_COLUMNS, DASH_PERIOD = 2, 3
 MIN_WIDTH, MIN_HEIGHT = 16, 3
 # From this height, the labels of the x axis have a line of their own.
 MIN_HEIGHT_OF_TWO_AXIS_LINES = 7
-POINT, STAR = "•", "★"
+POINT, STAR, BAND = "•", "★", "░"
+# Columns from one letter of a curve to the next.
+MARK_COLUMNS = 24
 MAX_Y_TICKS, MIN_ROWS_PER_TICK = 8, 2.2
 X_TICK_COLUMNS = 7
 LINE_MARKERS = ("braille", "dashed")
@@ -47,13 +50,25 @@ LINE_MARKERS = ("braille", "dashed")
 @dataclass(frozen=True)
 class Curve:
     """A named series. `marker` is "braille" for a line, "dashed", or a character for points; `style` is one of
-    `SERIES`. A star marks the point at `star_x`."""
+    `SERIES`. A star marks the point at `star_x`, and the letter `mark` several points of the curve."""
 
     label: str
     series: Series
     marker: str
     style: str
     star_x: float | None = None
+    mark: str = ""
+    means: Series | None = None
+    """Mean of each block, if `series` has the extremes of blocks: what smoothing averages, and the legend shows."""
+    band: tuple[Series, Series] | None = None
+    """Lower and upper limit of an area around the curve."""
+    reference: Series | None = None
+    """The legend shows the difference from this series."""
+
+    @property
+    def values(self) -> Series:
+        """The values of the curve, or the means of its blocks."""
+        return self.series if self.means is None else self.means
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,8 @@ class PlotWindow:
     """Name of the x axis, at its right end."""
     log_x: bool = False
     """Whether all positions on the x axis are logarithms to base 10 of what its labels show."""
+    with_raw: bool = True
+    """Whether a pale curve of all points is behind a smoothed one."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +103,37 @@ def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -
     """Plot the curves as `height` lines of `width` columns, or return one line that says why nothing is drawn."""
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return Plot([Text("Too small to draw", MUTED)])
-    visible = [(curve, curve.series.between(window.low, window.high)) for curve in curves]
-    if window.log:
-        visible = [(curve, mask_nonpositive(series)) for curve, series in visible]
-    ys = [limit for _, series in visible for limit in series.y_limits() or ()]
+    visible = visible_series(curves, window)
+    areas = [side.between(window.low, window.high) for curve in curves for side in curve.band or ()]
+    areas = [mask_nonpositive(side) if window.log else side for side in areas]
+    ys = [limit for series in (*(series for _, series in visible), *areas) for limit in series.y_limits() or ()]
     if not ys:
         return Plot([Text(_empty_message(visible, window.log), MUTED)])
     return _draw(visible, window, pad_limits(min(ys), max(ys), window.log), width, height)
+
+
+def visible_series(curves: Sequence[Curve], window: PlotWindow) -> list[tuple[Curve, Series]]:
+    """Return each curve with the part of its series that the window shows: smoothed alone if the raw one is hidden."""
+    visible = []
+    for curve in curves:
+        smoothed = window.smoothing > 0 and curve.marker == "braille"
+        series = curve.values if smoothed and not window.with_raw else curve.series
+        series = series.between(window.low, window.high)
+        series = mask_nonpositive(series) if window.log else series
+        if smoothed and not window.with_raw and len(series.y) > 2:
+            series = smooth(series, window.smoothing)
+        visible.append((curve, series))
+    return visible
+
+
+def smoothed_series(curve: Curve, series: Series, window: PlotWindow) -> Series | None:
+    """Return what is drawn over the visible `series` of a curve: its smoothed values; None if it is not smoothed."""
+    if not window.smoothing or not window.with_raw or curve.marker != "braille" or len(series.y) <= 2:
+        return None
+    if curve.means is not None:
+        series = curve.means.between(window.low, window.high)
+        series = mask_nonpositive(series) if window.log else series
+    return smooth(series, window.smoothing)
 
 
 def _empty_message(visible: Sequence[tuple[Curve, Series]], log: bool) -> str:
@@ -111,11 +152,20 @@ def _draw(
     y_labels = tick_labels(y_ticks, log=window.log)
     left = max(map(len, y_labels), default=0) + 1
     canvas = _Canvas(width - left, rows, window, y_limits)
+    for curve, _ in visible:
+        if curve.band is not None:
+            canvas.draw_band(*curve.band, pale_style(curve.style))
+    drawn: list[tuple[Curve, Series]] = []
     for curve, series in visible:
-        if window.smoothing and curve.marker == "braille" and len(series.y) > 2:
+        smoothed = smoothed_series(curve, series, window)
+        if smoothed is not None:
             canvas.draw(series, curve.marker, pale_style(curve.style))
-            series = smooth(series, window.smoothing)
-        canvas.draw(series, curve.marker, curve.style)
+        drawn.append((curve, series if smoothed is None else smoothed))
+        canvas.draw(drawn[-1][1], curve.marker, curve.style)
+    marked = [(curve, series) for curve, series in drawn if curve.mark]
+    for index, (curve, series) in enumerate(marked):
+        for column in mark_columns(index, len(marked), width - left):
+            canvas.draw_mark(series, column, curve.mark, curve.style)
     for curve, series in visible:
         if curve.star_x is not None and window.low <= curve.star_x <= window.high:
             canvas.draw_star(series, curve.star_x, curve.style)
@@ -125,6 +175,12 @@ def _draw(
         label = labels.get(row, "").rjust(left - 1) + ("┤" if row in labels else "│")
         lines.append(Text.assemble((label, MUTED), *canvas.row(row), no_wrap=True, end=""))
     return Plot([*lines, *_x_axis(window, left, width, axis_lines)], left, width - left, axis_lines)
+
+
+def mark_columns(index: int, marks: int, columns: int) -> range:
+    """Return the columns in which curve `index` of `marks` has its letter, no column for two curves."""
+    stride = max(MARK_COLUMNS, 2 * marks)
+    return range((2 * index + 1) * stride // (2 * marks), columns, stride)
 
 
 class _Canvas:
@@ -173,6 +229,27 @@ class _Canvas:
             mask &= (np.arange(self._columns) % DASH_PERIOD < DASH_COLUMNS) | (drawn == POINT)
         self._characters[mask] = drawn[mask]
         self._styles[mask] = self._style_number(style)
+
+    def draw_band(self, low: Series, high: Series, style: str) -> None:
+        """Fill the area between two curves of equal positions, where both are known."""
+        columns = np.arange(self._columns)
+        x = self._window.low + columns / max(self._columns - 1, 1) * (self._window.high - self._window.low)
+        limits = [line_values(series, x) for series in (low, high)]
+        for column in columns[np.isfinite(limits[0]) & np.isfinite(limits[1])].tolist():
+            bottom, top = float(limits[0][column]), float(limits[1][column])
+            if self._window.log:
+                bottom = max(bottom, 10**self._low)
+                if top < bottom:
+                    continue
+            rows = slice(max(self.row_of(top), 0), max(min(self.row_of(bottom), self._rows - 1) + 1, 0))
+            self._characters[rows, column], self._styles[rows, column] = BAND, self._style_number(style)
+
+    def draw_mark(self, series: Series, column: int, mark: str, style: str) -> None:
+        """Draw a letter on a curve, if the curve has a value in this column."""
+        x = self._window.low + column / max(self._columns - 1, 1) * (self._window.high - self._window.low)
+        y = float(line_values(series, np.array([x]))[0])
+        if math.isfinite(y) and 0 <= (row := self.row_of(y)) < self._rows:
+            self._characters[row, column], self._styles[row, column] = mark, self._style_number(style)
 
     def draw_star(self, series: Series, x: float, style: str) -> None:
         """Mark the point of a curve that is nearest to `x`."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -19,7 +20,13 @@ CURSOR_STEP_SHARE = 0.01
 TRAIN_STYLE, VALIDATION_STYLE, LR_STYLE, EMA_STYLE, GRAD_NORM_STYLE = map(series_style, (1, 2, 3, 4, 5))
 # In the order of importance.
 CHART_TITLES = {"loss": "loss", "accuracy": "accuracy", "lr": "learning rate", "grad_norm": "gradient norm"}
-SMOOTHED_CHARTS = ("loss", "grad_norm")
+SMOOTHED_CHARTS = ("loss", "train_loss", "grad_norm")
+
+
+class Extent(Protocol):
+    """Data of charts, of one run or several: how long its x axes are."""
+
+    def last_x(self, axis: XAxis) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -34,13 +41,13 @@ class ChartView:
     end: float | None = None
     cursor: float | None = None
 
-    def x_limits(self, data: CurveData) -> tuple[float, float]:
+    def x_limits(self, data: Extent) -> tuple[float, float]:
         """Return the left and right edge of the visible x axis."""
         last = data.last_x(self.axis)
         end = last if self.end is None else self.end
         return end - (last if self.span is None else self.span), end
 
-    def window(self, data: CurveData, chart_id: str) -> PlotWindow:
+    def window(self, data: Extent, chart_id: str) -> PlotWindow:
         """Return the plot window of a chart; only curves of single steps are smoothed, and accuracy has no log
         scale."""
         low, high = self.x_limits(data)
@@ -75,14 +82,19 @@ class ChartView:
 
     def subtitle(self, data: CurveData, chart_id: str) -> str:
         """Describe the position of the cursor, log scale, smoothing, and the number of non-finite values."""
+        words = self.settings(chart_id)
+        if data.nonfinite_count and chart_id == "loss":
+            words.append(f"{data.nonfinite_count} not finite")
+        return "  ".join(words)
+
+    def settings(self, chart_id: str) -> list[str]:
+        """Describe the position of the cursor, log scale and smoothing."""
         words = [] if self.cursor is None else [f"{self.axis} {format_number(self.cursor)}"]
         if self.log and chart_id != "accuracy":
             words.append("log")
         if self.smoothing and chart_id in SMOOTHED_CHARTS:
             words.append(f"smooth {self.smoothing:.0%}")
-        if data.nonfinite_count and chart_id == "loss":
-            words.append(f"{data.nonfinite_count} not finite")
-        return "  ".join(words)
+        return words
 
     def next_axis(self) -> ChartView:
         """Switch to the next x axis; zoom and cursor are reset, because they are positions on the old one."""
@@ -96,7 +108,7 @@ class ChartView:
     def reset_zoom(self) -> ChartView:
         return replace(self, span=None, end=None, cursor=None)
 
-    def zoom(self, data: CurveData, factor: float) -> ChartView:
+    def zoom(self, data: Extent, factor: float) -> ChartView:
         """Scale the visible span by `factor`, around the cursor if there is one.
 
         Without a cursor, zoom around the middle; a view that follows the latest point keeps its right edge.
@@ -112,7 +124,7 @@ class ChartView:
         middle = self.cursor if self.cursor is not None else (low + high) / 2
         return replace(self, span=span, end=min(max(middle + span / 2, span), last))
 
-    def pan(self, data: CurveData, share: float) -> ChartView:
+    def pan(self, data: Extent, share: float) -> ChartView:
         """Move the visible span by `share` of its length, positive to the right."""
         (low, high), last = self.x_limits(data), data.last_x(self.axis)
         span = high - low
@@ -120,7 +132,7 @@ class ChartView:
         # At the right end, follow the latest point again.
         return replace(self, end=None if end >= last else end)
 
-    def move_cursor(self, data: CurveData, steps: int) -> ChartView:
+    def move_cursor(self, data: Extent, steps: int) -> ChartView:
         """Move the cursor by `steps` of 1% of the visible span; the first move shows it at the right edge."""
         low, high = self.x_limits(data)
         cursor = high if self.cursor is None else self.cursor + steps * CURSOR_STEP_SHARE * (high - low)

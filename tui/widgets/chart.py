@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from tui.charts.axis import format_number
+from tui.charts.axis import Series, format_number
 from tui.charts.plot import Curve, Plot, PlotWindow, plot
 from tui.palette import theme_variable
 from tui.text.tables import UNKNOWN
@@ -87,12 +87,34 @@ class Chart(Lines):
         )
 
     def _legend_part(self, curve: Curve, decimals: int) -> str:
-        value = curve.series.latest() if self._cursor_x is None else curve.series.value_at(self._cursor_x)
-        text = UNKNOWN if value is None else _format_value(value, decimals)
-        return " ".join(filter(None, (MARKER_SYMBOLS.get(curve.marker, ""), curve.label, text)))
+        value, reference = curve_value(curve, self._cursor_x)
+        text = UNKNOWN if value is None else format_value(value, decimals)
+        if reference is not None and value is not None:
+            text = format_difference(value - reference, decimals)
+        parts = (curve.mark, text) if curve.mark else (MARKER_SYMBOLS.get(curve.marker, ""), curve.label, text)
+        return " ".join(filter(None, parts))
 
 
-def _format_value(value: float, decimals: int) -> str:
+def curve_value(curve: Curve, x: float | None) -> tuple[float | None, float | None]:
+    """Return the values of a curve and of its reference at `x`, or the latest ones; None if unknown or without one."""
+    return _value(curve.values, x), None if curve.reference is None else _value(curve.reference, x)
+
+
+def _value(series: Series, x: float | None) -> float | None:
+    if x is None:
+        return series.latest()
+    # A curve that ends before `x` by more than the distance of its points has no value there.
+    past = len(series.x) > 1 and x - series.x[-1] > series.x[-1] - series.x[-2]
+    return None if past else series.value_at(x)
+
+
+def format_difference(difference: float, decimals: int) -> str:
+    """Format a difference with its sign."""
+    return ("-" if difference < 0 else "+") + format_value(abs(difference), decimals)
+
+
+def format_value(value: float, decimals: int) -> str:
+    """Format a value of a curve with `decimals` decimals, or with three digits if it is small or large."""
     return f"{value:.{decimals}f}" if 0.01 <= abs(value) < 100 else format_number(value, 3)
 
 

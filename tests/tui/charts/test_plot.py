@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
+from xml.etree.ElementTree import fromstring as parse_xml
 
 import numpy as np
 import pytest
 
 from tui.charts.axis import FloatArray, Series, downsample_min_max, log_ticks, smooth, tick_labels, ticks
-from tui.charts.plot import Curve, PlotWindow, plot
+from tui.charts.export import to_svg
+from tui.charts.plot import BAND, Curve, PlotWindow, mark_columns, plot
 from tui.palette import series_style
 
 WIDTH, HEIGHT = 60, 10
@@ -145,3 +149,63 @@ def test_plot_marks_star_and_names_axis() -> None:
     lines = [line.plain for line in plot([curve], PlotWindow(0, 2, x_name="epoch"), 40, 9).lines]
     assert [row for row, line in enumerate(lines) if "★" in line] == [0]
     assert lines[-1].endswith("epoch")
+
+
+def ramp(length: int, slope: float) -> Series:
+    x = np.arange(length, dtype=float)
+    return Series(x, slope * x)
+
+
+def test_plot_draws_the_letter_of_each_curve_in_columns_of_its_own() -> None:
+    curves = [Curve("up", ramp(100, 1.0), "braille", series_style(1), mark="A")]
+    curves.append(Curve("down", ramp(100, -1.0), "braille", series_style(2), mark="B"))
+    lines = [line.plain for line in plot(curves, PlotWindow(0.0, 99.0), 80, 20).lines]
+    columns = {mark: {line.index(mark) for line in lines if mark in line} for mark in "AB"}
+    assert len(columns["A"]) == len(columns["B"]) == 3
+    assert columns["A"].isdisjoint(columns["B"])
+
+
+def test_mark_columns_of_many_curves_are_disjoint() -> None:
+    columns = [column for index in range(16) for column in mark_columns(index, 16, 150)]
+    assert len(columns) == len(set(columns))
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_plot_fills_the_band_around_a_curve(log: bool) -> None:
+    x = np.arange(50, dtype=float)
+    band = (Series(x, np.full(50, -1.0)), Series(x, np.where(x < 25, 3.0, np.nan)))
+    curve = Curve("mean", Series(x, np.full(50, 2.0)), "braille", series_style(1), band=band)
+    other = Curve("", Series(x, np.full(50, 0.5)), "braille", series_style(2))
+    lines = [line.plain for line in plot([curve, other], PlotWindow(0.0, 49.0, log), 60, 12).lines]
+    filled = "".join(lines).count(BAND)
+    assert filled > 50
+    assert all(BAND not in line[40:] for line in lines)
+
+
+def test_plot_without_raw_curve_draws_the_smoothed_means_alone() -> None:
+    x = np.arange(200, dtype=float)
+    spikes = Series(x, np.where(x % 20 == 0, 100.0, 1.0))
+    curve = Curve("", spikes, "braille", series_style(1), means=Series(x, np.ones(200)))
+    raw = plot([curve], PlotWindow(0.0, 199.0, smoothing=0.1), 60, 12)
+    smooth_only = plot([curve], PlotWindow(0.0, 199.0, smoothing=0.1, with_raw=False), 60, 12)
+    assert any("100" in line.plain for line in raw.lines[:-2])
+    assert not any("100" in line.plain for line in smooth_only.lines[:-2])
+
+
+def test_svg_of_many_named_curves_has_a_legend_in_lines_and_an_area() -> None:
+    x = np.arange(10, dtype=float)
+    band = (Series(x, x - 1), Series(x, x + 1))
+    curves = [
+        Curve(
+            f"run <{number}>" + "n" * 60, ramp(10, number), "braille", series_style(number + 1), mark="ABCDEFGH"[number]
+        )
+        for number in range(8)
+    ]
+    curves[0] = replace(curves[0], band=band)
+    svg = to_svg(curves, PlotWindow(0.0, 9.0), "compare", "epoch")
+    assert svg.count("<polygon") == 1
+    assert svg.count("&lt;") == 8
+    places = [tuple(map(float, match)) for match in re.findall(r'<path d="M([0-9.]+) ([0-9.]+)h24"', svg)]
+    assert len(set(places)) == 8
+    assert max(x for x, _ in places) < 900
+    parse_xml(svg)  # noqa: S314 (our own SVG)

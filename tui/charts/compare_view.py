@@ -1,0 +1,115 @@
+"""The curves of several runs on one chart: one color and one letter a run, groups of seeds as mean and spread.
+
+`tui.screens.compare` draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tui.charts.axis import FloatArray, Series, line_values
+from tui.charts.curves import XAxis
+from tui.charts.plot import Curve
+from tui.charts.reduced import BlockSeries, RunCurves
+from tui.palette import series_style
+
+COMPARE_CHARTS = {
+    "train_loss": "train loss", "accuracy": "val accuracy", "val_loss": "val loss", "lr": "learning rate",
+    "grad_norm": "gradient norm",
+}  # fmt: skip
+MAX_GROUP_POINTS = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedCurves:
+    """A run or a group of runs on the charts: its letter, its name, and the curves of its runs, None before they are
+    read."""
+
+    letter: str
+    name: str
+    style_number: int
+    runs: tuple[RunCurves | None, ...]
+
+    @property
+    def style(self) -> str:
+        return series_style(self.style_number)
+
+
+class CompareData:
+    """All curves of a comparison; `baseline` is the index of the entry that the others are compared with."""
+
+    def __init__(self, entries: Sequence[ComparedCurves] = (), baseline: int | None = None) -> None:
+        self.entries, self.baseline = tuple(entries), baseline
+
+    @property
+    def known(self) -> list[RunCurves]:
+        """The curves that have been read."""
+        return [run for entry in self.entries for run in entry.runs if run is not None]
+
+    def last_x(self, axis: XAxis) -> float:
+        """Return the x position of the latest step of all runs; 1 before the first step."""
+        return max((run.last_x(axis) for run in self.known), default=0.0) or 1.0
+
+    @property
+    def has_grad_norm(self) -> bool:
+        """Whether a run has gradient norms, or none has been read."""
+        return not self.known or any(np.isfinite(run.metrics["grad_norm"].points.y).any() for run in self.known)
+
+    def curves_for(self, chart_id: str, axis: XAxis) -> list[Curve]:
+        """Return a curve for each entry; with a baseline, the legend of the others shows differences."""
+        curves = [_entry_curve(entry, chart_id, axis) for entry in self.entries]
+        if self.baseline is None:
+            return curves
+        reference = curves[self.baseline].values
+        return [
+            curve if index == self.baseline else replace(curve, reference=reference)
+            for index, curve in enumerate(curves)
+        ]
+
+    @property
+    def block_steps(self) -> int:
+        """Steps in one block of the most reduced training loss; 1 if every step is there."""
+        return max((run.block_steps for run in self.known), default=1)
+
+
+def _entry_curve(entry: ComparedCurves, chart_id: str, axis: XAxis) -> Curve:
+    known = [run for run in entry.runs if run is not None]
+    blocks = [run.over(chart_id, axis) for run in known]
+    if len(blocks) > 1:
+        mean, band = mean_and_spread([block.means for block in blocks])
+        return Curve(entry.name, mean, "braille", entry.style, mark=entry.letter, band=band)
+    block = blocks[0] if blocks else _NO_BLOCKS
+    best = known[0].best if known and chart_id == "accuracy" else None
+    star_x = None if best is None else float(known[0].axes.positions(np.array([best.step]), axis)[0])
+    means = block.means if block.is_reduced else None
+    return Curve(entry.name, block.points, "braille", entry.style, star_x, entry.letter, means)
+
+
+_NO_SERIES = Series(np.empty(0), np.empty(0))
+_NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)
+
+
+def mean_and_spread(series: Sequence[Series]) -> tuple[Series, tuple[Series, Series]]:
+    """Return the mean of several curves, and the mean minus and plus their sample standard deviation (n - 1).
+
+    At each position, they are those of the runs that have got so far. Where only one has, there is no spread.
+    """
+    x = _common_positions(series)
+    values = np.array([line_values(part, x) for part in series])
+    known = np.isfinite(values)
+    count = known.sum(0)
+    mean = np.where(count > 0, np.where(known, values, 0.0).sum(0) / np.maximum(count, 1), np.nan)
+    squares = np.where(known, values - mean, 0.0) ** 2
+    deviation = np.where(count > 1, np.sqrt(squares.sum(0) / np.maximum(count - 1, 1)), np.nan)
+    return Series(x, mean), (Series(x, mean - deviation), Series(x, mean + deviation))
+
+
+def _common_positions(series: Sequence[Series]) -> FloatArray:
+    """Return the positions of all points, or evenly spaced ones if there are too many."""
+    positions = np.unique(np.concatenate([part.x for part in series]))
+    if len(positions) <= MAX_GROUP_POINTS:
+        return positions
+    return np.linspace(positions[0], positions[-1], MAX_GROUP_POINTS)

@@ -1,0 +1,104 @@
+"""Curves of a run in blocks: small enough to keep for many runs, with the extremes of every block.
+
+`tui.compare_poller` reads them, `tui.charts.curve_cache` stores them, and `tui.charts.compare_view` draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tui.charts.axis import Series, block_extremes, block_means, block_starts
+from tui.charts.curves import BestEpoch, CurveData, StepAxes, XAxis
+
+# A terminal has 500 columns of two dots at most, so that four times as many zooms in without a loss.
+MAX_BLOCKS = 2048
+METRICS = ("train_loss", "val_loss", "accuracy", "lr", "grad_norm")
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSeries:
+    """A curve over steps. `points` has the extremes of each block, `means` the mean; the same object without blocks."""
+
+    points: Series
+    means: Series
+
+    @property
+    def is_reduced(self) -> bool:
+        return self.points is not self.means
+
+
+@dataclass(frozen=True, eq=False)
+class RunCurves:
+    """The curves of one run, one for each of `METRICS`. Nothing in it changes, so threads can share it."""
+
+    metrics: Mapping[str, BlockSeries]
+    axes: StepAxes
+    last_step: int
+    nonfinite_count: int
+    best: BestEpoch | None
+
+    def last_x(self, axis: XAxis) -> float:
+        """Return the x position of the latest step; 0 before the first step."""
+        return float(self.axes.positions(np.array([float(self.last_step)]), axis)[0])
+
+    def over(self, metric: str, axis: XAxis) -> BlockSeries:
+        """Return a curve over an x axis."""
+        block = self.metrics[metric]
+        points = self._moved(block.points, axis)
+        return BlockSeries(points, self._moved(block.means, axis) if block.is_reduced else points)
+
+    def _moved(self, series: Series, axis: XAxis) -> Series:
+        return Series(self.axes.positions(series.x, axis), series.y)
+
+    @property
+    def block_steps(self) -> int:
+        """Steps in one block of the training loss; 1 if every step is there."""
+        block = self.metrics["train_loss"]
+        return max(round(self.last_step / max(len(block.means.x), 1)), 1) if block.is_reduced else 1
+
+
+def reduce_curves(data: CurveData, max_blocks: int | None = MAX_BLOCKS) -> RunCurves:
+    """Return the curves of a run in at most `max_blocks` blocks each; None keeps every point.
+
+    The validation curves are those of the EMA weights, if there are any, as for the best epoch.
+    """
+    metrics = {
+        "train_loss": data.train_loss("step"),
+        "val_loss": _selection(data, "loss"),
+        "accuracy": _selection(data, "accuracy"),
+        "lr": data.step_metric("lr", "step"),
+        "grad_norm": data.step_metric("grad_norm", "step"),
+    }
+    axes = data.axes
+    return RunCurves(
+        {name: _reduce(series, max_blocks) for name, series in metrics.items()},
+        StepAxes(axes.steps_per_epoch, _thin(axes.times), axes.sessions),
+        data.last_step,
+        data.nonfinite_count,
+        data.best,
+    )
+
+
+def _selection(data: CurveData, metric: str) -> Series:
+    plain, averaged = data.epoch_metric(f"val_{metric}", "step"), data.epoch_metric(f"ema_val_{metric}", "step")
+    return Series(plain.x, np.where(np.isfinite(averaged.y), averaged.y, plain.y))
+
+
+def _reduce(series: Series, max_blocks: int | None) -> BlockSeries:
+    if max_blocks is None or len(series.x) <= 2 * max_blocks:
+        # The arrays of the data change with the next event.
+        kept = Series(series.x.copy(), series.y.copy())
+        return BlockSeries(kept, kept)
+    starts = block_starts(len(series.x), max_blocks)
+    return BlockSeries(block_extremes(series, starts), block_means(series, starts)[0])
+
+
+def _thin(series: Series) -> Series:
+    """Return the last and some other points. Between them, training time is all but linear."""
+    kept = block_starts(len(series.x), 2 * MAX_BLOCKS)
+    if len(kept):
+        kept[-1] = len(series.x) - 1
+    return Series(series.x[kept], series.y[kept])
