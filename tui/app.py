@@ -37,6 +37,7 @@ from tui.theme import initial_palette, save_palette, textual_theme
 if TYPE_CHECKING:
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
+    from tui.compare_poller import CompareCache
 
 EXIT_GRACE_SECONDS = 1.5
 MOUNT_POLL_SECONDS = 0.001
@@ -76,8 +77,11 @@ class GputrainApp(App[None]):
         host_poller: HostPoller | None = None,
         demo_notice: str | None = None,
         launched_run: LaunchedRun | None = None,
+        compared: Sequence[Path] = (),
+        baseline: int | None = None,
     ) -> None:
-        """Open on `initial_run`, a run folder, or on `launched_run`, a run that is starting; else on the GPU monitor.
+        """Open on `initial_run`, a run folder, or on `launched_run`, a run that is starting, or on the comparison
+        of the runs in the folders `compared` (see `open_compare`); else on the GPU monitor.
 
         `demo_notice` is shown on every screen and disables starting runs.
         """
@@ -94,6 +98,7 @@ class GputrainApp(App[None]):
         self.intervals = intervals or RefreshIntervals()
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
+        self._compared, self._baseline = compared, baseline
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
         self.host_poller = host_poller or HostPoller(
             runs_dir, self.intervals.poll_s, lambda: self.run_list_poller.cpu_ranks
@@ -110,6 +115,7 @@ class GputrainApp(App[None]):
         """The last filters of the list of runs, oldest first."""
         self.marked_runs: dict[str, None] = {}
         """Folders of the runs that are marked in the list, in the order in which they were marked."""
+        self._compare_cache: CompareCache | None = None
 
     def _set_palette(self, palette: Palette) -> None:
         """Use a palette for the style names in text; `theme` is that of the style sheets."""
@@ -181,6 +187,8 @@ class GputrainApp(App[None]):
             self.open_run(str(self._initial_run))
         elif self._launched_run is not None:
             self.show_launch(self._launched_run)
+        elif self._compared:
+            self.open_compare(self._compared, self._baseline)
         for poller in (self.gpu_poller, self.run_list_poller):
             poller.on_first_result = self._show_first_result
         # Its first snapshot may already wait in the pipe; the run list costs CPU time that the first frame needs.
@@ -248,6 +256,23 @@ class GputrainApp(App[None]):
         if opened not in self.opened_runs:
             self.opened_runs.append(opened)
         self.push_screen(RunScreen(self, opened))
+
+    def open_compare(self, folders: Sequence[Path], baseline: int | None = None) -> None:
+        """Compare the runs in these folders; `baseline` is the index of the one that the others are compared with."""
+        from engine.runs.comparison import require_comparable
+        from engine.runs.folder import RunFolder
+        from engine.utils.errors import UsageError
+        from tui.compare_poller import CompareCache
+        from tui.screens.compare import CompareScreen
+
+        try:
+            require_comparable(len(folders))
+        except UsageError as error:
+            self.show_toast(str(error), warning=True)
+            return
+        if self._compare_cache is None:
+            self._compare_cache = CompareCache()
+        self.push_screen(CompareScreen(self, [RunFolder(path) for path in folders], self._compare_cache, baseline))
 
     def open_gpu(self, key: str) -> None:
         """Open the screen of the GPU with this key (`tui.text.gpu_names.gpu_key`)."""

@@ -165,7 +165,7 @@ RUN_COMMANDS = (
 )
 COMPARE_COMMANDS = (
     Command("P", "pin", "Show differences from the selected run or group, or from none.", "pin", 9),
-    Command("M", "mean", "Show runs that differ in the seed alone as one band, or each of them.", "seeds", 8),
+    Command("B", "band", "Show runs that differ in the seed alone as one band, or each of them.", "seeds", 8),
     Command("enter", "open", "Open the run under the cursor.", "open", 4),
     Command("x", "x axis", "Plot over epochs, steps, images or hours.", "x_axis", 6),
     Command("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),

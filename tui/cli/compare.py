@@ -1,4 +1,4 @@
-"""`gputrain compare`: config keys that differ and figures of several runs, as tables or JSON."""
+"""`gputrain compare`: config keys that differ and figures of several runs, as tables, JSON or on the screen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from tui.cli.arguments import (
     RUN_HELP,
     JsonOption,
+    LowBandwidthOption,
     RunsDirOption,
     TrustOwnerOption,
     exit_on_usage_error,
@@ -27,6 +28,7 @@ app = typer.Typer()
         [
             "gputrain compare digits-1 digits-2",
             "gputrain compare digits-1 digits-2 digits-3 --baseline digits-1",
+            "gputrain compare digits-1 last --screen",
         ]
     ),
 )
@@ -37,7 +39,9 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option("--baseline", metavar="RUN", help="Show the differences from this run.")
     ] = None,
+    screen: Annotated[bool, typer.Option("--screen", help="Open the screen with the curves of the runs.")] = False,
     runs_dir: RunsDirOption = None,
+    low_bandwidth: LowBandwidthOption = False,
     as_json: JsonOption = False,
     trust_owner: TrustOwnerOption = False,
 ) -> None:
@@ -63,6 +67,11 @@ def compare(
                     "--baseline", f"{pinned.name} is not among the compared runs; name it as a RUN, too"
                 )
             number = paths.index(pinned)
+        if screen:
+            from tui.cli.open_tui import open_screen
+
+            paths = [folder.path for folder in folders]
+            open_screen(runs_dir, compared=paths, baseline=number, low_bandwidth=low_bandwidth)
         comparison = compare_runs([read_run(folder) for folder in folders])
     for note in comparison.notes:
         print_warning(note)

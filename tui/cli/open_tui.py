@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.launch.detached import LaunchedRun
@@ -23,6 +25,8 @@ def open_screen(
     low_bandwidth: bool = False,
     launched_run: LaunchedRun | None = None,
     trust_owner: bool = False,
+    compared: Sequence[Path] = (),
+    baseline: int | None = None,
 ) -> None:
     """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run."""
     require_terminal()
@@ -35,6 +39,8 @@ def open_screen(
         initial_run=folder,
         intervals=LOW_BANDWIDTH_INTERVALS if low_bandwidth else RefreshIntervals(),
         launched_run=launched_run,
+        compared=compared,
+        baseline=baseline,
     )
     app.run()
     exit_after_screen(app)

@@ -8,24 +8,22 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 
 from engine.runs.control import RequestName, send_request
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
 from tui.charts.curves import CurveData
-from tui.charts.view import ChartView
 from tui.keymap import RUN_COMMANDS, Command
 from tui.palette import BAD, MUTED, WARNING
 from tui.pollers import RunPoller
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import AppServices
+from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import ConfigDialog, stop_dialog
 from tui.screens.log import LogDialog
 from tui.screens.run_panels import PanelRoom, RunPanels
@@ -45,25 +43,18 @@ STOP_QUESTIONS = {
 }
 
 
-class RunScreen(GputrainScreen):
+class RunScreen(ChartScreen):
     """Follows one run, live or ended, and sends it control requests."""
 
     CSS_PATH = "run.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = RUN_COMMANDS
-    # Instead of Textual's, which skip the hidden charts.
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("tab", "next_panel(1)", show=False),
-        Binding("shift+tab", "next_panel(-1)", show=False),
-    ]
 
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
         super().__init__(app)
         self.folder = folder
         self.data = CurveData()
-        self.view = ChartView()
         self._poller = RunPoller(folder)
         self._drawn_version = -1
-        self._charts_to_draw: list[Chart] = []
         self._next_draw_time = 0.0
         self._first_update_done = False
         self._idle_until = 0.0
@@ -105,26 +96,26 @@ class RunScreen(GputrainScreen):
             else now >= self._next_draw_time + 1.0
         )
         if due and self.data.version != self._drawn_version:
-            self._draw()
+            self.draw_charts()
 
-    def _draw(self) -> None:
-        """Draw one chart per refresh, the focused one first, so that keys are handled in between."""
+    def draw_charts(self) -> None:
         self._next_draw_time = time.monotonic() + (
             self.gputrain_app.intervals.charts_s if self._drawn_version >= 0 else 0.5
         )
         self._drawn_version = self.data.version
-        self._charts_to_draw = sorted(self.query(Chart), key=lambda chart: chart is not self.active_chart)
-        self._draw_next()
+        super().draw_charts()
 
-    def _draw_next(self) -> None:
-        while self._charts_to_draw:
-            chart = self._charts_to_draw.pop(0)
-            if chart.display and chart.id is not None:
-                data, view = self.data, self.view
-                curves, window = view.curves_for(data, chart.id), view.window(data, chart.id)
-                chart.draw(curves, window, view.subtitle(data, chart.id), view.cursor, view.best_note(data, chart.id))
-                self.call_after_refresh(self._draw_next)
-                return
+    @property
+    def chart_data(self) -> CurveData:
+        return self.data
+
+    def draw_chart(self, chart: Chart) -> None:
+        data, view, chart_id = self.data, self.view, str(chart.id)
+        curves, window = view.curves_for(data, chart_id), view.window(data, chart_id)
+        chart.draw(curves, window, self.chart_note(chart_id), view.cursor, view.best_note(data, chart_id))
+
+    def chart_note(self, chart_id: str) -> str:
+        return self.view.subtitle(self.data, chart_id)
 
     def update_content(self) -> None:
         snapshot = self._poller.latest
@@ -155,7 +146,7 @@ class RunScreen(GputrainScreen):
             has_loads=bool(snapshot.ranks.loads),
         )
         if self.query_one(RunPanels).fit(room) and self._drawn_version >= 0:
-            self.call_after_refresh(self._draw)
+            self.call_after_refresh(self.draw_charts)
 
     def _message_lines(self, snapshot: RunSnapshot) -> list[Text]:
         """Return the lines below the progress: why the run failed, or what else the user should know."""
@@ -187,17 +178,13 @@ class RunScreen(GputrainScreen):
             return state is not None and not state.live and snapshot is not None and snapshot.resumable
         if name == "confusion":
             return snapshot is not None and snapshot.evaluated
-        if name == "zoom_all":
-            return self.view != self.view.reset_zoom()
-        return True
+        return super().is_available(action)
 
     def title_of(self, command: Command) -> str:
         """Return `continue` for a paused run, and `all panels` while one chart fills the screen."""
         if command.action == "pause" and self.state is RunState.PAUSED:
             return "continue"
-        if command.action == "full" and self.query_one(RunPanels).is_full:
-            return "all panels"
-        return command.title
+        return super().title_of(command)
 
     @property
     def state(self) -> RunState | None:
@@ -242,72 +229,13 @@ class RunScreen(GputrainScreen):
     def action_again(self) -> None:
         self.gputrain_app.open_form(self.folder.config)
 
-    def _set_view(self, view: ChartView) -> None:
-        self.view = view
-        self._draw()
-        self.update_keys()
+    def export_folder(self) -> tuple[Path, str]:
+        if not self.folder.is_own:
+            return super().export_folder()
+        return self.folder.exports, str(self.folder.exports)
 
-    def action_x_axis(self) -> None:
-        self._set_view(self.view.next_axis())
-
-    def action_smooth(self) -> None:
-        self._set_view(self.view.next_smoothing())
-
-    def action_log_scale(self) -> None:
-        self._set_view(replace(self.view, log=not self.view.log))
-
-    def action_zoom(self, factor: float) -> None:
-        self._set_view(self.view.zoom(self.data, factor))
-
-    def action_zoom_all(self) -> None:
-        self._set_view(self.view.reset_zoom())
-
-    def action_pan(self, share: float) -> None:
-        self._set_view(self.view.pan(self.data, share))
-
-    def action_cursor(self, columns: int) -> None:
-        self.view = self.view.move_cursor(self.data, columns)
-        self.active_chart.set_cursor(self.view.cursor, self.view.subtitle(self.data, str(self.active_chart.id)))
-        self.call_after_refresh(self._move_other_cursors)
-
-    def _move_other_cursors(self) -> None:
-        for chart in self.query(Chart):
-            if chart is not self.active_chart:
-                chart.set_cursor(self.view.cursor, self.view.subtitle(self.data, str(chart.id)))
-
-    @property
-    def active_chart(self) -> Chart:
-        """The chart that was focused last."""
-        return self.query_one(RunPanels).active_chart
-
-    def action_full(self) -> None:
-        self.query_one(RunPanels).toggle_full()
-        self.call_after_refresh(self._draw)
-        self.update_keys()
-
-    def action_next_panel(self, step: int) -> None:
-        self.query_one(RunPanels).focus_next_panel(step)
-        self.call_after_refresh(self._draw)
-
-    def action_export(self) -> None:
-        from tui.charts.export import export_chart
-
-        chart = self.active_chart
-        if not any(len(curve.series.y) for curve in chart.curves):
-            self.gputrain_app.show_toast("This chart has no data to export yet", warning=True)
-            return
-        folder = Path()
-        try:
-            if self.folder.is_own:
-                folder = self.folder.exports
-                folder.mkdir(exist_ok=True)
-            paths = export_chart(self.folder.name, str(chart.id), chart.curves, chart.window, self.view.axis, folder)
-        except OSError as error:
-            place = folder if self.folder.is_own else "the working directory"
-            self.gputrain_app.show_toast(f"The chart cannot be written to {place}: {error.strerror}", warning=True)
-            return
-        names = " and ".join(path.name for path in paths)
-        self.gputrain_app.show_toast(f"Saved {names} in {folder.absolute()}", timeout_s=8)
+    def export_name(self) -> str:
+        return self.folder.name
 
     def action_confusion(self) -> None:
         from tui.screens.confusion import ConfusionScreen

@@ -43,9 +43,11 @@ def column_name(comparison: Comparison, column: Column) -> str:
     return f"{name} ×{len(column.runs)}" if column.is_group else name
 
 
-def table_rows(comparison: Comparison, columns: Sequence[Column], baseline: Column | None = None) -> list[TableRow]:
+def table_rows(
+    comparison: Comparison, columns: Sequence[Column], baseline: Column | None = None, *, short: bool = False
+) -> list[TableRow]:
     """Return the rows: states, config keys that differ, figures. With a baseline, the figures of the other columns have
-    their difference from it."""
+    their difference from it; `short` leaves out their values."""
     states = [_joined(comparison.runs[run].state for run in column.runs) for column in columns]
     rows = [TableRow(STATE_LABEL, tuple(states))]
     for difference in comparison.differences:
@@ -58,10 +60,13 @@ def table_rows(comparison: Comparison, columns: Sequence[Column], baseline: Colu
         if all(value is None for value in values):
             continue
         reference = None if baseline is None else comparison.figure(baseline, figure.name)
-        texts = [
-            figure_text(figure, value) + _difference(figure, value, None if column == baseline else reference)
-            for column, value in zip(columns, values, strict=True)
-        ]
+        texts = []
+        for column, value in zip(columns, values, strict=True):
+            change = _difference(figure, value, None if column == baseline else reference)
+            if change:
+                texts.append(change if short else f"{figure_text(figure, value)} ({change})")
+            else:
+                texts.append(figure_text(figure, value))
         rows.append(TableRow(figure.label, tuple(texts), frozenset(comparison.best_columns(columns, figure))))
     return rows
 
@@ -89,7 +94,7 @@ def _difference(figure: Figure, value: Spread | None, reference: Spread | None) 
     if value is None or reference is None:
         return ""
     difference = value.mean - reference.mean
-    return "" if difference == 0 else f" ({'-' if difference < 0 else '+'}{_number_text(figure, abs(difference))})"
+    return "" if difference == 0 else ("-" if difference < 0 else "+") + _number_text(figure, abs(difference))
 
 
 def _number_text(figure: Figure, value: float) -> str:

@@ -25,6 +25,7 @@ from engine.runs.comparison import (
 )
 from engine.runs.events import Event, GpuEvent, RunFinished
 from engine.runs.folder import RunFolder
+from engine.runs.history import History
 from engine.runs.journal import JournalReader
 from engine.utils.errors import UsageError
 from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
@@ -71,7 +72,8 @@ def test_scan_history_has_the_figures_of_the_whole_journal(tmp_path: Path) -> No
     ]
     events += [make_run_resumed(10, 200.0), make_step(12, time=205.0), make_step(14, time=211.0)]
     folder = make_run_folder(tmp_path, "a", *events)
-    scanned, whole = scan_history(JournalReader(folder.journal)), folder.history()
+    scanned, whole = History(), folder.history()
+    scan_history(JournalReader(folder.journal), scanned)
     assert scanned.total_seconds == whole.total_seconds == 29.5
     assert scanned.summary().to_dict() == whole.summary().to_dict()
 

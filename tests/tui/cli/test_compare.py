@@ -87,6 +87,7 @@ def test_compare_notes_other_datasets_on_stderr(three_runs: Path) -> None:
     ("arguments", "message"),
     [
         (("alpha", "nothing"), "no run of this name"),
+        (("alpha", "--screen"), "needs a terminal"),
         (("alpha", "--baseline", "gamma"), "gamma is not among the compared runs"),
     ],
 )

@@ -1,0 +1,146 @@
+"""A screen with charts of one x axis: its keys change the view, the cursor and the layout.
+
+The base of `tui.screens.run` and `tui.screens.compare`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.binding import Binding, BindingType
+
+from tui.charts.view import ChartView, Extent
+from tui.keymap import Command
+from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.chart_panels import ChartPanels
+from tui.widgets.chart import Chart
+
+
+class ChartScreen(GputrainScreen):
+    """Draws its charts one per refresh, so that keys are handled in between.
+
+    A subclass yields `ChartPanels` and implements `chart_data`, `draw_chart` and `chart_note`.
+    """
+
+    # Instead of Textual's, which skip the hidden charts.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("tab", "next_panel(1)", show=False),
+        Binding("shift+tab", "next_panel(-1)", show=False),
+    ]
+
+    def __init__(self, app: AppServices) -> None:
+        super().__init__(app)
+        self.view = ChartView()
+        self._charts_to_draw: list[Chart] = []
+
+    @property
+    def chart_data(self) -> Extent:
+        """The data of the charts."""
+        raise NotImplementedError
+
+    def draw_chart(self, chart: Chart) -> None:
+        """Draw the curves of one chart."""
+        raise NotImplementedError
+
+    def chart_note(self, chart_id: str) -> str:
+        """Return the subtitle of a chart."""
+        raise NotImplementedError
+
+    def draw_charts(self) -> None:
+        """Draw all visible charts, the focused one first."""
+        self._charts_to_draw = sorted(self.query(Chart), key=lambda chart: chart is not self.active_chart)
+        self._draw_next()
+
+    def _draw_next(self) -> None:
+        while self._charts_to_draw:
+            chart = self._charts_to_draw.pop(0)
+            if chart.display and chart.id is not None:
+                self.draw_chart(chart)
+                self.call_after_refresh(self._draw_next)
+                return
+
+    @property
+    def panels(self) -> ChartPanels[Any]:
+        return self.query_one(ChartPanels)
+
+    @property
+    def active_chart(self) -> Chart:
+        """The chart that was focused last."""
+        return self.panels.active_chart
+
+    def title_of(self, command: Command) -> str:
+        """Return `all panels` while one panel fills the screen."""
+        return "all panels" if command.action == "full" and self.panels.is_full else command.title
+
+    def is_available(self, action: str) -> bool:
+        return action != "zoom_all" or self.view != self.view.reset_zoom()
+
+    def _set_view(self, view: ChartView) -> None:
+        self.view = view
+        self.draw_charts()
+        self.update_keys()
+
+    def action_x_axis(self) -> None:
+        self._set_view(self.view.next_axis())
+
+    def action_smooth(self) -> None:
+        self._set_view(self.view.next_smoothing())
+
+    def action_log_scale(self) -> None:
+        self._set_view(replace(self.view, log=not self.view.log))
+
+    def action_zoom(self, factor: float) -> None:
+        self._set_view(self.view.zoom(self.chart_data, factor))
+
+    def action_zoom_all(self) -> None:
+        self._set_view(self.view.reset_zoom())
+
+    def action_pan(self, share: float) -> None:
+        self._set_view(self.view.pan(self.chart_data, share))
+
+    def action_cursor(self, columns: int) -> None:
+        self.view = self.view.move_cursor(self.chart_data, columns)
+        self.active_chart.set_cursor(self.view.cursor, self.chart_note(str(self.active_chart.id)))
+        self.call_after_refresh(self._move_other_cursors)
+
+    def _move_other_cursors(self) -> None:
+        for chart in self.query(Chart):
+            if chart is not self.active_chart:
+                chart.set_cursor(self.view.cursor, self.chart_note(str(chart.id)))
+
+    def action_full(self) -> None:
+        self.panels.toggle_full()
+        self.call_after_refresh(self.draw_charts)
+        self.update_keys()
+
+    def action_next_panel(self, step: int) -> None:
+        self.panels.focus_next_panel(step)
+        self.call_after_refresh(self.draw_charts)
+
+    def export_folder(self) -> tuple[Path, str]:
+        """Return the folder of the files of `e`, and how a message names it. Raises OSError."""
+        return Path(), "the working directory"
+
+    def export_name(self) -> str:
+        """Return the beginning of the names of these files."""
+        raise NotImplementedError
+
+    def action_export(self) -> None:
+        from tui.charts.export import export_chart
+
+        chart, name = self.active_chart, self.export_name()
+        if not any(len(curve.series.y) for curve in chart.curves):
+            self.gputrain_app.show_toast("This chart has no data to export yet", warning=True)
+            return
+        place = "the working directory"
+        try:
+            folder, place = self.export_folder()
+            folder.mkdir(exist_ok=True)
+            paths = export_chart(name, str(chart.id), chart.curves, chart.window, self.view.axis, folder)
+        except OSError as error:
+            self.gputrain_app.show_toast(f"The chart cannot be written to {place}: {error.strerror}", warning=True)
+            return
+        names = " and ".join(path.name for path in paths)
+        self.gputrain_app.show_toast(f"Saved {names} in {folder.absolute()}", timeout_s=8)

@@ -1,0 +1,286 @@
+"""Several runs side by side: their curves on the same charts, the config keys that differ, and their figures.
+
+`tui.compare_poller` reads the runs; `tui.charts.compare_view` makes curves of them, `tui.text.compare` the tables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+
+from engine.runs.comparison import Column, Comparison
+from engine.runs.folder import RunFolder
+from engine.utils.text import pluralize, printable
+from tui.charts.compare_view import COMPARE_CHARTS, CompareData, ComparedCurves
+from tui.charts.view import ChartView
+from tui.compare_poller import CompareCache, ComparePoller, ReadRun
+from tui.keymap import COMPARE_COMMANDS, Command
+from tui.palette import BAD, WARNING
+from tui.screens.base import AppServices
+from tui.screens.charts import ChartScreen
+from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL, ComparePanels, CompareRoom
+from tui.text.compare import column_name, run_letter, table_rows
+from tui.text.compare_lines import EntryLine, entry_lines, fits, table_lines
+from tui.widgets.chart import Chart, curve_value
+from tui.widgets.lines import Lines, Row
+from tui.widgets.text_line import TextLine
+
+DRAIN_INTERVAL_SECONDS = 0.05
+# Losses of single steps of several runs cover each other.
+INITIAL_SMOOTHING = 0.02
+# With more runs, the pale curves of all points hide the smoothed ones.
+MAX_RAW_CURVES = 2
+# A view of less than this share of the axis has fewer blocks than the columns of a terminal.
+DETAIL_SHARE = 0.25
+
+
+class CompareScreen(ChartScreen):
+    """Compares runs, live or ended. Those that differ in the seed alone are one band, until they are expanded."""
+
+    CSS_PATH = "compare.tcss"
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = COMPARE_COMMANDS
+
+    def __init__(
+        self, app: AppServices, folders: Sequence[RunFolder], cache: CompareCache, baseline: int | None = None
+    ) -> None:
+        """Compare the runs in `folders`; `baseline` is the index of the run that the others are compared with."""
+        super().__init__(app)
+        self.view = ChartView(smoothing=INITIAL_SMOOTHING)
+        self.compare_poller = ComparePoller(folders, cache)
+        self.data = CompareData()
+        self._runs: tuple[ReadRun, ...] = ()
+        self._comparison: Comparison | None = None
+        self._columns: list[Column] = []
+        self._baseline_run = baseline
+        self._grouped = True
+        self._shown_version = -1
+        self._next_draw_time = 0.0
+
+    def compose_body(self) -> ComposeResult:
+        yield TextLine(id="message")
+        yield ComparePanels(id="compare-panels")
+
+    def on_mount(self) -> None:
+        self.compare_poller.start()
+        self.set_interval(DRAIN_INTERVAL_SECONDS, self._show_news)
+        self.query_one(f"#{next(iter(COMPARE_CHARTS))}").focus()
+        self._rebuild()
+
+    def on_unmount(self) -> None:
+        self.compare_poller.close()
+
+    def _show_news(self) -> None:
+        """Show what has been read, curve by curve; once all is read, at the rate of the charts of a run."""
+        if not self.is_on_top or self.compare_poller.version == self._shown_version or self._charts_to_draw:
+            return
+        if self.compare_poller.caught_up and time.monotonic() < self._next_draw_time:
+            return
+        self._next_draw_time = time.monotonic() + self.gputrain_app.intervals.charts_s
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Make entries of the runs and groups, and show them."""
+        poller = self.compare_poller
+        self._shown_version = poller.version
+        self._comparison, self._runs = comparison, runs = poller.comparison, poller.runs
+        if comparison is None:
+            self._columns = [Column((index,)) for index in range(len(runs))]
+        else:
+            self._columns = comparison.columns(grouped=self._grouped)
+        entries = [
+            ComparedCurves(
+                run_letter(index),
+                runs[column.runs[0]].folder.name if comparison is None else column_name(comparison, column),
+                index + 1,
+                tuple(runs[run].curves for run in column.runs),
+            )
+            for index, column in enumerate(self._columns)
+        ]
+        self.data = CompareData(entries, self._baseline_index)
+        self.update_content()
+        self.draw_charts()
+        self.update_keys()
+
+    @property
+    def _baseline_index(self) -> int | None:
+        """Index of the entry with the baseline; None without one."""
+        return next((index for index, column in enumerate(self._columns) if self._baseline_run in column.runs), None)
+
+    @property
+    def _selected(self) -> int:
+        """Index of the entry under the cursor of the list."""
+        key = self.query_one(f"#{RUNS_PANEL}", Lines).selected_key
+        return min(int(key), max(len(self._columns) - 1, 0)) if key is not None else 0
+
+    @property
+    def chart_data(self) -> CompareData:
+        return self.data
+
+    def draw_chart(self, chart: Chart) -> None:
+        chart_id = str(chart.id)
+        window = replace(self.view.window(self.data, chart_id), with_raw=len(self.data.entries) <= MAX_RAW_CURVES)
+        chart.draw(self.data.curves_for(chart_id, self.view.axis), window, self.chart_note(chart_id), self.view.cursor)
+        if chart is self.active_chart:
+            self._show_runs()
+
+    def chart_note(self, chart_id: str) -> str:
+        words = self.view.settings(chart_id)
+        steps = self.data.block_steps
+        if chart_id == "train_loss" and steps > 1 and self._needs_detail():
+            words.append(f"reduced to blocks of {steps:,} steps")
+        if self.data.baseline is not None:
+            words.append(f"differences from {self.data.entries[self.data.baseline].letter}")
+        return "  ".join(words)
+
+    def _needs_detail(self) -> bool:
+        return self.view.span is not None and self.view.span < DETAIL_SHARE * self.data.last_x(self.view.axis)
+
+    def _set_view(self, view: ChartView) -> None:
+        super()._set_view(view)
+        if self._needs_detail() and self.data.block_steps > 1:
+            self.compare_poller.request_detail()
+        self._show_runs()
+
+    def action_cursor(self, columns: int) -> None:
+        super().action_cursor(columns)
+        self._show_runs()
+
+    def update_content(self) -> None:
+        self.show_title(f"compare {pluralize(len(self._runs), 'run')}", self._reading_note())
+        message = self._message()
+        line = self.query_one("#message", TextLine)
+        line.display = bool(message.plain)
+        line.show(message)
+        self._show_table(bool(message.plain))
+        self._show_runs()
+
+    def _reading_note(self) -> str:
+        runs = self._runs
+        read = sum(run.curves is not None for run in runs)
+        return "" if self.compare_poller.caught_up else f"{read} of {len(runs)} read "
+
+    def _message(self) -> Text:
+        """Return what the user should know of the runs, in one line."""
+        line = Text(no_wrap=True, overflow="ellipsis", end="")
+        parts: list[tuple[str, str]] = []
+        if (error := self.compare_poller.unexpected_error) is not None:
+            parts.append((error, BAD))
+        parts += [
+            (f"{run.folder.name} was deleted; this is its last known state", BAD)
+            for run in self._runs
+            if run.is_missing
+        ]
+        parts += [(note, WARNING) for note in (self._comparison.notes if self._comparison else ())]
+        parts += [(f"{run.folder.name}: this run {run.foreign}", WARNING) for run in self._runs if run.foreign]
+        for text, style in parts:
+            line.append("   " if line.plain else " ").append(printable(text), style)
+        return line
+
+    def _show_table(self, with_message: bool) -> None:
+        comparison = self._comparison
+        panel = self.query_one(f"#{TABLE_PANEL}", Lines)
+        lines = len(self._columns)
+        if comparison is not None:
+            baseline = self._baseline_index
+            pinned = None if baseline is None else self._columns[baseline]
+            # The states are in the list of the runs.
+            rows = table_rows(comparison, self._columns, pinned)[1:]
+            if pinned is not None and not fits(rows, panel.text_width):
+                rows = table_rows(comparison, self._columns, pinned, short=True)[1:]
+            lines = max(len(rows), len(self._columns)) + 1
+            header, texts = table_lines(rows, self.data.entries, self._selected, baseline, panel.text_width)
+            panel.set_texts(texts, [header])
+            keys = len(comparison.differences)
+            panel.set_titles(f"{pluralize(keys, 'config key')} differ{'s' if keys == 1 else ''}, and figures")
+        room = CompareRoom(self.size.width, self.size.height - 2 - with_message, lines, self.data.has_grad_norm)
+        if self.query_one(ComparePanels).fit(room):
+            self.call_after_refresh(self.draw_charts)
+
+    def _show_runs(self) -> None:
+        """Show the entries with their values at the cursor, or the latest ones."""
+        panel, chart = self.query_one(f"#{RUNS_PANEL}", Lines), self.active_chart
+        baseline = self._baseline_index
+        entries = []
+        for index, (entry, column) in enumerate(zip(self.data.entries, self._columns, strict=True)):
+            curve = chart.curves[index] if index < len(chart.curves) else None
+            value, reference = (None, None) if curve is None else curve_value(curve, self.view.cursor)
+            entries.append(
+                EntryLine(
+                    entry.letter, entry.name, entry.style, self._entry_note(column), value, reference, index == baseline
+                )
+            )
+        texts = entry_lines(entries, panel.text_width)
+        panel.set_rows([Row(str(index), text) for index, text in enumerate(texts)])
+        where = "latest" if self.view.cursor is None else f"{self.view.axis} {self.view.cursor:,.6g}"
+        panel.set_titles(f"{COMPARE_CHARTS[str(chart.id)]}, {where}")
+
+    def _entry_note(self, column: Column) -> str:
+        runs: list[ReadRun] = [self._runs[run] for run in column.runs]
+        if any(run.is_missing for run in runs):
+            return "deleted"
+        if any(run.curves is None for run in runs) and not self.compare_poller.caught_up:
+            return "reading"
+        states = dict.fromkeys(run.described.state for run in runs if run.described is not None)
+        return ", ".join(state for state in states if state != "finished")
+
+    def on_lines_moved(self, event: Lines.Moved) -> None:
+        if event.lines.id == RUNS_PANEL:
+            self._show_table(self.query_one("#message").display)
+            self.update_keys()
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self.action_open()
+
+    def is_available(self, action: str) -> bool:
+        if action == "seeds":
+            comparison = self._comparison
+            return comparison is not None and bool(comparison.seed_groups)
+        return super().is_available(action)
+
+    def title_of(self, command: Command) -> str:
+        """Return what the keys do in this state."""
+        if command.action == "seeds" and self._grouped:
+            return "each seed"
+        if command.action == "pin" and self._baseline_index is not None and self._baseline_index == self._selected:
+            return "unpin"
+        return super().title_of(command)
+
+    def action_pin(self) -> None:
+        """Make the selected entry the baseline, or have none if it is."""
+        if self._columns:
+            run = self._columns[self._selected].runs[0]
+            self._baseline_run = None if self._baseline_index == self._selected else run
+            self._rebuild()
+
+    def action_seeds(self) -> None:
+        """Show each run of a group, or the groups as bands."""
+        comparison = self._comparison
+        if comparison is None or not comparison.seed_groups:
+            self.gputrain_app.show_toast("No two of these runs differ in the seed alone", warning=True)
+            return
+        self._grouped = not self._grouped
+        self._rebuild()
+
+    def action_open(self) -> None:
+        """Open the screen of the selected run."""
+        if not self._columns:
+            return
+        column = self._columns[self._selected]
+        if column.is_group:
+            self.gputrain_app.show_toast("This is the mean of several runs; press B to list them")
+            return
+        self.gputrain_app.open_run(str(self._runs[column.runs[0]].folder.path))
+
+    def export_name(self) -> str:
+        return "compare"
+
+    @property
+    def compared_folders(self) -> list[Path]:
+        """The folders of the runs, in their order."""
+        return [run.folder.path for run in self._runs]

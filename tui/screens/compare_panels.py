@@ -1,0 +1,82 @@
+"""The panels of the compare screen: charts, the runs with their values at the cursor, and the table of differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+from textual.app import ComposeResult
+
+from tui.charts.compare_view import COMPARE_CHARTS
+from tui.palette import MUTED
+from tui.screens.chart_panels import ChartPanels
+from tui.screens.run_layout import GRID_COLUMNS, Layout
+from tui.widgets.chart import Chart
+from tui.widgets.lines import Lines
+
+RUNS_PANEL, TABLE_PANEL = "compared-runs", "differences"
+MIN_COLUMNS_OF_TWO_CHARTS, MIN_ROWS_OF_FOUR_CHARTS = 100, 40
+# The tables take at most this share of the height, and at least so many rows.
+MAX_TABLE_SHARE, MIN_TABLE_ROWS, FRAME_ROWS = 0.45, 6, 2
+# The panel of the runs needs fewer columns than the table.
+RUNS_SPAN, WIDE_RUNS_SPAN, MIN_WIDE_COLUMNS = 5, 4, 140
+
+
+@dataclass(frozen=True)
+class CompareRoom:
+    """What the layout depends on: cells for the panels, and lines of the longer one of the lower panels."""
+
+    width: int
+    height: int
+    lines: int
+    has_grad_norm: bool = True
+    full_panel: str = ""
+    """The panel that fills the screen while `ChartPanels.is_full`; a chart if it is empty."""
+
+
+class ComparePanels(ChartPanels[CompareRoom]):
+    """Charts above, runs and differences below. `f` fills the screen with the panel that has the focus."""
+
+    CHARTS = COMPARE_CHARTS
+    OTHER_PANELS = (RUNS_PANEL, TABLE_PANEL)
+
+    def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
+        self._full_panel = ""
+        super().__init__(id, CompareRoom(0, 0, 0))
+
+    def compose(self) -> ComposeResult:
+        for chart_id, title in COMPARE_CHARTS.items():
+            yield Chart(title, chart_id)
+        yield Lines(selectable=True, id=RUNS_PANEL)
+        yield Lines(id=TABLE_PANEL, empty_text=Text("Reading the runs …", MUTED))
+
+    def layout_of(self, room: CompareRoom) -> Layout:
+        charts = tuple(chart for chart in COMPARE_CHARTS if room.has_grad_norm or chart != "grad_norm")
+        if self.is_full:
+            if self._full_panel:
+                return Layout((), ("1fr",), (), {self._full_panel: GRID_COLUMNS})
+            return Layout((charts,), ("1fr",), (GRID_COLUMNS,))
+        slots: Sequence[tuple[str, ...]] = (charts,)
+        if room.width >= MIN_COLUMNS_OF_TWO_CHARTS:
+            slots = ((charts[0], *charts[3:]), charts[1:3])
+            if room.height >= MIN_ROWS_OF_FOUR_CHARTS:
+                slots = ((charts[0],), (charts[1],), (charts[2],), charts[3:])
+        span = GRID_COLUMNS if len(slots) == 1 else GRID_COLUMNS // 2
+        rows = ["1fr"] * max(len(slots) // 2, 1)
+        below = min(max(room.lines + FRAME_ROWS, MIN_TABLE_ROWS), int(room.height * MAX_TABLE_SHARE))
+        runs_span = WIDE_RUNS_SPAN if room.width >= MIN_WIDE_COLUMNS else RUNS_SPAN
+        spans = {RUNS_PANEL: runs_span, TABLE_PANEL: GRID_COLUMNS - runs_span}
+        return Layout(tuple(slots), (*rows, str(below)), (span,) * len(slots), spans)
+
+    def toggle_full(self) -> None:
+        """Show only the panel that has the focus, or all panels."""
+        focused = self.screen.focused
+        panel = str(focused.id) if focused is not None else ""
+        self._full_panel = panel if panel in self.OTHER_PANELS and not self.is_full else ""
+        self.is_full = not self.is_full
+        self.fit(self._room)
+        if panel in self.OTHER_PANELS:
+            self.query_one(f"#{panel}").focus()
+        else:
+            self.active_chart.focus()
