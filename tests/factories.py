@@ -126,23 +126,24 @@ def make_timed_epoch(**fields: Any) -> EpochEvent:
     return replace(make_epoch(2, time=100.0), **defaults | fields)
 
 
-def make_ended_runs(root: Path, count: int, *, epochs: int = 5) -> list[RunFolder]:
+def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolder]:
     """Make the folders of runs that ended, as a training leaves them: config, journal, summary, owner and lock.
 
     `run-0` is the oldest. Every seventh failed, and models, optimizers, learning rates and seeds differ.
     """
-    events = [make_run_started(), *(make_step(number, time=float(number)) for number in range(1, 9))]
-    events += [make_epoch(number, accuracy=number / 10) for number in range(1, epochs + 1)]
     folders, beginning = [], time.time() - 3600 * count
     for number in range(count):
-        finished = RunFinished(state="failed" if number % 7 == 0 else "finished")
+        started = beginning + 3600 * number
+        events: list[Event] = [make_run_started(started)]
+        events += [make_step(10 * epoch, epoch, started + 60 * epoch) for epoch in range(1, epochs + 1)]
+        events += [make_epoch(epoch, epoch / 10, started + 60 * epoch) for epoch in range(1, epochs + 1)]
+        finished = RunFinished(time=started + 60 * epochs, state="failed" if number % 7 == 0 else "finished")
         folder = make_run_folder(root, f"run-{number}", *events, finished)
         model, optimizer = ("cnn", "resnet18", "vit_b_16")[number % 3], ("sgd", "adamw")[number % 2]
         changes = [f"run.seed={number % 10}", f"model.name={model}", f"optim.name={optimizer}", "data.dataset=digits"]
         folder.config.write_text(_config_text((*changes, f"optim.lr={0.1 / (number % 4 + 1)}")))
         folder.summary.write_text(json.dumps({"state": finished.state, "best_val_accuracy": 0.5, "epochs": epochs}))
         folder.owner.write_text(json.dumps({"format": 1, "host": socket.gethostname(), "pid": 1, "heartbeat": None}))
-        started = beginning + 3600 * number
         for path in (folder.config, folder.journal, folder.summary, folder.lock, folder.owner, folder.path):
             os.utime(path, (started, started))
         folders.append(folder)

@@ -13,8 +13,8 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -65,6 +65,10 @@ class Ownership:
             handle = None
         if handle is None:
             raise _owned_by_another(folder)
+        if not is_same_folder(folder, folder.path):
+            # It was renamed or moved to the trash while this process waited for its lock.
+            os.close(handle)
+            raise _moved(folder)
         self._lock_fd = handle
         self.renew_heartbeat()
 
@@ -122,6 +126,30 @@ class Ownership:
         os.close(self._lock_fd)
         if self.folder.fd is not None:
             os.close(self.folder.fd)
+
+
+@contextmanager
+def locked_ended_run(folder: RunFolder) -> Iterator[RunFolder]:
+    """Hold a run that has ended under its lock, so that no process can resume it meanwhile. Yields the held folder.
+
+    Raises UsageError if a process owns the run, or if its path leads elsewhere, and OSError.
+    """
+    held = folder if folder.fd is not None else folder.hold()
+    lock_fd = None
+    try:
+        if not held.is_owned():
+            lock_fd = _retry(partial(_try_lock, held.lock))
+        # The lock is free to this host for a run that another host owns.
+        if lock_fd is None:
+            raise _owned_by_another(held, f"stop it first with `gputrain stop {folder.name}`")
+        if not is_same_folder(held, folder.path):
+            raise _moved(folder)
+        yield held
+    finally:
+        if lock_fd is not None:
+            os.close(lock_fd)
+        if folder.fd is None:
+            os.close(held.held_fd)
 
 
 def is_same_folder(held: RunFolder, path: Path) -> bool:
@@ -275,11 +303,15 @@ def _check_name(name: str | None) -> None:
         raise UsageError.one("run.name", reason, "use another name with --name")
 
 
-def _owned_by_another(folder: RunFolder) -> UsageError:
+def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageError:
     owner = read_json(folder.owner, MAX_OWNER_BYTES) or {}
     process = f"process {owner.get('pid', '?')} on {owner.get('host', 'another host')}"
-    advice = f"stop it with `gputrain stop {folder.name}`, or use a new name with --name"
+    advice = advice or f"stop it with `gputrain stop {folder.name}`, or use a new name with --name"
     return UsageError.one(folder.name, f"is already running as {process}", advice)
+
+
+def _moved(folder: RunFolder) -> UsageError:
+    return UsageError.one(folder.name, f"{folder.path} was moved or deleted meanwhile")
 
 
 def _name_in_use(root: Path, name: str) -> UsageError:

@@ -1,0 +1,118 @@
+"""Rename runs that have ended. `engine.runs.labels` archives and tags them, `engine.runs.trash` deletes them.
+
+A run is renamed under its lock, so that no process resumes it meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from engine.runs.folder import LAST_RUN, RunFolder, is_run_folder, require_own
+from engine.runs.ownership import locked_ended_run
+from engine.utils.errors import UsageError
+from engine.utils.files import read_bytes, replace_file
+
+MAX_NAME_LENGTH = 100
+
+
+def rename_run(folder: RunFolder, name: str) -> RunFolder:
+    """Rename a run that has ended: its folder, and `run.name` in its config. Return the new folder.
+
+    The journal keeps the name that each session had. Raises UsageError if the name is invalid or in use, if the run is
+    live, or if other users can change it.
+    """
+    check_new_name(name)
+    require_own(folder, trust_owner=False)
+    if name == folder.name:
+        raise UsageError.one(name, "is the name that the run has")
+    root = folder.path.parent
+    try:
+        with locked_ended_run(folder) as held:
+            move_folder(folder.path, root, name)
+            _store_name(held, name)
+    except FileExistsError as error:
+        raise UsageError.one(name, f"already exists in {root}", "use another name") from error
+    except OSError as error:
+        raise UsageError.one(folder.name, f"cannot be renamed: {error.strerror}") from error
+    return RunFolder(root / name)
+
+
+def check_new_name(name: str) -> None:
+    """Raise UsageError if a run cannot have this name."""
+    # Imports pydantic.
+    from engine.config.section import RUN_NAME_PATTERN
+
+    if re.fullmatch(RUN_NAME_PATTERN.removesuffix("$"), name) is None or len(name) > MAX_NAME_LENGTH:
+        advice = f"use at most {MAX_NAME_LENGTH} letters, digits and . _ - and begin with a letter or digit"
+        raise UsageError.one(name, "is not a valid name of a run", advice)
+    if name == LAST_RUN:
+        raise UsageError.one(name, "is reserved: it stands for the newest run", "use another name")
+
+
+def move_folder(source: Path, target_folder: Path, name: str) -> Path:
+    """Rename a folder without replacing anything. Raises FileExistsError if the name is in use, and OSError."""
+    target = target_folder / name
+    # rename(2) replaces an empty folder, such as one that a new run has just made, but mkdir(2) fails.
+    target.mkdir(0o700)
+    try:
+        source.rename(target)
+    except OSError:
+        with suppress(OSError):
+            target.rmdir()
+        raise
+    return target
+
+
+def _store_name(folder: RunFolder, name: str) -> None:
+    """Write the name to the config. The list is sorted by the time of the config, so that is kept."""
+    values = _read_config(folder)
+    if values is None or not isinstance(values.get("run"), dict):
+        # The name of the folder counts. A config that nobody can read has no use for it.
+        return
+    from engine.config.yaml_io import to_yaml
+
+    values["run"]["name"] = name
+    text = to_yaml(values)
+    with _same_times_and_mode(folder.config):
+        replace_file(folder.config, lambda file: file.write(text.encode()), durable=True)
+
+
+def _read_config(folder: RunFolder) -> dict[str, Any] | None:
+    import yaml
+
+    from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
+
+    try:
+        values = parse_yaml(read_bytes(folder.config, MAX_CONFIG_BYTES).decode())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+@contextmanager
+def _same_times_and_mode(path: Path) -> Iterator[None]:
+    """Give a file that the block replaces the times and the mode of the one before."""
+    before = path.stat()
+    yield
+    path.chmod(before.st_mode & 0o777)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def find_own_run(root: Path, reference: str) -> RunFolder:
+    """Return a run of this user by name, prefix, path or `last`, not held. Raises UsageError as `find_run` does.
+
+    Unlike `find_run`, it accepts a run that contains links: they are moved, and never followed.
+    """
+    from engine.runs.folder import find_run
+
+    for path in (root / reference, Path(os.path.realpath(reference))):
+        if reference != LAST_RUN and is_run_folder(path) and path.parent != path:
+            return RunFolder(path)
+    found = find_run(root, reference)
+    os.close(found.held_fd)
+    return RunFolder(found.path)

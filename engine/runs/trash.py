@@ -1,0 +1,231 @@
+"""The trash of a runs folder: deleted runs in `ROOT/.trash`, until it is emptied.
+
+A run is moved there under its lock, by a rename within the file system, and keeps its files, so that it can be
+restored. As in the trash specification of freedesktop.org, a user who cannot use `.trash`, because another user made
+it, has `.trash-UID`. Links are never followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from engine.runs.checkpoint_files import list_checkpoints
+from engine.runs.folder import RunFolder
+from engine.runs.manage import move_folder
+from engine.runs.ownership import locked_ended_run
+from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.files import opened_folder
+from engine.utils.host import format_bytes
+from engine.utils.text import pluralize
+from engine.utils.trust import foreign_reason
+
+TRASH_FOLDER = ".trash"
+# A run whose name is in the trash already gets a number after a sign that no name of a run has.
+_ENTRY = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:~[0-9]+)?")
+# Contents are counted for a question; a run with more files is described by a lower bound.
+MAX_COUNTED_FILES = 100_000
+
+
+@dataclass(frozen=True)
+class RunContents:
+    """What a run consists of: number of files, bytes on disk (hard links once), and number of checkpoints."""
+
+    files: int
+    size_bytes: int
+    checkpoints: int
+
+    def __str__(self) -> str:
+        parts = [
+            pluralize(self.files, "file"),
+            format_bytes(self.size_bytes),
+            pluralize(self.checkpoints, "checkpoint"),
+        ]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class TrashedRun:
+    """A run in the trash. `name` is its name before, `entry` that of its folder in the trash. `deleted_at` is the time
+    of the deletion in Unix seconds."""
+
+    name: str
+    entry: str
+    path: Path
+    deleted_at: float
+
+
+def run_contents(path: Path) -> RunContents:
+    """Count the files of a run. Links count as files and are not followed; unreadable folders are skipped."""
+    files, size, seen = 0, 0, set[tuple[int, int]]()
+    for status in _walk(path):
+        files += 1
+        if (status.st_dev, status.st_ino) not in seen:
+            seen.add((status.st_dev, status.st_ino))
+            size += status.st_size
+        if files >= MAX_COUNTED_FILES:
+            break
+    return RunContents(files, size, len(list_checkpoints(path / "checkpoints")))
+
+
+def _walk(path: Path) -> Iterator[os.stat_result]:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                yield os.lstat(f"{folder}/{name}")
+            except OSError:
+                continue
+
+
+def move_to_trash(folder: RunFolder) -> TrashedRun:
+    """Move a run that has ended to the trash of its runs folder.
+
+    Raises UsageError if a process owns the run, if it belongs to another user, or if it cannot be moved.
+    """
+    _check_folder(folder)
+    try:
+        with locked_ended_run(folder):
+            trash = _make_trash(folder.path.parent)
+            path = _move_numbered(folder, trash)
+    except OSError as error:
+        reason = f"cannot be moved to the trash: {error.strerror}"
+        advice = ""
+        if error.errno in (errno.EXDEV, errno.EBUSY):
+            advice = f"it is on a file system of its own; delete it with `rm -r {folder.path}`"
+        raise UsageError.one(folder.name, reason, advice) from error
+    return _entry(path)
+
+
+def _move_numbered(folder: RunFolder, trash: Path) -> Path:
+    for number in count(1):
+        try:
+            return move_folder(folder.path, trash, folder.name if number == 1 else f"{folder.name}~{number}")
+        except FileExistsError:
+            continue
+    raise AssertionError
+
+
+def list_trash(root: Path) -> list[TrashedRun]:
+    """Return the runs in the trash of this user, latest deletion first."""
+    runs = []
+    trash = _find_trash(root)
+    for entry in os.scandir(trash) if trash is not None else ():
+        try:
+            is_run = entry.is_dir(follow_symlinks=False) and _ENTRY.fullmatch(entry.name) is not None
+            if is_run and foreign_reason(entry.stat(follow_symlinks=False), trust_root=False) is None:
+                runs.append(_entry(Path(entry.path)))
+        except OSError:
+            continue
+    return sorted(runs, key=lambda run: (-run.deleted_at, run.entry))
+
+
+def find_in_trash(root: Path, reference: str) -> TrashedRun:
+    """Return a run in the trash by the name of its folder there, or by its name before: then the one deleted last.
+
+    Raises UsageError if there is none.
+    """
+    runs = list_trash(root)
+    for run in (*(run for run in runs if run.entry == reference), *(run for run in runs if run.name == reference)):
+        return run
+    if not runs:
+        raise UsageError.one(reference, f"the trash of {root} is empty")
+    names = [run.entry for run in runs]
+    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+    raise UsageError.one(reference, f"is not in the trash of {root}, only {shown}{did_you_mean(reference, names)}")
+
+
+def restore_run(root: Path, run: TrashedRun, name: str | None = None) -> RunFolder:
+    """Move a run from the trash back to the runs folder, by default with its name before.
+
+    Raises UsageError if the name is in use, or if the run cannot be moved.
+    """
+    target = name or run.name
+    try:
+        return RunFolder(move_folder(run.path, root, target))
+    except FileExistsError as error:
+        advice = f"restore it under another name with `gputrain runs restore {run.entry} --name NAME`"
+        raise UsageError.one(target, f"already exists in {root}", advice) from error
+    except OSError as error:
+        raise UsageError.one(run.entry, f"cannot be restored: {error.strerror}") from error
+
+
+def delete_for_good(run: TrashedRun) -> None:
+    """Delete a run in the trash.
+
+    Raises UsageError if a process owns it, which resumed it there, or if a file cannot be deleted.
+    """
+    try:
+        with opened_folder(run.path.parent) as trash:
+            if not _is_own(trash.stat()):
+                raise UsageError.one(str(run.path.parent), "is no folder that only you can change")
+            with locked_ended_run(RunFolder(trash / run.entry)):
+                # rmtree opens each folder without following links, so nobody can lead it elsewhere.
+                shutil.rmtree(trash / run.entry)
+    except OSError as error:
+        raise UsageError.one(run.entry, f"cannot be deleted: {error.strerror}") from error
+
+
+def _entry(path: Path) -> TrashedRun:
+    match = _ENTRY.fullmatch(path.name)
+    # A rename sets the time of the last status change.
+    return TrashedRun(match["name"] if match else path.name, path.name, path, path.lstat().st_ctime)
+
+
+def check_deletable(folder: RunFolder) -> None:
+    """Raise UsageError unless `move_to_trash` can move the run, as far as that is known before."""
+    _check_folder(folder)
+    try:
+        with locked_ended_run(folder):
+            pass
+    except OSError as error:
+        raise UsageError.one(folder.name, f"cannot be moved to the trash: {error.strerror}") from error
+
+
+def _check_folder(folder: RunFolder) -> None:
+    """Raise UsageError for a run of another user, and for one in the trash."""
+    try:
+        is_of_this_user = folder.is_of_this_user
+    except OSError as error:
+        raise UsageError.one(folder.name, f"cannot be examined: {error.strerror}") from error
+    if not is_of_this_user:
+        raise UsageError.one(folder.name, f"this run {folder.owner_problem()}, so you cannot delete it")
+    if folder.path.parent.name.startswith(TRASH_FOLDER):
+        raise UsageError.one(folder.name, "is in the trash already", "empty it with `gputrain runs trash --empty`")
+
+
+def _trash_candidates(root: Path) -> tuple[Path, Path]:
+    return root / TRASH_FOLDER, root / f"{TRASH_FOLDER}-{os.geteuid()}"
+
+
+def _is_own_trash(path: Path) -> bool:
+    """Whether a path is a folder, no link, that only this user can change."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return _is_own(status)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and foreign_reason(status, trust_root=False) is None
+
+
+def _find_trash(root: Path) -> Path | None:
+    return next((path for path in _trash_candidates(root) if _is_own_trash(path)), None)
+
+
+def _make_trash(root: Path) -> Path:
+    """Return the trash, created if it does not exist. Raises OSError, and UsageError if others can change it."""
+    for path in _trash_candidates(root):
+        if not os.path.lexists(path):
+            path.mkdir(0o700)
+        if _is_own_trash(path):
+            return path
+    raise UsageError.one(str(path), "is no folder that only you can change", "rename or remove it")

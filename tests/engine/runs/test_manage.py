@@ -1,0 +1,218 @@
+"""Renaming, deleting, restoring: names, owners, live runs, races with a resume, links, and a trash that is planted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.config.yaml_io import parse_yaml
+from engine.runs import ownership
+from engine.runs.folder import RunFolder, find_run, list_runs
+from engine.runs.manage import find_own_run, rename_run
+from engine.runs.ownership import Ownership, claim_run, locked_ended_run
+from engine.runs.trash import delete_for_good, find_in_trash, list_trash, move_to_trash, restore_run, run_contents
+from engine.utils.errors import UsageError
+from factories import make_ended_runs, make_run_folder
+
+COUNT = 4
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_ended_runs(tmp_path / "runs", COUNT)
+    return tmp_path / "runs"
+
+
+@pytest.fixture(autouse=True)
+def short_wait_for_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership.time, "sleep", lambda seconds: None)
+
+
+def names(root: Path) -> list[str]:
+    return [run.name for run in list_runs(root)]
+
+
+def test_rename_changes_folder_and_config_and_keeps_order(root: Path) -> None:
+    before = parse_yaml((root / "run-1" / "config.yaml").read_text())
+    renamed = rename_run(RunFolder(root / "run-1"), "best")
+    after = parse_yaml(renamed.config.read_text())
+    assert names(root) == ["run-3", "run-2", "best", "run-0"]
+    assert after["run"]["name"] == "best" and after | {"run": 0} == before | {"run": 0}
+    assert renamed.config.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("run-2", "run-2: already exists in"),
+        ("sweep", "sweep: already exists in"),
+        ("run-1", "is the name that the run has"),
+        ("last", "is reserved"),
+        ("../x", "is not a valid name"),
+        (".x", "is not a valid name"),
+        ("x\n", "is not a valid name"),
+        ("x" * 101, "is not a valid name"),
+    ],
+)
+def test_rename_refuses_taken_and_invalid_names(root: Path, name: str, message: str) -> None:
+    (root / "sweep").mkdir()
+    with pytest.raises(UsageError, match=message):
+        rename_run(RunFolder(root / "run-1"), name)
+    assert sorted(names(root)) == ["run-0", "run-1", "run-2", "run-3"] and list((root / "sweep").iterdir()) == []
+
+
+def test_live_run_is_neither_renamed_nor_deleted(root: Path) -> None:
+    folder = RunFolder(root / "run-1")
+    owner = Ownership(folder)
+    for act in (lambda: rename_run(folder, "best"), lambda: move_to_trash(folder)):
+        with pytest.raises(UsageError, match="stop it first with `gputrain stop run-1`"):
+            act()
+    owner.release()
+    move_to_trash(folder)
+    assert "run-1" not in names(root)
+
+
+def test_run_of_live_owner_on_other_host_is_not_deleted(root: Path) -> None:
+    folder = RunFolder(root / "run-1")
+    folder.owner.write_text('{"host": "elsewhere", "pid": 7, "heartbeat": 4e9}')
+    with pytest.raises(UsageError, match="process 7 on elsewhere"):
+        move_to_trash(folder)
+
+
+def test_foreign_run_is_neither_renamed_nor_deleted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(root / "run-1")
+    folder.path.chmod(0o777)
+    with pytest.raises(UsageError, match="is writable by all users"):
+        rename_run(folder, "best")
+    monkeypatch.setattr("engine.runs.folder.os.geteuid", lambda: 12345)
+    with pytest.raises(UsageError, match="so you cannot delete it"):
+        move_to_trash(folder)
+    assert len(names(root)) == COUNT
+
+
+def test_resume_that_waits_for_lock_of_deleted_run_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is deleted after the resume has opened its folder, and before it has the lock."""
+    deleted: list[str] = []
+
+    def delete_first(seconds: float) -> None:
+        if not deleted:
+            deleted.append("run-1")
+            moved.set()
+            done.wait(10)
+
+    moved, done = threading.Event(), threading.Event()
+    with locked_ended_run(RunFolder(root / "run-1")):
+        monkeypatch.setattr(ownership.time, "sleep", delete_first)
+        errors: list[str] = []
+
+        def resume() -> None:
+            try:
+                claim_run(root, "run-1", "run", resume=True)
+            except UsageError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=resume)
+        thread.start()
+        assert moved.wait(10)
+        (root / ".trash").mkdir(0o700)
+        (root / "run-1").rename(root / ".trash" / "run-1")
+    done.set()
+    thread.join()
+    assert len(errors) == 1 and "was moved or deleted meanwhile" in errors[0]
+    assert [run.entry for run in list_trash(root)] == ["run-1"]
+    delete_for_good(list_trash(root)[0])
+
+
+def test_deleted_run_is_in_no_list_and_is_restored_with_all_files(root: Path) -> None:
+    before = {path.name: path.read_bytes() for path in (root / "run-3").iterdir()}
+    assert find_run(root, "last").name == "run-3"
+    trashed = move_to_trash(RunFolder(root / "run-3"))
+    assert find_run(root, "last").name == "run-2" and "run-3" not in names(root)
+    with pytest.raises(UsageError, match="no run of this name"):
+        find_own_run(root, "run-3")
+    folder = restore_run(root, trashed)
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    assert names(root)[0] == "run-3" and list_trash(root) == []
+
+
+def test_runs_of_one_name_are_numbered_in_the_trash(root: Path) -> None:
+    move_to_trash(RunFolder(root / "run-1"))
+    make_run_folder(root, "run-1")
+    second = move_to_trash(RunFolder(root / "run-1"))
+    assert (second.name, second.entry) == ("run-1", "run-1~2")
+    assert sorted(run.entry for run in list_trash(root)) == ["run-1", "run-1~2"]
+    assert restore_run(root, find_in_trash(root, "run-1~2")).name == "run-1"
+    with pytest.raises(UsageError, match="with `gputrain runs restore run-1 --name NAME`"):
+        restore_run(root, find_in_trash(root, "run-1"))
+    assert restore_run(root, find_in_trash(root, "run-1"), "older").name == "older"
+    with pytest.raises(UsageError, match=r"the trash of .* is empty"):
+        find_in_trash(root, "run-1")
+
+
+def test_emptied_trash_leaves_what_links_lead_to(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("keep")
+    folder = RunFolder(root / "run-1")
+    folder.checkpoints.symlink_to(outside)
+    (folder.path / "log.txt").symlink_to(outside / "file")
+    move_to_trash(find_own_run(root, "run-1"))
+    (root / ".trash" / "run-2").symlink_to(outside)
+    (root / ".trash" / "notes.txt").touch()
+    assert [run.entry for run in list_trash(root)] == ["run-1"]
+    delete_for_good(list_trash(root)[0])
+    assert (outside / "file").read_text() == "keep"
+    assert sorted(path.name for path in (root / ".trash").iterdir()) == ["notes.txt", "run-2"]
+
+
+def test_run_that_was_resumed_in_the_trash_is_not_deleted(root: Path) -> None:
+    trashed = move_to_trash(RunFolder(root / "run-1"))
+    owner = Ownership(RunFolder(trashed.path))
+    with pytest.raises(UsageError, match="is already running"):
+        delete_for_good(trashed)
+    owner.release()
+    with pytest.raises(UsageError, match="is in the trash already"):
+        move_to_trash(RunFolder(trashed.path))
+    delete_for_good(trashed)
+    assert list_trash(root) == []
+
+
+def test_trash_that_is_a_link_or_open_to_others_is_not_used(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (root / ".trash").symlink_to(tmp_path / "elsewhere")
+    trashed = move_to_trash(RunFolder(root / "run-1"))
+    assert trashed.path.parent == root / f".trash-{os.geteuid()}" and list_trash(root) == [trashed]
+    trashed.path.parent.chmod(0o777)
+    with pytest.raises(UsageError, match="is no folder that only you can change"):
+        move_to_trash(RunFolder(root / "run-2"))
+    with pytest.raises(UsageError, match="is no folder that only you can change"):
+        delete_for_good(trashed)
+    assert list_trash(root) == [] and "run-2" in names(root)
+
+
+def test_move_between_file_systems_names_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(18, "Invalid cross-device link", str(source))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(UsageError, match=r"it is on a file system of its own; delete it with `rm -r .*run-1`"):
+        move_to_trash(RunFolder(root / "run-1"))
+    monkeypatch.undo()
+    assert list_trash(root) == [] and len(names(root)) == COUNT
+
+
+def test_run_contents_counts_hard_links_once(root: Path) -> None:
+    folder = RunFolder(root / "run-1")
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "step-00000010.pt").write_bytes(b"x" * 100_000)
+    (folder.checkpoints / "last.pt").hardlink_to(folder.checkpoints / "step-00000010.pt")
+    before = sum(path.stat().st_size for path in folder.path.iterdir() if path.is_file())
+    contents = run_contents(folder.path)
+    assert (contents.files, contents.size_bytes, contents.checkpoints) == (7, before + 100_000, 1)
+    assert str(contents).startswith("7 files, ") and str(contents).endswith(", 1 checkpoint")
+    shutil.rmtree(folder.path)
+    assert run_contents(folder.path).files == 0
