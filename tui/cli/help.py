@@ -37,6 +37,52 @@ class GroupedCommands(TyperGroup):
                 )
 
 
+class CommandGroup(TyperGroup):
+    """A group of subcommands, such as `gputrain runs`, whose help lists them on one line each."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        write_parameters(self, ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [(name, item.get_short_help_str(90)) for name, item in self.commands.items() if not item.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class DefaultCommandGroup(CommandGroup):
+    """A group that runs its hidden command `list` unless the first word names another one.
+
+    Usage, arguments and options of its help are those of `list`. After `--`, each word belongs to `list`.
+    """
+
+    DEFAULT = "list"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] in self._subcommands:
+            return super().parse_args(ctx, args)
+        guarded, words = guard_minus_words(self.commands[self.DEFAULT], args)
+        if any(name in guarded for name in ctx.help_option_names):
+            return super().parse_args(ctx, [ctx.help_option_names[0]])
+        if (misplaced := next((word for word in words if word in self._subcommands), None)) is not None:
+            ctx.fail(
+                f"{misplaced} is a command: write `{ctx.command_path} {misplaced} …`, or `-- {misplaced}` at the end "
+                "to search for the word."
+            )
+        return super().parse_args(ctx, [self.DEFAULT, *guarded])
+
+    @property
+    def _subcommands(self) -> list[str]:
+        return [name for name, item in self.commands.items() if not item.hidden]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return self.commands[self.DEFAULT].collect_usage_pieces(ctx)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        write_parameters(self.commands[self.DEFAULT], ctx, formatter)
+
+
 class HelpCommand(TyperCommand):
     """A command whose usage line and argument names are the metavars as written."""
 
@@ -46,6 +92,34 @@ class HelpCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_parameters(self, ctx, formatter)
+
+
+class MinusWordsCommand(HelpCommand):
+    """A command whose arguments may begin with a minus: it gets them with an exclamation mark instead."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, guard_minus_words(self, args)[0])
+
+
+def guard_minus_words(command: Any, args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Replace the minus of each argument such as `-tag=old`, which click would take for options, by `!`.
+
+    Returns all arguments, and those before `--` that are neither options nor their values.
+    """
+    options = {name: param for param in command.params if param.param_type_name == "option" for name in param.opts}
+    guarded, words, is_value = list[str](), list[str](), False
+    for number, arg in enumerate(args):
+        if arg == "--" and not is_value:
+            return [*guarded, *args[number:]], words
+        name, sign, _ = arg.partition("=")
+        if is_value or arg in ("-h", "--help") or name in options or arg.startswith("--"):
+            is_value = not is_value and name in options and not sign and not options[name].is_flag
+            guarded.append(arg)
+            continue
+        word = f"!{arg[1:]}" if arg.startswith("-") and len(arg) > 1 else arg
+        guarded.append(word)
+        words.append(word)
+    return guarded, words
 
 
 class ConfigCommand(HelpCommand):

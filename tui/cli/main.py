@@ -18,6 +18,7 @@ from tui.cli.lr_find import app as lr_find_app
 from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
 from tui.cli.notify import app as notify_app
+from tui.cli.run_labels import app as run_list_app
 from tui.cli.runs import app as runs_app
 from tui.cli.sweep import app as sweep_app
 from tui.cli.sync import app as sync_app
@@ -48,6 +49,7 @@ for commands in (
     lr_find_app,
     models_app,
     bench_app,
+    run_list_app,
     runs_app,
     compare_app,
     trained_app,
@@ -55,7 +57,7 @@ for commands in (
     machine_app,
     notify_app,
 ):
-    app.add_typer(commands)
+    app.add_typer(commands, rich_help_panel=commands.rich_help_panel)
 
 screen_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

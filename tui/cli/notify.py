@@ -5,10 +5,10 @@ from __future__ import annotations
 import typer
 
 from tui.cli.arguments import ConfigArguments, JsonOption, TrustCodeOption, exit_on_usage_error, resolve_arguments
-from tui.cli.help import MACHINE, HelpCommand, make_epilog
+from tui.cli.help import MACHINE, CommandGroup, HelpCommand, make_epilog
 
 app = typer.Typer()
-commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+commands = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(commands, name="notify", rich_help_panel=MACHINE)
 
 
@@ -41,7 +41,10 @@ def notify() -> None:
     ),
 )
 def test(arguments: ConfigArguments = None, as_json: JsonOption = False, trust_code: TrustCodeOption = False) -> None:
-    """Send a test message to each destination of CONFIG and of the user's own file."""
+    """Send a test message to each destination.
+
+    These are those of CONFIG and of the user's own file.
+    """
     from tui.text.notify import send_test
 
     with exit_on_usage_error():

@@ -1,8 +1,7 @@
-"""Commands on existing runs: list, watch, read the log, stop and resume."""
+"""Commands on existing runs: watch, read the log, stop and resume."""
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
@@ -12,7 +11,6 @@ from tui.cli.arguments import (
     RUN_HELP,
     EventsJsonOption,
     HeadlessOption,
-    JsonOption,
     LowBandwidthOption,
     RunArgument,
     RunsDirOption,
@@ -24,29 +22,6 @@ from tui.cli.help import RUNS, HelpCommand, make_epilog
 from tui.cli.train import build_request, run_headless, run_with_screen, should_open_screen
 
 app = typer.Typer()
-
-
-@app.command(cls=HelpCommand, rich_help_panel=RUNS, epilog=make_epilog(["gputrain runs", "gputrain runs --json"]))
-def runs(runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
-    """List runs, newest first."""
-    from engine.runs.folder import list_runs, runs_root
-    from engine.runs.run_row import make_run_row
-    from engine.runs.watcher import RunWatcher
-    from engine.utils.text import printable
-    from tui.text.runs import format_runs_table
-
-    with exit_on_usage_error():
-        root = runs_root(runs_dir)
-        rows = [make_run_row(RunWatcher(folder)) for folder in list_runs(root)]
-    for row in rows:
-        if row.unreadable:
-            typer.echo(printable(f"{row.name}: {row.message}"), err=True)
-    if as_json:
-        typer.echo(json.dumps({"format": 1, "runs": [row.to_dict() for row in rows]}, indent=2))
-    elif not rows:
-        typer.echo(f"There are no runs in {root}. Start one with `gputrain run CONFIG --runs-dir {root}`.", err=True)
-    else:
-        typer.echo(format_runs_table(rows))
 
 
 @app.command(

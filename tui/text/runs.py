@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
+
+from engine.runs.fields import Field, Kind, as_text, date_text
 from engine.runs.run_row import RunRow
 from engine.utils.text import format_duration as format_duration
 from engine.utils.text import printable
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from tui.text.ranks import RankReadings
 
 HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
-FOREIGN_HEADER = "FOREIGN"
+TAGS_HEADER, FOREIGN_HEADER = "TAGS", "FOREIGN"
 
 
 def row_cells(row: RunRow) -> tuple[str, ...]:
@@ -30,13 +33,58 @@ def format_accuracy(accuracy: float | None) -> str:
 
 
 def format_runs_table(rows: Sequence[RunRow]) -> str:
-    """Return the table of `gputrain runs`; its last column exists only if other users can change one of the runs."""
+    """Return the table of `gputrain runs`. Columns for tags and for why other users can change a run exist only if one
+    of the runs has any."""
     lines = [HEADER, *(row_cells(row) for row in rows)]
+    if any(row.tags for row in rows):
+        tags = [TAGS_HEADER, *(",".join(row.tags) for row in rows)]
+        lines = [(*line, cell) for line, cell in zip(lines, tags, strict=True)]
     if any(row.foreign for row in rows):
         notes = [FOREIGN_HEADER, *(row.foreign or "" for row in rows)]
         lines = [(*line, printable(note)) for line, note in zip(lines, notes, strict=True)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return format_table(lines)
+
+
+def format_columns(rows: Sequence[RunRow], fields: Sequence[Field]) -> str:
+    """Return a table of chosen fields; numbers are aligned to the right."""
+    lines = [tuple(field.name.upper() for field in fields)]
+    lines += [tuple(field_text(field, field.value(row)) for field in fields) for row in rows]
+    right = [any(_is_number(field.value(row)) for row in rows) for field in fields]
+    return format_table(lines, right)
+
+
+def format_table(lines: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
+    """Return lines of cells as columns, two blanks apart. `right` says which columns are aligned to the right."""
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    aligned = right or [False] * len(widths)
+    return "\n".join(
+        "  ".join(
+            " " * (width - cell_len(cell)) + cell if is_right else cell + " " * (width - cell_len(cell))
+            for cell, width, is_right in zip(line, widths, aligned, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def field_text(field: Field, value: Any) -> str:
+    """Return the value of a field as a cell, with control characters escaped; a dash if it is unknown."""
+    if value is None or value == () or value == "":
+        return UNKNOWN
+    if field.kind is Kind.SHARE:
+        return f"{value:.4f}"
+    if field.kind is Kind.DURATION:
+        return format_age(value) if field.name == "age" else format_duration(value)
+    if field.kind is Kind.DATE:
+        return date_text(value)
+    if field.kind is Kind.FLAG:
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return printable(as_text(value))
 
 
 def format_age(seconds: float) -> str:

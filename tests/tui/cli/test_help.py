@@ -28,6 +28,18 @@ def test_main_help_lists_every_command_once_on_one_line() -> None:
     assert all(re.fullmatch(r"  [\w-]+ +[A-Z].*\.", row) for row in rows)
 
 
+SUBCOMMANDS = [(name, sub) for name in COMMANDS for sub in getattr(get_command(app).commands[name], "commands", ())]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("command", "subcommand"), [pair for pair in SUBCOMMANDS if pair[1] != "list"])
+def test_subcommand_is_listed_on_one_line_and_has_example_in_80_columns(command: str, subcommand: str) -> None:
+    assert re.search(rf"^  {subcommand} +[A-Z].*\.$", help_page(command), flags=re.M)
+    page = help_page(command, subcommand)
+    assert page.startswith(f"Usage: gputrain {command} {subcommand} [OPTIONS]")
+    assert f"    gputrain {command} {subcommand}" in page.partition("Examples:")[2]
+    assert max(map(len, page.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_help_has_example_and_fits_80_columns(command: str) -> None:
     page = help_page(command)

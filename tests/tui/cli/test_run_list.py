@@ -1,0 +1,163 @@
+"""`gputrain runs` and its subcommands: what they list, change, ask and refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from engine.runs.folder import RunFolder, list_runs
+from engine.runs.labels import read_labels
+from engine.runs.trash import list_trash
+from factories import make_ended_runs, make_run_folder
+from tui.cli.main import app
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_ended_runs(tmp_path / "runs", 8)
+    monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def runs(*arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["runs", *arguments], input=answer)
+
+
+def listed(*arguments: str) -> list[str]:
+    result = runs(*arguments)
+    assert result.exit_code == 0, result.output
+    return [line.split()[0] for line in result.stdout.splitlines()[1:]]
+
+
+def test_runs_lists_matching_runs_in_order(root: Path) -> None:
+    assert listed() == [f"run-{number}" for number in reversed(range(8))]
+    assert listed("failed") == ["run-7", "run-0"]
+    assert listed("optim.name=adamw", "-failed") == ["run-5", "run-3", "run-1"]
+    assert listed("--limit", "2", "model=cnn") == ["run-6", "run-3"]
+    assert listed("--sort", "lr", "--limit", "2") == ["run-7", "run-3"]
+    assert listed("--sort=-lr", "--limit", "1") == listed("--sort", "lr", "--reverse", "--limit", "1") == ["run-4"]
+    assert listed("--reverse", "--limit", "1") == ["run-0"]
+    assert listed("--sort", "-name", "-model=cnn", "!run-7") == ["run-5", "run-4", "run-2", "run-1"]
+
+
+def test_runs_shows_columns_as_table_and_json(root: Path) -> None:
+    table = runs("--columns", "name,lr,model,accuracy,duration,tags", "run-1").stdout
+    assert table.splitlines() == [
+        "NAME   OPTIM.LR  MODEL.NAME  BEST_VAL_ACCURACY  DURATION  TAGS",
+        "run-1      0.05  resnet18               0.3000     3m00s  –",
+    ]
+    values = json.loads(runs("--columns", "lr,seed", "--json", "run-1").stdout)
+    assert values["format"] == 1
+    assert values["runs"][0]["columns"] == {"optim.lr": 0.05, "run.seed": 1}
+    assert values["runs"][0]["config"]["model.name"] == "resnet18" and values["runs"][0]["verdict"] is None
+
+
+def test_runs_without_match_says_so_and_unknown_key_is_refused(root: Path) -> None:
+    result = runs("nothing")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"None of the 8 runs in {root} matches.\n"
+    result = runs("--sort", "acuracy")
+    assert result.exit_code == 2 and "did you mean accuracy?" in result.stderr
+
+
+def test_runs_first_word_decides_between_command_and_query(root: Path) -> None:
+    make_run_folder(root, "archive-me")
+    assert listed("--", "archive") == ["archive-me"]
+    assert listed("--limit", "5", "--", "archive", "-tag=x") == ["archive-me"]
+    result = runs("--json", "archive", "run-1")
+    assert result.exit_code == 2 and "archive is a command: write `gputrain runs archive …`" in result.stderr
+    assert not read_labels(RunFolder(root / "run-1")).archived
+
+
+def test_tag_adds_and_removes_tags_of_several_runs(root: Path) -> None:
+    assert runs("tag", "run-1", "run-2", "+night", "+old").exit_code == 0
+    assert runs("tag", "run-1", "-old").stderr == "run-1: tags night\n"
+    assert runs("tag", "run-1", "run-2").stdout == "run-1  night\nrun-2  night old\n"
+    assert listed("tag=night", "-tag=old") == ["run-1"] and listed("old") == ["run-2"]
+    result = runs("tag", "run-1", "+a b")
+    assert result.exit_code == 2 and "a b: is not a valid tag" in result.stderr
+    assert runs("tag", "+night").exit_code == 2
+
+
+def test_note_is_set_shown_escaped_and_removed(root: Path) -> None:
+    assert runs("note", "run-1", "twice", "the\x1b[31m batch").exit_code == 0
+    assert runs("note", "run-1").stdout == "twice the\\x1b[31m batch\n"
+    assert listed("note~BATCH") == ["run-1"]
+    runs("note", "run-1", "")
+    assert listed("note~batch") == [] and runs("note", "run-1").stdout.strip() == ""
+
+
+def test_archived_runs_are_listed_only_on_request(root: Path) -> None:
+    assert runs("archive", "run-1", "run-2").exit_code == 0
+    result = runs("--limit", "20")
+    assert "run-1" not in result.stdout and result.stderr == "2 archived runs are not listed; --all lists them too.\n"
+    assert listed("archived=yes") == ["run-2", "run-1"] and len(listed("--all")) == 8
+    runs("unarchive", "run-1")
+    assert listed("--all", "archived=yes") == ["run-2"]
+
+
+def test_rename_moves_run(root: Path) -> None:
+    assert runs("rename", "run-1", "best").stderr == "run-1 is now best.\n"
+    result = runs("rename", "run-2", "best")
+    assert result.exit_code == 2 and "best: already exists in" in result.stderr
+    assert "run-2" in listed() and "run-1" not in listed()
+
+
+def test_delete_without_terminal_needs_yes(root: Path) -> None:
+    result = runs("delete", "run-1")
+    assert result.exit_code == 2
+    assert result.stderr == "error: gputrain runs delete: asks a question, and there is no terminal; add --yes\n"
+    assert runs("delete", "run-1", "run-2", "--yes").exit_code == 0
+    assert len(listed()) == 6 and len(list_trash(root)) == 2
+    assert runs("restore", "run-2").stderr == "run-2 is restored.\n"
+    assert [line.split()[0] for line in runs("trash").stdout.splitlines()] == ["NAME", "run-1"]
+    assert json.loads(runs("trash", "--json").stdout)["runs"][0]["files"] == 5
+    assert runs("trash", "--empty").exit_code == 2 and len(list_trash(root)) == 1
+    assert runs("trash", "--empty", "--yes").stderr == "Deleted 1 run.\n" and list_trash(root) == []
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
+def test_delete_on_terminal_names_what_goes(
+    root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, left: int
+) -> None:
+    monkeypatch.setattr("tui.cli.run_labels.is_interactive", lambda: True)
+    folder = RunFolder(root / "run-1")
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "step-00000001.pt").write_bytes(b"x" * (5 << 20))
+    result = runs("delete", "run-1", answer=answer)
+    assert "  run-1: 6 files, 5 MiB, 1 checkpoint\nMove 1 run to the trash? [y/N]:" in result.stderr
+    assert result.exit_code == left and folder.path.exists() is bool(left)
+
+
+def test_delete_of_one_bad_name_deletes_nothing(root: Path) -> None:
+    result = runs("delete", "run-1", "nothing", "--yes")
+    assert result.exit_code == 2 and "nothing: no run of this name" in result.stderr
+    assert len(list_runs(root)) == 8
+
+
+def test_runs_of_labels_that_someone_made_are_escaped(root: Path) -> None:
+    folder = RunFolder(root / "run-1")
+    folder.labels.write_text('{"tags": ["ok", "\\u001b[31mred"], "note": "[bold]x[/bold]\\u001b]0;title\\u0007"}')
+    os.utime(folder.path)
+    output = runs("--columns", "name,tags,note", "run-1").stdout
+    assert "\x1b" not in output and "\x07" not in output and "[bold]x[/bold]\\x1b]0;title\\x07" in output
+    assert "ok" in output and "red" not in output
+
+
+@pytest.mark.soak
+def test_runs_lists_10000_runs_within_a_second_when_warm(tmp_path: Path) -> None:
+    make_ended_runs(tmp_path / "runs", 10_000)
+    parts = {"cold page": ["--limit", "100"], "cold": [], "warm": [], "warm sort": ["--sort", "lr"]}
+    for label, arguments in parts.items():
+        start = time.monotonic()
+        count = len(listed("--runs-dir", str(tmp_path / "runs"), *arguments))
+        seconds = time.monotonic() - start
+        print(f"\n{label}: {seconds:.2f} s")
+        assert count == (100 if "--limit" in arguments else 10_000)
+        # Three times the target, as other programs may run.
+        assert seconds < 3 or label == "cold"

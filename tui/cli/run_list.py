@@ -1,0 +1,129 @@
+"""`gputrain runs`: the list of runs, filtered and sorted. `tui.cli.run_labels` has its subcommands."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tui.cli.arguments import JsonOption, RunsDirOption, exit_on_usage_error
+from tui.cli.help import RUNS, DefaultCommandGroup, HelpCommand, make_epilog
+
+if TYPE_CHECKING:
+    from engine.runs.index import RunIndex
+    from engine.runs.query import Query, SortOrder
+    from engine.runs.run_row import RunRow
+
+# After this time, a terminal is told what takes so long.
+PATIENCE_SECONDS = 1.0
+READ_SECONDS = 0.25
+QUERY_HELP = "Condition: KEY=VALUE, also with != > < >= <= ~, or text in the name, state, tags or note."
+
+app = typer.Typer(
+    name="runs",
+    cls=DefaultCommandGroup,
+    rich_help_panel=RUNS,
+    help="List, filter, tag, rename and delete runs.\n\n"
+    "Without a command, lists the runs that meet all conditions, newest first. KEY is a config key (optim.lr), a "
+    "figure (val_accuracy, duration, age, started, images_per_second) or a short name (model, dataset, lr, optimizer, "
+    "batch, seed, tag). VALUE may contain *, and several values have commas between them. A condition after a minus "
+    "must not hold. The first word decides whether it is a command: `gputrain runs -- archive` searches for the word "
+    "archive.",
+    epilog=make_epilog(
+        [
+            "gputrain runs failed",
+            "gputrain runs optim.name=adamw 'val_accuracy>0.9' -tag=old",
+            "gputrain runs 'age<2d' --sort accuracy --columns name,model,lr,accuracy",
+            "gputrain runs tag fashion-17 +night -old",
+            "gputrain runs delete fashion-3 fashion-4",
+        ]
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """What `gputrain runs` lists. `with_archived` includes archived runs."""
+
+    query: Query
+    order: SortOrder | None
+    limit: int | None
+    with_archived: bool
+
+    def choose(self, rows: Sequence[RunRow]) -> list[RunRow]:
+        """Return the rows to list, in their order."""
+        shown = [row for row in rows if self.with_archived or self.query.names_archived or not row.archived]
+        matching = self.query.filter(shown)
+        if self.order is not None:
+            matching = self.order.sort(matching)
+        return matching if self.limit is None else matching[: self.limit]
+
+
+@app.command("list", cls=HelpCommand, hidden=True)
+def list_command(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[QUERY]...", help=QUERY_HELP)] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", metavar="KEY", help="Sort by KEY, the best or newest first.")
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="KEY,KEY", help="Show these keys, such as name,lr,accuracy.")
+    ] = None,
+    with_archived: Annotated[bool, typer.Option("--all", help="Also list archived runs.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="List at most N runs.")] = None,
+    runs_dir: RunsDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List runs, newest first."""
+    from engine.runs.folder import runs_root
+    from engine.runs.index import RunIndex
+    from engine.runs.query import SortOrder, parse_columns, parse_query
+    from engine.utils.text import pluralize, printable
+    from tui.text.runs import format_columns, format_runs_table
+
+    with exit_on_usage_error():
+        root = runs_root(runs_dir)
+        fields = None if columns is None else parse_columns(columns)
+        # The list is sorted by start, newest first, as it is read.
+        order = SortOrder.parse(sort or "started", reverse=reverse) if sort or reverse else None
+        options = ListOptions(parse_query(words or []), order, limit, with_archived)
+        index = RunIndex(root)
+        rows = _read(index, options)
+    for row in rows:
+        if row.unreadable:
+            typer.echo(printable(f"{row.name}: {row.message}"), err=True)
+    if as_json:
+        values = [row.to_dict() for row in rows]
+        if fields is not None:
+            for row, value in zip(rows, values, strict=True):
+                value["columns"] = {field.name: field.value(row) for field in fields}
+        typer.echo(json.dumps({"format": 1, "runs": values}, indent=2))
+    elif rows:
+        typer.echo(format_runs_table(rows) if fields is None else format_columns(rows, fields))
+    elif index.count == 0:
+        typer.echo(f"There are no runs in {root}. Start one with `gputrain run CONFIG --runs-dir {root}`.", err=True)
+    else:
+        typer.echo(f"None of the {pluralize(index.count, 'run')} in {root} matches.", err=True)
+    hidden = sum(row.archived for row in index.rows) if not with_archived else 0
+    if hidden and not as_json and not options.query.names_archived:
+        verb = "is" if hidden == 1 else "are"
+        typer.echo(f"{pluralize(hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
+
+
+def _read(index: RunIndex, options: ListOptions) -> list[RunRow]:
+    """Return the rows to list. Runs are read newest first, so without a sort order the first N do not wait for all."""
+    start, is_told = time.monotonic(), not sys.stderr.isatty()
+    while not index.complete:
+        index.poll(READ_SECONDS)
+        if options.order is None and options.limit is not None and len(options.choose(index.rows)) >= options.limit:
+            break
+        if not is_told and not index.complete and time.monotonic() - start > PATIENCE_SECONDS:
+            typer.echo(f"Reading {index.count:,} runs; the next list is faster …", err=True)
+            is_told = True
+    index.close()
+    return options.choose(index.rows)
