@@ -11,6 +11,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from tui.cli.arguments import exit_on_usage_error
+from tui.cli.usage_errors import one_line_usage_errors, unknown_command_problem
 from tui.flags import FLAG_TO_KEY
 
 TRAIN, RUNS, RESULTS, MACHINE = "Train", "Runs", "Results", "Machine"
@@ -20,7 +22,28 @@ MAX_HELP_COLUMNS = 120
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MAX_HELP_COLUMNS}
 
 
-class GroupedCommands(TyperGroup):
+class CommandGroup(TyperGroup):
+    """A group that reports a usage error in one line, with the nearest command."""
+
+    def make_context(self, *arguments: Any, **extra: Any) -> Any:
+        with one_line_usage_errors():
+            return super().make_context(*arguments, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        # Parses the command's name, and what groups within this one parse.
+        with one_line_usage_errors():
+            return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in self.commands or args[0].startswith("-"):
+            return super().resolve_command(ctx, args)
+        from engine.utils.errors import UsageError
+
+        with exit_on_usage_error():
+            raise UsageError([unknown_command_problem(args[0], ctx, list(self.commands))])
+
+
+class GroupedCommands(CommandGroup):
     """A group whose help lists its commands by `rich_help_panel`, before its options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -85,6 +108,10 @@ class DefaultCommandGroup(CommandGroup):
 
 class HelpCommand(TyperCommand):
     """A command whose usage line and argument names are the metavars as written."""
+
+    def make_context(self, *arguments: Any, **extra: Any) -> Any:
+        with one_line_usage_errors():
+            return super().make_context(*arguments, **extra)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param.metavar for param in self.params if param.param_type_name == "argument"]

@@ -1,0 +1,66 @@
+"""Usage errors of typer in one line, like those of gputrain: what is wrong, the nearest name, where the help is.
+
+The command classes of `tui.cli.help` parse their arguments within `one_line_usage_errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tui.cli.arguments import exit_on_usage_error
+
+if TYPE_CHECKING:
+    from engine.utils.errors import Problem
+
+# typer exports only this subclass of the error.
+TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+
+@contextmanager
+def one_line_usage_errors() -> Iterator[None]:
+    """Print a usage error of typer as one line and exit with code 2."""
+    try:
+        yield
+    except TyperUsageError as error:
+        if type(error).show is not TyperUsageError.show:
+            # It shows something else: the help page of a command without arguments.
+            raise
+        from engine.utils.errors import UsageError
+
+        with exit_on_usage_error():
+            raise UsageError([_to_problem(error)]) from error
+
+
+def _to_problem(error: Any) -> Problem:
+    """Return the problem that an error of typer describes."""
+    from engine.utils.errors import Problem, did_you_mean
+
+    context, param = error.ctx, getattr(error, "param", None)
+    advice = f"see `{context.command_path} --help`" if context is not None else ""
+    if param is not None:
+        location = param.metavar if param.param_type_name == "argument" else param.opts[0]
+        # A missing parameter has no message.
+        return Problem(location, _as_clause(error.message) or "is missing", advice)
+    if hasattr(error, "possibilities"):
+        known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
+        nearest = did_you_mean(error.option_name, known)
+        return Problem(error.option_name, f"there is no such option{nearest}", "" if nearest else advice)
+    return Problem("", _as_clause(error.format_message()), advice)
+
+
+def _as_clause(sentence: str) -> str:
+    """Return a sentence of typer as a clause."""
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
+
+
+def unknown_command_problem(name: str, context: Any, commands: list[str]) -> Problem:
+    """Return the problem of a command that does not exist."""
+    from engine.utils.errors import Problem, did_you_mean
+
+    nearest = did_you_mean(name, commands)
+    advice = "" if nearest else f"see `{context.command_path} --help`"
+    return Problem(name, f"there is no such command{nearest}", advice)
