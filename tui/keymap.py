@@ -68,6 +68,8 @@ KEY_LABELS = {
     "ctrl+y": "^y",
     "ctrl+t": "^t",
     "ctrl+o": "^o",
+    "ctrl+l": "^l",
+    "ctrl+g": "^g",
 }
 
 GLOBAL_COMMANDS = (
@@ -194,6 +196,10 @@ FORM_COMMANDS = (
     Command("enter", "choose", "List the choices of this field, or go to the next field.", "choose", 7),
     Command("ctrl+f,slash", "search", "Search all fields.", "search", 5),
     Command("ctrl+o", "more", "Show all fields, or only the common ones.", "more", 6),
+    Command(
+        "ctrl+l", "find LR", "Test learning rates on these GPUs and suggest one; again, stop the test.", "find_lr", 4
+    ),
+    Command("ctrl+g", "use LR", "Set the suggested learning rate; again, the other suggestion.", "use_lr", 8),
     Command("ctrl+t", "save preset", "Save this config as a preset.", "save_preset", 4),
     Command("ctrl+y", "copy command", "Copy the command that starts this run.", "copy", 4),
     Command("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset", 3),

@@ -26,7 +26,8 @@ def range_test_curves(curve: LossCurve, suggestion: LrSuggestion | None) -> tupl
     series = Series(rates, np.where(np.isfinite(losses), losses, np.nan))
     curves, limits = [], series.y_limits()
     if suggestion is not None and limits is not None:
-        for name, lr in suggested_rates(suggestion).items():
+        # The one to use is drawn last: both may lie in the same column.
+        for name, lr in reversed(suggested_rates(suggestion).items()):
             line = Series(np.full(2, math.log10(lr)), np.array(limits))
             curves.append(Curve(f"{name} {format_number(lr, 3)}", line, "braille", SUGGESTION_STYLES[name]))
     curves.append(Curve("loss", series, "braille", LOSS_STYLE))

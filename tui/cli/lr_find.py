@@ -65,14 +65,18 @@ def lr_find(
     ngpu: NgpuOption = None,
     wait: Annotated[bool, typer.Option("--wait")] = False,
     ranks: Annotated[str | None, typer.Option("--ranks")] = None,
+    epochs: Annotated[str | None, typer.Option("--epochs")] = None,
     batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
+    lr: Annotated[str | None, typer.Option("--lr")] = None,
     optimizer: Annotated[str | None, typer.Option("--optimizer")] = None,
+    scheduler: Annotated[str | None, typer.Option("--scheduler")] = None,
     amp: Annotated[str | None, typer.Option("--amp")] = None,
     workers: Annotated[str | None, typer.Option("--workers")] = None,
     model: Annotated[str | None, typer.Option("--model")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset")] = None,
     data_path: Annotated[str | None, typer.Option("--data-path")] = None,
     seed: Annotated[str | None, typer.Option("--seed")] = None,
+    name: Annotated[str | None, typer.Option("--name")] = None,
     launcher: Annotated[str | None, typer.Option("--launcher")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events, losses and the result as JSON lines.")] = False,
     trust_code: TrustCodeOption = False,
@@ -80,15 +84,16 @@ def lr_find(
     """Find a learning rate with a short test.
 
     Trains a throw-away model on the ranks, batches and precision of a run while the learning rate grows. The test ends
-    when the loss diverges. Schedule, warmup and EMA have no effect on it, and it leaves no files.
+    when the loss diverges. Learning rate, schedule, epochs and EMA have no effect on it, and it leaves no files.
     """
     from engine.config.yaml_edit import editable_config, set_number
     from engine.launch.lr_find import run_lr_find
     from engine.optim.lr_range import LrRange
 
     flag_values = {
-        "gpus": gpus, "ranks": ranks, "batch_size": batch_size, "optimizer": optimizer, "amp": amp, "workers": workers,
-        "model": model, "dataset": dataset, "data_path": data_path, "seed": seed, "launcher": launcher,
+        "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
+        "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
+        "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
     }  # fmt: skip
     report = JsonReport() if as_json else TextReport(LrRange(low, high, steps))
     with exit_on_usage_error():

@@ -10,6 +10,7 @@ import shlex
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,36 +22,23 @@ from textual.timer import Timer
 
 from engine.config.loader import presets
 from engine.config.schema import Config
-from engine.utils.errors import Problem, UsageError
-from engine.utils.text import pluralize, printable
+from engine.utils.errors import Problem
+from engine.utils.text import pluralize
+from tui.flags import run_arguments
 from tui.form.checks import FormChecker, FormCheckResult
 from tui.form.completions import CATALOG_KEYS, Completer, Completion
-from tui.form.fields import (
-    NO_PRESET,
-    PRESET_KEY,
-    ConfigField,
-    form_sections,
-    help_text,
-    preset_field,
-)
-from tui.form.model import (
-    Form,
-    form_from_run,
-    load_last_form,
-    next_run_name,
-    save_last_form,
-    validate_form,
-)
+from tui.form.fields import NO_PRESET, PRESET_KEY, ConfigField, form_sections, help_text, preset_field
+from tui.form.model import Form, form_from_run, load_last_form, next_run_name, save_last_form, validate_form
 from tui.form.plan import field_facts, form_title, gpu_use, plan_text
 from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
 from tui.palette import MUTED
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.dialogs import ChoiceDialog, MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
-from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, gpu_choices
+from tui.screens.form_dialogs import ask_gpus, ask_preset_name, ask_to_leave, problems_dialog
+from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
 from tui.widgets.form_sidebar import FormSidebar
-from tui.widgets.lines import Row
+from tui.widgets.lr_test import LrTestChart, describe_lr_test, next_suggestion
 from tui.widgets.text_line import TextLine
 
 CHECK_DELAY_SECONDS = 0.15
@@ -135,6 +123,10 @@ class FormScreen(GputrainScreen):
     def fields(self) -> FieldList:
         return self.query_one(FieldList)
 
+    @property
+    def lr_test(self) -> LrTestChart:
+        return self.query_one(LrTestChart)
+
     # Rows
 
     def _show_rows(self) -> None:
@@ -162,8 +154,9 @@ class FormScreen(GputrainScreen):
         return rows + field_rows(self._sections, self.form, known, query, show_all=show_all, selected_key=selected)
 
     def _show_state(self) -> None:
-        """Show title, help and footer for the current values."""
+        """Show title, help, test and footer for the current values."""
         self.update_title()
+        self.query_one(FormSidebar).show_lr_test(self._config)
         self._show_help()
         self.update_keys()
 
@@ -181,6 +174,7 @@ class FormScreen(GputrainScreen):
         self.query_one("#about", TextLine).show(about)
 
     def update_content(self) -> None:
+        self.query_one(FormSidebar).show_lr_test(self._config)
         if (use := gpu_use(self.gputrain_app.gpu_poller.snapshot)) != self._gpu_use:
             self._gpu_use = use
             self._begin_check()
@@ -193,12 +187,16 @@ class FormScreen(GputrainScreen):
             "choose": info is not None and (bool(info.choices) or info.key in self._dialog_keys()),
             "copy": self._config is not None and not self._problems,
             "reset": bool(self.form.overrides),
+            "use_lr": self.lr_test.suggestion is not None,
+            "find_lr": self.gputrain_app.demo_notice is None,
         }
         return available.get(action, True)
 
     def title_of(self, command: Command) -> str:
         if command.action == "more" and self._shows_all:
             return "fewer"
+        if command.action == "find_lr" and self.lr_test.in_progress:
+            return "stop LR test"
         return "errors" if command.action == "start" and self._all_problems() else command.title
 
     # Values
@@ -236,17 +234,8 @@ class FormScreen(GputrainScreen):
         self.update_keys()
 
     def on_field_list_activated(self, event: FieldList.Activated) -> None:
-        snapshot = self.gputrain_app.gpu_poller.snapshot
-        if snapshot is None:
-            return
-        rows, selected = gpu_choices(snapshot, self.form.values()[GPUS_KEY])
-
-        def answer(picked: list[str] | None) -> None:
-            # A value such as `auto` selects no row, and stays as it is unless the selection is changed.
-            if picked is not None and picked != selected:
-                self.edit(GPUS_KEY, ",".join(picked) or "cpu")
-
-        self.app.push_screen(MultiChoiceDialog("GPUs to train on", rows, selected), answer)
+        if (snapshot := self.gputrain_app.gpu_poller.snapshot) is not None:
+            ask_gpus(self.app, snapshot, self.form.values()[GPUS_KEY], partial(self.edit, GPUS_KEY))
 
     # Validation and plan
 
@@ -264,6 +253,10 @@ class FormScreen(GputrainScreen):
         else:
             # The rest follows with the answer of the host, a moment later.
             self.query_one(FormSidebar).show_command(self._shell_command())
+
+    def _validate_now(self) -> None:
+        if self._check_timer is not None:
+            self._begin_check()
 
     @work(thread=True, group="checks", exit_on_error=False)
     def _run_machine_checks(
@@ -331,11 +324,12 @@ class FormScreen(GputrainScreen):
     # Actions
 
     def action_start(self) -> None:
-        if self._check_timer is not None:
-            self._begin_check()
+        self._validate_now()
+        if self.lr_test.in_progress:
+            self.gputrain_app.show_toast("A learning rate test is running; stop it with ^l, or wait", warning=True)
+            return
         if problems := self._all_problems():
-            lines = problem_lines([(problem.label, printable(problem.message)) for problem in problems])
-            self.app.push_screen(TextDialog(f"Not started: {pluralize(len(problems), 'error')} to fix", lines))
+            self.app.push_screen(problems_dialog(problems))
             return
         if self.gputrain_app.launch([*self._command_arguments(), "--headless"]):
             save_last_form(self.form)
@@ -358,8 +352,7 @@ class FormScreen(GputrainScreen):
         self._begin_check()
 
     def action_copy(self) -> None:
-        if self._check_timer is not None:
-            self._begin_check()
+        self._validate_now()
         if self._problems:
             self.gputrain_app.show_toast("Fix the errors first; the command needs a valid config", warning=True)
             return
@@ -367,34 +360,41 @@ class FormScreen(GputrainScreen):
         self.gputrain_app.show_toast("Copied to the clipboard")
 
     def action_save_preset(self) -> None:
-        def answer(name: str | None) -> None:
-            if name is None:
-                return
-            try:
-                path = self.form.save_preset(name)
-            except UsageError as error:
-                self.gputrain_app.show_toast(str(error), warning=True)
-                return
-            reference = path.stem if presets().get(path.stem) == path else shlex.quote(str(path))
-            self.gputrain_app.show_toast(f"Saved as {path}. Start it with `gputrain run {reference}`.", timeout_s=8)
+        ask_preset_name(self.app, self.gputrain_app, self.form)
 
-        note = "A name for `gputrain run NAME`, or the path of a YAML file."
-        self.app.push_screen(TextInputDialog("Save as preset", "", note), answer)
+    def action_find_lr(self) -> None:
+        self._validate_now()
+        if self.lr_test.in_progress:
+            self.lr_test.stop()
+        elif self.gputrain_app.demo_notice is not None:
+            self.gputrain_app.show_toast("Demo mode: nothing can be trained", warning=True)
+        elif self._config is None or self._all_problems():
+            self.gputrain_app.show_toast("Fix the errors first; the test needs a valid config", warning=True)
+        else:
+            arguments = run_arguments(self.form.base, self.form.base_config, self._config)
+            self.lr_test.start(arguments[1:], self._config)
+        self._show_state()
+
+    def on_lr_test_chart_ended(self, event: LrTestChart.Ended) -> None:
+        self.gputrain_app.show_toast(describe_lr_test(event.result), warning=event.result.suggestion is None)
+        self._show_state()
+
+    def action_use_lr(self) -> None:
+        if (suggestion := self.lr_test.suggestion) is None:
+            self.gputrain_app.show_toast("Test learning rates with ^l first", warning=True)
+            return
+        name, lr = next_suggestion(suggestion, self.form.values()["optim.lr"])
+        self.edit("optim.lr", lr)
+        self.gputrain_app.show_toast(f"Learning rate {lr} ({name}); ^g again: the other one")
 
     async def action_back(self) -> None:
         """Return to the previous screen; ask first if that would lose what the user typed."""
         if self.form == self._saved:
             await super().action_back()
             return
-        rows = [Row("stay", Text("Continue to edit")), Row("discard", Text("Discard the changes"))]
-        if self.gputrain_app.demo_notice is None:
-            rows.insert(1, Row("keep", Text("Leave, and keep the changes for the next new run")))
 
-        async def answer(choice: str | None) -> None:
-            if choice == "keep":
-                save_last_form(self.form)
-            if choice in ("keep", "discard"):
-                self._saved = self.form.copy()
-                await self.gputrain_app.action_back()
+        async def leave() -> None:
+            self._saved = self.form.copy()
+            await self.gputrain_app.action_back()
 
-        self.app.push_screen(ChoiceDialog("Discard the changes?", rows), answer)
+        ask_to_leave(self.app, self.form, leave, can_keep=self.gputrain_app.demo_notice is None)

@@ -76,11 +76,12 @@ class Chart(Lines):
         """Show the legend: marker, label and value of each curve in its color, with the digits that fit."""
         for decimals, gap in LEGEND_FORMATS:
             parts = [self._legend_part(curve, decimals) for curve in self.curves]
-            columns = len(gap.join([self._title, *parts])) + TITLE_MARGIN
+            columns = len(gap.join(filter(None, [self._title, *parts]))) + TITLE_MARGIN
             if columns <= self.size.width:
                 break
         in_title = columns + len(f"  {self._best}") <= self.size.width
-        legend = [f"[{theme_variable(curve.style)}]{part}[/]" for curve, part in zip(self.curves, parts, strict=True)]
+        pairs = zip(self.curves, parts, strict=True)
+        legend = [f"[{theme_variable(curve.style)}]{part}[/]" for curve, part in pairs if part]
         self.set_titles(
             gap.join(filter(None, [self._title, *legend, self._best if in_title else ""])),
             "  ".join(filter(None, ["" if in_title else self._best, self._note_text])),

@@ -198,6 +198,8 @@ FOOTER = {
     "enter": lambda pilot: pilot.app.screen.fields.is_open,
     "ctrl+f": lambda pilot: pilot.app.screen.fields.searching,
     "ctrl+o": lambda pilot: "seed" in visible_text(pilot, "#field-lines"),
+    "ctrl+l": lambda pilot: "test needs a valid config" in [note.message for note in pilot.app._notifications][-1],
+    "ctrl+g": lambda pilot: "with ^l first" in [note.message for note in pilot.app._notifications][-1],
     "ctrl+t": lambda pilot: isinstance(pilot.app.screen, TextInputDialog),
     "ctrl+y": lambda pilot: "needs a valid config" in [note.message for note in pilot.app._notifications][-1],
     "ctrl+r": lambda pilot: pilot.app.screen.form.overrides == {},

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, demo_runs, no_gpu_feed, wait_until_idle
+from demo_app import demo_app, demo_runs, no_gpu_feed, wait_until, wait_until_idle
+from form_driver import FAST_LR_FIND, wait_until_tested
 from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from tui.form import lr_test
 from tui.palette import LIGHT
 from tui.theme import save_palette
 
@@ -69,3 +71,19 @@ def test_form_with_choices(snap_compare: Compare, size: Size) -> None:
 def test_form_with_search(snap_compare: Compare) -> None:
     app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
     assert matches_snapshot(snap_compare, app, (80, 24), "n ctrl+f e p o c h")
+
+
+@pytest.mark.parametrize("size", SMALL_SIZES, ids=size_name)
+def test_form_with_lr_test(snap_compare: Compare, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lr_test, "PROGRAM", FAST_LR_FIND)
+
+    async def finish(pilot: Pilot[None]) -> None:
+        await pilot.press("ctrl+l")
+        await wait_until_tested(pilot)
+        await pilot.press("ctrl+g")
+        await wait_until_idle(pilot)
+        pilot.app.clear_notifications()
+        await wait_until(pilot, lambda: not pilot.app.screen.query("Toast"))
+
+    app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
+    assert matches_snapshot(snap_compare, app, size, "n", finish)

@@ -1,0 +1,71 @@
+"""Dialogs of the form: its errors, choose GPUs, save the values as a preset, and leave with unsaved changes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
+
+from rich.text import Text
+from textual.app import App
+
+from engine.config.loader import presets
+from engine.gpus.snapshot import Snapshot
+from engine.utils.errors import Problem, UsageError
+from engine.utils.text import pluralize, printable
+from tui.form.model import Form, save_last_form
+from tui.screens.base import AppServices
+from tui.screens.dialogs import ChoiceDialog, MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
+from tui.screens.form_rows import gpu_choices
+from tui.widgets.lines import Row
+
+PRESET_NOTE = "A name for `gputrain run NAME`, or the path of a YAML file."
+
+
+def problems_dialog(problems: Sequence[Problem]) -> TextDialog:
+    """Return the dialog that says why a run is not started."""
+    lines = problem_lines([(problem.label, printable(problem.message)) for problem in problems])
+    return TextDialog(f"Not started: {pluralize(len(problems), 'error')} to fix", lines)
+
+
+def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str], None]) -> None:
+    """Choose the GPUs to train on; `value` is the current one of `device.gpus`. Pass another one to `use`."""
+    rows, selected = gpu_choices(snapshot, value)
+
+    def answer(picked: list[str] | None) -> None:
+        # A value such as `auto` selects no row, and stays as it is unless the selection is changed.
+        if picked is not None and picked != selected:
+            use(",".join(picked) or "cpu")
+
+    app.push_screen(MultiChoiceDialog("GPUs to train on", rows, selected), answer)
+
+
+def ask_preset_name(app: App[None], services: AppServices, form: Form) -> None:
+    """Save the form as a preset or a file; a toast says where, or why not."""
+
+    def answer(name: str | None) -> None:
+        if name is None:
+            return
+        try:
+            path = form.save_preset(name)
+        except UsageError as error:
+            services.show_toast(str(error), warning=True)
+            return
+        reference = path.stem if presets().get(path.stem) == path else shlex.quote(str(path))
+        services.show_toast(f"Saved as {path}. Start it with `gputrain run {reference}`.", timeout_s=8)
+
+    app.push_screen(TextInputDialog("Save as preset", "", PRESET_NOTE), answer)
+
+
+def ask_to_leave(app: App[None], form: Form, leave: Callable[[], Awaitable[None]], *, can_keep: bool) -> None:
+    """Keep or discard the changes of a form, then `leave` it. Unless `can_keep`, they can only be discarded."""
+    rows = [Row("stay", Text("Continue to edit")), Row("discard", Text("Discard the changes"))]
+    if can_keep:
+        rows.insert(1, Row("keep", Text("Leave, and keep the changes for the next new run")))
+
+    async def answer(choice: str | None) -> None:
+        if choice == "keep":
+            save_last_form(form)
+        if choice in ("keep", "discard"):
+            await leave()
+
+    app.push_screen(ChoiceDialog("Discard the changes?", rows), answer)
