@@ -182,6 +182,9 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     poller = getattr(app.screen, "_poller", None)
     if poller is not None:
         await wait_until(pilot, lambda: poller.caught_up and poller.events.empty() and poller.latest is not None)
+    sweep = getattr(app.screen, "sweep_poller", None)
+    if sweep is not None:
+        await wait_until(pilot, lambda: sweep.latest is not None or sweep.problem is not None)
     await pilot.pause()
     for preview in app.screen.query(Preview):
         await wait_until(pilot, lambda preview=preview: not preview.is_loading)

@@ -274,6 +274,16 @@ class GputrainApp(App[None]):
             self._compare_cache = CompareCache()
         self.push_screen(CompareScreen(self, [RunFolder(path) for path in folders], self._compare_cache, baseline))
 
+    def open_sweep(self, run_name: str = "") -> None:
+        """Open the sweep that a run is a trial of by its name, else the latest sweep of the runs folder."""
+        from engine.utils.errors import UsageError
+        from tui.screens.sweep import make_sweep_screen
+
+        try:
+            self.push_screen(make_sweep_screen(self, run_name))
+        except UsageError as error:
+            self.show_toast(str(error), warning=True)
+
     def open_gpu(self, key: str) -> None:
         """Open the screen of the GPU with this key (`tui.text.gpu_names.gpu_key`)."""
         from tui.screens.gpu import GpuScreen

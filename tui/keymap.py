@@ -134,11 +134,22 @@ RUNS_COMMANDS = (
     Command("u", "resume", "Resume this run from its last checkpoint.", "resume", 7),
     Command("a", "again", "Configure a new run with the config of this one.", "again", 5),
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 4),
+    Command("S", "sweep", "Open the sweep that this run is a trial of, else the latest sweep.", "sweep", 4),
     Command("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3),
     Command("N", "note", "Write a note about this run.", "note", 3),
     Command("A", "archive", "Archive the marked runs, else this one, or restore them from the archive.", "archive", 3),
     Command("H", "archived", "Show or hide archived runs.", "archived", 2),
     Command("f", "full", "Show the list on the whole screen, or with the preview.", "full", 3),
+    BACK_COMMAND,
+)
+SWEEP_COMMANDS = (
+    Command("enter", "open", "Open the run of this trial.", "open", 9),
+    Command("o", "order", "Sort by value, or by the number of the trial.", "order", 6),
+    Command("s", "stop", "Stop the sweep; its trials save a checkpoint.", "stop", 7),
+    Command("u", "continue", "Continue the sweep in the background.", "resume", 7),
+    Command("a", "again", "Configure a new run with the config of this trial.", "again", 5),
+    Command("left,left_square_bracket", "previous", "Show the previous sweep of this runs folder.", "sweep(-1)", 3),
+    Command("right,right_square_bracket", "next", "Show the next sweep of this runs folder.", "sweep(1)", 3),
     BACK_COMMAND,
 )
 RUN_COMMANDS = (

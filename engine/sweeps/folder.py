@@ -28,6 +28,8 @@ from engine.utils.trust import foreign_reason, is_shared
 
 # Room for the number of a trial within the 100 characters of `run.name`.
 MAX_NAME_CHARACTERS = 90
+# Stands for the sweep with the latest result.
+LAST_SWEEP = "last"
 _TRIAL = re.compile(r"(.+)-(\d{3,})")
 
 
@@ -149,7 +151,7 @@ def find_sweep(root: Path, reference: str, *, trust_owner: bool = False) -> Swee
     names = [sweep.name for sweep in sweeps]
     matches = [sweep for sweep in sweeps if sweep.name == reference]
     matches = matches or [sweep for sweep in sweeps if reference and sweep.name.startswith(reference)]
-    if reference == "last":
+    if reference == LAST_SWEEP:
         matches = [sweep for sweep in sweeps if trust_owner or sweep.foreign_reason() is None][:1]
     elif not matches and reference and is_sweep_folder(Path(os.path.realpath(reference))):
         matches = [SweepFolder(Path(os.path.realpath(reference)))]

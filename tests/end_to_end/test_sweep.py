@@ -31,7 +31,7 @@ def show(gputrain: Gputrain, name: str) -> dict[str, Any]:
 
 def kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate()
+    process.wait()
 
 
 def test_sweep_survives_kill_and_pruned_trial_resumes_to_the_bits_of_an_unpruned_run(

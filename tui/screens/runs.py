@@ -360,6 +360,10 @@ class RunsScreen(GputrainScreen):
         if (row := self._selected_row()) is not None:
             self.gputrain_app.resume_run(RunFolder(Path(row.folder)), RunState(row.state))
 
+    def action_sweep(self) -> None:
+        row = self._selected_row()
+        self.gputrain_app.open_sweep(row.name if row is not None else "")
+
     def action_again(self) -> None:
         if (row := self._selected_row()) is not None:
             self.gputrain_app.open_form(RunFolder(Path(row.folder)).config)

@@ -10,21 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.sweeps.folder import SweepFolder, find_sweep
-from engine.sweeps.settings import SweepSettings, write_settings
+from engine.sweeps.folder import find_sweep
+from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
 from engine.sweeps.status import SweepReader
 from engine.sweeps.study import SweepStudy, open_study
 from engine.utils.errors import UsageError
+from sweeps import make_sweep
 
 SETTINGS = SweepSettings(space={"optim.lr": "log:1e-3..1", "optim.name": "sgd,adamw"}, trials=30)
-
-
-def make_sweep(root: Path, settings: SweepSettings = SETTINGS, name: str = "s") -> SweepFolder:
-    folder = SweepFolder(root / name)
-    folder.path.mkdir()
-    write_settings(folder.settings, settings)
-    return folder
 
 
 def run_trials(study: SweepStudy, count: int) -> list[dict[str, Value]]:
@@ -53,7 +47,7 @@ def test_proposals_are_the_same_however_often_the_study_is_reopened(tmp_path: Pa
 
 
 def test_incomplete_last_line_of_the_journal_is_removed(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path)
+    folder = make_sweep(tmp_path, SETTINGS)
     run_trials(open_study(folder, SETTINGS, create=True), 2)
     intact = folder.journal.read_bytes()
     with folder.journal.open("ab") as file:
@@ -66,7 +60,7 @@ def test_incomplete_last_line_of_the_journal_is_removed(tmp_path: Path) -> None:
 
 
 def test_status_has_order_best_importance_and_reasons(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path)
+    folder = make_sweep(tmp_path, SETTINGS)
     reader = SweepReader(folder)
     assert reader.poll().trials == ()
     study = open_study(folder, SETTINGS, create=True)
@@ -104,7 +98,7 @@ def test_journal_that_is_none_is_refused_and_executes_nothing(
     tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = make_sweep(tmp_path)
+    folder = make_sweep(tmp_path, SETTINGS)
     folder.journal.write_bytes(content)
     with pytest.raises(UsageError, match="is not a journal of Optuna"):
         SweepReader(folder).poll()
@@ -112,7 +106,7 @@ def test_journal_that_is_none_is_refused_and_executes_nothing(
 
 
 def test_foreign_and_linked_sweeps_are_refused(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path)
+    folder = make_sweep(tmp_path, SETTINGS)
     open_study(folder, SETTINGS, create=True)
     folder.journal.chmod(0o666)
     with pytest.raises(UsageError, match=r"contains optuna\.jsonl, which is writable by all users; .*--trust-owner"):

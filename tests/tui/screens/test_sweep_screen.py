@@ -1,0 +1,107 @@
+"""The screen of a sweep: trials sorted and live, importance, best so far, and the runs behind them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import visible_text, wait_until, wait_until_idle
+from engine.sweeps.folder import controller_lock
+from screen_driver import drive, press, real_app
+from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from sweeps import make_finished_trials, make_sweep
+from tui.screens.run import RunScreen
+from tui.screens.sweep import SweepScreen
+from tui.widgets.lines import Lines
+
+
+def trial_numbers(pilot: Pilot[None]) -> list[int]:
+    lines = visible_text(pilot, "#trials").splitlines()[2:]
+    return [int(line[4:9]) for line in lines if line[4:9].strip().isdigit()]
+
+
+async def open_sweep(pilot: Pilot[None]) -> SweepScreen:
+    """Open the sweep of the run under the cursor of the list."""
+    await press(pilot, "r", "S")
+    assert isinstance(pilot.app.screen, SweepScreen)
+    await wait_until_idle(pilot)
+    return pilot.app.screen
+
+
+@pytest.mark.usefixtures("isolated_folder")
+def test_sweep_screen_sorts_trials_follows_them_and_opens_their_runs(tmp_path: Path) -> None:
+    _, study = make_finished_trials(tmp_path / "runs")
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_sweep(pilot)
+        assert trial_numbers(pilot) == [2, 7, 0, 4, 1, 6, 8, 3, 5]
+        text = visible_text(pilot)
+        assert "8 of 12 trials done" in text
+        assert "0.9500  trial 2  lr=0.07 name=sgd crop_padding=2" in text
+        assert "0.9350  trial 0  the config itself" in text
+        assert "rank 0: the loss is not finite" in text
+        await press(pilot, "o")
+        assert trial_numbers(pilot) == list(range(9))
+
+        study.complete(8, 0.99)
+        screen.sweep_poller.request_poll()
+        await wait_until(pilot, lambda: screen.sweep_poller.latest.counts["complete"] == 7)  # type: ignore[union-attr]
+        await press(pilot, "o")
+        assert trial_numbers(pilot)[0] == 8
+        screen.query_one("#trials", Lines).select_key("4")
+        await press(pilot, "enter")
+        assert isinstance(pilot.app.screen, RunScreen)
+        assert pilot.app.screen.folder.name == "s-004"
+        await press(pilot, "escape")
+        assert pilot.app.screen is screen
+
+    drive(real_app(tmp_path / "runs"), act, size=(120, 34))
+
+
+@pytest.mark.usefixtures("isolated_folder")
+def test_sweep_screen_selects_the_trial_stops_the_sweep_and_shows_other_sweeps(tmp_path: Path) -> None:
+    folder, _ = make_finished_trials(tmp_path / "runs")
+    make_sweep(tmp_path / "runs", name="t")
+
+    async def act(pilot: Pilot[None]) -> None:
+        pilot.app.open_sweep("s-007")  # type: ignore[attr-defined]
+        await pilot.pause()
+        await wait_until_idle(pilot)
+        screen = pilot.app.screen
+        assert isinstance(screen, SweepScreen)
+        assert screen.query_one("#trials", Lines).selected_key == "7"
+        assert not screen.is_available("stop")
+        with controller_lock(folder):
+            screen.sweep_poller.request_poll()
+            await wait_until(pilot, lambda: screen.is_available("stop"))
+            await press(pilot, "s", "down", "enter")
+        requests = [json.loads(path.read_text()) for path in folder.control.glob("*.json")]
+        assert [request["request"] for request in requests] == ["stop"]
+        await press(pilot, "right")
+        await wait_until_idle(pilot)
+        assert "sweep t" in visible_text(pilot)
+        assert "No trial has begun" in visible_text(pilot)
+
+    drive(real_app(tmp_path / "runs"), act)
+
+
+@pytest.mark.usefixtures("isolated_folder")
+def test_sweep_key_without_sweeps_says_how_to_start_one(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "S")
+        assert not isinstance(pilot.app.screen, SweepScreen)
+        (toast,) = pilot.app._notifications
+        assert "gputrain sweep CONFIG KEY=SPACE" in toast.message
+
+    (tmp_path / "runs").mkdir()
+    drive(real_app(tmp_path / "runs"), act)
+
+
+@pytest.mark.usefixtures("frozen_environment")
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=size_name)
+def test_sweep(snap_compare: Compare, size: Size) -> None:
+    make_finished_trials(Path("runs"))
+    assert matches_snapshot(snap_compare, real_app(Path("runs")), size, "r S")

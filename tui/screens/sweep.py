@@ -1,0 +1,238 @@
+"""The screen of a sweep: its trials by value, live, the importance of each key, and the best results so far.
+
+`tui.sweep_poller` reads the sweep; each trial opens as a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Container
+
+from engine.runs.control import send_request
+from engine.runs.folder import RunFolder
+from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, require_own, sweep_of_trial
+from engine.utils.errors import UsageError
+from engine.utils.text import printable
+from tui.keymap import SWEEP_COMMANDS, Command
+from tui.palette import BAD, MUTED
+from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.dialogs import stop_dialog
+from tui.sweep_poller import SweepPoller
+from tui.text.sweep_lines import (
+    best_lines,
+    fixed_columns,
+    header_line,
+    importance_lines,
+    param_widths,
+    status_line,
+    trial_line,
+    value_share,
+)
+from tui.widgets.lines import Lines, Row
+from tui.widgets.text_line import TextLine
+
+if TYPE_CHECKING:
+    from engine.launch.detached import LaunchedRun
+    from engine.sweeps.status import SweepStatus, TrialRow
+
+BY_VALUE, BY_NUMBER = "value", "number"
+SUCCESS_CODES = (0, 3)
+
+
+def make_sweep_screen(app: AppServices, run_name: str) -> SweepScreen:
+    """Return the screen of the sweep that a run is a trial of by its name, else of the latest sweep.
+
+    Raises UsageError if there is no sweep, or other users can change it."""
+    sweeps = list_sweeps(app.runs_dir)
+    if not sweeps:
+        raise UsageError.one("", "There are no sweeps yet; start one with `gputrain sweep CONFIG KEY=SPACE`")
+    name, trial = sweep_of_trial(run_name) or ("", None)
+    is_trial = name in [sweep.name for sweep in sweeps]
+    folder = find_sweep(app.runs_dir, name if is_trial else LAST_SWEEP)
+    return SweepScreen(app, folder, trial if is_trial else None)
+
+
+class SweepScreen(GputrainScreen):
+    """The trials of one sweep; the arrow keys show the other sweeps of the runs folder."""
+
+    CSS_PATH = "sweep.tcss"
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = SWEEP_COMMANDS
+
+    def __init__(self, app: AppServices, folder: SweepFolder, trial: int | None = None) -> None:
+        """`trial` is the number of the trial to select."""
+        super().__init__(app)
+        self._order, self._selected = BY_VALUE, trial
+        self._launched: LaunchedRun | None = None
+        self.sweep_poller = SweepPoller(folder, app.intervals.poll_s)
+
+    @property
+    def folder(self) -> SweepFolder:
+        return self.sweep_poller.folder
+
+    def compose_body(self) -> ComposeResult:
+        yield TextLine(id="sweep-status")
+        yield Lines(selectable=True, id="trials", empty_text=Text("No trial has begun", MUTED))
+        with Container(id="sweep-results"):
+            best = Lines(id="best-so-far")
+            best.can_focus = False
+            yield best
+            importance = Lines(id="importance")
+            importance.can_focus = False
+            yield importance
+
+    def on_mount(self) -> None:
+        self.sweep_poller.on_first_result = self._show_first_result
+        self.sweep_poller.start()
+        self.query_one("#trials").focus()
+
+    def _show_first_result(self) -> None:
+        self.call_later(self.update_if_on_top)
+
+    def on_unmount(self) -> None:
+        self.sweep_poller.close()
+
+    def update_content(self) -> None:
+        status, problem = self.sweep_poller.latest, self.sweep_poller.problem or self.sweep_poller.unexpected_error
+        self.show_title(f"sweep {printable(self.folder.name)}")
+        self._report_launch()
+        if problem is not None:
+            self.show_line("#sweep-status", Text(f" {printable(problem)}", BAD, no_wrap=True, end=""))
+        elif status is None:
+            self.show_line("#sweep-status", Text(" Loading …", MUTED, no_wrap=True, end=""))
+        else:
+            self.show_line("#sweep-status", status_line(status))
+            self._draw_status(status)
+
+    def _draw_status(self, status: SweepStatus) -> None:
+        trials = self.query_one("#trials", Lines)
+        keys, width = list(status.settings.space), trials.text_width
+        rows = status.by_value() if self._order == BY_VALUE else list(status.trials)
+        widths = param_widths(keys, rows, width - fixed_columns(width))
+        maximizes, best = status.settings.maximizes, status.best
+
+        def line(row: TrialRow) -> Text:
+            share = value_share(row, status.trials, maximizes=maximizes)
+            is_best = best is not None and row.number == best.number
+            return trial_line(row, keys, widths, width, share, is_best=is_best)
+
+        trials.set_rows(
+            [Row(str(row.number), line(row)) for row in rows],
+            [header_line(keys, widths, width, status.settings.metric)],
+        )
+        trials.set_titles("Trials, best value first" if self._order == BY_VALUE else "Trials by number")
+        if self._selected is not None and self._selected < len(rows):
+            trials.select_key(str(self._selected))
+            self._selected = None
+        best_panel, importance = self.query_one("#best-so-far", Lines), self.query_one("#importance", Lines)
+        best_panel.set_texts(best_lines(status))
+        best_panel.set_titles("Best so far")
+        importance.set_texts(importance_lines(status, importance.text_width))
+        importance.set_titles(f"Importance of each key for {status.settings.metric}")
+
+    def is_available(self, action: str) -> bool:
+        status = self.sweep_poller.latest
+        if action == "stop":
+            return status is not None and status.running
+        if action == "resume":
+            return status is not None and not status.running
+        return bool(status and status.trials) or action not in ("open", "again", "order")
+
+    # Commands
+
+    def _selected_run(self) -> str | None:
+        key = self.query_one("#trials", Lines).selected_key
+        if key is None:
+            return None
+        run = self.folder.trial(int(key))
+        if not run.path.is_dir():
+            self.gputrain_app.show_toast(f"{run.name} has no folder yet", warning=True)
+            return None
+        return str(run.path)
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self.action_open()
+
+    def action_open(self) -> None:
+        """Open the run of the trial under the cursor."""
+        if (run := self._selected_run()) is not None:
+            self.gputrain_app.open_run(run)
+
+    def action_again(self) -> None:
+        """Configure a new run with the config of the trial."""
+        if (run := self._selected_run()) is not None:
+            self.gputrain_app.open_form(RunFolder(Path(run)).config)
+
+    def action_order(self) -> None:
+        self._order = BY_NUMBER if self._order == BY_VALUE else BY_VALUE
+        self.update_content()
+
+    def action_stop(self) -> None:
+        """Ask the controller to stop the sweep."""
+
+        def answer(key: str | None) -> None:
+            if key != "yes":
+                return
+            try:
+                send_request(self.folder.control, "stop")
+                self.gputrain_app.show_toast(f"Sent the stop request to {self.folder.name}")
+            except UsageError as error:
+                self.gputrain_app.show_toast(str(error), warning=True)
+
+        name = printable(self.folder.name)
+        self.app.push_screen(stop_dialog(f"Stop the sweep {name}? Its trials save a checkpoint first."), answer)
+
+    def action_resume(self) -> None:
+        """Continue the sweep in the background."""
+        from tui.launcher import launch_run
+
+        if self.gputrain_app.demo_notice:
+            self.gputrain_app.show_toast("Demo mode: runs cannot be started", warning=True)
+            return
+        root = self.folder.path.parent
+        try:
+            require_own(self.folder, trust_owner=False)
+            self._launched = launch_run(["sweep", "--resume", self.folder.name, "--runs-dir", str(root)], root)
+        except UsageError as error:
+            self.gputrain_app.show_toast(str(error), warning=True)
+            return
+        self.gputrain_app.show_toast(f"Continuing {self.folder.name}")
+        self.sweep_poller.request_poll()
+
+    def _report_launch(self) -> None:
+        """Show why a sweep that was continued from here has ended, unless it went well."""
+        launched = self._launched
+        if launched is None or (code := launched.exit_code) is None:
+            return
+        self._launched = None
+        if code not in SUCCESS_CODES:
+            reason = "\n".join(launched.output_lines()[-3:])
+            self.gputrain_app.show_toast(f"{self.folder.name} has ended.\n{reason}", warning=True, timeout_s=30)
+        launched.output.close()
+
+    def action_sweep(self, steps: int) -> None:
+        """Show the previous or the next sweep of the runs folder."""
+        try:
+            sweeps = sorted(list_sweeps(self.folder.path.parent), key=lambda sweep: sweep.name)
+        except UsageError as error:
+            self.gputrain_app.show_toast(str(error), warning=True)
+            return
+        if self.folder not in sweeps or len(sweeps) < 2:
+            self.gputrain_app.show_toast("There is no other sweep in this runs folder")
+            return
+        folder = sweeps[(sweeps.index(self.folder) + steps) % len(sweeps)]
+        try:
+            require_own(folder, trust_owner=False)
+        except UsageError as error:
+            self.gputrain_app.show_toast(str(error), warning=True)
+            return
+        self.sweep_poller.close()
+        self.sweep_poller = SweepPoller(folder, self.gputrain_app.intervals.poll_s)
+        self.sweep_poller.on_first_result = self._show_first_result
+        self.sweep_poller.start()
+        self.query_one("#trials", Lines).set_rows([])
+        self.update_content()
