@@ -27,6 +27,9 @@ FLAG_TO_KEY = {
     "lr": "optim.lr",
     "scheduler": "schedule.name",
     "amp": "precision.amp",
+    "priority": "queue.priority",
+    "after": "queue.after",
+    "share": "queue.share",
 }
 BOOLEAN_FLAGS = {"wait", "resume"}
 

@@ -218,7 +218,7 @@ def parse_value(key: str, text: str) -> Any:
 def resolve_config(
     file: str | None = None,
     overrides: Sequence[str] = (),
-    flags: Mapping[str, tuple[str, str | bool]] | None = None,
+    flags: Mapping[str, tuple[str, str | bool | tuple[str, ...]]] | None = None,
     *,
     trust_code: bool = False,
 ) -> ResolvedConfig:

@@ -21,9 +21,12 @@ IMMUTABLE_KEYS = {
     *("data.image_size", "data.channels", "data.mean", "data.std", "data.fake_train", "data.fake_val"),
 }
 NOTIFY_KEYS = {f"notify.{name}" for name in NotifyConfig.model_fields}
-# Messages do not affect training. `device.ranks` has no effect on GPUs, and `engine.training.state_dict` reports
-# another number of ranks.
-UNREPORTED_KEYS = {"run.name", "run.resume", "device.ranks", *NOTIFY_KEYS, *UNSTORED_KEYS}
+# Messages and the place in the queue do not affect training. `device.ranks` has no effect on GPUs, and
+# `engine.training.state_dict` reports another number of ranks.
+UNREPORTED_KEYS = {
+    *("run.name", "run.resume", "device.ranks", "device.wait", *NOTIFY_KEYS, *UNSTORED_KEYS),
+    *("queue.priority", "queue.share", "queue.time_limit", "queue.backfill"),
+}
 PATH_KEYS = {"run.code", "data.path", "model.weights"}
 
 # A key and its values before and after.

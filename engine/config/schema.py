@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from engine.config.data_sections import AugmentConfig, DataConfig
 from engine.config.notify_section import NotifyConfig
+from engine.config.queue_section import QueueConfig
 from engine.config.run_sections import CheckpointConfig, DeviceConfig, RunConfig
 from engine.config.section import Section
 from engine.config.training_sections import LossConfig, ModelConfig, OptimConfig, PrecisionConfig, ScheduleConfig
@@ -39,6 +40,14 @@ class Config(Section):
     notify: NotifyConfig = Field(
         NotifyConfig(), title="Notifications", description="Messages about a run, sent through apprise."
     )
+    queue: QueueConfig = Field(
+        QueueConfig(), title="Queue", description="Order, dependencies and sharing of runs that wait for GPUs."
+    )
+
+    @property
+    def waits(self) -> bool:
+        """Whether the run waits for GPUs that are not free, or for other runs."""
+        return self.device.wait or bool(self.queue.after)
 
 
 def sections() -> dict[str, type[Section]]:
@@ -70,8 +79,8 @@ def describe_key(key: str) -> str:
     return f"{field.description} [default: {default}]"
 
 
-# Keys that no config file may set, and none holds: a setting of the user, not of a run.
-UNSTORED_KEYS = ("run.code_packages",)
+# Keys that no config file may set, and none holds: a setting of the user, and what one start of a run waits for.
+UNSTORED_KEYS = ("run.code_packages", "queue.after")
 
 
 def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:

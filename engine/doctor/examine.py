@@ -128,7 +128,9 @@ class _Examination:
         def choose_gpus(wait: bool) -> list[CudaDevice]:
             nonlocal allocation
             try:
-                allocation = preview_allocation(device.gpus, self._snapshot, wait=device.wait)
+                allocation = preview_allocation(
+                    device.gpus, self._snapshot, wait=self._config.waits, share=self._config.queue.share
+                )
             except NotFreeError as error:
                 allocation.warnings = [f"the run waits: {error.problems[0].reason}"]
                 raise

@@ -10,18 +10,19 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from engine.gpus.cpu_fallback import TRAINING_ON_CPU, describe_cpu_fallback, describe_driver_failure
 from engine.gpus.monitor import DriverMonitor, GpuMonitor, recording_path
+from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.run_queue import RunQueue
-from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, why_not_free
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, shared_with, why_not_free
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.unmonitored import has_driver_library, mark_reserved, unmonitored_gpus
 from engine.gpus.visible_devices import visible_devices
 from engine.utils.errors import UsageError
+from engine.utils.text import pluralize
 
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
 ALL_GPUS_TIMEOUT_SECONDS = 5.0  # for every GPU to answer, if at least one has
@@ -33,6 +34,8 @@ RECORDING_REASON = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (uns
 
 # The devices of this host, marked as unavailable if one of the reservations holds them.
 DeviceLister = Callable[[Sequence[ReservationInfo]], list[CudaDevice]]
+# The current terms on which a run waits, and why it is blocked, "" if it is not. Called once per second; may raise.
+TermsPoller = Callable[[], tuple[QueueTerms, str]]
 
 
 @dataclass
@@ -60,10 +63,23 @@ class GpuAllocation:
             self.warnings += [] if self.cpu_fallback is None else [self.cpu_fallback]
         if shared := why_not_free(chosen):
             self.warnings.append(f"sharing GPUs that are not free: {shared}")
+        self.warnings += [_describe_sharing(device) for device in chosen if device.sharers]
+
+
+def _describe_sharing(device: CudaDevice) -> str:
+    used = "" if device.memory_used is None else f", which use {device.memory_used / 2**30:.1f} GiB of its memory"
+    return f"sharing GPU {device} with {pluralize(device.sharers, 'other run')}{used} (queue.share)"
 
 
 def allocate_devices(
-    selection: str, run: str, *, wait: bool, on_wait: Callable[[str], None], ranks: int | None = None
+    selection: str,
+    run: str,
+    *,
+    wait: bool,
+    on_wait: Callable[[str], None],
+    ranks: int | None = None,
+    poll_terms: TermsPoller = lambda: (QueueTerms(), ""),
+    backfill: Backfill | None = None,
 ) -> GpuAllocation:
     """Reserve the devices that `selection`, a value of `device.gpus`, selects within CUDA_VISIBLE_DEVICES.
 
@@ -72,27 +88,49 @@ def allocate_devices(
     the reason once per second.
 
     `ranks` is the number of ranks that an external launcher started on this host: "auto" then reserves that many
-    devices, if necessary shared. Raises UsageError if the selection is invalid or not available.
+    devices, if necessary shared. While the terms of `poll_terms` are blocked, the run is listed in the queue, also if
+    it trains on the CPU, and claims nothing; afterwards it joins at the end of the queue. Raises UsageError if the
+    selection is invalid or not available.
     """
-    allocator = _Allocator(selection, run, wait, ranks)
+    allocator = _Allocator(selection, run, wait, ranks, poll_terms, backfill or Backfill())
+    reservation = allocator.wait_while_blocked(on_wait)
+    try:
+        return _allocate(allocator, selection, reservation, on_wait)
+    except BaseException:
+        reservation.release()
+        raise
+
+
+def _allocate(
+    allocator: _Allocator, selection: str, reservation: Reservation, on_wait: Callable[[str], None]
+) -> GpuAllocation:
+    """Allocate the devices of a run that is not blocked. Raises UsageError."""
     if selection == "cpu" or recording_path() is not None:
+        reservation.release()
         return _fall_back_to_cpu(selection, None)
+    if allocator.wait:
+        # The driver may take seconds to answer, and the order of arrival counts.
+        reservation.enqueue(selection, (), allocator.run)
     if not has_driver_library():
         gpus = gpus_unknown_to_nvml(None)
-        return allocator.allocate_unmonitored(gpus, on_wait) if gpus else _fall_back_to_cpu(selection, None)
+        if gpus:
+            return allocator.allocate_unmonitored(gpus, reservation, on_wait)
+        reservation.release()
+        return _fall_back_to_cpu(selection, None)
     monitor = DriverMonitor(SamplerOptions(period=WAIT_POLL_SECONDS, activity=False))
     try:
         snapshot = first_snapshot(monitor)
         if gpus := gpus_unknown_to_nvml(snapshot):
-            return allocator.allocate_unmonitored(gpus, on_wait)
+            return allocator.allocate_unmonitored(gpus, reservation, on_wait)
         if snapshot is None or snapshot.error is not None:
+            reservation.release()
             return _fall_back_to_cpu(selection, snapshot)
-        return allocator.allocate(snapshot, monitor, on_wait)
+        return allocator.allocate(snapshot, monitor, reservation, on_wait)
     finally:
         monitor.close()
 
 
-def preview_allocation(selection: str, snapshot: Snapshot | None, *, wait: bool) -> GpuAllocation:
+def preview_allocation(selection: str, snapshot: Snapshot | None, *, wait: bool, share: int = 1) -> GpuAllocation:
     """Choose the devices that `allocate_devices` would choose at the time of a snapshot, and reserve nothing.
 
     Without a `snapshot` the driver does not answer. Raises UsageError as `allocate_devices` does, and NotFreeError if
@@ -101,12 +139,12 @@ def preview_allocation(selection: str, snapshot: Snapshot | None, *, wait: bool)
         return _fall_back_to_cpu(selection, snapshot)
     allocation, reservations = GpuAllocation(), read_reservations()
     if unmonitored := gpus_unknown_to_nvml(snapshot):
-        devices = mark_reserved(unmonitored, reservations)
+        devices = mark_reserved(unmonitored, reservations, share)
     elif snapshot is None or snapshot.error is not None:
         return _fall_back_to_cpu(selection, snapshot)
     else:
-        devices = visible_devices(cuda_devices(snapshot, reservations), os.environ)
-    allocation.choose(select(selection, devices, only_free=wait), devices, snapshot, selection)
+        devices = visible_devices(cuda_devices(snapshot, reservations, share), os.environ)
+    allocation.choose(select(selection, devices, only_free=wait, share=share), devices, snapshot, selection)
     allocation.warnings += [UNMONITORED_WARNING] if unmonitored and allocation.devices else []
     return allocation
 
@@ -154,46 +192,82 @@ class _Allocator:
     run: str
     wait: bool
     ranks: int | None
+    poll_terms: TermsPoller
+    backfill: Backfill
     _queue: RunQueue = field(init=False)
+    _terms: QueueTerms = field(default_factory=QueueTerms, init=False)
     _conflicts: int = field(default=0, init=False)
     _lock_timeout_s: float | None = field(default=None, init=False)
     _problems: dict[str, None] = field(default_factory=dict, init=False)
     """Each distinct `GpuAllocation.reservation_problems`, in the order in which they were found."""
 
     def __post_init__(self) -> None:
-        self._queue = RunQueue(wait=self.wait)
+        self._queue = RunQueue(wait=self.wait, time_limit_s=self.backfill.time_limit_s)
 
-    def allocate(self, snapshot: Snapshot, monitor: DriverMonitor, on_wait: Callable[[str], None]) -> GpuAllocation:
-        allocation = GpuAllocation()
-        visible_ids = [device.reservation_id for device in visible_devices(cuda_devices(snapshot), os.environ)]
+    def wait_while_blocked(self, on_wait: Callable[[str], None]) -> Reservation:
+        """Wait without querying the driver until the run is not blocked. Return its reservation, if it has one yet."""
+        reservation = Reservation()
         try:
-            # The driver may become unavailable and return while the run waits.
-            while (
-                reason := snapshot.error
-                or self._try_allocate(allocation, partial(cuda_devices, snapshot), visible_ids, snapshot)
-            ) is not None:
-                on_wait(reason)
-                snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
-                if snapshot.error is not None and not self.wait:
-                    allocation.reservation.release()
-                    return _fall_back_to_cpu(self.selection, snapshot)
-            return allocation
-        except BaseException:
-            allocation.reservation.release()
-            raise
-
-    def allocate_unmonitored(self, gpus: Sequence[CudaDevice], on_wait: Callable[[str], None]) -> GpuAllocation:
-        """Allocate from the GPUs that only torch sees."""
-        allocation, visible_ids = GpuAllocation(), [gpu.reservation_id for gpu in gpus]
-        try:
-            while (reason := self._try_allocate(allocation, partial(mark_reserved, gpus), visible_ids)) is not None:
+            while reason := self._poll_terms(reservation, ()):
                 on_wait(reason)
                 time.sleep(WAIT_POLL_SECONDS)
-            allocation.warnings += [UNMONITORED_WARNING] if allocation.devices else []
-            return allocation
         except BaseException:
-            allocation.reservation.release()
+            reservation.release()
             raise
+        return reservation
+
+    def _poll_terms(self, reservation: Reservation, visible_ids: Sequence[str]) -> str:
+        """Publish the current terms and return why the run is blocked, "" if it is not."""
+        was_blocked = bool(self._terms.blocked)
+        self._terms, reason = self.poll_terms()
+        reservation.set_terms(self._terms, reason if self._terms.blocked else None)
+        if self._terms.blocked:
+            if reservation.key is None:
+                reservation.enqueue(self.selection, visible_ids, self.run)
+            return reason
+        if was_blocked and reservation.key is not None:
+            # Else a user could hold a place in front of others with runs that do not want to start yet.
+            reservation.rejoin(self.selection, visible_ids, self.run)
+        return ""
+
+    def allocate(
+        self, snapshot: Snapshot, monitor: DriverMonitor, reservation: Reservation, on_wait: Callable[[str], None]
+    ) -> GpuAllocation:
+        allocation = GpuAllocation(reservation=reservation)
+
+        def list_devices(reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
+            return cuda_devices(snapshot, reservations, self._terms.share)
+
+        visible_ids = [device.reservation_id for device in visible_devices(cuda_devices(snapshot), os.environ)]
+        # The driver may become unavailable and return while the run waits.
+        while (
+            reason := snapshot.error or self._try_allocate(allocation, list_devices, visible_ids, snapshot)
+        ) is not None:
+            self._report(reason, reservation, on_wait)
+            snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
+            if snapshot.error is not None and not self.wait:
+                reservation.release()
+                return _fall_back_to_cpu(self.selection, snapshot)
+        return allocation
+
+    def allocate_unmonitored(
+        self, gpus: Sequence[CudaDevice], reservation: Reservation, on_wait: Callable[[str], None]
+    ) -> GpuAllocation:
+        """Allocate from the GPUs that only torch sees."""
+        allocation, visible_ids = GpuAllocation(reservation=reservation), [gpu.reservation_id for gpu in gpus]
+
+        def list_devices(reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
+            return mark_reserved(gpus, reservations, self._terms.share)
+
+        while (reason := self._try_allocate(allocation, list_devices, visible_ids)) is not None:
+            self._report(reason, reservation, on_wait)
+            time.sleep(WAIT_POLL_SECONDS)
+        allocation.warnings += [UNMONITORED_WARNING] if allocation.devices else []
+        return allocation
+
+    def _report(self, reason: str, reservation: Reservation, on_wait: Callable[[str], None]) -> None:
+        reservation.set_terms(self._terms, reason)
+        on_wait(reason)
 
     def _try_allocate(
         self,
@@ -204,6 +278,8 @@ class _Allocator:
     ) -> str | None:
         """Fill `allocation` and return None, or join the queue and return the reason for waiting."""
         reservation = allocation.reservation
+        if reason := self._poll_terms(reservation, visible_ids):
+            return reason
         with allocation_lock(self._lock_timeout_s) as lock_problem:
             if lock_problem is not None and self._lock_timeout_s is None:
                 self._warn(f"GPUs are selected without the lock of this host: {lock_problem}")
@@ -213,10 +289,11 @@ class _Allocator:
             if self.wait and visible_ids and not devices:
                 return "the driver currently reports no GPU"
             try:
-                chosen = select(self.selection, devices, only_free=self.wait, ranks=self.ranks)
+                chosen = select(self.selection, devices, only_free=self.wait, ranks=self.ranks, share=self._terms.share)
             except NotFreeError as error:
                 if self.wait:
                     reservation.enqueue(self.selection, visible_ids, self.run)
+                    self._start_backfill(reservation, devices)
                 elif not is_claimed_soon:
                     raise
                 return error.problems[0].reason
@@ -235,18 +312,22 @@ class _Allocator:
         allocation.warnings += allocation.reservation_problems
         return None
 
+    def _start_backfill(self, reservation: Reservation, devices: Sequence[CudaDevice]) -> None:
+        """Let runs behind this one use the devices that it claims, from the first time that it claims any."""
+        if self.backfill.allowed_s and not reservation.backfill_until and any(device.is_free for device in devices):
+            reservation.set_backfill_until(time.time() + self.backfill.allowed_s)
+
     def _current_devices(
         self, list_devices: DeviceLister, visible_ids: Sequence[str], own: Reservation
     ) -> list[CudaDevice]:
         """Return the visible devices. Those reserved by other runs, or claimed by runs ahead in the queue, are not
         free."""
-        reservations = self._read_others(own)
-        by_id = {device.reservation_id: device for device in list_devices(reservations)}
-        waiters = [reservation for reservation in reservations if reservation.is_waiting]
-        if own.key is not None:
-            place = (own.since, own.key)
-            waiters = [waiter for waiter in waiters if (waiter.since, waiter.key) < place]
-        self._queue.mark_claimed(waiters, by_id)
+        reservations = read_reservations(remove_stale=True, report=self._warn)
+        others = [reservation for reservation in reservations if reservation.key != own.key]
+        by_id = {device.reservation_id: device for device in list_devices(others)}
+        queue = queue_order(reservations)
+        place = next((place for place, waiter in enumerate(queue) if waiter.key == own.key), len(queue))
+        self._queue.mark_claimed(queue[:place], by_id)
         return [by_id[name] for name in visible_ids if name in by_id]
 
     def _has_conflict(self, chosen: Sequence[CudaDevice], own: Reservation) -> bool:
@@ -257,7 +338,13 @@ class _Allocator:
         conflicts cannot prevent the run: after MAX_CONFLICTS it shares the device.
         """
         free = {device.reservation_id for device in chosen if device.is_free}
-        taken = {name for other in self._read_others(own) for name in other.gpus} & free
+        others = self._read_others(own)
+        taken = {
+            name
+            for other in others
+            for name in other.gpus
+            if name in free and not shared_with(name, others, self._terms.share)
+        }
         self._conflicts += bool(taken)
         if self._conflicts > MAX_CONFLICTS:
             self._warn("sharing GPUs that another run reserves again and again")

@@ -26,7 +26,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.gpus.reservation_reader import ReservedRank, remove_entry, reservations_root, take_write_lock
+from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.reservation_reader import (
+    MAX_STRING_CHARS,
+    ReservedRank,
+    remove_entry,
+    reservations_root,
+    take_write_lock,
+)
 from engine.utils.errors import UsageError
 from engine.utils.files import open_regular_file, replace_file
 from engine.utils.process import user_name
@@ -44,7 +51,44 @@ class Reservation:
         self._lock_path: Path | None = None
         self._lock_fd = -1
         self._values: dict[str, Any] = {}
+        self._terms: dict[str, Any] = QueueTerms().to_dict()
         self._touched_at = 0.0
+
+    def set_terms(self, terms: QueueTerms, reason: str | None = None) -> None:
+        """Publish the terms on which the run waits, and why it waits. Before `enqueue`, only keep them."""
+        values = self._terms | terms.to_dict()
+        if reason is not None:
+            values["reason"] = reason[:MAX_STRING_CHARS]
+        if values != self._terms:
+            self._terms = values
+            if self._lock_path is not None:
+                self._values |= values
+                self._write_best_effort()
+
+    def set_backfill_until(self, backfill_until: float) -> None:
+        """Publish until when (Unix time) runs behind this one may use the devices that it claims."""
+        self._terms["backfill_until"] = self._values["backfill_until"] = backfill_until
+        self._write_best_effort()
+
+    @property
+    def backfill_until(self) -> float:
+        return float(self._terms.get("backfill_until", 0.0))
+
+    def rejoin(self, selection: str, visible: Sequence[str], run: str) -> None:
+        """Leave the queue and join it again at its end. Raises UsageError if it cannot be written.
+
+        The time of arrival is that of the lock file, so this needs a new one."""
+        old_path, old_fd, old_values = self._lock_path, self._lock_fd, self._values
+        self._lock_path = None
+        try:
+            self._create(selection, visible, run)
+            self._write()
+        except UsageError:
+            self._lock_path, self._lock_fd, self._values = old_path, old_fd, old_values
+            raise
+        if old_path is not None:
+            remove_entry(old_path.parent, old_path.name)
+            os.close(old_fd)
 
     def enqueue(self, selection: str, visible: Sequence[str], run: str) -> None:
         """Join the queue for GPUs, or return to the same place in it. Raises UsageError if it cannot be written."""
@@ -54,9 +98,9 @@ class Reservation:
         """Reserve devices by `reservation_id`. Raises UsageError if it cannot be written."""
         if self._lock_path is None:
             self._create(selection, visible, run)
-        elif self._values["gpus"] == list(gpus):
+        elif (self._values["gpus"], self._values["visible"]) == (list(gpus), list(visible)):
             return
-        self._values["gpus"] = list(gpus)
+        self._values |= {"gpus": list(gpus), "visible": list(visible)}
         self._write()
 
     def _create(self, selection: str, visible: Sequence[str], run: str) -> None:
@@ -85,6 +129,7 @@ class Reservation:
             "gpus": [],
             "ranks": [],
             "write_lock": has_write_lock,
+            **self._terms,
         }
 
     def _create_lock(self) -> Path:

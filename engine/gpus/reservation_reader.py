@@ -8,6 +8,7 @@ file claims about its user:
 - A run is live if the process that created its lock file holds a write lock on it. Other users cannot: the file is
   writable only by its owner. Entries of an earlier version hold only an flock, which any reader of the file can take.
 - A run joined the queue when its lock file was created, or later.
+- The order in which a user wants their runs to start, and `blocked`, only permute or disable runs of that user.
 - A rank belongs to the run only if its process belongs to the same user.
 
 Invalid entries are reported and ignored. A malicious user of this host can therefore only make GPUs look reserved by
@@ -47,6 +48,7 @@ MAX_SHOWN_CHARS = 100
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 MAX_RANK = 1 << 20
 MAX_TIME = 1e11  # in Unix seconds
+MAX_PRIORITY = 1 << 20
 UNPUBLISHED_SECONDS = 60.0
 FOLDER_NAME = re.compile(r"gputrain-([0-9]{1,10})(-.*)?", re.DOTALL)
 # struct flock of fcntl(2): l_type, l_whence, l_start, l_len, l_pid.
@@ -70,6 +72,9 @@ class ReservationInfo:
     `uid` is the user who owns its files, `lock_name` the name of its lock file. `since` is the Unix time at which it
     joined the queue, `selection` its `device.gpus`. `gpus` contains the `CudaDevice.reservation_id` of each of its
     devices, and is empty while it waits. `visible` contains that of each device that is visible to it.
+
+    The other fields are those of `queue_terms.QueueTerms`. `reason` is why it waits, `backfill_until` the Unix time
+    until which runs behind it may use the devices that it claims. Entries of earlier versions have the defaults.
     """
 
     run: str
@@ -80,6 +85,13 @@ class ReservationInfo:
     visible: tuple[str, ...]
     gpus: tuple[str, ...]
     ranks: tuple[ReservedRank, ...]
+    priority: int = 0
+    position: float = 0.0
+    blocked: str = ""
+    share: int = 1
+    backfill_until: float = 0.0
+    reason: str = ""
+    folder: str = ""
 
     @property
     def user(self) -> str:
@@ -88,6 +100,11 @@ class ReservationInfo:
     @property
     def is_waiting(self) -> bool:
         return not self.gpus
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it waits for GPUs only."""
+        return self.is_waiting and not self.blocked
 
     @property
     def key(self) -> tuple[int, str]:
@@ -298,9 +315,8 @@ def _parse(values: dict[str, Any], uid: int, lock_name: str, created_at: float) 
     """Return the parsed reservation. Raises ValueError if it is malformed."""
     # All names that gputrain gives to runs are unchanged by this.
     run = re.sub(r"[^\w.+-]", "_", _string(values, "run"))[:MAX_SHOWN_CHARS]
-    since = values.get("since")
-    # NaN and infinity are out of range, too.
-    if isinstance(since, bool) or not isinstance(since, int | float) or not 0 <= since <= MAX_TIME:
+    since = _time(values, "since")
+    if since < 0:
         raise ValueError("has no valid since")
     ranks = [
         ReservedRank(run, _integer(rank, "rank", MAX_RANK), _integer(rank, "pid", MAX_PID), _string(rank, "uuid"))
@@ -315,20 +331,36 @@ def _parse(values: dict[str, Any], uid: int, lock_name: str, created_at: float) 
         visible=tuple(_list(values, "visible", str, MAX_DEVICES)),
         gpus=tuple(_list(values, "gpus", str, MAX_DEVICES)),
         ranks=tuple(ranks),
+        priority=_integer(values, "priority", MAX_PRIORITY, minimum=-MAX_PRIORITY, default=0),
+        position=_time(values, "position", default=since),
+        blocked=_string(values, "blocked", default=""),
+        share=_integer(values, "share", MAX_DEVICES, minimum=1, default=1),
+        backfill_until=_time(values, "backfill_until", default=0.0),
+        reason=_string(values, "reason", default=""),
+        folder=_string(values, "folder", default=""),
     )
 
 
-def _string(values: dict[str, Any], key: str) -> str:
-    value = values.get(key)
+def _string(values: dict[str, Any], key: str, default: str | None = None) -> str:
+    value = values.get(key, default)
     if not isinstance(value, str) or len(value) > MAX_STRING_CHARS:
         raise ValueError(f"has no valid {key}")
     return value
 
 
-def _integer(values: dict[str, Any], key: str, maximum: int) -> int:
-    value = values.get(key)
+def _integer(values: dict[str, Any], key: str, maximum: int, *, minimum: int = 0, default: int | None = None) -> int:
+    value = values.get(key, default)
     # bool is a subclass of int.
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise ValueError(f"has no valid {key}")
+    return value
+
+
+def _time(values: dict[str, Any], key: str, default: float | None = None) -> float:
+    """Return a Unix time, or an order that is comparable with one."""
+    value = values.get(key, default)
+    # NaN and infinity are out of range, too.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_TIME <= value <= MAX_TIME:
         raise ValueError(f"has no valid {key}")
     return value
 

@@ -1,6 +1,11 @@
 """The queue of runs that wait for GPUs: which free devices the runs ahead of this one claim.
 
-Called by `allocation`. The order is that of `ReservationInfo.since`.
+Called by `allocation`. The order is that of `queue_terms.queue_order`.
+
+A run ahead claims as many of the devices that are free as it waits for. If they are not enough for it, nobody behind it
+gets them, unless it allows it (`queue.backfill`) to a run that ends soon enough (`queue.time_limit`). Devices beyond
+its claim, and devices that it cannot use, are free for the runs behind it. A run that shares its devices
+(`queue.share`) joins no GPU that a run ahead waits for.
 """
 
 from __future__ import annotations
@@ -23,11 +28,12 @@ class RunQueue:
     """The runs ahead of this one, observed by polling.
 
     With `wait`, the timeout applies to each user, not to each run: a user may create new entries without end. Without,
-    it applies to all users together, and only once.
+    it applies to all users together, and only once. `time_limit_s` is the most that this run trains, 0 if it has no
+    limit.
     """
 
-    def __init__(self, *, wait: bool) -> None:
-        self._wait = wait
+    def __init__(self, *, wait: bool, time_limit_s: float = 0.0) -> None:
+        self._wait, self._time_limit_s = wait, time_limit_s
         self._servable_since: dict[int | None, float] = {}
         """For each user with a run whose devices may all be free: the monotonic time since when there is such a run.
         The key None stands for all users."""
@@ -49,17 +55,27 @@ class RunQueue:
                 if now - servable_since[user] > CLAIM_TIMEOUT_SECONDS:
                     continue
                 self.is_moving = True
+            elif self._may_pass(waiter):
+                continue
             queued = Unavailable(Obstacle.QUEUED, f"run {waiter.run} (user {waiter.user}) is ahead in the queue")
             by_id |= {device.reservation_id: replace(device, unavailable=queued) for device in claimed}
         self._servable_since = servable_since if self._wait else self._servable_since | servable_since
 
+    def _may_pass(self, waiter: ReservationInfo) -> bool:
+        """Whether this run ends before a run ahead, whose devices are not all free, wants the free ones for itself."""
+        return 0 < self._time_limit_s <= waiter.backfill_until - time.time() if waiter.backfill_until else False
+
 
 def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> tuple[list[CudaDevice], bool]:
-    """Return the free devices that a waiting run claims, and whether they may be all that it waits for."""
-    visible = [by_id[name] for name in waiter.visible if name in by_id]
+    """Return the devices that a waiting run claims, and whether they may be all that it waits for.
+
+    It claims free devices. While they are not enough, it also claims those that it can only get when all runs that
+    share them have ended.
+    """
+    visible = [_as_seen_by(waiter, by_id[name]) for name in waiter.visible if name in by_id]
     try:
-        chosen = select(waiter.selection, visible, only_free=True)
-        return chosen, bool(chosen)
+        chosen = select(waiter.selection, visible, only_free=True, share=waiter.share)
+        return _free_devices(chosen, by_id), bool(chosen)
     except NotFreeError:
         pass
     except UsageError:
@@ -68,12 +84,29 @@ def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> t
             return [], False
     # A device that this process does not see may be free. A user can name devices that do not exist.
     is_servable = len(visible) < len(waiter.visible)
-    free = [device for device in visible if device.is_free]
+    shared = [device for device in visible if device.sharers and not device.is_free]
+    candidates = [device for device in visible if device.is_free or device in shared]
     if match := re.fullmatch(r"free:(\d+)", waiter.selection):
-        return sorted(free, key=lambda device: (device.memory_used or 0, device.index))[: int(match[1])], is_servable
+        free = [device for device in visible if device.is_free]
+        free = sorted(free, key=lambda device: (device.memory_used or 0, device.index))[: int(match[1])]
+        return _free_devices([*free, *shared], by_id), is_servable
     if waiter.selection in ("auto", "all"):
-        return free, is_servable
+        return _free_devices(candidates, by_id), is_servable
     try:
-        return select_named(waiter.selection, free), is_servable
+        named = select_named(waiter.selection, candidates)
     except UsageError:
-        return [device for device in free if str(device.index) in waiter.selection.split(",")], is_servable
+        named = [device for device in candidates if str(device.index) in waiter.selection.split(",")]
+    return _free_devices(named, by_id), is_servable
+
+
+def _as_seen_by(waiter: ReservationInfo, device: CudaDevice) -> CudaDevice:
+    """Return a device with the state that it has for a waiting run, which may share devices with fewer runs than this
+    one."""
+    if device.is_free and device.sharers and device.sharers >= waiter.share:
+        return replace(device, unavailable=Unavailable(Obstacle.RESERVED, "shared by other runs"))
+    return device
+
+
+def _free_devices(chosen: Sequence[CudaDevice], by_id: dict[str, CudaDevice]) -> list[CudaDevice]:
+    """Return those of the devices that are free for this run, too."""
+    return [by_id[device.reservation_id] for device in chosen if by_id[device.reservation_id].is_free]

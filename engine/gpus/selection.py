@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from engine.gpus.reservation_reader import ReservationInfo
-from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
+from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize
 
@@ -57,7 +57,8 @@ class CudaDevice:
 
     `index` is that of the GPU in PCI bus order. `memory_used` is in bytes. A MIG instance has the UUID of its GPU as
     `parent_uuid`, and `mig_ids` as "<GPU instance ID>/<compute instance ID>". `unavailable` is None if it is free.
-    `physical_id` identifies an AMD GPU on this host: its `uuid` is only an index among the visible ones.
+    `physical_id` identifies an AMD GPU on this host: its `uuid` is only an index among the visible ones. `sharers` is
+    the number of runs on a device that is free because they share it (`queue.share`).
     """
 
     index: int
@@ -68,6 +69,7 @@ class CudaDevice:
     mig_ids: str | None = None
     unavailable: Unavailable | None = None
     physical_id: str | None = None
+    sharers: int = 0
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CudaDevice:
@@ -103,27 +105,39 @@ class CudaDevice:
         return f"{self.index} ({self.name}, {self.uuid})"
 
 
-def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = ()) -> list[CudaDevice]:
+def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (), share: int = 1) -> list[CudaDevice]:
     """Return the GPUs and MIG instances of a snapshot in PCI bus order.
 
-    Lost, stale, reserved and used ones are marked as unavailable. A GPU without a UUID is skipped.
+    Lost, stale, reserved and used ones are marked as unavailable, for a run that shares its devices with up to
+    `share` - 1 others. A GPU without a UUID is skipped.
     """
     devices: list[CudaDevice] = []
     for gpu in snapshot.gpus:
         if gpu.uuid is None:
             continue
         if gpu.mig_enabled and gpu.instances:
-            devices += [_mig_device(gpu, instance, reservations) for instance in gpu.instances]
+            devices += [_mig_device(gpu, instance, reservations, share) for instance in gpu.instances]
         else:
-            unavailable = _unresponsive(gpu) or reserved_by(gpu.uuid, reservations) or find_current_use(gpu)
+            sharers = shared_with(gpu.uuid, reservations, share)
+            unavailable = (
+                _unresponsive(gpu)
+                or (None if sharers else reserved_by(gpu.uuid, reservations))
+                or find_current_use(gpu, sharers=sharers)
+            )
+            name, memory_used = _gpu_name(gpu), gpu.value("memory_used")
             devices.append(
-                CudaDevice(gpu.index, gpu.uuid, _gpu_name(gpu), gpu.value("memory_used"), unavailable=unavailable)
+                CudaDevice(gpu.index, gpu.uuid, name, memory_used, unavailable=unavailable, sharers=len(sharers))
             )
     return devices
 
 
-def _mig_device(gpu: Gpu, instance: MigInstance, reservations: Sequence[ReservationInfo]) -> CudaDevice:
-    unavailable = _unresponsive(gpu) or reserved_by(instance.uuid, reservations) or find_current_use(gpu, instance)
+def _mig_device(gpu: Gpu, instance: MigInstance, reservations: Sequence[ReservationInfo], share: int) -> CudaDevice:
+    sharers = shared_with(instance.uuid, reservations, share)
+    unavailable = (
+        _unresponsive(gpu)
+        or (None if sharers else reserved_by(instance.uuid, reservations))
+        or find_current_use(gpu, instance, sharers)
+    )
     mig_ids = f"{instance.gpu_instance}/{instance.compute_instance}"
     name = instance.name.value or f"MIG of {_gpu_name(gpu)}"
     return CudaDevice(
@@ -134,6 +148,7 @@ def _mig_device(gpu: Gpu, instance: MigInstance, reservations: Sequence[Reservat
         parent_uuid=gpu.uuid,
         mig_ids=mig_ids,
         unavailable=unavailable,
+        sharers=len(sharers),
     )
 
 
@@ -157,11 +172,20 @@ def reserved_by(uuid: str, reservations: Sequence[ReservationInfo]) -> Unavailab
     return Unavailable(Obstacle.RESERVED, f"reserved by run {holder.run} (user {holder.user})")
 
 
-def find_current_use(gpu: Gpu, instance: MigInstance | None = None) -> Unavailable | None:
+def shared_with(uuid: str, reservations: Sequence[ReservationInfo], share: int) -> list[ReservationInfo]:
+    """Return the runs that hold a device which a run with this `queue.share` may join; none if it may not."""
+    holders = [reservation for reservation in reservations if uuid in reservation.gpus]
+    return holders if all(len(holders) < limit for limit in (share, *(holder.share for holder in holders))) else []
+
+
+def find_current_use(
+    gpu: Gpu, instance: MigInstance | None = None, sharers: Sequence[ReservationInfo] = ()
+) -> Unavailable | None:
     """Return why a GPU, or one of its MIG instances, is in use according to NVML, None if it is not.
 
     A GPU counts as in use if it has a compute process, or more than MAX_UNATTRIBUTED_BYTES of memory in use beyond that
-    of its listed processes. A GPU that reports neither processes nor memory use is not free.
+    of its listed processes. A GPU that reports neither processes nor memory use is not free. The processes and the
+    memory of `sharers` do not count.
     """
     if gpu.processes.value is None and gpu["memory_used"].value is None:
         return Unavailable(
@@ -171,11 +195,16 @@ def find_current_use(gpu: Gpu, instance: MigInstance | None = None) -> Unavailab
     processes = [
         process for process in gpu.processes.value or () if instance is None or process.instance in (gpu_instance, None)
     ]
-    compute_processes = [process for process in processes if process.kind == "compute"]
+    compute_processes = [
+        process for process in processes if process.kind == "compute" and not _belongs_to(process, sharers)
+    ]
     if compute_processes:
         first = compute_processes[0]
         holder = f"process {first.pid}" if first.run is None else f"run {first.run}"
         return Unavailable(Obstacle.IN_USE, f"in use by {holder} (user {first.user.value or 'unknown'})")
+    if sharers:
+        # In a container, NVML lists no processes, and all memory would count as that of others.
+        return None
     memory_used = gpu["memory_used"] if instance is None else instance.memory_used
     attributed_bytes = sum(process.gpu_memory.value or 0 for process in processes)
     if memory_used.value is not None and memory_used.value - attributed_bytes > MAX_UNATTRIBUTED_BYTES:
@@ -185,14 +214,27 @@ def find_current_use(gpu: Gpu, instance: MigInstance | None = None) -> Unavailab
     return None
 
 
+def _belongs_to(process: GpuProcess, runs: Sequence[ReservationInfo]) -> bool:
+    """Whether a process is a rank of one of the runs, or may be one of a run that has not published its ranks yet."""
+    return any(
+        process.run == run.run if run.ranks else process.run is None and process.user.value == run.user for run in runs
+    )
+
+
 def select(
-    selection: str, devices: Sequence[CudaDevice], *, only_free: bool = False, ranks: int | None = None
+    selection: str,
+    devices: Sequence[CudaDevice],
+    *,
+    only_free: bool = False,
+    ranks: int | None = None,
+    share: int = 1,
 ) -> list[CudaDevice]:
     """Return the devices that `selection`, a value of `device.gpus`, selects. An empty list means the CPU.
 
     With `only_free`, for runs that wait, devices selected by index or UUID must be free too, and stale devices count as
     not free instead of unusable. `ranks` is the number of ranks that an external launcher started on this host: "auto"
-    then selects that many devices, free ones first. Raises NotFreeError if waiting may help, else UsageError.
+    then selects that many devices, free ones first. With a `share` of several runs, "auto" selects one device. Raises
+    NotFreeError if waiting may help, else UsageError.
     """
     if selection == "cpu":
         return []
@@ -200,7 +242,8 @@ def select(
         usable = sorted(_usable(devices, only_free), key=lambda device: (not device.is_free, device.index))
         return _validate(sorted(usable[:ranks], key=lambda device: device.index), only_free)
     if selection == "auto":
-        return _select_auto(_usable(devices, only_free), devices, only_free)
+        chosen = _select_auto(_usable(devices, only_free), devices, only_free)
+        return chosen if share == 1 else sorted(chosen, key=_preference)[:1]
     if selection == "all":
         if not devices:
             raise UsageError.one("device.gpus", "all: no GPU is visible here", CPU_ADVICE)
@@ -225,7 +268,7 @@ def _select_auto(usable: Sequence[CudaDevice], devices: Sequence[CudaDevice], on
 
 
 def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[CudaDevice]:
-    """Return the `count` free devices with the least memory in use, GPUs before MIG instances."""
+    """Return the `count` free devices that `_preference` puts first."""
     if count == 0:
         raise UsageError.one("device.gpus", "free:0 requests no GPU", CPU_ADVICE)
     usable = [device for device in _usable(devices, wait) if device.mig_ids is None or count == 1]
@@ -243,8 +286,13 @@ def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[
         # The run ahead may wait for long, or never reserve the GPUs.
         shared = ",".join(device.selector for device in sorted([*free, *claimed], key=lambda device: device.index))
         raise NotFreeError.one("device.gpus", reason, f"share GPUs with --gpus {shared}, {WAIT_ADVICE}")
-    free.sort(key=lambda device: (device.mig_ids is not None, device.memory_used or 0, device.index))
+    free.sort(key=_preference)
     return sorted(free[:count], key=lambda device: device.index)
+
+
+def _preference(device: CudaDevice) -> tuple[bool, int, int, int]:
+    """Sort key of free devices: GPUs before MIG instances, then shared ones, then those with little memory in use."""
+    return device.mig_ids is not None, -device.sharers, device.memory_used or 0, device.index
 
 
 def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevice]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.gpus.reservation_reader import ReservationInfo
-from engine.gpus.selection import CudaDevice, reserved_by
+from engine.gpus.selection import CudaDevice, reserved_by, shared_with
 from engine.utils.helper_process import HelperError, ask_helper
 
 QUERY_TIMEOUT_SECONDS = 60.0
@@ -86,9 +86,16 @@ def devices_from_answer(answer: Sequence[Mapping[str, Any]], environ: Mapping[st
     ]
 
 
-def mark_reserved(devices: Sequence[CudaDevice], reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
-    """Return the devices, marked as unavailable if they are reserved."""
-    return [replace(device, unavailable=reserved_by(device.reservation_id, reservations)) for device in devices]
+def mark_reserved(
+    devices: Sequence[CudaDevice], reservations: Sequence[ReservationInfo], share: int = 1
+) -> list[CudaDevice]:
+    """Return the devices, marked as unavailable if they are reserved, for a run with this `queue.share`."""
+    marked = []
+    for device in devices:
+        sharers = len(shared_with(device.reservation_id, reservations, share))
+        unavailable = None if sharers else reserved_by(device.reservation_id, reservations)
+        marked.append(replace(device, unavailable=unavailable, sharers=sharers))
+    return marked
 
 
 def has_driver_library() -> bool:

@@ -23,6 +23,7 @@ from engine.utils.files import read_json
 if TYPE_CHECKING:
     from engine.runs.watcher import RunWatcher
 
+ACCEPT_POLL_SECONDS = 0.05
 LOGINCTL_TIMEOUT_SECONDS = 3.0
 # File timestamps may lag behind time.time() by one kernel tick.
 MTIME_TOLERANCE_SECONDS = 0.05
@@ -64,8 +65,31 @@ class LaunchedRun:
             return False
         history = self._watchers.setdefault(run.path, RunWatcher(run)).poll()
         return any(
-            event is not None and event.time >= self.launched_at for event in (history.started, history.finished)
+            event is not None and event.time >= self.launched_at
+            for event in (history.waiting, history.started, history.finished)
         )
+
+    def wait_until_accepted(self) -> RunFolder | None:
+        """Return the folder of a run that was started with `--detach`, once it stays whatever becomes of the run.
+
+        Return None if the command exited before."""
+        while (folder := self._find_accepted()) is None:
+            if self.exit_code is not None:
+                # It may have been accepted and have ended since the folders were read.
+                return self._find_accepted()
+            time.sleep(ACCEPT_POLL_SECONDS)
+        return folder
+
+    def _find_accepted(self) -> RunFolder | None:
+        from engine.queue.state import read_queue_state
+
+        for run in list_runs(self.runs_dir):
+            # PIDs are reused, so queue.json must be newer than the launch.
+            if run.is_own and _mtime(run.queue) >= self.launched_at:
+                state = read_queue_state(run)
+                if state is not None and state.pid == self.process.pid:
+                    return run
+        return None
 
     def _is_owner(self, run: RunFolder) -> bool:
         """Return whether this process owns the run. PIDs are reused, so owner.json must be newer than the launch."""

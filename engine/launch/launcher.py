@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,11 +17,15 @@ from engine.distributed.rendezvous import remove_rendezvous_file
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import CudaDevice
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
-from engine.launch.lifecycle import OwnedRun, record_restart, should_restart
+from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
 from engine.launch.preflight import RunRequest, run_preflight
 from engine.launch.rank_starter import RankStarter
 from engine.launch.supervisor import Supervisor
+from engine.queue.dependencies import DependencyError
+from engine.queue.place import CancelledError, backfill_of, fixed_terms
+from engine.queue.state import is_interrupted
 from engine.runs.events import RunFinished, WarningEvent
+from engine.runs.folder import RunFolder
 from engine.runs.ownership import RunFolderDeletedError
 from engine.runs.recorder import Listener
 from engine.training.job import ExitCode, Job, RunResult
@@ -35,6 +40,7 @@ def launch(request: RunRequest, listener: Listener) -> int:
     Raises UsageError if the request is refused, with nothing left behind."""
     ignore_sighup()
     raise_open_files_limit()
+    request = with_interrupted_wait(request)
     launcher = detect_launcher(request.config.device.launcher, os.environ)
     if launcher != "spawn":
         from engine.launch.external import run_external_rank
@@ -45,14 +51,27 @@ def launch(request: RunRequest, listener: Listener) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)
     # It imports torch during the preflight. A run that may wait for GPUs for days must not hold that memory.
-    rank_starter = None if request.config.device.wait or request.problems else RankStarter()
+    rank_starter = None if request.config.waits or request.problems else RankStarter()
     run = OwnedRun(request, listener)
     try:
         return _run(run, rank_starter)
-    except UsageError:
+    except UsageError as error:
+        if run.is_kept:
+            return run.end_before_start("failed", str(error))
         run.discard()
         raise
+    except DependencyError as error:
+        if run.is_kept:
+            return run.end_before_start("failed", str(error))
+        run.discard()
+        raise UsageError.one("queue.after", str(error)) from error
+    except CancelledError as error:
+        return run.end_before_start("stopped", str(error))
+    except AlreadyFinishedError:
+        return ExitCode.FINISHED
     except KeyboardInterrupt:
+        if run.is_kept:
+            return run.interrupt()
         run.discard()
         listener(WarningEvent(message="stopped before the run began; nothing was created"))
         return ExitCode.FAILED
@@ -63,6 +82,15 @@ def launch(request: RunRequest, listener: Listener) -> int:
         if rank_starter is not None:
             rank_starter.kill()
         run.release()
+
+
+def with_interrupted_wait(request: RunRequest) -> RunRequest:
+    """Return the request to go on waiting, if it resumes a run whose wait was interrupted."""
+    run = request.config.run
+    if run.name is None or not run.resume or not is_interrupted(RunFolder(request.runs_dir / run.name)):
+        return request
+    device = request.config.device.model_copy(update={"wait": True})
+    return replace(request, config=request.config.model_copy(update={"device": device}))
 
 
 def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
@@ -81,9 +109,21 @@ def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
 
 
 def _allocate_gpus(run: OwnedRun, *, wait: bool) -> Sequence[CudaDevice]:
-    """Reserve the GPUs of the run. Raises UsageError."""
-    gpus, name = run.request.config.device.gpus, run.request.config.run.name or run.request.default_name
-    run.allocation = allocate_devices(gpus, name, wait=wait, on_wait=waiting_emitter(run.show_wait))
+    """Reserve the GPUs of the run, and the place in the queue while it waits for them.
+
+    Raises UsageError, and as `QueuePlace.poll_terms` does."""
+    config = run.request.config
+    place = run.enter_queue() if wait and not run.request.dry_run else None
+    run.allocation = allocate_devices(
+        config.device.gpus,
+        (config.run.name or run.request.default_name) if place is None else place.folder.name,
+        wait=wait,
+        on_wait=waiting_emitter(run.show_wait) if place is None else place.report,
+        poll_terms=(lambda: (fixed_terms(config), "")) if place is None else place.poll_terms,
+        backfill=backfill_of(config),
+    )
+    if place is not None:
+        place.leave([device.uuid for device in run.allocation.devices])
     run.show_gpu_warnings()
     return run.allocation.devices
 
@@ -91,12 +131,15 @@ def _allocate_gpus(run: OwnedRun, *, wait: bool) -> Sequence[CudaDevice]:
 def _train(run: OwnedRun, job: Job, signals: SignalHandler, rank_starter: RankStarter | None) -> RunResult:
     """Run the ranks to their end, and restart them if one fails. Raises UsageError."""
     recorder, restart, max_restarts = run.recorder, 0, job.config.run.max_restarts
+    limit_min, began = job.config.queue.time_limit, time.monotonic()
     usage = GpuUsagePoller([device.uuid for device in run.allocation.devices] if recorder else [])
 
     def on_tick() -> None:
         run.keep_alive()
         if (event := usage.poll()) is not None:
             run.emit(event)
+        if limit_min and time.monotonic() - began > 60 * limit_min:
+            signals.request_stop(f"queue.time_limit ({limit_min:g} min)")
 
     try:
         result = _run_ranks(run, job, signals, on_tick, rank_starter)

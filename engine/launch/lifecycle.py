@@ -6,9 +6,11 @@ that torchrun or srun started. Each holds only how its ranks train.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
@@ -16,9 +18,12 @@ from engine.distributed.failures import describe_failure
 from engine.gpus.allocation import GpuAllocation
 from engine.launch.batch_size import find_batch_size, previous_batch_size, with_batch_size
 from engine.launch.gpu_usage import local_gpu_ranks
-from engine.launch.preflight import Preflight, RunRequest, check_resumed_config
+from engine.launch.preflight import Preflight, RunRequest, check_dependencies, check_resumed_config
 from engine.launch.slurm import requeue, slurm_job_id
 from engine.notify.start import RunNotifier, start_watcher
+from engine.queue.dependencies import FollowedRun
+from engine.queue.place import QueuePlace, initial_state
+from engine.queue.state import Dependency, QueueStage
 from engine.runs.control import RequestCounters
 from engine.runs.early_stop import has_stopped_early
 from engine.runs.events import BatchSizeFound, Event, GpuEvent, RunFinished, RunStarted, RunStarting, WarningEvent
@@ -30,6 +35,11 @@ from engine.runs.watcher import RunWatcher
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import UsageError
 from engine.utils.files import shown_path
+from engine.utils.process import redirect_output
+
+
+class AlreadyFinishedError(Exception):
+    """The run to resume has nothing left to do."""
 
 
 @dataclass
@@ -42,6 +52,8 @@ class OwnedRun:
     claimed: ClaimedRun | None = None
     recorder: Recorder | None = None
     requests: RequestCounters = field(default_factory=RequestCounters)
+    place: QueuePlace | None = None
+    """Its place in the queue, also after it has left it; None if it neither waited nor is detached."""
     _started: bool = field(default=False, init=False)
     _gpu_warnings: list[WarningEvent] = field(default_factory=list, init=False)
     _early_usage: GpuEvent | None = field(default=None, init=False)
@@ -61,6 +73,32 @@ class OwnedRun:
         ]
         for warning in self._gpu_warnings:
             self.listener(warning)
+
+    def enter_queue(self) -> QueuePlace:
+        """Claim the run folder and take a place in the queue, before the run has GPUs.
+
+        Raises UsageError, and AlreadyFinishedError if the run has nothing left to do."""
+        dependencies = check_dependencies(self.request)
+        self.claimed = self._claim_folder()
+        self.recorder = open_recorder(
+            self.claimed.folder, with_run_name(self.request.config, self.claimed.folder), self.listener
+        )
+        return self._take_place(QueueStage.WAITING, self.recorder, dependencies)
+
+    def _take_place(self, stage: QueueStage, recorder: Recorder, dependencies: Sequence[Dependency] = ()) -> QueuePlace:
+        folder, config = recorder.folder, self.request.config
+        state = replace(initial_state(folder, config, os.getpid()), stage=stage)
+        # A run whose wait was interrupted waits for the same runs, whose folders it knows.
+        state = replace(state, after=state.after or tuple(dependencies))
+        followed = [FollowedRun.open(self.request.runs_dir, dependency) for dependency in state.after]
+        self.place = QueuePlace(folder, state, config.queue.share, recorder, self.keep_alive, followed)
+        if self.request.detached:
+            # From here on, whoever started it may be gone.
+            redirect_output(folder.log)
+            recorder.set_listener(lambda _: None)
+            self.listener = lambda _: None
+        self.place.save()
+        return self.place
 
     def prepare(
         self, preflight: Preflight, world_size: int | None = None, check_stop: Callable[[], None] = lambda: None
@@ -82,13 +120,25 @@ class OwnedRun:
         job = Job(self.request.config, preflight.plan, None, False, preflight.source, lr_range=self.request.lr_range)
         if self.request.dry_run:
             return job
-        self.claimed = claim_if_unfinished(self.request)
         if self.claimed is None:
-            self.listener(WarningEvent(message=_nothing_left(self.request)))
-            return None
+            try:
+                self.claimed = self._claim_folder()
+            except AlreadyFinishedError:
+                return None
         folder = self.claimed.folder
         config = with_run_name(self.request.config, folder)
+        if self.request.detached and self.place is None:
+            self.recorder = open_recorder(folder, config, self.listener)
+            self._take_place(QueueStage.GRANTED, self.recorder)
         return replace(job, config=config, folder=folder, resumed=not self.claimed.is_new)
+
+    def _claim_folder(self) -> ClaimedRun:
+        """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""
+        claimed = claim_if_unfinished(self.request)
+        if claimed is None:
+            self.listener(WarningEvent(message=_nothing_left(self.request)))
+            raise AlreadyFinishedError
+        return claimed
 
     def _resolve_batch_size(self, job: Job, world_size: int, check_stop: Callable[[], None]) -> Job:
         """Replace `data.batch_size: auto` by that of the resumed run, else by the largest that fits."""
@@ -111,7 +161,9 @@ class OwnedRun:
         """Open the journal and announce the run."""
         if job.folder is None:
             return
-        self.recorder = open_recorder(job.folder, job.config, self.listener)
+        if self.recorder is None:
+            self.recorder = open_recorder(job.folder, job.config, self.listener)
+        self.recorder.set_config(job.config)
         for warning in self._gpu_warnings:
             self.recorder.record(warning, notify=False)
         if job.config.run.requeue and slurm_job_id() is None:
@@ -123,6 +175,8 @@ class OwnedRun:
     def _start_watcher(self, folder: RunFolder, config: Config) -> None:
         """Start the process that sends messages about the run, if the user wants any."""
         waited_s = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+        if self.place is not None:
+            waited_s = self.place.waited_s
         gpus = [device.uuid for device in self.allocation.devices]
         self._notifier, warnings = start_watcher(folder, config, waited_s=waited_s, gpus=gpus)
         for warning in warnings:
@@ -143,6 +197,8 @@ class OwnedRun:
         if self.claimed is not None:
             # The folder now contains a started run, which `discard` must keep.
             self.claimed.is_new = False
+            if self.place is not None:
+                self.place.save(stage=QueueStage.STARTED)
             self.allocation.reservation.publish_ranks(local_gpu_ranks(event))
         if self._early_usage is not None:
             self.emit(replace(self._early_usage, time=event.time))
@@ -166,13 +222,44 @@ class OwnedRun:
             self.listener(WarningEvent(message=problem))
         return code
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the folder of a run that ends before it starts stays, with the reason."""
+        if self.place is None or self.claimed is None or self._started:
+            return False
+        return self.request.detached or (self.place.has_waited and not self.claimed.is_new)
+
+    def end_before_start(self, state: Literal["stopped", "failed"], message: str) -> ExitCode:
+        """Record why a run that had a place in the queue does not start."""
+        assert self.place is not None and self.recorder is not None  # noqa: S101 - see `is_kept`
+        if state == "failed":
+            self._start_watcher(self.recorder.folder, self.request.config)
+        self.recorder.record(RunFinished(state=state, message=message))
+        self.place.save(stage=QueueStage.ENDED)
+        resumable = state == "stopped" and self.recorder.folder.resumable
+        return ExitCode.STOPPED if resumable else ExitCode.FAILED
+
+    def interrupt(self) -> ExitCode:
+        """Leave a detached run that has not started as it is: `gputrain queue resume` continues its wait.
+
+        A host that shuts down first sends SIGTERM to all processes."""
+        assert self.place is not None and self.recorder is not None  # noqa: S101 - see `is_kept`
+        name = shown_path(self.recorder.folder.root).name
+        message = f"interrupted by a signal before it started; `gputrain queue resume {name}` starts it"
+        self.recorder.record(WarningEvent(message=message))
+        return ExitCode.FAILED
+
     def discard(self) -> None:
-        """Delete the folder of a run that has not started."""
+        """Delete the folder of a run that has not started; a resumed one leaves the queue."""
         if self.claimed is not None:
+            if self.place is not None and not self._started:
+                self.place.save(stage=QueueStage.ENDED)
             self.claimed.discard()
 
     def release(self) -> None:
         """Close the journal, and release the folder and the GPUs."""
+        if self.place is not None:
+            self.place.close()
         if self.recorder is not None:
             self.recorder.close()
         if self.claimed is not None:

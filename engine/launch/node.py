@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation, allocate_devices
+from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.gpu_usage import GpuUsagePoller
 from engine.launch.handshake import PeerFailedError, wait_for_key
 from engine.launch.preflight import RunRequest
+from engine.queue.place import backfill_of, fixed_terms
 from engine.runs.events import GpuEvent, RunStarted
 from engine.runs.journal import from_line, to_line
 from engine.utils.errors import Problem, UsageError, problems_from_json, problems_to_json
@@ -48,6 +50,9 @@ def allocate_node_gpus(
             raise KeyboardInterrupt
         on_wait(reason)
 
+    def poll_terms() -> tuple[QueueTerms, str]:
+        return fixed_terms(request.config), ""
+
     if rank_info.local_rank > 0:
         message = json.loads(wait_for_key(store, key, stop_flag))
         if message.get("problems"):
@@ -56,14 +61,22 @@ def allocate_node_gpus(
         if not message["one_gpu_per_rank"]:
             return GpuAllocation([CudaDevice.from_dict(device) for device in message["devices"]])
         # Without waiting: this GPU may be the one that the first rank has reserved for all of them.
-        return allocate_devices(gpus, run, wait=False, on_wait=check_stop, ranks=1)
+        return allocate_devices(gpus, run, wait=False, on_wait=check_stop, ranks=1, poll_terms=poll_terms)
     if rank_info.rank == 0:
         store.set("wait", "yes" if wait else "no")
     elif wait:
         # A run that rank 0 refuses does not wait for the GPUs of other hosts.
         wait = wait_for_key(store, "wait", stop_flag) == "yes"
     try:
-        allocation = allocate_devices(gpus, run, wait=wait, on_wait=check_stop, ranks=rank_info.local_world_size)
+        allocation = allocate_devices(
+            gpus,
+            run,
+            wait=wait,
+            on_wait=check_stop,
+            ranks=rank_info.local_world_size,
+            poll_terms=poll_terms,
+            backfill=backfill_of(request.config),
+        )
     except UsageError as error:
         message = {"problems": problems_to_json(error.problems), "not_free": isinstance(error, NotFreeError)}
         store.set(key, json.dumps(message))

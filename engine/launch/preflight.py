@@ -35,6 +35,9 @@ from engine.notify.start import notify_problems
 from engine.optim.lr_range import LrRange
 from engine.optim.lr_schedule import schedule_length_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
+from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
+from engine.queue.place import fixed_terms
+from engine.queue.state import Dependency
 from engine.runs.checkpoint_files import read_saved_config
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import check_claim
@@ -52,7 +55,8 @@ class RunRequest:
     `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
     started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder. `trust_owner` resumes a run
     that other users can change; `code_trust` says whose code the config may name. With `lr_range`, a learning rate
-    range test replaces the training; such a request is a dry run."""
+    range test replaces the training; such a request is a dry run. A `detached` run has no terminal: once its folder
+    exists, it stays, also if the run is refused later."""
 
     config: Config
     runs_dir: Path
@@ -63,6 +67,7 @@ class RunRequest:
     trust_owner: bool = False
     code_trust: CodeTrust = field(default_factory=CodeTrust)
     lr_range: LrRange | None = None
+    detached: bool = False
 
 
 @dataclass
@@ -100,12 +105,12 @@ def run_preflight(
             preflight.counts = ImageCounts(*TORCHVISION_DATASETS[config.data.dataset].counts)
     gpus, devices_known = list[CudaDevice](), True
     # A request that is refused anyway does not queue for GPUs.
-    wait = config.device.wait and not (request.problems or preflight.problems)
+    wait = config.waits and not (request.problems or preflight.problems)
     try:
         gpus = list(choose_gpus(wait))
     except UsageError as error:
         devices_known = False
-        preflight.problems += [] if config.device.wait and isinstance(error, NotFreeError) else error.problems
+        preflight.problems += [] if config.waits and isinstance(error, NotFreeError) else error.problems
     try:
         sizes = (None, None) if rank_info is None else (rank_info.local_world_size, rank_info.world_size)
         plan = plan_node(config, gpus, *sizes)
@@ -132,7 +137,14 @@ def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> lis
 
     def choose_gpus(wait: bool) -> Sequence[CudaDevice]:
         ranks = None if rank_info is None else rank_info.local_world_size
-        allocation = allocate_devices(request.config.device.gpus, "", wait=False, on_wait=stop_waiting, ranks=ranks)
+        allocation = allocate_devices(
+            request.config.device.gpus,
+            "",
+            wait=False,
+            on_wait=stop_waiting,
+            ranks=ranks,
+            poll_terms=lambda: (fixed_terms(request.config), ""),
+        )
         allocation.reservation.release()
         return allocation.devices
 
@@ -154,6 +166,12 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
     if rank_info is None:
         with collect_problems(problems):
             check_rendezvous(config.device.init_method, os.environ)
+        with collect_problems(problems):
+            check_dependencies(request)
+    else:
+        reason = "is not available under torchrun and srun; start the run with gputrain"
+        problems += [Problem("queue.after", reason)] if config.queue.after else []
+        problems += [Problem("queue.time_limit", reason)] if config.queue.time_limit else []
     if request.lr_range is None and (rank_info is None or rank_info.rank == 0):
         with collect_problems(problems):
             _check_run_folder(request)
@@ -168,6 +186,23 @@ def _check_run_folder(request: RunRequest) -> None:
     folder = check_claim(request.runs_dir, run.name, resume=resume, trust_owner=request.trust_owner)
     if folder is not None:
         check_resumed_config(request.config, folder)
+
+
+def check_dependencies(request: RunRequest) -> list[Dependency]:
+    """Return the runs that a run waits for. Raises UsageError if one does not exist, or can no longer finish."""
+    root, config = request.runs_dir, request.config
+    dependencies = find_dependencies(root, config.queue.after, trust_owner=request.trust_owner)
+    if config.run.name is not None:
+        check_cycles(config.run.name, root, dependencies)
+    for dependency in dependencies:
+        followed = FollowedRun.open(root, dependency)
+        try:
+            followed.waits_because()
+        except DependencyError as error:
+            raise UsageError.one("queue.after", str(error)) from error
+        finally:
+            followed.close()
+    return dependencies
 
 
 def check_resumed_config(config: Config, folder: RunFolder) -> None:

@@ -51,7 +51,9 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         device = request.config.device
         snapshot = Snapshot.from_line(values["snapshot"]) if values["snapshot"] else None
         try:
-            allocation = preview_allocation(device.gpus, snapshot, wait=device.wait)
+            allocation = preview_allocation(
+                device.gpus, snapshot, wait=request.config.waits, share=request.config.queue.share
+            )
             gpus, warnings, cpu_fallback = allocation.devices, allocation.warnings, allocation.cpu_fallback or ""
         except UsageError:
             if snapshot is not None and not snapshot.pending:

@@ -1,4 +1,4 @@
-"""Control requests to a running run: stop, checkpoint, pause and continue.
+"""Control requests to a running run (stop, checkpoint, pause, continue) or a waiting one (hold, release, order, stop).
 
 A request is one JSON file in `RUN/control/`, created by rename and removed when the supervisor (or rank 0 under
 torchrun and srun) receives it. A shared runs folder can be writable for a group, so write permission is not enough: a
@@ -12,10 +12,10 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from engine.utils.errors import UsageError
 from engine.utils.files import open_folder, opened_folder, shown_path, write_json
@@ -24,6 +24,9 @@ from engine.utils.process import user_name
 REQUEST_FORMAT = 1
 RequestName = Literal["stop", "checkpoint", "pause", "continue"]
 REQUEST_NAMES: tuple[str, ...] = get_args(RequestName)
+# Requests to a run that waits for GPUs, see `engine.queue.place`.
+QueueRequestName = Literal["hold", "release", "order"]
+QUEUE_REQUEST_NAMES: tuple[str, ...] = get_args(QueueRequestName)
 # A valid request has about 200 bytes.
 MAX_REQUEST_BYTES = 1 << 16
 # Outcome of each kind of file that is not read as a request. The keys stand for the request in `ControlEvent`.
@@ -37,11 +40,12 @@ REFUSAL_OUTCOMES = {
 
 @dataclass(frozen=True)
 class ControlRequest:
-    """A received request: `request` is one of `REQUEST_NAMES`, a key of `REFUSAL_OUTCOMES` for a refused file, or an
-    unknown name; `by` is the sender."""
+    """A received request: `request` is one of `REQUEST_NAMES` or `QUEUE_REQUEST_NAMES`, a key of `REFUSAL_OUTCOMES` for
+    a refused file, or an unknown name; `by` is the sender. `values` are all fields of the file, not validated."""
 
     request: str
     by: str
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass
@@ -75,6 +79,8 @@ class RequestCounters:
                 return "already paused" if self.paused else "not paused"
             self.pause_toggles += 1
             return "at the next step" if self.paused else "immediately"
+        if request in QUEUE_REQUEST_NAMES:
+            return "ignored: the run does not wait for GPUs"
         return REFUSAL_OUTCOMES.get(request, "unknown request, ignored")
 
     def to_list(self) -> list[int]:
@@ -87,12 +93,12 @@ class RequestCounters:
         return cls(bool(numbers[0]), *numbers[1:])
 
 
-def send_request(control_folder: Path, request: RequestName) -> None:
+def send_request(control_folder: Path, request: RequestName | QueueRequestName, **fields: float) -> None:
     """Write a control request for the owner of the run. Raises UsageError if this user may not control the run."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
     name = f"{time.time_ns()}-{os.getpid()}.json"
     location = str(shown_path(control_folder))
-    values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)}
+    values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)} | fields
     try:
         owner = _owner_uid(control_folder)
         if owner is not None and os.geteuid() not in (owner, 0):
@@ -158,7 +164,7 @@ def _read_request(folder: int, name: str) -> ControlRequest:
         if status.st_size > MAX_REQUEST_BYTES:
             return ControlRequest("large file", by)
         values = json.loads(os.read(handle, MAX_REQUEST_BYTES))
-        return ControlRequest(str(values["request"]), str(values.get("by", "someone")))
+        return ControlRequest(str(values["request"]), str(values.get("by", "someone")), values)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return ControlRequest("unreadable file", by)
     finally:

@@ -15,6 +15,7 @@ from engine.runs.events import (
     ControlEvent,
     EpochEvent,
     Event,
+    GpusGranted,
     RunContinued,
     RunFinished,
     RunPaused,
@@ -72,6 +73,9 @@ def _format_event(event: Event) -> str | None:
             )
         case WaitingForGpus():
             return f"waiting: {event.message}"
+        case GpusGranted():
+            devices = f"GPUs granted: {', '.join(event.devices)}" if event.devices else "the run can start"
+            return f"{devices}, after {event.seconds:.0f} s in the queue"
         case BatchSizeFound():
             return event.message
         case WarningEvent():

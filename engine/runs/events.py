@@ -296,11 +296,23 @@ class RunStarting(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingForGpus(Event):
-    """The requested GPUs are not free yet. Shown on the terminal, never written to the journal."""
+    """The run waits in the queue. Written when it joins and when the reason changes, at most every 30 s. Under torchrun
+    and srun, it is only shown on the terminal."""
 
     type: ClassVar[str] = "waiting"
     message: str
-    """Which GPUs the run waits for, and why."""
+    """Which GPUs or runs it waits for, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpusGranted(Event):
+    """The run leaves the queue and starts. Absent if it did not wait."""
+
+    type: ClassVar[str] = "granted"
+    devices: list[str]
+    """UUIDs of its GPUs; empty for the CPU."""
+    seconds: float
+    """How long it waited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,6 +361,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
         GpuEvent,
         CheckpointSaved,
         WarningEvent,
+        WaitingForGpus,
+        GpusGranted,
         ControlEvent,
         RunPaused,
         RunContinued,

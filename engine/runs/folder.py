@@ -39,8 +39,9 @@ OTHER_RUNS_FOLDER_ADVICE = "select another folder with --runs-dir or GPUTRAIN_RU
 
 
 class RunState(StrEnum):
-    """State of a run. CRASHED: it did not end, and no process owns it."""
+    """State of a run. WAITING: its owner waits for GPUs. CRASHED: it did not end, and no process owns it."""
 
+    WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
     PAUSED = "paused"
@@ -56,7 +57,7 @@ class RunState(StrEnum):
         return self in LIVE_STATES
 
 
-LIVE_STATES = frozenset({RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING})
+LIVE_STATES = frozenset({RunState.WAITING, RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING})
 
 
 def runs_root(override: str | None = None) -> Path:
@@ -165,6 +166,11 @@ class RunFolder:
         return self.root / "lock"
 
     @property
+    def queue(self) -> Path:
+        """Place of the run in the queue for GPUs, see `engine.queue.state`."""
+        return self.root / "queue.json"
+
+    @property
     def class_indices(self) -> Path:
         """Class names by index, as a JSON object."""
         return self.root / "class_indices.json"
@@ -239,7 +245,7 @@ class RunFolder:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
         folders = (self.checkpoints, self.tensorboard, self.control, self.export, self.exports, self.sync)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
-        more_files = (self.evaluation, self.labels, self.skipped_files, *self.checkpoints.glob("*.pt"))
+        more_files = (self.evaluation, self.labels, self.queue, self.skipped_files, *self.checkpoints.glob("*.pt"))
         for path in (*folders, *files, *more_files):
             with suppress(OSError):
                 yield path.relative_to(self.root), path.lstat()
@@ -255,7 +261,10 @@ class RunFolder:
     def state(self, history: History) -> RunState:
         """Return the state of the run from its journal and its owner."""
         if not self.is_owned():
-            return _final_state(history.finished.state) if history.finished else RunState.CRASHED
+            ended = history.finished is not None and history.waiting is None
+            return _final_state(history.finished.state) if history.finished and ended else RunState.CRASHED
+        if history.waiting is not None:
+            return RunState.WAITING
         if history.started is None or history.finished is not None or history.failures:
             # A failure without a run_finished event means that the ranks are restarting.
             return RunState.STARTING

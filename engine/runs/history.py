@@ -25,6 +25,7 @@ from engine.runs.events import (
     EpochEvent,
     Event,
     GpuEvent,
+    GpusGranted,
     PhaseChanged,
     RankFailed,
     RunContinued,
@@ -33,6 +34,7 @@ from engine.runs.events import (
     RunResumed,
     RunStarted,
     StepEvent,
+    WaitingForGpus,
     WarningEvent,
 )
 from engine.runs.records import GpuSample, number
@@ -154,6 +156,8 @@ class History:
     paused: bool = False
     failures: list[RankFailed] = field(default_factory=list)
     finished: RunFinished | None = None
+    waiting: WaitingForGpus | None = None
+    """Why the run waits in the queue; None if it does not."""
     seconds: float = 0.0
     gpus: dict[str, GpuStats] = field(default_factory=dict)
     latest_gpus: GpuEvent | None = None
@@ -173,11 +177,17 @@ class History:
         """Update the state with the next event."""
         self._advance(event)
         match event:
+            case WaitingForGpus():
+                # A session that crashed before the wait does not include it.
+                self._end_session()
+                self.waiting = event
+            case GpusGranted():
+                self.waiting = None
             case RunStarted():
                 # A session that crashed has no run_finished event; it ends with its last event.
                 self._end_session()
                 self._session_start = event.time
-                self.started, self.finished = event, None
+                self.started, self.finished, self.waiting = event, None, None
                 if set(event.devices) != {"cpu"}:
                     self.cpu_fallback = ""
                 self.stopping = self.paused = False
@@ -207,7 +217,7 @@ class History:
             case RankFailed():
                 self.failures.append(event)
             case RunFinished():
-                self.finished = event
+                self.finished, self.waiting = event, None
         self._latest_time = event.time
         if isinstance(event, RunFinished):
             self._end_session()

@@ -56,6 +56,13 @@ class Recorder:
             if not self.closed.is_set():
                 self._record(event, self._listener if notify else lambda _: None)
 
+    def set_listener(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def show(self, event: Event) -> None:
+        """Pass an event to the listener without recording it."""
+        self._listener(event)
+
     def _record(self, event: Event, listener: Listener) -> None:
         if isinstance(event, FlushJournal):
             with suppress(OSError):
@@ -86,6 +93,10 @@ class Recorder:
                 )
                 self._listener(WarningEvent(message=message))
         listener(event)
+
+    def set_config(self, config: Config) -> None:
+        """Set the config that is written when training starts: the ranks may use other values than were requested."""
+        self._config = config
 
     def _write_config(self) -> None:
         text = to_yaml(as_stored(self._config))

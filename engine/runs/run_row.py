@@ -151,7 +151,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         steps=started.epochs * started.steps_per_epoch if started else None,
         images_per_second=None if is_paused else rate,
         eta_seconds=history.eta_s if state.live and not is_paused else None,
-        message=problem or end_message(history.finished, state),
+        message=problem or state_message(history, state),
         data_wait=history.data_wait,
         mfu=history.mfu,
         bottleneck=bottleneck.message if bottleneck else None,
@@ -204,6 +204,15 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
         unreadable=True,
         foreign=folder.owner_problem(),
     )
+
+
+def state_message(history: History, state: RunState) -> str:
+    """Return why a run waits or ended; empty while it trains."""
+    if state is RunState.WAITING and history.waiting is not None:
+        return history.waiting.message
+    if state is RunState.CRASHED and history.waiting is not None:
+        return "its supervisor was killed while it waited; `gputrain queue resume` starts it again"
+    return end_message(history.finished, state)
 
 
 def end_message(finished: RunFinished | None, state: RunState) -> str:

@@ -13,12 +13,14 @@ from typing import BinaryIO
 from engine.runs.events import (
     EpochEvent,
     Event,
+    GpusGranted,
     RunContinued,
     RunFinished,
     RunPaused,
     RunResumed,
     RunStarted,
     StepEvent,
+    WaitingForGpus,
 )
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
@@ -34,7 +36,10 @@ MAX_SCAN_BYTES = 1 << 28
 MAX_PARSED_BYTES = 1 << 22
 START_EVENTS = (RunStarted, RunResumed)
 # Events that determine whether a run trains, is paused or has ended.
-STATE_EVENTS = (*START_EVENTS, StepEvent, EpochEvent, RunPaused, RunContinued, RunFinished)
+STATE_EVENTS = (
+    *(*START_EVENTS, StepEvent, EpochEvent, RunPaused, RunContinued, RunFinished),
+    *(WaitingForGpus, GpusGranted),
+)
 
 
 class RunWatcher:

@@ -98,6 +98,10 @@ class SignalHandler:
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
 
+    def request_stop(self, by: str) -> None:
+        """Request a stop as a signal does; `by` says what requests it."""
+        self.signal_name = self.signal_name or by
+
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.kill_requested = self.kill_requested or (number == signal.SIGINT and self._interrupted)
         self._interrupted = self._interrupted or number == signal.SIGINT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,10 @@ from tui.flags import FLAG_TO_KEY
 if TYPE_CHECKING:
     from engine.config.code_trust import CodeTrust
     from engine.config.loader import ResolvedConfig
+
+
+FlagValue = str | bool | tuple[str, ...]
+"""A value as typed, or one that needs no parsing."""
 
 
 @contextmanager
@@ -63,7 +67,7 @@ def is_override(argument: str) -> bool:
     return "/" not in argument.partition("=")[0] and "=" in argument
 
 
-def flag_overrides(values: dict[str, str | None]) -> dict[str, tuple[str, str | bool]]:
+def flag_overrides(values: dict[str, str | None]) -> dict[str, tuple[str, FlagValue]]:
     """Map parameters of a command and their typed values to overrides: config key -> (flag as typed, value)."""
     return {
         FLAG_TO_KEY[name]: (f"--{name.replace('_', '-')} {value}", value)
@@ -74,7 +78,7 @@ def flag_overrides(values: dict[str, str | None]) -> dict[str, tuple[str, str | 
 
 def run_flags(
     values: dict[str, str | None], switches: dict[str, bool], ngpu: int | None
-) -> dict[str, tuple[str, str | bool]]:
+) -> dict[str, tuple[str, FlagValue]]:
     """Map the flags of a command that trains to overrides, as `flag_overrides`; `switches` are flags without a value.
 
     Raises UsageError if --ngpu and --gpus disagree.
@@ -93,7 +97,7 @@ def run_flags(
 
 def resolve_arguments(
     arguments: list[str] | None,
-    flags: dict[str, tuple[str, str | bool]] | None = None,
+    flags: Mapping[str, tuple[str, FlagValue]] | None = None,
     *,
     trust_code: bool = False,
 ) -> ResolvedConfig:
@@ -132,6 +136,14 @@ TrustCodeOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON lines; implies --headless.")]
+DetachOption = Annotated[
+    bool,
+    typer.Option(
+        "--detach", help="Start the run in the background, print its name, and return; with --wait, it queues."
+    ),
+]
+# Set by --detach for the command that it starts.
+DetachedOption = Annotated[bool, typer.Option("--detached", hidden=True)]
 HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
 TrustOwnerOption = Annotated[

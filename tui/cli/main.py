@@ -18,6 +18,7 @@ from tui.cli.lr_find import app as lr_find_app
 from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
 from tui.cli.notify import app as notify_app
+from tui.cli.queue import app as queue_app
 from tui.cli.run_labels import app as run_list_app
 from tui.cli.runs import app as runs_app
 from tui.cli.sweep import app as sweep_app
@@ -51,6 +52,7 @@ for commands in (
     bench_app,
     run_list_app,
     runs_app,
+    queue_app,
     compare_app,
     trained_app,
     sync_app,

@@ -9,7 +9,10 @@ import typer
 
 from tui.cli.arguments import (
     RUN_HELP,
+    DetachedOption,
+    DetachOption,
     EventsJsonOption,
+    FlagValue,
     HeadlessOption,
     LowBandwidthOption,
     RunArgument,
@@ -19,7 +22,7 @@ from tui.cli.arguments import (
     exit_on_usage_error,
 )
 from tui.cli.help import RUNS, HelpCommand, make_epilog
-from tui.cli.train import build_request, run_headless, run_with_screen, should_open_screen
+from tui.cli.train import build_request, run_headless, run_with_screen, should_open_screen, start_in_background
 
 app = typer.Typer()
 
@@ -138,6 +141,8 @@ def resume(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config change, such as run.epochs=30.")
     ] = None,
     headless: HeadlessOption = False,
+    detach: DetachOption = False,
+    detached: DetachedOption = False,
     runs_dir: RunsDirOption = None,
     as_json: EventsJsonOption = False,
     trust_owner: TrustOwnerOption = False,
@@ -157,7 +162,7 @@ def resume(
             raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run")
         if any("=" not in change for change in changes or []):
             raise UsageError.one(" ".join(changes or []), "set values as section.key=value")
-        flags: dict[str, tuple[str, str | bool]] = {
+        flags: dict[str, tuple[str, FlagValue]] = {
             "run.resume": ("gputrain resume", True),
             "run.name": ("gputrain resume", folder.name),
         }
@@ -168,8 +173,13 @@ def resume(
             root,
             trust_owner=trust_owner,
             trust_code=trust_code,
+            detached=detached,
         )
-        if should_open_screen(headless=headless or as_json):
+        if detach and as_json:
+            raise UsageError.one("--detach", "cannot be combined with --json")
+        if detach:
+            start_in_background(request, sys.argv[1:], root)
+        elif should_open_screen(headless=headless or as_json):
             run_with_screen(request, sys.argv[1:], root)
         else:
             run_headless(request, as_json=as_json)

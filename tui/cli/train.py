@@ -13,6 +13,8 @@ import typer
 
 from tui.cli.arguments import (
     ConfigArguments,
+    DetachedOption,
+    DetachOption,
     EventsJsonOption,
     HeadlessOption,
     JsonOption,
@@ -22,12 +24,14 @@ from tui.cli.arguments import (
     TrustOwnerOption,
     code_trust,
     exit_on_usage_error,
+    print_warning,
     resolve_arguments,
     run_flags,
     split_arguments,
     trust_option,
 )
-from tui.cli.help import TRAIN, ConfigCommand, HelpCommand, make_epilog
+from tui.cli.help import CONFIG_OPTIONS, TRAIN, ConfigCommand, HelpCommand, make_epilog
+from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.config.loader import ResolvedConfig
@@ -44,12 +48,13 @@ app = typer.Typer()
         [
             "gputrain run --headless digits --epochs 5 optim.lr=0.1",
             "gputrain run flowers.yaml --gpus 0,1 --amp bf16",
-            "gputrain run flowers.yaml --headless --gpus free:2 --wait",
+            "gputrain run flowers.yaml --gpus free:2 --wait --detach",
+            "gputrain run flowers.yaml --detach --after flowers-3",
             "gputrain run flowers.yaml --dry-run",
         ],
         "All config keys: gputrain config --describe",
         exit_codes={
-            0: "finished, or the screen was closed",
+            0: "finished, or the screen was closed, or started with --detach",
             1: "failed",
             2: "usage or config error",
             3: "stopped on request; resume with gputrain resume",
@@ -59,6 +64,8 @@ app = typer.Typer()
 def run(
     arguments: ConfigArguments = None,
     headless: HeadlessOption = False,
+    detach: DetachOption = False,
+    detached: DetachedOption = False,
     gpus: Annotated[str | None, typer.Option("--gpus")] = None,
     ngpu: NgpuOption = None,
     wait: Annotated[bool, typer.Option("--wait")] = False,
@@ -76,6 +83,15 @@ def run(
     seed: Annotated[str | None, typer.Option("--seed")] = None,
     name: Annotated[str | None, typer.Option("--name")] = None,
     launcher: Annotated[str | None, typer.Option("--launcher")] = None,
+    priority: Annotated[str | None, typer.Option("--priority")] = None,
+    after: Annotated[list[str] | None, typer.Option("--after")] = None,
+    after_any: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after-any", metavar="RUN", help="Like --after, however the run ends.", rich_help_panel=CONFIG_OPTIONS
+        ),
+    ] = None,
+    share: Annotated[str | None, typer.Option("--share")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
@@ -92,13 +108,19 @@ def run(
     --headless, --json or --dry-run, the run stays in the foreground: Ctrl-C saves a checkpoint and stops at the next
     step, a second Ctrl-C kills the run.
     """
+    from engine.config.queue_section import ANY_END
+    from engine.utils.errors import UsageError
+
     flag_values = {
         "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
         "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
-        "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
+        "data_path": data_path, "seed": seed, "name": name, "launcher": launcher, "priority": priority, "share": share,
     }  # fmt: skip
     with exit_on_usage_error():
         flags = run_flags(flag_values, {"resume": resume, "wait": wait}, ngpu)
+        if after or after_any:
+            references = (*split_references(after), *(f"{name}{ANY_END}" for name in split_references(after_any)))
+            flags[FLAG_TO_KEY["after"]] = (f"--after {','.join(references)}", references)
         file, _ = split_arguments(arguments)
         stem = Path(file).stem if file else None
         request = build_request(
@@ -108,8 +130,13 @@ def run(
             dry_run=dry_run,
             trust_owner=trust_owner,
             trust_code=trust_code,
+            detached=detached,
         )
-        if should_open_screen(headless=headless or as_json or dry_run):
+        if detach and (as_json or dry_run):
+            raise UsageError.one("--detach", f"cannot be combined with {'--json' if as_json else '--dry-run'}")
+        if detach:
+            start_in_background(request, sys.argv[1:], runs_dir)
+        elif should_open_screen(headless=headless or as_json or dry_run):
             run_with_screen(request, sys.argv[1:], runs_dir)
         else:
             run_headless(request, as_json=as_json)
@@ -122,6 +149,42 @@ def should_open_screen(*, headless: bool) -> bool:
     return (
         not headless and sys.stdin.isatty() and sys.stdout.isatty() and detect_launcher("auto", os.environ) == "spawn"
     )
+
+
+def split_references(options: list[str] | None) -> list[str]:
+    """Return the runs of `--after a,b --after c`."""
+    return [part.strip() for option in options or [] for part in option.split(",") if part.strip()]
+
+
+def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str | None) -> None:
+    """Start the same command without a terminal, and print the name of the run once it has its folder.
+
+    Exits with the code of the command if it refuses the request. Raises UsageError if the config is invalid."""
+    from engine.distributed.rank_env import detect_launcher
+    from engine.launch.queue_resume import wait_until_queued
+    from engine.runs.folder import runs_root
+    from engine.utils.errors import UsageError
+    from engine.utils.text import printable
+    from tui.launcher import launch_run
+
+    if detect_launcher(request.config.device.launcher, os.environ) != "spawn":
+        raise UsageError.one("--detach", "is not available under torchrun and srun, which start the ranks themselves")
+    raise_problems(request)
+    request.code_trust.check(request.config)
+    rest = [argument for argument in arguments[1:] if argument not in ("--detach", "--headless")]
+    launched = launch_run([arguments[0], "--headless", "--detached", *rest], runs_root(runs_dir))
+    if launched.warning is not None:
+        print_warning(launched.warning)
+    try:
+        folder = wait_until_queued(launched)
+    except KeyboardInterrupt:
+        launched.process.terminate()
+        raise typer.Exit(130) from None
+    if folder is None:
+        for line in launched.output_lines():
+            typer.echo(printable(line), err=True)
+        raise typer.Exit(launched.process.wait())
+    typer.echo(folder.name)
 
 
 def run_with_screen(request: RunRequest, arguments: list[str], runs_dir: str | None) -> None:
@@ -149,6 +212,7 @@ def build_request(
     dry_run: bool = False,
     trust_owner: bool = False,
     trust_code: bool = False,
+    detached: bool = False,
 ) -> RunRequest:
     """Return the request to run a config; `stem` names its run unless the config does.
 
@@ -175,6 +239,7 @@ def build_request(
         problems=problems,
         trust_owner=trust_owner,
         code_trust=trust,
+        detached=detached,
     )
 
 

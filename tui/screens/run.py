@@ -40,6 +40,7 @@ STOP_QUESTIONS = {
     RunState.RUNNING: "Stop the run? It saves a checkpoint and can be resumed.",
     RunState.PAUSED: "Stop the run? It saves a checkpoint and can be resumed.",
     RunState.STARTING: "Stop the run before its first step?",
+    RunState.WAITING: "Cancel the run? It leaves the queue and does not start.",
 }
 
 
@@ -172,6 +173,8 @@ class RunScreen(ChartScreen):
         """Hide commands that have no effect in the state of the run."""
         snapshot, state = self._poller.latest, self.state
         name = action.partition("(")[0]
+        if name in ("pause", "checkpoint") and state is RunState.WAITING:
+            return False
         if name in ("stop", "pause", "checkpoint"):
             return state is not None and state.live and (name == "stop" or state is not RunState.STOPPING)
         if name == "resume":

@@ -17,6 +17,7 @@ from tui.text.tables import shorten_middle
 
 # Symbol and style of each state; screens print the state's name next to them.
 STATE_SYMBOLS = {
+    RunState.WAITING: ("◌", MUTED),
     RunState.STARTING: ("◌", WARNING),
     RunState.RUNNING: ("●", GOOD),
     RunState.PAUSED: ("‖", WARNING),
@@ -56,8 +57,9 @@ def run_line(row: RunRow, name_width: int, width: int) -> Text:
     line.append(f"{sign} ", style)
     line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else "")
     line.append("  ")
-    if row.state == RunState.STARTING and row.message:
-        return line.append(printable(row.message), WARNING)
+    if row.state in (RunState.WAITING, RunState.STARTING) and row.message:
+        waiting = f"{row.state}  " if row.state == RunState.WAITING else ""
+        return line.append(waiting).append(printable(row.message), MUTED if waiting else WARNING)
     if row.state in ENDED_BADLY and row.message and width - name_width - FIGURE_COLUMNS < MIN_CAUSE_COLUMNS:
         return line.append(f"{row.state:<{STATE_COLUMNS}}  ", style).append(printable(row.message), MUTED)
     line.append_text(_progress(row, METER_COLUMNS if width >= METER_MIN_WIDTH else 0)).append("  ")

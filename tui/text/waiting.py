@@ -1,16 +1,13 @@
-"""The runs that wait for GPUs of this host. Until they get them, they have no run folder."""
+"""The runs that wait for GPUs of this host, as lines for the monitor."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
-from engine.gpus.reservation_reader import ReservationInfo, read_reservations
-from engine.utils.text import pluralize, printable
+from engine.queue.listing import QueueRow, list_queue
+from engine.utils.text import printable
 from tui.palette import MUTED, WARNING
 from tui.text.tables import shorten_middle
 
@@ -35,21 +32,9 @@ class WaitingRun:
 
 def read_waiting_runs() -> list[WaitingRun]:
     """Return the runs of all users of this host that wait for GPUs, in queue order."""
-    queue = [reservation for reservation in read_reservations() if reservation.is_waiting]
-    return [
-        WaitingRun(f"waiting {waiter.key}", waiter.run, wait_message(waiter, queue[:position]))
-        for position, waiter in enumerate(queue)
-    ]
+    return [WaitingRun(row.key, row.name, wait_message(row)) for row in list_queue()]
 
 
-def wait_message(waiter: ReservationInfo, ahead: Sequence[ReservationInfo]) -> str:
-    """Return `waits for 2 free GPUs, 1 run ahead`."""
-    if match := re.fullmatch(r"free:(\d+)", waiter.selection):
-        wanted = pluralize(int(match[1]), "free GPU")
-    elif waiter.selection in ("auto", "all"):
-        wanted = "free GPUs" if waiter.selection == "auto" else "all GPUs"
-    else:
-        wanted = f"{'GPUs' if ',' in waiter.selection else 'GPU'} {waiter.selection}"
-    position = f"{pluralize(len(ahead), 'run')} ahead" if ahead else "next in the queue"
-    owner = "" if waiter.uid == os.geteuid() else f"  ({waiter.user})"
-    return printable(f"waits for {wanted}, {position}{owner}")
+def wait_message(row: QueueRow) -> str:
+    """Return why a run waits, with its user if that is not this one."""
+    return printable(row.reason + ("" if row.is_own else f"  ({row.user})"))

@@ -97,7 +97,7 @@ ERRORS = {
     "age<soon": "age: soon is not a duration, such as 90s, 5min, 1h30m or 2d",
     "started>soon": "started: soon is not a date, such as 2026-11-01 or 2026-11-01T14:30",
     "archived=maybe": "archived: maybe is not yes or no",
-    "state=failde": "failde is no state of a run: starting",
+    "state=failde": "failde is no state of a run: waiting, starting",
     "tag>night": "tags has no order; use = or !=",
     "lr=": "needs a value: optim.lr=VALUE",
     "options=2": "is part of several config keys: model.options, optim.options; write one of them",

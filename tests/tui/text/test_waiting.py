@@ -1,18 +1,26 @@
-"""The runs that wait for GPUs."""
+"""The runs in the queue as lines of the monitor and as the table of `gputrain queue`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import ReservationInfo
+from engine.queue.listing import QueueRow, RowState, describe_wait
+from tui.text.queue import format_queue_table
 from tui.text.waiting import WaitingRun, read_waiting_runs, wait_message
 
 
-def waiter(run: str, selection: str) -> ReservationInfo:
-    return ReservationInfo(run, os.geteuid(), f"{run}.lock", 1.0, selection, (), (), ())
+def make_row(name: str = "a", **values: Any) -> QueueRow:
+    defaults = {
+        "user": "me", "uid": os.geteuid(), "state": RowState.WAITING, "place": 1, "since": 0.0,
+        "reason": "GPU 0: in use", "gpus": "free:2",
+    }  # fmt: skip
+    return QueueRow(name=name, **defaults | values)
 
 
 @pytest.mark.parametrize(
@@ -22,21 +30,40 @@ def waiter(run: str, selection: str) -> ReservationInfo:
         ("free:2", "2 free GPUs"),
         ("auto", "free GPUs"),
         ("all", "all GPUs"),
-        ("3", "GPU 3"),
-        ("2,3", "GPUs 2,3"),
+        ("0,1", "GPUs 0,1"),
     ],
 )
-def test_wait_message_names_gpus_and_position(selection: str, wanted: str) -> None:
-    run = waiter("second", selection)
-    assert wait_message(run, [waiter("first", "auto")]) == f"waits for {wanted}, 1 run ahead"
-    assert wait_message(run, []) == f"waits for {wanted}, next in the queue"
+def test_describe_wait_names_gpus_and_position(selection: str, wanted: str) -> None:
+    run = ReservationInfo("a", os.geteuid(), "1.lock", 1.0, selection, (), (), ())
+    assert describe_wait(run, [run]) == f"waits for {wanted}, 1 run ahead"
+    assert describe_wait(run, []) == f"waits for {wanted}, next in the queue"
 
 
-def test_read_waiting_runs_without_reservations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_message_names_another_user_and_escapes_control_characters() -> None:
+    assert wait_message(make_row()) == "GPU 0: in use"
+    foreign = make_row(uid=os.geteuid() + 1, user="ada", reason="\x1b[2J")
+    assert wait_message(foreign) == "\\x1b[2J  (ada)"
+
+
+def test_read_waiting_runs_lists_published_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     assert read_waiting_runs() == []
+    entry = Reservation()
+    entry.enqueue("free:2", ["GPU-0"], "sweep")
+    [waiting] = read_waiting_runs()
+    entry.release()
+    assert (waiting.name, waiting.message) == ("sweep", "waits for 2 free GPUs, next in the queue")
 
 
 def test_waiting_run_line_keeps_end_of_long_name() -> None:
     line = WaitingRun("key", "a-sweep-with-a-long-name-seed-3", "waits for all GPUs").line(12).plain
     assert line.startswith("◌ a-s") and "seed-3  waits for all GPUs" in line
+
+
+def test_queue_table_marks_runs_without_a_place() -> None:
+    held = make_row("b", place=None, state=RowState.HELD, priority=-3, share=4)
+    lines = format_queue_table([make_row(), held]).splitlines()
+    assert [line.split()[:6] for line in lines[1:]] == [
+        ["1", "a", "me", "waiting", "free:2", "0"],
+        ["–", "b", "me", "held", "free:2", "/4"],
+    ]

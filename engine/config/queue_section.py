@@ -1,0 +1,71 @@
+"""Config section `queue`: when a run that waits for GPUs gets them, and whether it shares them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, Strict
+
+from engine.config.section import Section
+
+MAX_PRIORITY = 1000
+ANY_END = ":any"
+
+
+def _as_references(value: object) -> object:
+    """Parse `a`, `a,b:any` and None to a list of references. YAML parses the run name 2024 as a number."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, str):
+        value = [part.strip() for part in value.strip("[] ").split(",") if part.strip()]
+    if isinstance(value, list | tuple):
+        return tuple(str(part) if isinstance(part, int | float) else part for part in value)
+    return () if value is None else value
+
+
+RunReferences = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], BeforeValidator(_as_references), Strict(False)
+]
+
+
+class QueueConfig(Section):
+    """Section `queue`: order, dependencies and sharing of runs that wait for GPUs."""
+
+    priority: int = Field(
+        0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Order among your own waiting runs: the highest starts first. Between users, the order of arrival "
+        "counts.",
+    )
+    after: RunReferences = Field(
+        (),
+        title="after runs",
+        description="Wait until these runs have finished; RUN:any also accepts a run that failed or was stopped. "
+        "Implies device.wait. Set it on the command line.",
+    )
+    share: int = Field(
+        1,
+        ge=1,
+        le=64,
+        title="runs per GPU",
+        description="Let up to this many runs use one GPU, if all of them allow it. With more than 1, device.gpus=auto "
+        "means one GPU.",
+    )
+    time_limit: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        title="time limit",
+        description="Stop with a checkpoint after this many minutes of training; 0 disables. Lets the run use GPUs "
+        "that a run with queue.backfill waits for.",
+    )
+    backfill: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        title="backfill",
+        description="Minutes for which later runs may use free GPUs while this run waits for more: those whose "
+        "queue.time_limit ends within these minutes, counted from when the first GPU became free. They delay this run "
+        "by no more than that. 0: no run passes this one.",
+    )

@@ -1,0 +1,67 @@
+"""The terms on which a run waits for GPUs, and the order of the queue that follows from those of all runs.
+
+The supervisor of a run chooses its terms (`engine.queue`), `reservation` publishes them, and `run_queue` and
+`engine.queue.listing` order the reservations that `reservation_reader` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from engine.gpus.reservation_reader import ReservationInfo
+
+# What a run waits for before it waits for GPUs.
+Blocked = Literal["", "held", "dependency"]
+
+
+@dataclass(frozen=True)
+class QueueTerms:
+    """How a run waits. Among the runs of one user, the highest `priority` is first, then the lowest `position`.
+
+    `position` is the Unix time at which the run was submitted, unless the user has moved it. A `blocked` run claims no
+    devices. Up to `share` runs may use one device if all of them allow it. `folder` is the run folder.
+    """
+
+    priority: int = 0
+    position: float | None = None
+    blocked: Blocked = ""
+    share: int = 1
+    folder: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of the reservation file. An unknown position is that of arrival."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Backfill:
+    """What a run declares so that later ones may pass it for a while, or so that it may pass others.
+
+    `allowed_s`: for how many seconds runs behind it may use the devices that it claims (`queue.backfill`).
+    `time_limit_s`: the most that it trains (`queue.time_limit`), 0 if it has no limit.
+    """
+
+    allowed_s: float = 0.0
+    time_limit_s: float = 0.0
+
+
+def own_order(reservation: ReservationInfo) -> tuple[int, float, float, tuple[int, str]]:
+    """Sort key of a run among the runs of its user."""
+    return -reservation.priority, reservation.position, reservation.since, reservation.key
+
+
+def queue_order(reservations: Sequence[ReservationInfo]) -> list[ReservationInfo]:
+    """Return the runs that wait for GPUs only, in the order in which they get them.
+
+    Each arrival is a slot that belongs to the user who arrived. Users order their own runs over their own slots, so
+    that no priority delays a run of another user.
+    """
+    slots = sorted((each for each in reservations if each.is_ready), key=lambda each: (each.since, each.key))
+    by_user: dict[int, Iterator[ReservationInfo]] = {
+        uid: iter(sorted((each for each in slots if each.uid == uid), key=own_order))
+        for uid in {each.uid for each in slots}
+    }
+    return [next(by_user[slot.uid]) for slot in slots]

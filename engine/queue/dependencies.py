@@ -1,0 +1,118 @@
+"""The runs that a run waits for (`queue.after`): resolve their names, and follow them until they have ended.
+
+`place` polls them. The folders are held by a descriptor, so that a renamed run is still the same one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.config.queue_section import ANY_END
+from engine.queue.state import Dependency, is_interrupted, read_queue_state
+from engine.runs.folder import RunFolder, RunState, find_run, list_runs
+from engine.runs.watcher import RunWatcher
+from engine.utils.errors import UsageError
+from engine.utils.files import shown_path
+
+KEY = "queue.after"
+
+
+class DependencyError(Exception):
+    """A run that this one waits for did not finish. The message says so in a sentence."""
+
+
+def find_dependencies(root: Path, references: Sequence[str], *, trust_owner: bool = False) -> list[Dependency]:
+    """Return the runs that values of `queue.after` refer to. Raises UsageError if one does not exist."""
+    found = []
+    for reference in references:
+        name = reference.removesuffix(ANY_END)
+        try:
+            folder = find_run(root, name, trust_owner=trust_owner)
+        except UsageError as error:
+            reasons = [f"{problem.location}: {problem.message}" for problem in error.problems]
+            raise UsageError.one(KEY, "; ".join(reasons)) from error
+        status = os.fstat(folder.held_fd)
+        os.close(folder.held_fd)
+        found.append(Dependency(folder.name, reference.endswith(ANY_END), status.st_dev, status.st_ino))
+    return found
+
+
+def check_cycles(name: str, root: Path, dependencies: Sequence[Dependency]) -> None:
+    """Raise UsageError if a run would wait for itself, directly or through other waiting runs."""
+    unseen, seen = [dependency.name for dependency in dependencies], set[str]()
+    while unseen:
+        current = unseen.pop()
+        if current == name:
+            raise UsageError.one(KEY, f"{name} would wait for itself; wait for another run")
+        if current not in seen:
+            seen.add(current)
+            state = read_queue_state(RunFolder(root / current))
+            unseen += [dependency.name for dependency in state.after] if state is not None else []
+
+
+@dataclass
+class FollowedRun:
+    """A run that another one waits for. `folder` is None if it no longer exists."""
+
+    dependency: Dependency
+    folder: RunFolder | None
+    watcher: RunWatcher | None = field(default=None)
+
+    @classmethod
+    def open(cls, root: Path, dependency: Dependency) -> FollowedRun:
+        """Hold the folder of the run, which may have been renamed since."""
+        folder = _hold_same(RunFolder(root / dependency.name), dependency)
+        if folder is None:
+            with suppress(UsageError):
+                renamed = (_hold_same(candidate, dependency) for candidate in list_runs(root))
+                folder = next(filter(None, renamed), None)
+        return cls(dependency, folder, None if folder is None else RunWatcher(folder))
+
+    def waits_because(self) -> str:
+        """Return why the run is still to be waited for, "" if it has ended as it should.
+
+        Raises DependencyError if it will never end so."""
+        if self.folder is None or self.watcher is None or os.fstat(self.folder.held_fd).st_nlink == 0:
+            if self.dependency.any_end:
+                return ""
+            raise DependencyError(f"the run {self.dependency.name}, which this run waited for, was deleted")
+        name, state = shown_path(self.folder.root).name, self.folder.state(self.watcher.poll())
+        if not state.live:
+            # It may have ended between the two readings of journal and lock.
+            state = self.folder.state(self.watcher.poll())
+        if state.live:
+            return f"after run {name}, which is {state}"
+        if is_interrupted(self.folder):
+            return f"after run {name}, which was interrupted while it waited; `gputrain queue resume {name}` starts it"
+        if state is RunState.FINISHED or self.dependency.any_end:
+            return ""
+        message = self.watcher.history.finished.message if self.watcher.history.finished else ""
+        cause = f" ({message})" if message else ""
+        raise DependencyError(
+            f"the run {name}, which this run waited for, {_ENDS[state]}{cause}; to start a run however it ends, use "
+            f"--after {name}{ANY_END}"
+        )
+
+    def close(self) -> None:
+        if self.folder is not None:
+            os.close(self.folder.held_fd)
+
+
+_ENDS = {RunState.FAILED: "failed", RunState.STOPPED: "was stopped", RunState.CRASHED: "crashed"}
+
+
+def _hold_same(folder: RunFolder, dependency: Dependency) -> RunFolder | None:
+    """Return the folder, held, if it is that of the dependency."""
+    try:
+        held = folder.hold()
+    except OSError:
+        return None
+    status = os.fstat(held.held_fd)
+    if (status.st_dev, status.st_ino) == (dependency.device, dependency.inode):
+        return held
+    os.close(held.held_fd)
+    return None

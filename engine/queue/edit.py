@@ -1,0 +1,182 @@
+"""Change the place of a waiting run of this user: hold, release, cancel, priority and order.
+
+The supervisor of the run carries out the requests (`place`), because only the owner of a run writes to its folder. An
+interrupted run has no supervisor; it can only be cancelled, or started again with `engine.launch.queue_resume`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from engine.config.queue_section import MAX_PRIORITY
+from engine.config.schema import Config
+from engine.queue.listing import QueueRow, RowState, list_queue
+from engine.queue.state import PENDING_STAGES, QueueStage, read_queue_state, write_queue_state
+from engine.runs.control import send_request
+from engine.runs.events import RunFinished
+from engine.runs.folder import LAST_RUN, RunFolder, find_run
+from engine.runs.ownership import Ownership
+from engine.runs.recorder import Recorder
+from engine.runs.watcher import RunWatcher
+from engine.utils.errors import UsageError, did_you_mean
+
+# A supervisor polls once per second.
+APPLY_TIMEOUT_SECONDS = 5.0
+POLL_SECONDS = 0.1
+Destination = Literal["first", "last"]
+
+
+def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = None) -> QueueRow:
+    """Return the waiting run of this user that a name, a unique beginning of it, a folder or `last` refers to.
+
+    Raises UsageError if there is none or several, or if it is that of another user."""
+    rows = list_queue(root) if rows is None else rows
+    own = [row for row in rows if row.is_own and row.folder]
+    # A name may exist in several runs folders.
+    here = [row for row in own if Path(row.folder).parent == root]
+    for candidates in (here, own):
+        exact = [row for row in candidates if reference in (row.name, row.folder)]
+        matches = exact or [row for row in candidates if row.name.startswith(reference)]
+        if reference == LAST_RUN and candidates:
+            return max(candidates, key=lambda row: row.since)
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            listed = ", ".join(row.name if row in here else row.folder for row in matches)
+            raise UsageError.one(reference, f"matches several waiting runs: {listed}; type more of the name")
+    foreign = next((row for row in rows if not row.is_own and row.name == reference), None)
+    if foreign is not None:
+        raise UsageError.one(reference, f"belongs to {foreign.user}; only that user can change its place")
+    # Says that there is no such run, if there is none.
+    folder = find_run(root, reference)
+    state = folder.state(RunWatcher(folder).poll())
+    names = [row.name for row in own]
+    hint = did_you_mean(reference, names) if names else ""
+    raise UsageError.one(folder.name, f"is not in the queue: it is {state}{hint}")
+
+
+def hold(row: QueueRow) -> str:
+    """Keep a run from starting. Return what became of it, as a sentence. Raises UsageError."""
+    return _request(row, "hold", lambda now: now.state is RowState.HELD, "is held")
+
+
+def release(row: QueueRow) -> str:
+    """Let a held run start. Return what became of it, as a sentence. Raises UsageError."""
+    return _request(row, "release", lambda now: now.state is not RowState.HELD, "is released")
+
+
+def set_priority(row: QueueRow, priority: int) -> str:
+    """Order a run among those of this user: the highest priority first. Raises UsageError."""
+    if abs(priority) > MAX_PRIORITY:
+        raise UsageError.one("priority", f"{priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    return _order(row, priority, row.position)
+
+
+def move(row: QueueRow, rows: Sequence[QueueRow], before: QueueRow | Destination) -> str:
+    """Move a run before another run of this user, or to the beginning or the end of them.
+
+    It takes the priority of its new neighbor. Return what became of it, as a sentence. Raises UsageError."""
+    others = sorted(
+        (each for each in rows if each.is_own and each.is_live and each.key != row.key),
+        key=_rank,
+    )
+    if not others:
+        return f"{row.name} is the only one of your runs that waits."
+    is_first, is_last = _rank(row) < _rank(others[0]), _rank(row) > _rank(others[-1])
+    if (before == "first" and is_first) or (before == "last" and is_last):
+        return f"{row.name} is already the {before} of your runs."
+    if before == "first":
+        return _order(row, others[0].priority, others[0].position - 1)
+    if before == "last":
+        return _order(row, others[-1].priority, others[-1].position + 1)
+    if before.key == row.key:
+        raise UsageError.one(row.name, "cannot be moved before itself")
+    index = next((index for index, each in enumerate(others) if each.key == before.key), None)
+    if index is None:
+        raise UsageError.one(before.name, "is not one of your waiting runs")
+    return _order(row, before.priority, _position_before(others, index))
+
+
+def _rank(row: QueueRow) -> tuple[int, float, float]:
+    return -row.priority, row.position, row.since
+
+
+def _position_before(others: Sequence[QueueRow], index: int) -> float:
+    """Return a position between that of a run and that of the one before it, of equal priority."""
+    target = others[index]
+    if index == 0 or others[index - 1].priority != target.priority:
+        return target.position - 1
+    previous = others[index - 1].position
+    middle = (previous + target.position) / 2
+    if previous < middle < target.position:
+        return middle
+    # No number lies between the two: shift those before the target.
+    for step, other in enumerate(reversed([each for each in others[:index] if each.priority == target.priority])):
+        _order(other, other.priority, target.position - 2 - step)
+    return target.position - 1
+
+
+def _order(row: QueueRow, priority: int, position: float) -> str:
+    def is_done(now: QueueRow) -> bool:
+        return now.priority == priority and math.isclose(now.position, position, rel_tol=1e-15, abs_tol=1e-9)
+
+    return _request(row, "order", is_done, f"has priority {priority}", priority=priority, position=position)
+
+
+def _request(
+    row: QueueRow,
+    request: Literal["hold", "release", "order"],
+    is_done: Callable[[QueueRow], bool],
+    result: str,
+    **fields: float,
+) -> str:
+    """Send a request and wait until the supervisor has carried it out. Return the result as a sentence."""
+    if not row.is_live:
+        raise UsageError.one(row.name, row.reason)
+    send_request(RunFolder(Path(row.folder)).control, request, **fields)
+    deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        now = next((each for each in list_queue() if each.folder == row.folder and each.is_own), None)
+        if now is None:
+            return f"{row.name} has left the queue."
+        if is_done(now):
+            return f"{row.name} {result}."
+        time.sleep(POLL_SECONDS)
+    return f"{row.name} has not answered yet: its supervisor is suspended or the host is busy."
+
+
+def cancel(row: QueueRow) -> str:
+    """Remove a run from the queue; its folder stays, as a stopped run. Return what became of it, as a sentence.
+
+    Raises UsageError."""
+    folder = RunFolder(Path(row.folder))
+    if not row.is_live:
+        _cancel_interrupted(folder)
+        return f"{row.name} is cancelled."
+    send_request(folder.control, "stop")
+    deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
+    while folder.is_owned() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    if folder.is_owned():
+        return f"Sent the request to {row.name}."
+    return f"{row.name} is cancelled."
+
+
+def _cancel_interrupted(folder: RunFolder) -> None:
+    """Record that a run without a supervisor does not start any more. Raises UsageError if it has one by now."""
+    held = find_run(folder.path.parent, str(folder.path))
+    ownership = Ownership(held)
+    try:
+        state = read_queue_state(held)
+        if state is not None and state.stage in PENDING_STAGES:
+            recorder = Recorder(held, Config(), lambda _: None)
+            recorder.record(RunFinished(state="stopped", message="cancelled after its wait was interrupted"))
+            recorder.close()
+            write_queue_state(held, replace(state, stage=QueueStage.ENDED))
+    finally:
+        ownership.release()

@@ -1,0 +1,145 @@
+"""List the queue of this host: what waits for GPUs, of all users, and this user's runs whose wait was interrupted.
+
+`gputrain queue` and the screen show it. Uses the reservations of `engine.gpus` and the `queue.json` of run folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from engine.gpus.queue_terms import own_order, queue_order
+from engine.gpus.reservation_reader import ReservationInfo, read_reservations
+from engine.queue.state import PENDING_STAGES, QueueState, read_queue_state
+from engine.runs.folder import RunFolder, list_runs
+from engine.utils.text import pluralize
+from engine.utils.trust import name_of_user
+
+
+class RowState(StrEnum):
+    """How a run waits. INTERRUPTED: its supervisor is gone, and `gputrain queue resume` starts it again."""
+
+    WAITING = "waiting"
+    HELD = "held"
+    DEPENDENT = "dependent"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """A run in the queue. `place` counts from 1 among those that wait for GPUs only; None for the others.
+
+    `since` is when the run joined the queue, in Unix seconds; `gpus` its `device.gpus`. `reason` is what it waits for,
+    as a sentence that may come from another user. `folder` is empty for the runs of other users.
+    """
+
+    name: str
+    user: str
+    uid: int
+    state: RowState
+    place: int | None
+    since: float
+    reason: str
+    gpus: str
+    priority: int = 0
+    position: float = 0.0
+    share: int = 1
+    folder: str = ""
+    key: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        return self.uid == os.geteuid()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a process waits."""
+        return self.state is not RowState.INTERRUPTED
+
+    @property
+    def waited_s(self) -> float:
+        return max(time.time() - self.since, 0.0)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the row as JSON values."""
+        values = asdict(self)
+        del values["key"], values["position"]
+        return values | {"waited_s": round(self.waited_s, 1)}
+
+
+def list_queue(root: Path | None = None) -> list[QueueRow]:
+    """Return the runs that wait for GPUs in queue order, then those that are held or wait for other runs, then the
+    interrupted runs of this user in the runs folder `root`. Raises UsageError if `root` cannot be read."""
+    reservations = [each for each in read_reservations() if each.is_waiting]
+    ready = queue_order(reservations)
+    rows = [_row(each, ready[:place], place + 1) for place, each in enumerate(ready)]
+    blocked = sorted((each for each in reservations if each.blocked), key=lambda each: (each.uid, own_order(each)))
+    rows += [_row(each, (), None) for each in blocked]
+    return rows + (interrupted_rows(root) if root is not None else [])
+
+
+def interrupted_rows(root: Path) -> list[QueueRow]:
+    """Return the runs of this user in a runs folder whose wait was interrupted, in their old order.
+
+    Raises UsageError if the folder cannot be read."""
+    found: list[tuple[QueueState, RunFolder]] = []
+    for run in list_runs(root):
+        state = read_queue_state(run) if run.is_own else None
+        if state is not None and state.stage in PENDING_STAGES and not run.is_owned():
+            found.append((state, run))
+    found.sort(key=lambda pair: (-pair[0].priority, pair[0].position, pair[1].name))
+    return [_interrupted_row(state, run) for state, run in found]
+
+
+def _interrupted_row(state: QueueState, run: RunFolder) -> QueueRow:
+    return QueueRow(
+        name=run.name,
+        user=name_of_user(os.geteuid()),
+        uid=os.geteuid(),
+        state=RowState.INTERRUPTED,
+        place=None,
+        since=state.submitted_at,
+        reason=f"its supervisor was killed while it waited; `gputrain queue resume {run.name}` starts it",
+        gpus="",
+        priority=state.priority,
+        position=state.position,
+        folder=str(run.path),
+        key=str(run.path),
+    )
+
+
+def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | None) -> QueueRow:
+    is_own = entry.uid == os.geteuid()
+    states = {"": RowState.WAITING, "held": RowState.HELD}
+    return QueueRow(
+        name=entry.run,
+        user=entry.user,
+        uid=entry.uid,
+        state=states.get(entry.blocked, RowState.DEPENDENT),
+        place=place,
+        since=entry.since,
+        reason=entry.reason or describe_wait(entry, ahead),
+        gpus=entry.selection,
+        priority=entry.priority,
+        position=entry.position,
+        share=entry.share,
+        folder=entry.folder if is_own else "",
+        key=f"waiting {entry.key}",
+    )
+
+
+def describe_wait(waiter: ReservationInfo, ahead: Sequence[ReservationInfo]) -> str:
+    """Return `waits for 2 free GPUs, 1 run ahead`, for a run that does not say more."""
+    if match := re.fullmatch(r"free:(\d+)", waiter.selection):
+        wanted = pluralize(int(match[1]), "free GPU")
+    elif waiter.selection in ("auto", "all"):
+        wanted = "free GPUs" if waiter.selection == "auto" else "all GPUs"
+    else:
+        wanted = f"{'GPUs' if ',' in waiter.selection else 'GPU'} {waiter.selection}"
+    position = f"{pluralize(len(ahead), 'run')} ahead" if ahead else "next in the queue"
+    return f"waits for {wanted}, {position}"

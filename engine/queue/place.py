@@ -1,0 +1,158 @@
+"""The place of this run in the queue while its supervisor waits: serves requests, follows the runs to wait for.
+
+`engine.launch.lifecycle` creates it once the run folder is claimed, and `engine.gpus.allocation` polls its terms once
+per second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.config.schema import Config
+from engine.gpus.queue_terms import Backfill, QueueTerms
+from engine.queue.dependencies import FollowedRun
+from engine.queue.state import (
+    PENDING_STAGES,
+    QueueStage,
+    QueueState,
+    read_queue_state,
+    valid_position,
+    valid_priority,
+    write_queue_state,
+)
+from engine.runs.control import QUEUE_REQUEST_NAMES, REFUSAL_OUTCOMES, ControlRequest, consume_requests
+from engine.runs.events import ControlEvent, GpusGranted, WaitingForGpus
+from engine.runs.folder import RunFolder
+from engine.runs.recorder import Recorder
+from engine.utils.files import shown_path
+
+# A reason may change every second, for as long as a run waits.
+RECORD_INTERVAL_SECONDS = 30.0
+
+
+class CancelledError(Exception):
+    """A stop request arrived while the run waited; the message says from whom."""
+
+
+@dataclass
+class QueuePlace:
+    """The place of this run in the queue. `keep_alive` is called once per second."""
+
+    folder: RunFolder
+    state: QueueState
+    share: int
+    recorder: Recorder
+    keep_alive: Callable[[], None]
+    followed: list[FollowedRun] = field(default_factory=list)
+    waited_s: float = 0.0
+    """How long the run waited, once it has its devices."""
+    _entered_at: float = field(default_factory=time.monotonic, init=False)
+    _recorded_at: float | None = field(default=None, init=False)
+    _reason: str = field(default="", init=False)
+    _recorded_reason: str = field(default="", init=False)
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether the journal says so."""
+        return bool(self._recorded_reason)
+
+    def save(self, **changes: object) -> None:
+        """Change and store the place."""
+        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
+        write_queue_state(self.folder, self.state)
+
+    def poll_terms(self) -> tuple[QueueTerms, str]:
+        """Return the terms on which the run waits now, and why it is blocked, "" if it is not.
+
+        Raises CancelledError, DependencyError and RunFolderDeletedError."""
+        self.keep_alive()
+        for request in consume_requests(self.folder.control):
+            self._apply(request)
+        blocked, reason = self._blocked()
+        terms = QueueTerms(
+            priority=self.state.priority,
+            position=self.state.position,
+            blocked="held" if self.state.held else "dependency" if blocked else "",
+            share=self.share,
+            folder=str(shown_path(self.folder.root)),
+        )
+        return terms, reason
+
+    def _blocked(self) -> tuple[bool, str]:
+        # Also while the run is held: a failed dependency ends it.
+        reasons = [reason for run in self.followed if (reason := run.waits_because())]
+        if self.state.held:
+            name = shown_path(self.folder.root).name
+            return True, f"held; `gputrain queue release {name}` lets it start"
+        return bool(reasons), "; ".join(reasons)
+
+    def _apply(self, request: ControlRequest) -> None:
+        """Carry out a request and record it. Raises CancelledError."""
+        outcome = self._outcome(request)
+        self.recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))
+        if request.request == "stop":
+            raise CancelledError(f"cancelled by {request.by} while it waited")
+
+    def _outcome(self, request: ControlRequest) -> str:
+        if request.request == "stop":
+            return "the run leaves the queue"
+        if request.request in ("hold", "release"):
+            held = request.request == "hold"
+            if held == self.state.held:
+                return "already held" if held else "not held"
+            self.save(held=held)
+            return "the run does not start until it is released" if held else "the run waits for its turn"
+        if request.request == "order":
+            try:
+                priority = valid_priority(request.values.get("priority"))
+                position = valid_position(request.values.get("position"))
+            except ValueError as error:
+                return f"refused: {error}"
+            self.save(priority=priority, position=position)
+            return f"priority {priority}"
+        if request.request in REFUSAL_OUTCOMES:
+            return REFUSAL_OUTCOMES[request.request]
+        return f"ignored: a waiting run accepts {', '.join(QUEUE_REQUEST_NAMES)} and stop"
+
+    def report(self, reason: str) -> None:
+        """Record why the run waits, and show it if it has changed."""
+        changed, self._reason = reason != self._reason, reason
+        now = time.monotonic()
+        due = self._recorded_at is None or now - self._recorded_at >= RECORD_INTERVAL_SECONDS
+        if due and reason != self._recorded_reason:
+            self._recorded_at, self._recorded_reason = now, reason
+            self.recorder.record(WaitingForGpus(message=reason), notify=changed)
+        elif changed:
+            self.recorder.show(WaitingForGpus(message=reason))
+
+    def leave(self, devices: Sequence[str]) -> None:
+        """Record that the run has its devices."""
+        self.save(stage=QueueStage.GRANTED)
+        if self.has_waited:
+            self.waited_s = time.monotonic() - self._entered_at
+            self.recorder.record(GpusGranted(devices=list(devices), seconds=round(self.waited_s, 3)))
+        self.close()
+
+    def close(self) -> None:
+        for run in self.followed:
+            run.close()
+        self.followed.clear()
+
+
+def initial_state(folder: RunFolder, config: Config, pid: int) -> QueueState:
+    """Return the place of a run that joins the queue: the one it had, if its wait was interrupted."""
+    previous, now = read_queue_state(folder), time.time()
+    if previous is not None and previous.stage in PENDING_STAGES:
+        return replace(previous, pid=pid, stage=QueueStage.WAITING)
+    return QueueState(submitted_at=now, position=now, priority=config.queue.priority, pid=pid)
+
+
+def backfill_of(config: Config) -> Backfill:
+    return Backfill(allowed_s=60 * config.queue.backfill, time_limit_s=60 * config.queue.time_limit)
+
+
+def fixed_terms(config: Config) -> QueueTerms:
+    """Return the terms of a run without a `QueuePlace`: it does not wait, or torchrun or srun started it."""
+    return QueueTerms(priority=config.queue.priority, share=config.queue.share)

@@ -1,0 +1,98 @@
+"""`gputrain run --detach` and `gputrain queue`: runs that wait in the background, and what changes their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.gpus.reservation import Reservation
+from fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid
+from gputrain_command import Gputrain, read_events, wait_for
+
+CPU_RUN = ["digits", "--gpus", "cpu", "--ranks", "1", "--epochs", "1", "--model", "linear"]
+
+
+@pytest.fixture
+def busy_host(gputrain: Gputrain, gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> Gputrain:
+    """A host whose only GPU is reserved by another run, for as long as the test takes."""
+    gpu_host.set_scene([gpu_line(0)])
+    gputrain.environment |= gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", gpu_host.environment["GPUTRAIN_RESERVATIONS"])
+    holder = Reservation()
+    holder.reserve([gpu_uuid(0)], "0", [gpu_uuid(0)], "holder")
+    return gputrain
+
+
+def start_waiting(gputrain: Gputrain, name: str) -> None:
+    started = gputrain("run", "digits", "--gpus", "free:1", "--wait", "--detach", "--name", name)
+    assert (started.returncode, started.stdout) == (0, f"{name}\n"), started.stderr
+
+
+def queue_rows(gputrain: Gputrain) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(gputrain("queue", "--json").stdout)["queue"]
+    return rows
+
+
+def run_state(gputrain: Gputrain, name: str) -> str:
+    rows = json.loads(gputrain("runs", "--json").stdout)["runs"]
+    return next(str(row["state"]) for row in rows if row["name"] == name)
+
+
+def owner_pid(run: Path) -> int:
+    return int(json.loads((run / "owner.json").read_text())["pid"])
+
+
+def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> None:
+    for name in ("a", "b"):
+        start_waiting(busy_host, name)
+    rows = queue_rows(busy_host)
+    assert [(row["name"], row["place"], row["state"]) for row in rows] == [("a", 1, "waiting"), ("b", 2, "waiting")]
+    wait_for(lambda: "reserved by run holder" in queue_rows(busy_host)[0]["reason"], "the reason of the first run")
+    assert busy_host("queue", "move", "b", "--first").stderr == "b has priority 0.\n"
+    assert [row["name"] for row in queue_rows(busy_host)] == ["b", "a"]
+    assert busy_host("queue", "hold", "b").stderr == "b is held.\n"
+    assert [(row["name"], row["place"]) for row in queue_rows(busy_host)] == [("a", 1), ("b", None)]
+    assert busy_host("queue", "cancel", "b").stderr == "b is cancelled.\n"
+    assert run_state(busy_host, "b") == "stopped"
+    # A host that goes down sends SIGTERM, or nothing at all.
+    start_waiting(busy_host, "c")
+    for name, number in (("a", signal.SIGKILL), ("c", signal.SIGTERM)):
+        os.kill(owner_pid(busy_host.runs / name), number)
+    wait_for(lambda: {row["state"] for row in queue_rows(busy_host)} == {"interrupted"}, "the end of both runs")
+    assert run_state(busy_host, "a") == "crashed"
+    resumed = busy_host("queue", "resume")
+    assert (resumed.returncode, resumed.stdout) == (0, "a\nc\n"), resumed.stderr
+    assert [(row["name"], row["place"]) for row in queue_rows(busy_host)] == [("a", 1), ("c", 2)]
+    for name in ("a", "c"):
+        assert busy_host("stop", name).stderr == f"{name} is stopped.\n"
+    assert queue_rows(busy_host) == []
+    assert busy_host("queue", "hold", "a").stderr == "error: a: is not in the queue: it is stopped\n"
+
+
+def test_refused_detached_run_leaves_nothing(busy_host: Gputrain) -> None:
+    busy = busy_host("run", "digits", "--gpus", "free:1", "--detach")
+    assert busy.returncode == 2
+    assert "GPU 0: reserved by run holder" in busy.stderr
+    missing = busy_host("run", *CPU_RUN, "--detach", "--after", "nix")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert missing.stderr.startswith("error: queue.after: nix: there are no runs in ")
+    assert not busy_host.runs.exists()
+
+
+def test_detached_runs_train_one_after_the_other(gputrain: Gputrain) -> None:
+    first = gputrain("run", *CPU_RUN, "--detach", "--name", "first")
+    second = gputrain("run", *CPU_RUN, "--detach", "--name", "second", "--after", "first")
+    assert (first.stdout, second.stdout) == ("first\n", "second\n"), second.stderr
+    gputrain.wait_for_event("second", "run_finished")
+    ends = [read_events(gputrain.runs / name)[-1] for name in ("first", "second")]
+    assert [end["state"] for end in ends] == ["finished", "finished"]
+    events = read_events(gputrain.runs / "second")
+    started = next(event["time"] for event in events if event["type"] == "run_started")
+    assert started > ends[0]["time"]
+    assert [event["type"] for event in events][:2] == ["waiting", "granted"]
+    wait_for(lambda: not gputrain.processes(), "the end of the supervisors")

@@ -1,0 +1,99 @@
+"""Runs that a run waits for: found by name, followed when renamed, and reported when they cannot finish any more."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
+from engine.queue.state import Dependency, QueueState, write_queue_state
+from engine.runs.events import RunFinished
+from engine.runs.folder import RunFolder
+from engine.runs.ownership import Ownership
+from engine.utils.errors import UsageError
+from factories import make_run_folder, make_run_started
+
+
+@contextmanager
+def follow(root: Path, reference: str) -> Iterator[FollowedRun]:
+    [dependency] = find_dependencies(root, [reference])
+    followed = FollowedRun.open(root, dependency)
+    yield followed
+    followed.close()
+
+
+def make_run(root: Path, state: str | None) -> RunFolder:
+    ends = [RunFinished(state=state, message="out of memory")] if state is not None else []
+    return make_run_folder(root, "a", make_run_started(), *ends)
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [("failed", "failed (out of memory)"), ("stopped", "was stopped (out of memory)"), (None, "crashed")],
+)
+def test_dependency_that_did_not_finish_ends_the_wait(tmp_path: Path, state: str | None, end: str) -> None:
+    make_run(tmp_path, state)
+    with follow(tmp_path, "a") as followed, pytest.raises(DependencyError) as error:
+        followed.waits_because()
+    assert str(error.value) == (
+        f"the run a, which this run waited for, {end}; to start a run however it ends, use --after a:any"
+    )
+    with follow(tmp_path, "a:any") as followed:
+        assert followed.waits_because() == ""
+
+
+def test_dependency_is_waited_for_while_it_lives(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "finished")
+    ownership = Ownership(folder)
+    with follow(tmp_path, "a") as followed:
+        assert followed.waits_because() == "after run a, which is starting"
+        ownership.release()
+        assert followed.waits_because() == ""
+
+
+def test_dependency_is_followed_when_it_is_renamed(tmp_path: Path) -> None:
+    make_run(tmp_path, None)
+    ownership = Ownership(RunFolder(tmp_path / "a"))
+    [dependency] = find_dependencies(tmp_path, ["a"])
+    with follow(tmp_path, "a") as followed:
+        (tmp_path / "a").rename(tmp_path / "b")
+        assert followed.waits_because() == "after run b, which is running"
+    # A supervisor that starts again finds it by its inode; another run of the old name is not the one.
+    make_run(tmp_path, "failed")
+    reopened = FollowedRun.open(tmp_path, dependency)
+    assert reopened.waits_because() == "after run b, which is running"
+    reopened.close()
+    ownership.release()
+
+
+def test_deleted_dependency_ends_the_wait_unless_any_end_is_accepted(tmp_path: Path) -> None:
+    make_run(tmp_path, "finished")
+    with follow(tmp_path, "a") as strict, follow(tmp_path, "a:any") as lenient:
+        shutil.rmtree(tmp_path / "a")
+        with pytest.raises(DependencyError, match="the run a, which this run waited for, was deleted"):
+            strict.waits_because()
+        assert lenient.waits_because() == ""
+
+
+def test_interrupted_dependency_is_waited_for(tmp_path: Path) -> None:
+    write_queue_state(make_run_folder(tmp_path, "a"), QueueState(1.0, 1.0))
+    with follow(tmp_path, "a") as followed:
+        assert "`gputrain queue resume a` starts it" in followed.waits_because()
+
+
+def test_unknown_dependency_is_refused(tmp_path: Path) -> None:
+    make_run(tmp_path, "finished")
+    with pytest.raises(UsageError, match=r"queue\.after: nix: no run of this name in"):
+        find_dependencies(tmp_path, ["nix"])
+
+
+def test_run_that_would_wait_for_itself_is_refused(tmp_path: Path) -> None:
+    for name, after in (("a", ()), ("b", (Dependency("a"),)), ("c", (Dependency("b"),))):
+        write_queue_state(make_run_folder(tmp_path, name), QueueState(1.0, 1.0, after=after))
+    check_cycles("d", tmp_path, [Dependency("c")])
+    with pytest.raises(UsageError, match="a would wait for itself"):
+        check_cycles("a", tmp_path, [Dependency("c")])
