@@ -70,8 +70,9 @@ def param_widths(keys: Sequence[str], rows: Sequence[TrialRow], room: int) -> li
 
 
 def short_key(key: str) -> str:
-    """Return a config key without its section."""
-    return key.partition(".")[2] or key
+    """Return a config key without its section; of `optim.name` the section, which says more."""
+    section, _, name = key.partition(".")
+    return section if name == "name" else name or key
 
 
 def param_text(row: TrialRow, key: str) -> str:

@@ -40,7 +40,7 @@ def test_sweep_screen_sorts_trials_follows_them_and_opens_their_runs(tmp_path: P
         assert trial_numbers(pilot) == [2, 7, 0, 4, 1, 6, 8, 3, 5]
         text = visible_text(pilot)
         assert "8 of 12 trials done" in text
-        assert "0.9500  trial 2  lr=0.07 name=sgd crop_padding=2" in text
+        assert "0.9500  trial 2  lr=0.07 optim=sgd crop_padding=2" in text
         assert "0.9350  trial 0  the config itself" in text
         assert "rank 0: the loss is not finite" in text
         await press(pilot, "o")
