@@ -127,7 +127,8 @@ RUNS_COMMANDS = (
     Command("enter", "open", "Open this run, live or finished.", "open", 9),
     Command("space", "mark", "Mark this run, or unmark it. Marks stay until the program ends.", "mark", 9),
     Command("M", "mark all", "Mark all runs that the filter shows, or unmark them if all are marked.", "mark_all", 1),
-    Command("slash", "filter", "Filter: optim.name=adamw val_accuracy>0.9 failed. F1 there shows more.", "filter", 6),
+    Command("c", "compare", "Compare the curves and configs of the marked runs.", "compare", 8),
+    Command("slash", "filter", "Filter: failed lr>0.1 optim.name=adamw -tag=old. Also != ~ and *.", "filter", 6),
     Command("o", "order", "Sort by another column; the same column again turns the order around.", "order", 6),
     Command("w", "columns", "Choose the columns.", "columns", 5),
     Command("s", "stop", "Stop this run at its next step and save a checkpoint.", "stop", 7),
@@ -137,8 +138,11 @@ RUNS_COMMANDS = (
     Command("S", "sweep", "Open the sweep that this run is a trial of, else the latest sweep.", "sweep", 4),
     Command("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3),
     Command("N", "note", "Write a note about this run.", "note", 3),
+    Command("R", "rename", "Rename this run, which has ended.", "rename", 2),
     Command("A", "archive", "Archive the marked runs, else this one, or restore them from the archive.", "archive", 3),
     Command("H", "archived", "Show or hide archived runs.", "archived", 2),
+    Command("D,delete", "delete", "Move the marked runs, else this one, to the trash.", "delete", 3),
+    Command("z", "trash", "Show the trash: restore runs, or delete them for good.", "trash", 2),
     Command("f", "full", "Show the list on the whole screen, or with the preview.", "full", 3),
     BACK_COMMAND,
 )
@@ -150,6 +154,12 @@ SWEEP_COMMANDS = (
     Command("a", "again", "Configure a new run with the config of this trial.", "again", 5),
     Command("left,left_square_bracket", "previous", "Show the previous sweep of this runs folder.", "sweep(-1)", 3),
     Command("right,right_square_bracket", "next", "Show the next sweep of this runs folder.", "sweep(1)", 3),
+    BACK_COMMAND,
+)
+TRASH_COMMANDS = (
+    Command("enter", "restore", "Restore this run to the runs folder.", "restore", 9),
+    Command("D,delete", "delete", "Delete this run for good.", "delete", 8),
+    Command("E", "empty", "Delete all runs in the trash for good.", "empty", 7),
     BACK_COMMAND,
 )
 RUN_COMMANDS = (

@@ -1,25 +1,34 @@
-"""Changes of runs that the list asks for: tags, note, archive. Files are written in a thread.
+"""Changes of runs that the list asks for: tags, note, archive, name, and deletion. Files are changed in a thread.
 
-`engine.runs.labels` writes them. The list shows the change when its poller has read the run again.
+`engine.runs.labels`, `engine.runs.manage` and `engine.runs.trash` change them. The list shows the change when its
+poller has read the runs again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich.text import Text
 from textual.screen import Screen
 
 from engine.runs.folder import RunFolder
 from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, check_labels
+from engine.runs.manage import check_new_name, rename_run
 from engine.runs.run_row import RunRow
+from engine.runs.trash import RunContents, move_to_trash, run_contents
 from engine.utils.errors import UsageError
+from engine.utils.host import format_bytes
 from engine.utils.text import pluralize, printable
 from tui.screens.base import AppServices
-from tui.screens.dialogs import TextInputDialog
+from tui.screens.dialogs import ChoiceDialog, TextInputDialog
+from tui.widgets.lines import Row
 
 TAGS_NOTE = "Separated by blanks; letters, digits and . _ - / : are allowed."
+# Runs that the question about a deletion names.
+MAX_NAMED_RUNS = 8
 
 
 class RunChanges:
@@ -51,10 +60,8 @@ class RunChanges:
         self._app.run_list_poller.request_poll()
 
     def _change_labels(self, rows: Sequence[RunRow], change: Callable[[RunLabels], RunLabels], done: str) -> None:
-        if self._app.demo_notice:
-            self._app.show_toast("Demo mode: runs cannot be changed", warning=True)
-            return
-        self._in_thread(rows, lambda row: change_labels(RunFolder(Path(row.folder)), change), done)
+        if not self._is_demo():
+            self._in_thread(rows, lambda row: change_labels(RunFolder(Path(row.folder)), change), done)
 
     def tags(self, rows: Sequence[RunRow]) -> None:
         """Ask for the tags that all of the runs have: tags that are added or removed change in each of them."""
@@ -103,8 +110,96 @@ class RunChanges:
         done = f"Archived {names(rows)}; press H to show archived runs" if archived else f"Unarchived {names(rows)}"
         self._change_labels(rows, lambda labels: replace(labels, archived=archived), done)
 
+    def rename(self, row: RunRow | None) -> None:
+        """Ask for the new name of a run that has ended."""
+        if row is None or self._is_live(row, "renamed") or self._is_demo():
+            return
+        folder, marked = RunFolder(Path(row.folder)), self._app.marked_runs
+
+        def rename(name: str) -> None:
+            renamed = rename_run(folder, name)
+            if row.folder in marked:
+                del marked[row.folder]
+                marked[str(renamed.path)] = None
+
+        def answer(name: str | None) -> None:
+            if name is not None and name != row.name:
+                self._in_thread([row], lambda _: rename(name), f"Renamed {row.name} to {name}")
+
+        root = folder.path.parent
+
+        def problem_of(name: str) -> str | None:
+            return None if name == row.name else name_problem(root, name)
+
+        about = "Letters, digits and . _ - are allowed. The journal keeps the name of each session."
+        self._ask(TextInputDialog(f"Rename {printable(row.name)}", row.name, about, problem_of), answer)
+
+    def delete(self, rows: Sequence[RunRow]) -> None:
+        """Move runs that have ended to the trash, after a question that names what goes."""
+        if self._is_demo():
+            return
+        ended = [row for row in rows if not self._is_live(row, "deleted")]
+        if not ended:
+            return
+
+        def count() -> None:
+            contents = [run_contents(Path(row.folder)) for row in ended]
+            self._screen.app.call_from_thread(self._ask_to_delete, ended, contents)
+
+        self._screen.run_worker(count, thread=True, group="changes")
+
+    def _ask_to_delete(self, rows: Sequence[RunRow], contents: Sequence[RunContents]) -> None:
+        marked = self._app.marked_runs
+
+        def move(row: RunRow) -> None:
+            move_to_trash(RunFolder(Path(row.folder)))
+            marked.pop(row.folder, None)
+
+        def answer(key: str | None) -> None:
+            if key == "yes":
+                self._in_thread(rows, move, f"Moved {names(rows)} to the trash; z shows it")
+
+        lines = [
+            f"{printable(row.name)}  {row.state}  {item}"
+            for row, item in zip(rows[:MAX_NAMED_RUNS], contents, strict=False)
+        ]
+        if len(rows) > MAX_NAMED_RUNS:
+            lines.append(f"… and {len(rows) - MAX_NAMED_RUNS} more")
+        if len(rows) > 1:
+            size = format_bytes(sum(item.size_bytes for item in contents))
+            checkpoints = pluralize(sum(item.checkpoints for item in contents), "checkpoint")
+            lines.append(f"In all: {pluralize(len(rows), 'run')}, {size}, {checkpoints}")
+        question = f"Move {names(rows)} to the trash?"
+        self._screen.app.push_screen(confirm_dialog(question, "\n".join(lines), "Keep", "Move to the trash"), answer)
+
+    def _is_live(self, row: RunRow, done: str) -> bool:
+        """Whether a process owns the run; a toast says that it cannot be `done`."""
+        if row.live:
+            self._app.show_toast(f"{row.name} is {row.state} and cannot be {done}; stop it first", warning=True)
+        return row.live
+
+    def _is_demo(self) -> bool:
+        """Whether this is the demo, whose runs stay as they are; a toast says so."""
+        if self._app.demo_notice:
+            self._app.show_toast("Demo mode: runs cannot be changed", warning=True)
+        return bool(self._app.demo_notice)
+
     def _ask(self, dialog: TextInputDialog, answer: Callable[[str | None], None]) -> None:
         self._screen.app.push_screen(dialog, answer)
+
+
+def confirm_dialog(question: str, about: str, no: str, yes: str) -> ChoiceDialog:
+    """Ask a question. Returns "yes" or "no"; "no" is first, so that a stray enter changes nothing."""
+    return ChoiceDialog(question, [Row("no", Text(no)), Row("yes", Text(yes))], about)
+
+
+def name_problem(root: Path, name: str) -> str | None:
+    """Return why a run in `root` cannot get a name, None if it can."""
+    try:
+        check_new_name(name)
+    except UsageError as error:
+        return str(error)
+    return f"{name} already exists in {root}" if os.path.lexists(root / name) else None
 
 
 def labels_problem(labels: RunLabels) -> str | None:

@@ -46,7 +46,7 @@ MAX_FILTERS = 20
 FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
 # The order without a chosen one.
 NEWEST_FIRST = "started"
-ONE_RUN_ACTIONS = ("open", "again", "mark", "tags", "note", "archive")
+ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "rename", "archive", "delete")
 
 
 class RunFilter(Filter):
@@ -216,8 +216,11 @@ class RunsScreen(GputrainScreen):
         """Return the mistake in the filter, else how many runs there are, as markup."""
         if self._problem:
             return f"[$warning]{escape_markup(printable(self._problem))}[/]"
-        if self.gputrain_app.run_list_poller.rows is None:
+        poller = self.gputrain_app.run_list_poller
+        if poller.rows is None:
             return "Runs"
+        if not poller.complete and poller.problem is None:
+            return f"{len(poller.rows):,} of {poller.count:,} runs read …"
         marked = len(self._marked_rows())
         return escape_markup(self._view.count_text) + (f", [$accent]{marked} marked[/]" if marked else "")
 
@@ -286,6 +289,14 @@ class RunsScreen(GputrainScreen):
         else:
             marked.update(dict.fromkeys(keys))
         self._draw()
+
+    def action_compare(self) -> None:
+        """Compare the marked runs."""
+        rows = self._marked_rows()
+        if len(rows) < 2:
+            self.gputrain_app.show_toast("Mark two runs or more with space to compare them")
+        else:
+            self.gputrain_app.open_compare([Path(row.folder) for row in rows])
 
     def action_full(self) -> None:
         self._full = not self._full
@@ -373,6 +384,17 @@ class RunsScreen(GputrainScreen):
 
     def action_note(self) -> None:
         self._changes.note(self._selected_row())
+
+    def action_rename(self) -> None:
+        self._changes.rename(self._selected_row())
+
+    def action_delete(self) -> None:
+        self._changes.delete(self._target_rows())
+
+    def action_trash(self) -> None:
+        from tui.screens.trash import TrashScreen
+
+        self.app.push_screen(TrashScreen(self.gputrain_app))
 
     def action_archive(self) -> None:
         self._changes.archive(self._target_rows())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,16 @@ from textual.pilot import Pilot
 from demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels, read_labels, write_labels
+from engine.runs.query import Query
 from engine.utils.files import state_folder
 from screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.base import Filter
 from tui.screens.columns import ColumnsDialog, SortDialog
+from tui.screens.compare import CompareScreen
 from tui.screens.run import RunScreen
+from tui.text.run_view import RunView, ViewRequest, make_view
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -144,13 +148,24 @@ def test_columns_dialog_searches_adds_and_orders_columns(demo_runs_folder: Path)
     drive(demo_app(demo_runs_folder), act, (200, 48))
 
 
-@pytest.mark.parametrize(("width", "last"), [(80, "dataset"), (120, "seed"), (200, "images/s")])
-def test_columns_that_do_not_fit_are_dropped_from_the_right(demo_runs_folder: Path, width: int, last: str) -> None:
+def test_thousands_of_runs_are_filtered_in_a_thread(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.screens.runs.MAX_INLINE_ROWS", 2)
+    threads: list[str] = []
+
+    def make_view_noting_thread(request: ViewRequest, query: Query) -> RunView:
+        threads.append(threading.current_thread().name)
+        return make_view(request, query)
+
+    monkeypatch.setattr("tui.screens.runs.make_view", make_view_noting_thread)
+
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")
-        assert header(pilot).strip("│ ").endswith(last)
+        await type_filter(pilot, "failed")
+        await wait_until(pilot, lambda: shown_names(pilot) == ["cifar-4"])
+        assert "1 of 3 match 'failed'" in visible_text(pilot, "#all-runs")
+        assert threads and threading.main_thread().name not in threads
 
-    drive(demo_app(demo_runs_folder), act, (width, 30))
+    drive(demo_app(demo_runs_folder), act, WIDE)
 
 
 def test_labels_of_marked_runs_change_together(demo_runs_folder: Path) -> None:
@@ -199,6 +214,20 @@ def test_archived_runs_are_hidden_until_asked_for(demo_runs_folder: Path) -> Non
         await wait_until(pilot, lambda: FINISHED_RUN in shown_names(pilot))
 
     drive(real_app(demo_runs_folder), act, WIDE)
+
+
+def test_compare_opens_marked_runs_in_order_of_marking(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await type_keys(pilot, "r", "j", "space", "c")
+        assert [toast.message for toast in pilot.app._notifications] == [
+            "Mark two runs or more with space to compare them"
+        ]
+        await type_keys(pilot, "g", "space", "c")
+        assert isinstance(pilot.app.screen, CompareScreen)
+        shown = visible_text(pilot)
+        assert 0 < shown.index(FINISHED_RUN) < shown.index(LIVE_RUN)
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
 
 
 def test_full_key_gives_the_whole_screen_to_the_list(demo_runs_folder: Path) -> None:

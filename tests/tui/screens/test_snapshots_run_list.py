@@ -1,0 +1,71 @@
+"""SVG snapshots of the list of runs at work: marks and order, filter, columns, deletion, trash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import demo_app, demo_runs, visible_text, wait_until
+from engine.runs.folder import RunFolder
+from engine.runs.labels import RunLabels, write_labels
+from engine.runs.trash import move_to_trash
+from screen_driver import real_app
+from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from tui.demo.server import FINISHED_RUN
+
+SIZES = [(80, 24), (160, 48)]
+
+pytestmark = [
+    pytest.mark.usefixtures("frozen_environment"),
+    pytest.mark.parametrize("size", SIZES, ids=size_name),
+]
+
+
+@pytest.fixture(autouse=True)
+def runs(frozen_environment: None) -> Iterator[Path]:
+    root = Path("runs")
+    owners = demo_runs(root)
+    write_labels(RunFolder(root / FINISHED_RUN), RunLabels(tags=("best", "paper"), note="the run of table 2"))
+    yield root
+    for owner in owners:
+        owner.release()
+
+
+def test_marks_and_order(snap_compare: Compare, runs: Path, size: Size) -> None:
+    keys = "r j space space o b e s t underscore v a l enter"
+    assert matches_snapshot(snap_compare, demo_app(runs), size, keys)
+
+
+def test_filter_with_mistake(snap_compare: Compare, runs: Path, size: Size) -> None:
+    keys = "r slash l r equals_sign 0 full_stop 2 space v a l underscore l o s greater_than_sign 1"
+    assert matches_snapshot(snap_compare, demo_app(runs), size, keys)
+
+
+def test_columns_dialog(snap_compare: Compare, runs: Path, size: Size) -> None:
+    assert matches_snapshot(snap_compare, demo_app(runs), size, "r w l r")
+
+
+def test_delete_question(snap_compare: Compare, runs: Path, size: Size) -> None:
+    async def wait_for_question(pilot: Pilot[None]) -> None:
+        await wait_until(pilot, lambda: "Move 2 runs to the trash?" in visible_text(pilot))
+
+    for name in (FINISHED_RUN, "cifar-4"):
+        # The size of what a run writes differs with the versions that it records.
+        for path in (runs / name).iterdir():
+            if path.is_file() and path.name not in ("config.yaml", "lock", "events.jsonl"):
+                path.unlink()
+    assert matches_snapshot(snap_compare, real_app(runs), size, "r j space space D", wait_for_question)
+
+
+def test_trash(snap_compare: Compare, runs: Path, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
+    move_to_trash(RunFolder(runs / "cifar-4"))
+    move_to_trash(RunFolder(runs / FINISHED_RUN))
+    monkeypatch.setattr("tui.screens.trash.format_age", lambda _: "2 h")
+
+    async def wait_for_runs(pilot: Pilot[None]) -> None:
+        await wait_until(pilot, lambda: "Trash: 2 runs" in visible_text(pilot))
+
+    assert matches_snapshot(snap_compare, real_app(runs), size, "r z", wait_for_runs)

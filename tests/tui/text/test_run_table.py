@@ -1,0 +1,104 @@
+"""The table of runs as text: which columns fit, titles, cells, and what a filter shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.runs.fields import find_field
+from engine.runs.query import Query, SortOrder
+from engine.runs.run_row import RunRow
+from tui.text.run_columns import column_choices, known_columns
+from tui.text.run_table import DEFAULT_COLUMNS, RunTable, default_fields
+from tui.text.run_view import RunView, ViewRequest, make_view, query_of
+
+ROW = RunRow(
+    name="base", state="finished", epoch=3, epochs=3, best_val_accuracy=0.9376, age_seconds=7200.0, folder="/runs/base",
+    val_loss=0.2398, seconds=125.0, global_batch=512, images_per_second=6438.0, tags=("best", "paper"),
+    config={"model.name": "resnet50", "optim.lr": 0.2, "data.dataset": "folder"}, config_known=True,
+)  # fmt: skip
+
+
+def row(name: str, **values: Any) -> RunRow:
+    return replace(ROW, name=name, folder=f"/runs/{name}", **values)
+
+
+def view_of(rows: list[RunRow], text: str = "", **options: Any) -> RunView:
+    query = query_of(text)
+    assert isinstance(query, Query), query
+    return make_view(ViewRequest(rows, text, **options), query)
+
+
+def names(view: RunView) -> list[str]:
+    return [shown.name for shown in view.shown]
+
+
+@pytest.mark.parametrize(
+    ("width", "count"), [(12, 0), (24, 1), (76, 7), (116, 11), (156, len(DEFAULT_COLUMNS)), (300, len(DEFAULT_COLUMNS))]
+)
+def test_table_drops_columns_from_the_right(width: int, count: int) -> None:
+    table = RunTable.fit([ROW], width, default_fields(), with_message=True)
+    assert tuple(fitted.column.name for fitted in table.columns) == DEFAULT_COLUMNS[:count]
+    assert table.header.cell_len <= width
+    if not table.message_columns:
+        assert table.line(ROW, marked=True).cell_len <= width
+
+
+def test_table_formats_config_values_and_figures() -> None:
+    fields = [find_field(name) for name in ("optim.lr", "optim.name", "duration", "tags", "val_loss", "mfu")]
+    table = RunTable.fit([ROW], 120, fields)
+    assert table.header.plain.split() == ["name", "lr", "optimizer", "duration", "tags", "val", "loss", "mfu"]
+    assert table.line(ROW).plain.split() == ["○", "base", "0.2", "sgd", "2m05s", "best,paper", "0.2398", "–"]
+
+
+def test_table_header_marks_sorted_column_and_direction() -> None:
+    for reverse, sign in ((False, "▾"), (True, "▴")):
+        order = SortOrder.parse("best_val_accuracy", reverse=reverse)
+        assert f"best acc{sign}" in RunTable.fit([ROW], 120, default_fields(), order).header.plain
+
+
+def test_table_escapes_text_of_others() -> None:
+    odd = row("a", tags=("x\x1b[31m",), config={"data.dataset": "b\x07\u202e"})
+    text = RunTable.fit([odd], 200, default_fields()).line(odd).plain
+    assert text.isprintable() and "x\\x1b[31m" in text
+
+
+def test_view_hides_archived_runs_unless_asked_for() -> None:
+    rows = [row("a"), row("b", archived=True)]
+    assert names(view_of(rows)) == ["a"] and view_of(rows).count_text == "1 run, 1 archived"
+    assert names(view_of(rows, archived=True)) == ["a", "b"]
+    assert names(view_of(rows, "archived=yes")) == ["b"]
+
+
+def test_view_sorts_and_counts_matches() -> None:
+    rows = [row("a", val_loss=0.3), row("b", val_loss=0.1), row("c", val_loss=None), row("d", state="failed")]
+    view = view_of(rows, "finished", order=SortOrder.parse("val_loss"))
+    assert names(view) == ["b", "a", "c"]
+    assert view.count_text == "3 of 4 match 'finished'" and view.keys == ["/runs/b", "/runs/a", "/runs/c"]
+
+
+def test_view_does_not_apply_key_that_is_being_typed() -> None:
+    rows = [row("a"), row("b", state="failed")]
+    view = view_of(rows, "failed optim.na")
+    assert names(view) == ["b"] and view.typed_key == "optim.na"
+    assert names(view_of(rows, "failed zzz")) == []
+
+
+@pytest.mark.parametrize("text", ["val_accuracy>x", "nosuchkey=1", "best>=", "state=unknown"])
+def test_query_of_mistake_is_one_line(text: str) -> None:
+    problem = query_of(text)
+    assert isinstance(problem, str) and problem and "\n" not in problem
+
+
+def test_column_choices_name_values_and_list_differing_keys_first() -> None:
+    rows = [row("a", config={"optim.lr": lr, "model.name": "cnn"}) for lr in (0.1, 0.2)]
+    choices = column_choices(rows, ["state"])
+    assert [choice.name for choice in choices[:2]] == ["state", "optim.lr"]
+    assert choices[1].about == "0.1, 0.2"
+    assert {"run.seed", "val_loss"} <= {choice.name for choice in choices}
+
+
+def test_known_columns_omit_names_of_other_versions() -> None:
+    assert known_columns(["lr", "no.such.key", "optim.lr", "state"]) == ["optim.lr", "state"]

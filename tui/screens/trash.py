@@ -1,0 +1,153 @@
+"""The trash of the runs folder: its runs with their size, to be restored or deleted for good.
+
+Files are listed, counted, moved and deleted in threads (`engine.runs.trash`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+
+from engine.runs.trash import RunContents, TrashedRun, delete_for_good, list_trash, restore_run, run_contents
+from engine.utils.errors import UsageError
+from engine.utils.host import format_bytes
+from engine.utils.text import pluralize, printable
+from tui.keymap import TRASH_COMMANDS, Command
+from tui.palette import MUTED, STRONG
+from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.dialogs import TextInputDialog
+from tui.screens.run_changes import confirm_dialog, name_problem
+from tui.text.run_lines import fit_cells, fit_middle
+from tui.text.runs import format_age
+from tui.widgets.lines import LazyRows, Lines
+
+MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 12, 48
+DELETED_COLUMNS, SIZE_COLUMNS = 11, 11
+FOREVER = "This cannot be undone."
+
+
+class TrashScreen(GputrainScreen):
+    """Runs in the trash, the latest deletion first."""
+
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = TRASH_COMMANDS
+
+    def __init__(self, app: AppServices) -> None:
+        super().__init__(app)
+        self._root = app.runs_dir
+        self._runs: list[TrashedRun] | None = None
+        self._contents: dict[str, RunContents] = {}
+        self._busy = False
+
+    def compose_body(self) -> ComposeResult:
+        lines = Lines(selectable=True, id="trash", empty_text=Text("Loading …", MUTED))
+        lines.set_titles("Trash")
+        yield lines
+
+    def update_content(self) -> None:
+        self.show_title(f"trash of {self._root}")
+        self._draw()
+        if not self._busy:
+            self._in_thread(lambda: None)
+
+    def _in_thread(self, work: Callable[[], object], done: str = "") -> None:
+        """Do the work in a thread, then read the trash."""
+        self._busy = True
+
+        def run() -> None:
+            problem = ""
+            try:
+                work()
+            except UsageError as error:
+                problem = str(error)
+            runs = list_trash(self._root)
+            self._contents |= {run.entry: run_contents(run.path) for run in runs if run.entry not in self._contents}
+            self.app.call_from_thread(self._show, runs, problem, done)
+
+        self.run_worker(run, thread=True)
+
+    def _show(self, runs: list[TrashedRun], problem: str, done: str) -> None:
+        self._busy, self._runs = False, runs
+        if problem or done:
+            self.gputrain_app.show_toast(problem or done, warning=bool(problem), timeout_s=10 if problem else 5)
+            self.gputrain_app.run_list_poller.request_poll()
+        self._draw()
+        self.update_keys()
+
+    def _draw(self) -> None:
+        lines, runs = self.query_one("#trash", Lines), self._runs
+        if runs is None:
+            return
+        width = max((len(run.name) for run in runs), default=0)
+        width = min(max(width, MIN_NAME_COLUMNS), MAX_NAME_COLUMNS)
+        header = f"{'name':<{width}}  {'deleted':<{DELETED_COLUMNS}}  {'size':>{SIZE_COLUMNS}}  checkpoints"
+        rows = LazyRows([run.entry for run in runs], lambda index: self._line(runs[index], width))
+        empty = Text("The trash is empty; D in the list of runs moves runs here", MUTED)
+        lines.set_rows(rows, [Text(header, MUTED)], empty)
+        size = format_bytes(self._total_bytes(runs))
+        lines.set_titles(f"Trash: {pluralize(len(runs), 'run')}, {size}" if runs else "Trash")
+
+    def _line(self, run: TrashedRun, width: int) -> Text:
+        contents = self._contents[run.entry]
+        age = f"{format_age(max(time.time() - run.deleted_at, 0))} ago"
+        line = Text(fit_middle(printable(run.name), width), STRONG, no_wrap=True, end="")
+        cells = f"  {fit_cells(age, DELETED_COLUMNS)}  {format_bytes(contents.size_bytes):>{SIZE_COLUMNS}}"
+        return Text.assemble(line, cells, f"  {contents.checkpoints:>11}", no_wrap=True, end="")
+
+    def _total_bytes(self, runs: Sequence[TrashedRun]) -> int:
+        return sum(self._contents[run.entry].size_bytes for run in runs)
+
+    def _selected(self) -> TrashedRun | None:
+        key = self.query_one("#trash", Lines).selected_key
+        return next((run for run in self._runs or () if run.entry == key), None)
+
+    def is_available(self, action: str) -> bool:
+        return action not in ("restore", "delete", "empty") or bool(self._runs)
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self.action_restore()
+
+    def action_restore(self) -> None:
+        """Restore the selected run, under another name if a run has its name by now."""
+        run = self._selected()
+        if run is None:
+            return
+
+        def restore(name: str | None) -> None:
+            if name is not None:
+                self._in_thread(partial(restore_run, self._root, run, name), f"Restored {name}")
+
+        if not (self._root / run.name).exists():
+            restore(run.name)
+            return
+        about = f"Another run is called {printable(run.name)} by now. Restore this one as:"
+        dialog = TextInputDialog("Restore a run", f"{run.name}-restored", about, partial(name_problem, self._root))
+        self.app.push_screen(dialog, restore)
+
+    def action_delete(self) -> None:
+        """Delete the selected run for good, after a question."""
+        if (run := self._selected()) is not None:
+            about = f"{printable(run.name)}: {self._contents[run.entry]}"
+            self._ask_to_delete([run], f"Delete {printable(run.name)} for good?", f"{about}. {FOREVER}")
+
+    def action_empty(self) -> None:
+        """Delete all runs in the trash for good, after a question."""
+        if runs := self._runs:
+            checkpoints = sum(self._contents[run.entry].checkpoints for run in runs)
+            about = f"{format_bytes(self._total_bytes(runs))}, {pluralize(checkpoints, 'checkpoint')}. {FOREVER}"
+            self._ask_to_delete(runs, f"Delete all {pluralize(len(runs), 'run')} in the trash for good?", about)
+
+    def _ask_to_delete(self, runs: Sequence[TrashedRun], question: str, about: str) -> None:
+        def delete_all() -> None:
+            for run in runs:
+                delete_for_good(run)
+
+        def answer(key: str | None) -> None:
+            if key == "yes":
+                self._in_thread(delete_all, f"Deleted {pluralize(len(runs), 'run')} for good")
+
+        self.app.push_screen(confirm_dialog(question, about, "Keep", "Delete for good"), answer)
