@@ -12,8 +12,9 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from engine.config.resume import PATH_KEYS
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, to_yaml
-from engine.sweeps.space import Range, Space, parse_space
+from engine.sweeps.space import Range, Space, parse_space, split_choices
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
 from engine.utils.files import expand_user, is_file, open_regular_file, read_bytes, replace_file
 from engine.utils.trust import foreign_path_reason
@@ -94,12 +95,19 @@ def split_space(values: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict
                 raise UsageError.one(key, "is given twice; keep one")
             if key in RESERVED_KEYS:
                 raise UsageError.one(key, "cannot be set in a sweep: its trials are runs with names of their own")
+            if key in PATH_KEYS:
+                # The sweep may be continued from another folder.
+                text = ",".join(map(_absolute, split_choices(text)))
             # A list of GPUs has commas.
             searched = None if key == "device.gpus" else parse_space(key, text)
             (fixed if searched is None else space)[key] = text
     if problems:
         raise UsageError(problems)
     return space, fixed
+
+
+def _absolute(path: str) -> str:
+    return path if path in ("", "null", "pretrained") else str(expand_user(path).absolute())
 
 
 def check_numbers(settings: SweepSettings) -> list[Problem]:

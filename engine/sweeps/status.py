@@ -95,7 +95,6 @@ class SweepReader:
     def __init__(self, folder: SweepFolder) -> None:
         self.folder = folder
         self._study: SweepStudy | None = None
-        self._settings: SweepSettings | None = None
         self._importances: Mapping[str, float] = {}
         self._complete = -1
 
@@ -106,11 +105,16 @@ class SweepReader:
         if self._study is None and self.folder.journal.exists():
             self._study = open_study(self.folder, settings)
         try:
-            trials = [] if self._study is None else self._study.trials()
+            return self._read(settings)
+        except UsageError:
+            raise
         # Invalid lines raise whatever the replay of their values raises.
         except Exception as error:
             reason = f"is not a journal of Optuna: {type(error).__name__}: {error}"
             raise UsageError.one(str(self.folder.journal), reason) from error
+
+    def _read(self, settings: SweepSettings) -> SweepStatus:
+        trials = [] if self._study is None else self._study.trials()
         complete = sum(trial.state.name == "COMPLETE" for trial in trials)
         if self._study is not None and complete != self._complete:
             self._complete, self._importances = complete, self._study.importances()

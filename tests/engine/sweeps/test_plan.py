@@ -96,6 +96,13 @@ def test_settings_survive_their_file_and_the_same_command_means_the_same_sweep(t
         choose_folder(tmp_path, "taken", other)
 
 
+def test_paths_of_a_sweep_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space, fixed = split_space([("data.path", "a,/b"), ("model.weights", "pretrained,w.pt"), ("run.code", "code")])
+    assert space == {"data.path": f"{tmp_path}/a,/b", "model.weights": f"pretrained,{tmp_path}/w.pt"}
+    assert fixed == {"run.code": f"{tmp_path}/code"}
+
+
 def test_interrupted_creation_of_a_sweep_is_completed(tmp_path: Path) -> None:
     planned = plan(tmp_path, "optim.lr=0.01..1")
     folder = choose_folder(tmp_path, "a", planned.settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,16 @@ def test_status_has_order_best_importance_and_reasons(tmp_path: Path) -> None:
     assert set(status.importances) == set(SETTINGS.space)
     assert sum(status.importances.values()) == pytest.approx(1, abs=1e-3)
     assert status.to_dict()["best"]["run"] == f"s-{status.best.number:03d}"
+
+
+def test_values_of_another_type_are_one_sentence(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, SETTINGS)
+    run_trials(open_study(folder, SETTINGS, create=True), 1)
+    text = folder.journal.read_text()
+    assert '"values":[' in text
+    folder.journal.write_text(re.sub(r'"values":\[[^\]]*\]', '"values":["x"]', text))
+    with pytest.raises(UsageError, match="is not a journal of Optuna"):
+        SweepReader(folder).poll()
 
 
 class Evil:
