@@ -53,6 +53,11 @@ class ChartScreen(GputrainScreen):
         self._charts_to_draw = sorted(self.query(Chart), key=lambda chart: chart is not self.active_chart)
         self._draw_next()
 
+    def draw_active_chart(self) -> None:
+        """Draw the focused chart alone, while there is not the time for all."""
+        self._charts_to_draw = [self.active_chart]
+        self._draw_next()
+
     def _draw_next(self) -> None:
         while self._charts_to_draw:
             chart = self._charts_to_draw.pop(0)

@@ -32,6 +32,8 @@ from tui.widgets.lines import Lines, Row
 from tui.widgets.text_line import TextLine
 
 DRAIN_INTERVAL_SECONDS = 0.05
+# While runs are read, seconds from one drawing of all charts to the next. That of eight runs takes as long as a read.
+READING_DRAW_SECONDS = 1.0
 # Losses of single steps of several runs cover each other.
 INITIAL_SMOOTHING = 0.02
 # With more runs, the pale curves of all points hide the smoothed ones.
@@ -61,6 +63,7 @@ class CompareScreen(ChartScreen):
         self._grouped = True
         self._shown_version = -1
         self._next_draw_time = 0.0
+        self._all_drawn = False
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="message")
@@ -76,17 +79,24 @@ class CompareScreen(ChartScreen):
         self.compare_poller.close()
 
     def _show_news(self) -> None:
-        """Show what has been read, curve by curve; once all is read, at the rate of the charts of a run."""
-        if not self.is_on_top or self.compare_poller.version == self._shown_version or self._charts_to_draw:
+        """Show what has been read. While runs are read, each curve appears in the focused chart at once, in the others
+        once in a while; then the charts follow live runs at the rate of the screen of a run."""
+        poller, now = self.compare_poller, time.monotonic()
+        if not self.is_on_top or self._charts_to_draw:
             return
-        if self.compare_poller.caught_up and time.monotonic() < self._next_draw_time:
-            return
-        self._next_draw_time = time.monotonic() + self.gputrain_app.intervals.charts_s
-        self._rebuild()
+        if not poller.caught_up or not self._all_drawn:
+            if poller.caught_up or poller.version != self._shown_version:
+                self._rebuild(all_charts=poller.caught_up or now >= self._next_draw_time)
+        elif poller.version != self._shown_version and now >= self._next_draw_time:
+            self._rebuild()
 
-    def _rebuild(self) -> None:
-        """Make entries of the runs and groups, and show them."""
+    def _rebuild(self, *, all_charts: bool = True) -> None:
+        """Make entries of the runs and groups, and show them, in all charts or in the focused one."""
         poller = self.compare_poller
+        self._all_drawn = all_charts and poller.caught_up
+        if all_charts:
+            interval = self.gputrain_app.intervals.charts_s if poller.caught_up else READING_DRAW_SECONDS
+            self._next_draw_time = time.monotonic() + interval
         self._shown_version = poller.version
         self._comparison, self._runs = comparison, runs = poller.comparison, poller.runs
         if comparison is None:
@@ -104,7 +114,10 @@ class CompareScreen(ChartScreen):
         ]
         self.data = CompareData(entries, self._baseline_index)
         self.update_content()
-        self.draw_charts()
+        if all_charts:
+            self.draw_charts()
+        else:
+            self.draw_active_chart()
         self.update_keys()
 
     @property
