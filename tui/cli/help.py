@@ -22,7 +22,7 @@ MAX_HELP_COLUMNS = 120
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MAX_HELP_COLUMNS}
 
 
-class CommandGroup(TyperGroup):
+class ReportingGroup(TyperGroup):
     """A group that reports a usage error in one line, with the nearest command."""
 
     def make_context(self, *arguments: Any, **extra: Any) -> Any:
@@ -43,7 +43,7 @@ class CommandGroup(TyperGroup):
             raise UsageError([unknown_command_problem(args[0], ctx, list(self.commands))])
 
 
-class GroupedCommands(CommandGroup):
+class GroupedCommands(ReportingGroup):
     """A group whose help lists its commands by `rich_help_panel`, before its options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -60,7 +60,7 @@ class GroupedCommands(CommandGroup):
                 )
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(ReportingGroup):
     """A group of subcommands, such as `gputrain runs`, whose help lists them on one line each."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -40,9 +40,9 @@ def _to_problem(error: Any) -> Problem:
     from engine.utils.errors import Problem, did_you_mean
 
     context, param = error.ctx, getattr(error, "param", None)
-    advice = f"see `{context.command_path} --help`" if context is not None else ""
+    advice = _help_advice(context) if context is not None else ""
     if param is not None:
-        location = param.metavar if param.param_type_name == "argument" else param.opts[0]
+        location = param.metavar.split()[0] if param.param_type_name == "argument" else param.opts[0]
         # A missing parameter has no message.
         return Problem(location, _as_clause(error.message) or "is missing", advice)
     if hasattr(error, "possibilities"):
@@ -50,6 +50,12 @@ def _to_problem(error: Any) -> Problem:
         nearest = did_you_mean(error.option_name, known)
         return Problem(error.option_name, f"there is no such option{nearest}", "" if nearest else advice)
     return Problem("", _as_clause(error.format_message()), advice)
+
+
+def _help_advice(context: Any) -> str:
+    """Return where the help is. A hidden command, which a group runs by default, has that of the group."""
+    shown = context.parent if context.command.hidden else context
+    return f"see `{shown.command_path} --help`"
 
 
 def _as_clause(sentence: str) -> str:
@@ -62,5 +68,5 @@ def unknown_command_problem(name: str, context: Any, commands: list[str]) -> Pro
     from engine.utils.errors import Problem, did_you_mean
 
     nearest = did_you_mean(name, commands)
-    advice = "" if nearest else f"see `{context.command_path} --help`"
+    advice = "" if nearest else _help_advice(context)
     return Problem(name, f"there is no such command{nearest}", advice)

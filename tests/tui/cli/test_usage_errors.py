@@ -19,7 +19,7 @@ from tui.cli.main import app, screen_app
         ("--verison", "--verison: there is no such option; did you mean --version?"),
         ("stop", "RUN: is missing; see `gputrain stop --help`"),
         ("sync a", "--to: is missing; see `gputrain sync --help`"),
-        ("runs a\x1b[31m", r"got unexpected extra argument(s) (a\x1b[31m); see `gputrain runs --help`"),
+        ("stop a b\x1b[31m", r"got unexpected extra argument(s) (b\x1b[31m); see `gputrain stop --help`"),
         ("run --epochs", "option '--epochs' requires an argument"),
     ],
 )
