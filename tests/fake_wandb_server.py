@@ -54,6 +54,7 @@ class FakeWandbServer(ThreadingHTTPServer):
             run = self.runs.setdefault(values["name"], UploadedRun())
             run.tags = values.get("tags") or run.tags
             bucket = {"id": "R", "name": values["name"], "displayName": values["displayName"], "project": PROJECT}
+            bucket["historyLineCount"] = len(run.lines)
             return {"upsertBucket": {"bucket": bucket, "inserted": is_new}}
         if operation == "RunResumeStatus":
             found = self.runs.get(values["name"])
@@ -62,7 +63,8 @@ class FakeWandbServer(ThreadingHTTPServer):
             url = f"http://127.0.0.1:{self.server_port}/file"
             files = [{"name": name, "uploadUrl": url} for name in values["files"]]
             return {"createRunFiles": {"runID": "R", "uploadHeaders": [], "files": files}}
-        return {}
+        # Old clients crash without an answer to this.
+        return {"serverInfo": {"features": []}} if operation == "ServerFeaturesQuery" else {}
 
     def receive(self, run_id: str, upload: dict[str, Any]) -> None:
         """Add uploaded lines to the history of a run."""

@@ -2,8 +2,9 @@
 
 The history of a W&B run only grows; rewinding it is a preview that few servers have. The global step of training is its
 step, so a resumed run tells which steps the server has. A run with void steps is tagged, and gets a successor with
-another ID. An offline run cannot be resumed, and `wandb sync` replaces one upload by the next
-(https://github.com/wandb/wandb/issues/3841), so each sync writes a new offline folder with all steps.
+another ID. An offline run cannot be resumed (https://github.com/wandb/wandb/issues/4624), so each sync replaces the
+offline folder by one with all steps. If the folder was uploaded, the new one has another ID: a second upload under the
+same ID replaces the first or repeats its steps, depending on the versions of client and server.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from engine.utils.files import make_user_folder, state_folder
 
 DEFAULT_PROJECT = "gputrain"
 VOID_TAG = "void"
+# `wandb sync` leaves an empty file with this suffix beside a file that it has uploaded.
+UPLOADED_SUFFIX = ".wandb.synced"
 # W&B shows a run with this exit code as killed, as after Ctrl-C.
 STOPPED_EXIT_CODE = 255
 EXIT_CODES = {RunState.FINISHED: 0, RunState.STOPPED: STOPPED_EXIT_CODE}
@@ -80,9 +83,9 @@ class WandbService(Service):
 
     def open(self, state: RemoteState, description: RunDescription, save: Callable[[], None]) -> RemoteRun:
         if self._is_offline:
-            state.restart()
+            is_uploaded = self._delete_offline_folders(state)
+            state.restart(secrets.token_hex(8) if is_uploaded else None)
             save()
-            self._delete_offline_folders(state)
         elif state.void:
             self._mark_void(state, description)
             state.restart(secrets.token_hex(8))
@@ -124,12 +127,19 @@ class WandbService(Service):
             run.tags = (*description.tags, VOID_TAG)
             run.finish(exit_code=1)
 
-    def _delete_offline_folders(self, state: RemoteState) -> None:
-        """Delete the offline folders that earlier syncs of a run have written, also those of a killed sync."""
+    def _delete_offline_folders(self, state: RemoteState) -> bool:
+        """Delete the offline folders that earlier syncs of a run have written, also those of a killed sync.
+
+        Returns whether one of them was uploaded; such a folder remains.
+        """
+        is_uploaded = False
         for folder in self._folder.glob(f"offline-run-*-{state.token}*"):
-            if folder.is_dir() and not folder.is_symlink():
+            if any(folder.glob(f"*{UPLOADED_SUFFIX}")):
+                is_uploaded = True
+            elif folder.is_dir() and not folder.is_symlink():
                 with suppress(OSError):
                     shutil.rmtree(folder)
+        return is_uploaded
 
     @contextmanager
     def _reported_errors(self) -> Iterator[None]:
@@ -144,7 +154,8 @@ class WandbService(Service):
             raise SyncError(f"{message}; run `wandb login`, or set WANDB_API_KEY") from error
         except errors.CommError as error:
             message = f"W&B at {self._address} cannot be used: {first_line(error)}"
-            raise SyncError(f"{message}; WANDB_MODE=offline writes a folder instead", temporary=True) from error
+            advice = "check WANDB_BASE_URL and WANDB_API_KEY, or write a folder with WANDB_MODE=offline"
+            raise SyncError(f"{message}; {advice}", temporary=True) from error
         except Exception as error:
             raise SyncError(f"W&B at {self._address} cannot be used: {first_line(error)}") from error
 

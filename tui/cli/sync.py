@@ -34,7 +34,8 @@ INTERRUPTED_EXIT_CODE = 130
         "Repeat the command to send what is new. Each step is sent once, also after a resume or a kill. If a resume "
         "repeats steps that were sent, another remote run gets all steps. The old one has the tag `void` at W&B, and "
         "is deleted at MLflow (`mlflow runs restore` undoes it). A live run whose sync was interrupted looks finished "
-        "at W&B until the next sync.",
+        "at W&B until the next sync. With WANDB_MODE=offline, each sync writes a folder with all steps for "
+        "`wandb sync`; after an upload, the next folder has another ID.",
         "Server and credentials are those of the services: WANDB_API_KEY, WANDB_BASE_URL, WANDB_MODE, `wandb login`; "
         "MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN. W&B writes to WANDB_DIR [default: ~/.local/state/gputrain].",
         exit_codes={0: "everything was sent", 1: "the service cannot be used", 2: "bad usage", 130: "interrupted"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ import pytest
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels, write_labels
-from engine.sync.mlflow_store import MlflowStore
+from engine.sync.mlflow_store import MlflowRun, MlflowStore
+from engine.sync.remote import SyncError
+from engine.sync.rows import Row
 from engine.sync.run_sync import RunSync
+from engine.sync.session import sync_runs
 from engine.sync.state import StateFile, open_state
 from engine.utils.errors import UsageError
 from factories import append_events, make_epoch, make_losses, make_run_folder, make_run_resumed, make_run_started
@@ -230,3 +233,45 @@ def test_damaged_state_counts_as_none(tmp_path: Path) -> None:
             read = state.read("x")
         assert read.token != first.token
         assert read.sent_step == 0
+
+
+def test_state_of_run_that_others_can_change_is_in_state_folder(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 12), FINISHED)
+    folder.path.chmod(0o777)
+    sync_once(folder)
+    assert not folder.sync.exists()
+    assert len(list((tmp_path / "state" / "gputrain" / "sync").glob("*/mlflow.json"))) == 1
+    assert sync_once(folder).steps_sent == 0
+
+
+def test_followed_run_waits_for_service_that_is_gone(
+    uri: str, tmp_path: Path, live: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.sync.session.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("engine.sync.session.POLL_SECONDS", 0.0)
+    live.add("a")
+    folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 12))
+    rounds, interruptions, send = [], [], MlflowRun.send
+
+    def fail_once(remote: MlflowRun, rows: Sequence[Row]) -> None:
+        if not interruptions:
+            raise SyncError("MLflow cannot be reached", temporary=True)
+        send(remote, rows)
+
+    def progress(sync: RunSync, complete: bool) -> None:
+        rounds.append(complete)
+        if len(rounds) == 1:
+            monkeypatch.setattr(MlflowRun, "send", fail_once)
+            append_events(folder, make_losses(13, 20), FINISHED)
+            live.clear()
+
+    with open_state(folder, "mlflow") as state:
+        syncs = [RunSync(folder, MlflowStore(None), state)]
+        handlers: dict[str, Any] = {"on_progress": progress, "on_interruption": interruptions.append}
+        sync_runs(syncs, follow=True, stop=lambda: False, **handlers)
+    assert rounds == [False, True]
+    assert [str(error) for error in interruptions] == ["MLflow cannot be reached"]
+    assert steps_of(only_points(uri)) == list(range(1, 21))

@@ -21,7 +21,7 @@ from engine.runs.labels import RunLabels, write_labels
 from factories import append_events, make_epoch, make_losses, make_run_folder, make_run_resumed, make_run_started
 from fake_wandb_server import API_KEY, fake_wandb_server
 from gputrain_command import Gputrain, effective_events, wait_for
-from remote_runs import mlflow_points, mlflow_runs, wandb_history, wandb_records
+from remote_runs import mlflow_points, mlflow_runs, wandb_history, wandb_records, wandb_run_id
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
 OFFLINE = {"WANDB_MODE": "offline"}
@@ -123,6 +123,15 @@ def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputra
     }
     assert config["optim"] == {"lr": 0.1, "name": "sgd"}
     assert not (gputrain.folder / "wandb").exists()
+
+    # What `wandb sync` has uploaded stays, and its ID is not used again.
+    next(complete.glob("*.wandb")).with_suffix(".wandb.synced").touch()
+    write_labels(folder, RunLabels())
+    assert gputrain("sync", "a-1", "--to", "wandb", **OFFLINE).returncode == 0
+    [successor] = set(offline_folders(gputrain)) - {complete}
+    assert complete.exists()
+    assert len(wandb_history(successor)) == 20
+    assert wandb_run_id(successor) != wandb_run_id(complete)
 
 
 def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_steps(gputrain: Gputrain) -> None:
