@@ -69,6 +69,7 @@ class RunIndex:
         self._entries: dict[str, _Entry] = {}
         self._starts: dict[str, int] = {}
         """Names of all runs, latest start first, with the modification time of their config in ns."""
+        self._is_sorted = True
         self._waiting: deque[str] = deque()
         self._check_position = 0
         self._root_stamp: int | None = None
@@ -104,6 +105,8 @@ class RunIndex:
             changed |= self._read(self._waiting.popleft())
             if deadline is not None and time.monotonic() >= deadline:
                 break
+        if not self._is_sorted:
+            self._sort()
         if changed:
             self.rows = [entry.row for name in self._starts if (entry := self._entries.get(name)) is not None]
         self.complete = not self._waiting
@@ -151,10 +154,14 @@ class RunIndex:
         gone = self._starts.keys() - names
         for name in gone:
             self._forget(name)
-        new = [name for name in names - self._starts.keys() if _is_file(self._path(name, "lock"))]
+        stored = self._stored or {}
+        new = [name for name in names - self._starts.keys() if name in stored or _is_file(self._path(name, "lock"))]
         if new:
             for name in new:
-                self._starts[name] = _modification_time(self._path(name, "config.yaml"))
+                # Those of a stored run are compared with its files when it is read.
+                known = stored.get(name)
+                path = self._path(name, "config.yaml")
+                self._starts[name] = known.stamp[3 * _CONFIG_FILE] if known is not None else _modification_time(path)
             self._sort()
             waiting = {*self._waiting, *new}
             # The newest runs are read first.
@@ -163,6 +170,7 @@ class RunIndex:
 
     def _sort(self) -> None:
         self._starts = dict(sorted(self._starts.items(), key=lambda item: (-item[1], item[0])))
+        self._is_sorted = True
 
     def _forget(self, name: str) -> None:
         self._entries.pop(name, None)
@@ -190,13 +198,13 @@ class RunIndex:
             return False
         if entry is not None and not entry.row.live and entry.stamp == stamp and entry.stable:
             return self._refresh(entry, status)
-        if entry is not None and not entry.row.live and not _is_file(self._path(name, "lock")):
-            self._forget(name)
-            return True
         stored = self._stored.get(name) if self._stored is not None else None
         if entry is None and stored is not None and stored.stamp == stamp and not stored.row.live:
             entry = self._entries[name] = _Entry(stamp, stored.row, stable=True)
             self._refresh(entry, status)
+            return True
+        if not _is_file(self._path(name, "lock")):
+            self._forget(name)
             return True
         previous = entry.row if entry is not None else None
         known = stored if entry is None else StoredRow(entry.stamp, entry.row)
@@ -212,8 +220,7 @@ class RunIndex:
             self._unsaved.add(name)
         start = stamp[3 * _CONFIG_FILE]
         if self._starts.get(name) != start:
-            self._starts[name] = start
-            self._sort()
+            self._starts[name], self._is_sorted = start, False
         return row is not previous
 
     def _read_files(

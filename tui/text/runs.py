@@ -55,15 +55,20 @@ def format_columns(rows: Sequence[RunRow], fields: Sequence[Field]) -> str:
 
 def format_table(lines: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
     """Return lines of cells as columns, two blanks apart. `right` says which columns are aligned to the right."""
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
     aligned = right or [False] * len(widths)
     return "\n".join(
         "  ".join(
-            " " * (width - cell_len(cell)) + cell if is_right else cell + " " * (width - cell_len(cell))
+            " " * (width - _width(cell)) + cell if is_right else cell + " " * (width - _width(cell))
             for cell, width, is_right in zip(line, widths, aligned, strict=True)
         ).rstrip()
         for line in lines
     )
+
+
+def _width(text: str) -> int:
+    """Return the width in columns of a terminal."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def _is_number(value: object) -> bool:
