@@ -31,6 +31,8 @@ LIGHT = [
     "launch.rank_starter",
     "launch.launcher",
     "launch.supervisor",
+    "notify.start",
+    "notify.watcher",
     "optim.lr_schedule",
     "optim.timm_optimizers",
     "runs.bottleneck",
@@ -73,6 +75,12 @@ def names_in(package: str) -> list[str]:
 @pytest.mark.parametrize("name", LIGHT)
 def test_light_module_imports_neither_torch_nor_textual(name: str) -> None:
     assert not {"torch", "textual", "tui"} & modules_after(f"import engine.{name}")
+
+
+def test_notification_watcher_imports_no_large_library() -> None:
+    """One runs beside each run that sends messages."""
+    heavy = {"apprise", "asyncio", "numpy", "psutil", "pydantic", "requests", "ssl", "yaml"}
+    assert not heavy & modules_after("import engine.notify.watcher")
 
 
 def test_engine_never_imports_tui() -> None:

@@ -19,6 +19,7 @@ from engine.config.loader import (
     resolve_config,
     user_presets_folder,
 )
+from engine.config.notify_section import URLS_KEY
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.optim.lr_schedule import lr_factor, scaled_lr
@@ -203,6 +204,9 @@ def load_last_form() -> Form:
 def save_last_form(form: Form) -> None:
     """Store the form for the next new run, without the `TYPED_ONCE_KEYS`."""
     typed = {key: text for key, text in form.overrides.items() if key not in TYPED_ONCE_KEYS}
+    # What is no reference may be a URL with a password or a token.
+    if URLS_KEY in typed and any(problem.location == URLS_KEY for problem in validate_form(form)[1]):
+        del typed[URLS_KEY]
     try:
         write_user_json(state_folder(), FORM_FILE, {"format": FORM_FORMAT, "base": form.base, "typed": typed})
     except OSError:

@@ -190,6 +190,22 @@ def test_form_choices_are_remembered_without_name() -> None:
     assert load_last_form() == Form("digits", {"optim.lr": "0.3"})
 
 
+def test_form_never_stores_url_that_was_typed_instead_of_reference() -> None:
+    references = {"notify.urls": "[env:NTFY]", "optim.lr": "0.3"}
+    save_last_form(Form("digits", references))
+    assert load_last_form() == Form("digits", references)
+    form = Form("digits", {"notify.urls": "slack://hunter2/b", "optim.lr": "0.3"})
+    save_last_form(form)
+    assert load_last_form() == Form("digits", {"optim.lr": "0.3"})
+    problems = validate_form(form)[1]
+    assert [problem.location for problem in problems] == ["notify.urls"]
+    assert "hunter2" not in str(problems)
+    for refused in (form.arguments, lambda: form.save_preset("mine")):
+        with pytest.raises(UsageError) as error:
+            refused()
+        assert "hunter2" not in str(error.value)
+
+
 def test_form_saves_preset_under_name() -> None:
     form = Form("digits", {"optim.lr": "0.3", "run.name": "a"})
     path = form.save_preset("my digits")
