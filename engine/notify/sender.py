@@ -187,7 +187,8 @@ def _notify(plugin: Any, asset: Any, message: dict[str, Any]) -> bool:
         sender.notify(
             body=message["body"],
             title=message["title"],
-            notify_type=apprise.NotifyType(message["level"]),
+            # apprise 1.9.0 has a class of strings, later releases an enumeration.
+            notify_type=getattr(apprise.NotifyType, message["level"].upper()),
             body_format=apprise.NotifyFormat.TEXT,
         )
     )
