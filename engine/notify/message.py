@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_TITLE_CHARS = 200
 MAX_LINE_CHARS = 600
+MAX_LINES = 6
 Level = Literal["info", "success", "warning", "failure"]
 
 # What a title says of the run, and how serious it is.
@@ -62,6 +63,12 @@ def make_message(
         _command(folder, resumes=is_end and occasion != "finished" and resumable),
     ]
     return Message(occasion, _bound(f"{folder.name} {words} on {host}", MAX_TITLE_CHARS), _join(lines), level)
+
+
+def make_end_message(occasion: Occasion, name: str, host: str, lines: Sequence[str]) -> Message:
+    """Return the message about the end of something other than a run, such as a sweep, `lines` long."""
+    words, level = _TITLES[occasion]
+    return Message(occasion, _bound(f"{name} {words} on {host}", MAX_TITLE_CHARS), _join(lines[-MAX_LINES:]), level)
 
 
 def test_message(host: str) -> Message:

@@ -1,6 +1,6 @@
 """The messages of one run that are still to be sent, with their retries, and the log of what became of them.
 
-`watcher` fills it. A try takes at most `sender.SEND_TIMEOUT_SECONDS`, so the outbox is empty after a bounded time.
+`watcher` fills it. A try takes at most `TRY_TIMEOUT_SECONDS`, so the outbox is empty after a bounded time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from engine.utils.text import printable
 
 # Waits before the second and the later tries, for destinations that did not take the message.
 RETRY_DELAYS_SECONDS = (5.0, 30.0, 180.0)
+# On a host whose cores are busy, a sender of low priority needs ten seconds to start.
+TRY_TIMEOUT_SECONDS = 60.0
 MAX_LOG_BYTES = 1 << 18
 
 
@@ -40,11 +42,11 @@ class Outbox:
         urls: Sequence[str],
         log: NotifyLog,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_SECONDS,
-        send: Callable[[Message, Sequence[str], Sequence[str] | None], list[Delivery]] = send_message,
+        send: Callable[[Message, Sequence[str], Sequence[str] | None], list[Delivery]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._urls, self._log, self._retry_delays_s = urls, log, retry_delays_s
-        self._send, self._clock = send, clock
+        self._send, self._clock = send or send_in_background, clock
         self._pending: list[_Pending] = []
 
     def add(self, message: Message) -> None:
@@ -71,6 +73,11 @@ class Outbox:
             self._log.write(f"{due.message.occasion}: {delivery.line}{again}")
         if retries:
             self._pending.append(_Pending(due.message, self._clock() + self._retry_delays_s[tries - 1], tries, failed))
+
+
+def send_in_background(message: Message, urls: Sequence[str], labels: Sequence[str] | None) -> list[Delivery]:
+    """Send a message as `sender.send_message` does, with a low priority."""
+    return send_message(message, urls, labels, TRY_TIMEOUT_SECONDS, in_background=True)
 
 
 class NotifyLog:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.notify.destinations import INSTALL_ADVICE, Destination, read_destinations
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
+from engine.utils.process import lower_priority
 from engine.utils.text import printable
 
 if TYPE_CHECKING:
@@ -60,10 +61,13 @@ def send_message(
     references: Iterable[str],
     labels: Sequence[str] | None = None,
     timeout_s: float = SEND_TIMEOUT_SECONDS,
+    *,
+    in_background: bool = False,
 ) -> list[Delivery]:
     """Send a message to all destinations, or to those with these labels, and return what became of it.
 
-    Destinations that cannot be read are among them, with the reason. Takes at most `timeout_s` seconds.
+    Destinations that cannot be read are among them, with the reason. Takes at most `timeout_s` seconds. A sender
+    `in_background` has a low priority.
     """
     references = list(references)
     found = read_destinations(references)
@@ -76,7 +80,14 @@ def send_message(
     try:
         with start_helper("engine.notify.sender") as helper:
             # The helper reads the URLs itself, so that they pass through no pipe.
-            helper.send({"message": message.to_json(), "references": references, "labels": list(waiting)})
+            helper.send(
+                {
+                    "message": message.to_json(),
+                    "references": references,
+                    "labels": list(waiting),
+                    "in_background": in_background,
+                }
+            )
             while waiting:
                 answer = helper.receive(max(deadline - time.monotonic(), 0.0))
                 waiting.pop(answer["label"], None)
@@ -94,6 +105,9 @@ def main(parent: ParentPipe) -> None:
     import threading
 
     request = parent.receive()
+    if request["in_background"]:
+        # apprise takes a second of CPU time to import its services, and training has the CPU first.
+        lower_priority()
     found = read_destinations(request["references"]).found
     destinations = [destination for destination in found if destination.label in request["labels"]]
     results: queue.Queue[Delivery] = queue.Queue()

@@ -12,16 +12,15 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from engine.notify.observer import SessionObserver, WatchOptions
 from engine.notify.outbox import RETRY_DELAYS_SECONDS, NotifyLog, Outbox
 from engine.runs.folder import RunFolder
+from engine.utils.process import lower_priority
 
 POLL_SECONDS = 1.0
-NICENESS = 10
 
 
 def watch(options: WatchOptions, poll_s: float = POLL_SECONDS) -> None:
@@ -62,8 +61,7 @@ def main() -> None:
     options = read_options(sys.stdin.read())
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):
-        os.nice(NICENESS)
+    lower_priority()
     watch(options)
 
 

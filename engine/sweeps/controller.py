@@ -23,6 +23,7 @@ from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.runs.control import consume_requests
 from engine.sweeps.folder import SweepFolder
+from engine.sweeps.messages import send_end, trial_override
 from engine.sweeps.plan import SweepPlan, without_name
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import overrides_of
@@ -160,7 +161,7 @@ class Controller:
         frozen = self.study.trial(trial.number)
         verb = "continues" if trial.history.epochs else "started"
         overrides = [] if frozen.user_attrs.get(PRESET) else overrides_of(frozen.params)
-        overrides += overrides_of(self.settings.device)
+        overrides += [*overrides_of(self.settings.device), trial_override(self.plan.config)]
         runs_dir = self.folder.path.parent
         arguments = ["run", "--headless", str(self.folder.config), *overrides, "--name", trial.folder.name, "--resume"]
         trial.start([*self.command, *arguments, "--runs-dir", str(runs_dir), *self.flags], runs_dir)
@@ -278,20 +279,26 @@ class Controller:
         trials = self.study.trials()
         counts = Counter(STATE_WORDS[trial.state.name] for trial in trials)
         listed = ", ".join(f"{count} {END_WORDS.get(word, word)}" for word, count in sorted(counts.items()))
-        self.emit(f"{pluralize(len(trials), 'trial')}: {listed}")
-        for trial in trials:
-            if trial.state.name == "FAIL":
-                self.emit(f"trial {trial.number} failed: {trial.user_attrs.get('reason', '')}")
+        lines = [f"{pluralize(len(trials), 'trial')}: {listed}"]
+        lines += [
+            f"trial {trial.number} failed: {trial.user_attrs.get('reason', '')}"
+            for trial in trials
+            if trial.state.name == "FAIL"
+        ]
         best = self._best()
         if best is not None:
             self._write_best(best)
-            self.emit(
-                f"best: trial {best.number}, {self.settings.metric} {shown(best.value)}; {best_command(self.folder)}"
-            )
+            value = f"{self.settings.metric} {shown(best.value)}"
+            lines.append(f"best: trial {best.number}, {value}; {best_command(self.folder)}")
+        code = ExitCode.FINISHED if self._has_result else ExitCode.FAILED
         if counts["running"] or (self._stopping and len(trials) < self.settings.trials and self._has_result):
-            self.emit(f"continue with `gputrain sweep --resume {self.folder.name}`")
-            return ExitCode.STOPPED
-        return ExitCode.FINISHED if self._has_result else ExitCode.FAILED
+            lines.append(f"continue with `gputrain sweep --resume {self.folder.name}`")
+            code = ExitCode.STOPPED
+        for line in lines:
+            self.emit(line)
+        for problem in send_end(self.folder, self.plan.config, code, lines):
+            self.emit(problem)
+        return code
 
 
 STATE_WORDS = {"RUNNING": "running", "WAITING": "running", "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}

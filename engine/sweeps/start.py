@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from engine.config.loader import resolve_config
+from engine.config.notify_section import URLS_KEY
 from engine.config.section import RUN_NAME_PATTERN
 from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.runs.control import consume_requests
@@ -122,7 +123,7 @@ def refuse_user_code(folder: SweepFolder, settings: SweepSettings, foreign: str)
     for key, space in settings.spaces().items():
         for value in space.probes():
             config = resolve_config(str(folder.config), overrides_of({key: value})).config
-            if key == "run.code" or key in user_code_names(config):
+            if key in ("run.code", URLS_KEY) or key in user_code_names(config):
                 reason = f"{value} is not imported: the sweep {folder.name} {foreign}"
                 raise UsageError.one(key, reason, TRUST_ADVICE)
 

@@ -1,0 +1,37 @@
+"""Messages of a sweep (config section `notify`): one at its end. Its trials send none about how they end.
+
+`controller` calls both functions.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from engine.config.schema import Config
+from engine.notify.message import make_end_message
+from engine.notify.sender import send_message
+from engine.notify.start import is_notified
+from engine.sweeps.folder import SweepFolder
+from engine.training.job import ExitCode
+
+# What a trial of a sweep reports by itself: forty trials would send forty messages about their ends.
+TRIAL_OCCASIONS = ("crashed", "stalled", "slowed")
+
+
+def trial_override(config: Config) -> str:
+    """Return the override that restricts the messages of a trial."""
+    return f"notify.when=[{','.join(item for item in config.notify.when if item in TRIAL_OCCASIONS)}]"
+
+
+def send_end(folder: SweepFolder, config: Config, code: ExitCode, lines: Sequence[str]) -> list[str]:
+    """Send the message about the end of a sweep, whose last log `lines` say how it went. Return why it was not sent.
+
+    Takes at most `engine.notify.sender.SEND_TIMEOUT_SECONDS`.
+    """
+    occasion = {ExitCode.FINISHED: "finished", ExitCode.STOPPED: "stopped"}.get(code, "failed")
+    if occasion not in config.notify.when or not is_notified(config):
+        return []
+    message = make_end_message(occasion, f"sweep {folder.name}", socket.gethostname(), lines)
+    deliveries = send_message(message, config.notify.urls)
+    return [f"no message was sent: {delivery.line}" for delivery in deliveries if not delivery.sent]
