@@ -173,7 +173,9 @@ class OwnedRun:
         self._start_watcher(job.folder, job.config)
 
     def _start_watcher(self, folder: RunFolder, config: Config) -> None:
-        """Start the process that sends messages about the run, if the user wants any."""
+        """Start the process that sends messages about the run, if the user wants any and it does not run yet."""
+        if self._notifier.process is not None:
+            return
         waited_s = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         if self.place is not None:
             waited_s = self.place.waited_s

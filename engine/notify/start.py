@@ -76,7 +76,8 @@ def start_watcher(
         stall_minutes=notify.stall_minutes,
         watchdog_s=config.run.watchdog,
         crash_grace_s=RESTART_GRACE_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else CRASH_GRACE_SECONDS,
-        waited_s=waited_s,
+        # A run without GPUs waited for another run.
+        waited_s=waited_s if gpus else 0.0,
         gpus=tuple(gpus),
         retry_delays_s=RETRY_DELAYS_SECONDS,
     )
