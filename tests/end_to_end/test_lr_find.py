@@ -13,6 +13,7 @@ from engine.optim.lr_range import LrRange
 from gputrain_command import Gputrain
 
 ENDLESS = ("lr-find", "digits", "--gpus", "cpu", "--ranks", "1", "--to", "1e-5", "--steps", "10000", "--json")
+SEEDS = range(4)
 
 
 def json_lines(output: str) -> list[dict[str, Any]]:
@@ -33,17 +34,18 @@ def files_of(gputrain: Gputrain) -> list[str]:
     ]
 
 
+def run_lr_find(gputrain: Gputrain, ranks: int, *options: str) -> list[dict[str, Any]]:
+    """Return the output of the test on the digits with a global batch size of 64."""
+    batches = ("--gpus", "cpu", "--ranks", str(ranks), "--batch-size", str(64 // ranks))
+    done = gputrain("lr-find", "digits", *batches, "--json", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json_lines(done.stdout)
+
+
 @pytest.fixture(scope="module")
 def one_and_two_ranks(shared_gputrain: Gputrain) -> list[list[dict[str, Any]]]:
-    """Output of the test on the digits with one and with two ranks, and the same global batch size."""
-    outputs = []
-    for ranks in (1, 2):
-        options = ("--gpus", "cpu", "--ranks", str(ranks), "--batch-size", str(64 // ranks))
-        done = shared_gputrain("lr-find", "digits", *options, "--json")
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        outputs.append(json_lines(done.stdout))
-    return outputs
+    return [run_lr_find(shared_gputrain, ranks) for ranks in (1, 2)]
 
 
 def test_lr_find_suggests_same_lr_for_one_and_two_ranks(one_and_two_ranks: list[list[dict[str, Any]]]) -> None:
@@ -54,6 +56,22 @@ def test_lr_find_suggests_same_lr_for_one_and_two_ranks(one_and_two_ranks: list[
     assert abs(grid_step(one["valley"]) - grid_step(two["valley"])) <= 1
     assert abs(grid_step(one["steepest"]) - grid_step(two["steepest"])) <= 1
     assert all(1e-3 < found[name] < 1e-1 for found in (one, two) for name in ("valley", "steepest"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_lr_find_suggestions_of_all_seeds_and_ranks_agree(gputrain: Gputrain, optimizer: str) -> None:
+    found = [
+        [run_lr_find(gputrain, ranks, "--seed", str(seed), "--optimizer", optimizer)[-1] for ranks in (1, 2)]
+        for seed in SEEDS
+    ]
+    for name in ("valley", "steepest"):
+        steps = [[grid_step(result[name]) for result in pair] for pair in found]
+        print(optimizer, name, steps)
+        assert all(abs(one - two) <= 1 for one, two in steps)
+        spread = [step for pair in steps for step in pair]
+        # 14 steps are a decade.
+        assert max(spread) - min(spread) <= 5
 
 
 def test_lr_find_trains_global_batch_of_all_ranks(one_and_two_ranks: list[list[dict[str, Any]]]) -> None:
@@ -84,6 +102,7 @@ def test_lr_find_leaves_nothing_when_interrupted(gputrain: Gputrain, number: sig
     output, errors = process.communicate(timeout=60)
     assert process.returncode == (1 if number == signal.SIGINT else -number), errors
     assert '"lr_found"' not in output
+    assert number == signal.SIGKILL or '"control"' in output
     assert not gputrain.runs.exists()
     assert files_of(gputrain) == []
 

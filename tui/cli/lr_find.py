@@ -168,18 +168,15 @@ class TextReport:
         self._lr_range = lr_range
 
     def show_event(self, event: Event) -> None:
-        from engine.runs.event_lines import event_line
-        from engine.runs.events import RunStarted
-        from tui.text.lr_find import describe_range_test
+        from tui.text.lr_find import range_test_line
 
-        line = describe_range_test(event, self._lr_range) if isinstance(event, RunStarted) else event_line(event)
-        if line is not None:
+        if (line := range_test_line(event, self._lr_range)) is not None:
+            self._show_progress("")
             typer.echo(line, err=True)
 
     def show_step(self, curve: LossCurve) -> None:
-        if sys.stderr.isatty():
-            step, lr, loss = len(curve.losses), curve.learning_rates[-1], curve.smoothed[-1]
-            typer.echo(f"\r\x1b[Kstep {step}/{self._lr_range.steps}  lr {lr:.2e}  loss {loss:.4f}", err=True, nl=False)
+        step, lr, loss = len(curve.losses), curve.learning_rates[-1], curve.smoothed[-1]
+        self._show_progress(f"step {step}/{self._lr_range.steps}  lr {lr:.2e}  loss {loss:.4f}")
 
     def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
         from tui.text.lr_find import lr_find_lines, why_no_suggestion
@@ -200,6 +197,10 @@ class TextReport:
             typer.echo(printable(line))
 
     def close(self) -> None:
-        """End the line of the progress."""
+        """Clear the line of the progress."""
+        self._show_progress("")
+
+    def _show_progress(self, text: str) -> None:
+        """Replace the last line of a terminal."""
         if sys.stderr.isatty():
-            typer.echo("\r\x1b[K", err=True, nl=False)
+            typer.echo(f"\r\x1b[K{text}", err=True, nl=False)

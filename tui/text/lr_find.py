@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.text import Text
 
 from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
-from engine.runs.event_lines import describe_devices
-from engine.runs.events import RunStarted
-from engine.utils.text import pluralize
+from engine.runs.event_lines import describe_devices, event_line
+from engine.runs.events import ControlEvent, Event, RunStarted
+from engine.utils.text import pluralize, printable
 from tui.charts.axis import format_number
 from tui.charts.lr_range import LOSS_STYLE, SUGGESTION_STYLES, range_test_curves, suggested_rates
 from tui.charts.plot import plot
@@ -26,6 +26,15 @@ def describe_range_test(started: RunStarted, tested: LrRange) -> str:
         f"{describe_devices(started)}, global batch size {started.global_batch}, up to "
         f"{pluralize(tested.steps, 'step')} with optim.lr from {tested.low:g} to {tested.high:g}"
     )
+
+
+def range_test_line(event: Event, tested: LrRange) -> str | None:
+    """Return the line of an event for the terminal; None if it has none."""
+    if isinstance(event, RunStarted):
+        return describe_range_test(event, tested)
+    if isinstance(event, ControlEvent):
+        return f"stopped by {printable(event.by)} before the end of the test: no suggestion"
+    return event_line(event)
 
 
 def describe_end(curve: LossCurve) -> str:
