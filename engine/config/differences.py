@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.config.optimizer_options import default_options
 from engine.config.resume import PATH_KEYS
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.config.section import MAX_OPTION_VALUES
@@ -25,8 +26,10 @@ NEUTRAL_KEYS = SESSION_KEYS | {
     *("run.log_every", "run.watchdog", "run.max_restarts", "run.requeue", "data.download", "data.workers"),
     *("data.prefetch", "device.gpus", "device.wait", "device.ranks", "device.launcher", "device.start_method"),
     *("device.deterministic", "device.cudnn_benchmark", "device.timeout", "device.backend", "device.init_method"),
-    *("device.bucket_view", "device.static_graph", "device.empty_cache"),
+    *("device.bucket_view", "device.static_graph", "device.empty_cache", "device.threads"),
 }
+# Keys whose default is that of the optimizer.
+OPTIMIZER_DEFAULT_KEYS = {"optim.momentum", "optim.nesterov", "optim.betas", "optim.eps"}
 TOO_LARGE = "…"
 """Stands for a value that is too large or too deep to compare; a few lines of YAML aliases expand to any size."""
 
@@ -61,15 +64,19 @@ def differing_keys(configs: Sequence[Mapping[str, Any] | None]) -> list[KeyDiffe
     for key in known[0] if known else ():
         if key in SESSION_KEYS:
             continue
-        first = _compared(key, known[0].get(key))
-        if any(_compared(key, config.get(key)) != first for config in known[1:]):
-            differences.append(KeyDifference(key, tuple(config and config.get(key) for config in configs)))
+        # What only follows from different optimizers is no difference of its own.
+        if key in OPTIMIZER_DEFAULT_KEYS and all(config.get(key) is None for config in known):
+            continue
+        first = _compared(key, known[0])
+        if any(_compared(key, config) != first for config in known[1:]):
+            values = tuple(None if config is None else _resolved(key, config) for config in configs)
+            differences.append(KeyDifference(key, values))
     return differences
 
 
 def seed_group_key(config: Mapping[str, Any]) -> str:
     """Return a text that is equal for configs that differ in `run.seed` and in keys that change no result only."""
-    kept = {key: _compared(key, value) for key, value in config.items() if key != SEED_KEY and not is_neutral(key)}
+    kept = {key: _compared(key, config) for key in config if key != SEED_KEY and not is_neutral(key)}
     return json.dumps(kept, sort_keys=True)
 
 
@@ -78,8 +85,17 @@ def is_neutral(key: str) -> bool:
     return key in NEUTRAL_KEYS or key.partition(".")[0] in NEUTRAL_SECTIONS
 
 
-def _compared(key: str, value: Any) -> Any:
+def _compared(key: str, config: Mapping[str, Any]) -> Any:
+    value = _resolved(key, config)
     return os.path.realpath(value) if key in PATH_KEYS and isinstance(value, str) else value
+
+
+def _resolved(key: str, config: Mapping[str, Any]) -> Any:
+    """Return the value of a key; null stands for the default of the optimizer."""
+    value = config.get(key)
+    if value is None and key in OPTIMIZER_DEFAULT_KEYS and isinstance(name := config.get("optim.name"), str):
+        return _json_value(default_options(name).get(key.partition(".")[2]))
+    return value
 
 
 def _json_value(value: Any) -> Any:

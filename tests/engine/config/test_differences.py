@@ -23,7 +23,7 @@ def differences(*stored: dict[str, object]) -> dict[str, tuple[object, ...]]:
 def test_differing_keys_fill_in_the_defaults_of_keys_that_an_earlier_version_did_not_store() -> None:
     early = {"optim": {"lr": 0.1}, "of_the_past": {"key": 1}}
     late = {"optim": {"lr": 0.1, "momentum": 0.5, "future": 3}, "run": {"seed": 0}}
-    assert differences(early, late) == {"optim.momentum": (None, 0.5)}
+    assert differences(early, late) == {"optim.momentum": (0.9, 0.5)}
 
 
 def test_differing_keys_leave_out_the_name_of_the_run() -> None:
@@ -42,6 +42,15 @@ def test_differing_keys_are_in_schema_order_with_the_values_of_all_configs() -> 
 def test_differing_keys_take_two_spellings_of_a_path_as_equal(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     assert differences({"data": {"path": str(tmp_path)}}, {"data": {"path": f"{tmp_path}/link/."}}) == {}
+
+
+def test_differing_keys_fill_in_the_defaults_of_the_optimizer() -> None:
+    sgd, adam = {"optim": {"name": "sgd"}}, {"optim": {"name": "adamw"}}
+    assert differences(sgd, {"optim": {"name": "sgd", "momentum": 0.9}}) == {}
+    assert differences(sgd, adam) == {"optim.name": ("sgd", "adamw")}
+    assert differences(adam, {"optim": {"name": "adamw", "betas": [0.8, 0.99]}}) == {
+        "optim.betas": ([0.9, 0.999], [0.8, 0.99])
+    }
 
 
 def test_differing_keys_take_equal_numbers_of_two_types_as_equal() -> None:

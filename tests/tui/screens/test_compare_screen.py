@@ -73,6 +73,9 @@ def test_compare_overlays_the_curves_of_all_runs(root: Path) -> None:
         runs = visible_text(pilot, f"#{RUNS_PANEL}")
         assert "A slow" in runs
         assert "B fast" in runs
+        screen.action_seeds()
+        await pilot.pause()
+        assert toasts(pilot) == ["No two of these runs differ in the seed alone"]
 
     drive(real_app(root), act, SIZE)
 
@@ -144,18 +147,8 @@ def test_compare_shows_seeds_as_one_band_and_expands_it(root: Path) -> None:
         await press(pilot, "B")
         assert [entry.name for entry in screen.data.entries] == ["seed-0", "fast", "seed-1", "seed-2"]
         assert "░" not in visible_text(pilot, "#accuracy")
-        await press(pilot, "B")
-        assert len(screen.data.entries) == 2
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_without_groups_says_so(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, ["slow", "fast"])
-        screen.action_seeds()
-        await pilot.pause()
-        assert toasts(pilot) == ["No two of these runs differ in the seed alone"]
+        await press(pilot, "shift+tab", "shift+tab", "end", "P", "B")
+        assert (len(screen.data.entries), screen.data.baseline) == (2, 0)
 
     drive(real_app(root), act, SIZE)
 
@@ -174,16 +167,6 @@ def test_compare_pins_and_unpins_a_baseline(root: Path) -> None:
         await press(pilot, "P")
         assert screen.data.baseline is None
         assert "baseline" not in visible_text(pilot, f"#{RUNS_PANEL}")
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_keeps_the_baseline_when_seeds_are_expanded(root: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        screen = await compare(pilot, root, ["fast", "seed-0", "seed-1"], baseline=2)
-        assert screen.data.baseline == 1
-        await press(pilot, "B")
-        assert screen.data.baseline == 2
 
     drive(real_app(root), act, SIZE)
 
@@ -314,22 +297,15 @@ def test_compare_refuses_too_many_runs_in_one_sentence(root: Path) -> None:
     drive(real_app(root), act, SIZE)
 
 
-def test_compare_says_that_datasets_differ(root: Path) -> None:
+def test_compare_notes_other_datasets_and_a_run_that_others_can_change(root: Path) -> None:
     (root / "fast/config.yaml").write_text("data: {dataset: fake}")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await compare(pilot, root, ["slow", "fast"])
-        assert "different datasets" in visible_text(pilot, "#message")
-
-    drive(real_app(root), act, SIZE)
-
-
-def test_compare_marks_a_run_that_others_can_change(root: Path) -> None:
     (root / "fast").chmod(0o777)
 
     async def act(pilot: Pilot[None]) -> None:
         await compare(pilot, root, ["slow", "fast"])
-        assert "fast: this run" in visible_text(pilot, "#message")
+        message = visible_text(pilot, "#message")
+        assert "different datasets" in message
+        assert "fast: this run" in message
         assert "B fast" in visible_text(pilot, f"#{RUNS_PANEL}")
 
     drive(real_app(root), act, SIZE)
