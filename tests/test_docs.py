@@ -56,6 +56,6 @@ def test_checkpoint_module_describes_every_key() -> None:
 
 def test_readme_names_existing_commands() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    named = set(re.findall(r"(?:^|`|/)gputrain ([a-z]+)", (ROOT / "README.md").read_text(), re.M))
+    named = set(re.findall(r"(?:^|`|/)gputrain ([a-z-]+)", (ROOT / "README.md").read_text(), re.M))
     assert named - {"in"}
     assert sorted(named - set(commands)) == []

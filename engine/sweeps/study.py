@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Range, Space, Value
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, not_installed
 
 if TYPE_CHECKING:
     import optuna
@@ -42,7 +42,7 @@ def require_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError as error:
-        raise UsageError.one("sweep", "Optuna is not installed", "pip install 'gputrain[sweep]'") from error
+        raise UsageError.one("sweep", not_installed("optuna")) from error
 
 
 class _HeldLock:
