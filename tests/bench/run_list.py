@@ -27,6 +27,7 @@ from pseudo_terminal import PseudoTerminal
 COLUMNS, ROWS = 160, 48
 SETTLE_SECONDS = 3.0
 KEY_SECONDS = 0.4
+MAX_READ_SECONDS = 300.0
 TUI = str(Path(sys.executable).with_name("gputrain-tui"))
 DOWN, PAGE_DOWN, ESCAPE = "\x1b[B", "\x1b[6~", "\x1b"
 QUERY = "optim.name=adamw val_accuracy>0.5 finished"
@@ -56,7 +57,7 @@ def open_list(environment: Mapping[str, str], runs: int) -> tuple[PseudoTerminal
     terminal.press("r")
     pressed = terminal.seconds_since_start()
     first = terminal.seconds_until(r"(?s)best acc.*sweep-000\d\d")
-    every = terminal.seconds_until(rf"[^\d]{runs} runs")
+    every = terminal.seconds_until(rf"[^\d]{runs} runs", MAX_READ_SECONDS)
     terminal.read(SETTLE_SECONDS)
     return terminal, first - pressed, every - pressed
 

@@ -42,6 +42,8 @@ from tui.widgets.preview import Preview
 
 # More rows are filtered and sorted in a thread: 2,000 take 5 ms.
 MAX_INLINE_ROWS = 2000
+# While thousands of runs are read, more of them are shown as often as this.
+READING_SECONDS = 0.25
 MAX_FILTERS = 20
 FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
 # The order without a chosen one.
@@ -88,10 +90,12 @@ class RunsScreen(GputrainScreen):
         super().__init__(app)
         self._settings = read_list_settings()
         self._changes = RunChanges(app, self)
-        self._full = self._archived = False
+        self._full = self._archived = self._waits_for_rows = False
         self._query, self._query_text, self._problem = Query("", ()), "", ""
         self._requested: ViewRequest | None = None
         self._view = RunView(ViewRequest(()))
+        self._indexed_rows: Sequence[RunRow] = ()
+        self._rows_by_folder: dict[str, RunRow] = {}
         self._table: tuple[tuple[object, ...], RunTable] | None = None
         self._fields: list[Field] = []
         self._order: SortOrder | None = None
@@ -117,6 +121,14 @@ class RunsScreen(GputrainScreen):
         self._request_view()
         self._draw()
         self.show_title(f"runs in {self.gputrain_app.runs_dir}")
+        poller = self.gputrain_app.run_list_poller
+        if poller.rows is not None and not poller.complete and not self._waits_for_rows:
+            self._waits_for_rows = True
+            self.set_timer(READING_SECONDS, self._show_more_rows)
+
+    def _show_more_rows(self) -> None:
+        self._waits_for_rows = False
+        self.update_if_on_top()
 
     def _load_fields(self) -> None:
         """Resolve the columns, in a thread: the config schema takes 0.3 s to import."""
@@ -239,8 +251,10 @@ class RunsScreen(GputrainScreen):
         """Return the rows of the marked runs that exist, in the order in which they were marked."""
         if not (marked := self.gputrain_app.marked_runs):
             return []
-        rows = {row.folder: row for row in self.gputrain_app.run_list_poller.rows or []}
-        return [rows[key] for key in marked if key in rows]
+        rows = self.gputrain_app.run_list_poller.rows or []
+        if self._indexed_rows is not rows:
+            self._indexed_rows, self._rows_by_folder = rows, {row.folder: row for row in rows}
+        return [self._rows_by_folder[key] for key in marked if key in self._rows_by_folder]
 
     def _target_rows(self) -> list[RunRow]:
         """Return the marked runs, else the selected one."""
