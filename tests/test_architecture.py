@@ -48,7 +48,6 @@ LIGHT = [
     "runs.query",
     "runs.run_row",
     "runs.trash",
-    "sweeps.controller",
     "sweeps.status",
     "sync.mlflow_store",
     "sync.run_sync",

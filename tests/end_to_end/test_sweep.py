@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from engine.sweeps.folder import SweepFolder
+from engine.sweeps.status import SweepReader
 from gputrain_command import Gputrain, effective_events, last_checkpoint_weights, read_events, wait_for
 from in_process import train_in_process
 
@@ -23,10 +24,7 @@ COMMON = ["run.epochs=6", "device.ranks=1", "device.gpus=cpu", "device.threads=1
 
 
 def show(gputrain: Gputrain, name: str) -> dict[str, Any]:
-    done = gputrain("sweep", "show", name, "--json")
-    assert done.returncode == 0, done.stderr
-    status: dict[str, Any] = json.loads(done.stdout)
-    return status
+    return SweepReader(SweepFolder(gputrain.runs / name)).poll().to_dict()
 
 
 def kill(process: subprocess.Popen[str]) -> None:
