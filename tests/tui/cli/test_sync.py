@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
@@ -22,6 +23,7 @@ from factories import append_events, make_epoch, make_losses, make_run_folder, m
 from fake_wandb_server import API_KEY, fake_wandb_server
 from gputrain_command import Gputrain, effective_events, wait_for
 from remote_runs import mlflow_points, mlflow_runs, wandb_history, wandb_records, wandb_run_id
+from tui.cli.main import app
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
 OFFLINE = {"WANDB_MODE": "offline"}
@@ -62,9 +64,10 @@ def test_sync_sends_several_runs_to_mlflow(gputrain: Gputrain, mlflow: None) -> 
     uri = str(gputrain.folder / "store")
     make_run(gputrain, "a-1", make_run_started(), make_losses(1, 12), make_epoch(1))
     make_run(gputrain, "b", make_run_started(), make_losses(1, 5), RunFinished(time=12.0, state="failed"))
+    environment = gputrain.environment | {"MLFLOW_TRACKING_URI": uri}
     arguments = ["sync", "a", "b", "a-1", "--to", "mlflow", "--experiment", "flowers", "--json"]
-    done = gputrain(*arguments, MLFLOW_TRACKING_URI=uri)
-    assert (done.returncode, done.stderr) == (0, "a-1: crashed, 12 steps sent.\nb: failed, 5 steps sent.\n")
+    done = CliRunner().invoke(app, arguments, env=environment)
+    assert (done.exit_code, done.stderr) == (0, "a-1: crashed, 12 steps sent.\nb: failed, 5 steps sent.\n")
     syncs = json.loads(done.stdout)["syncs"]
     assert [(sync["run"], sync["state"], sync["steps"]) for sync in syncs] == [
         ("a-1", "crashed", 12),
@@ -74,8 +77,8 @@ def test_sync_sends_several_runs_to_mlflow(gputrain: Gputrain, mlflow: None) -> 
     names = {run.info.run_name: run.info.status for run in mlflow_runs(uri, "flowers")}
     assert names == {"a-1": "FAILED", "b": "FAILED"}
     assert not (gputrain.folder / "mlruns").exists()
-    again = gputrain(*arguments, MLFLOW_TRACKING_URI=uri)
-    assert (again.returncode, again.stderr) == (0, "a-1: crashed, nothing new.\nb: failed, nothing new.\n")
+    again = CliRunner().invoke(app, arguments, env=environment)
+    assert (again.exit_code, again.stderr) == (0, "a-1: crashed, nothing new.\nb: failed, nothing new.\n")
 
 
 def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputrain: Gputrain) -> None:
@@ -134,6 +137,7 @@ def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputra
     assert wandb_run_id(successor) != wandb_run_id(complete)
 
 
+@pytest.mark.nightly
 def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_steps(gputrain: Gputrain) -> None:
     pytest.importorskip("wandb")
     folder = make_run(gputrain, "a", make_run_started(), make_losses(1, 12))
@@ -166,10 +170,6 @@ def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_step
 def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrain) -> None:
     pytest.importorskip("wandb")
     folder = make_run(gputrain, "a", make_run_started(), make_losses(1, 5), FINISHED)
-    unset = gputrain("sync", "a", "--to", "mlflow", MLFLOW_TRACKING_URI="")
-    assert unset.returncode == 2
-    assert unset.stderr.startswith("error: MLFLOW_TRACKING_URI: is not set; name a server or a database")
-
     server = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "1", "WANDB_MODE": "online"}
     nameless = gputrain("sync", "a", "--to", "wandb", WANDB_API_KEY="", **server)
     assert nameless.returncode == 1
@@ -183,12 +183,13 @@ def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrai
 
 def test_sync_refuses_unknown_service_and_run(gputrain: Gputrain) -> None:
     make_run(gputrain, "a", make_run_started())
-    unknown = gputrain("sync", "a", "--to", "wand")
-    assert (unknown.returncode, unknown.stderr) == (
+    unknown = CliRunner().invoke(app, ["sync", "a", "--to", "wand"], env=gputrain.environment)
+    assert (unknown.exit_code, unknown.stderr) == (
         2,
         "error: --to: wand is unknown; use wandb or mlflow; did you mean wandb?\n",
     )
-    assert gputrain("sync", "b", "--to", "wandb").returncode == 2
+    missing = CliRunner().invoke(app, ["sync", "b", "--to", "wandb"], env=gputrain.environment)
+    assert (missing.exit_code, missing.stdout) == (2, "")
 
 
 @pytest.mark.soak
