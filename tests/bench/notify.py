@@ -25,7 +25,7 @@ import psutil
 from gputrain_command import GPUTRAIN, clean_environment, read_complete_events, wait_for
 from notify_server import gone_server, hanging_server, notify_server
 
-TURN_SECONDS = 15.0
+TURN_SECONDS = 6.0
 
 
 def find_helpers(mark: str) -> list[psutil.Process]:
