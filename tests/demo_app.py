@@ -185,6 +185,9 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     sweep = getattr(app.screen, "sweep_poller", None)
     if sweep is not None:
         await wait_until(pilot, lambda: sweep.latest is not None or sweep.problem is not None)
+    queue = getattr(app.screen, "queue_poller", None)
+    if queue is not None:
+        await wait_until(pilot, lambda: queue.rows is not None or queue.problem is not None)
     await pilot.pause()
     for preview in app.screen.query(Preview):
         await wait_until(pilot, lambda preview=preview: not preview.is_loading)

@@ -284,6 +284,12 @@ class GputrainApp(App[None]):
         except UsageError as error:
             self.show_toast(str(error), warning=True)
 
+    def action_queue(self) -> None:
+        from tui.screens.queue import QueueScreen
+
+        if not isinstance(self.screen, QueueScreen):
+            self.push_screen(QueueScreen(self))
+
     def open_gpu(self, key: str) -> None:
         """Open the screen of the GPU with this key (`tui.text.gpu_names.gpu_key`)."""
         from tui.screens.gpu import GpuScreen

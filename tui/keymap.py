@@ -57,6 +57,8 @@ KEY_LABELS = {
     "right": "→",
     "escape": "esc",
     "f1": "F1",
+    "shift+up": "⇧↑",
+    "shift+down": "⇧↓",
     "ctrl+c": "^c",
     "ctrl+d": "^d",
     "ctrl+u": "^u",
@@ -102,6 +104,7 @@ MONITOR_COMMANDS = (
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 9),
     Command("enter", "open", "Open the GPU or the run under the cursor.", "open", 6),
     Command("r", "runs", "List all runs with their results.", "app.runs", 5),
+    Command("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
     Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 6),
     Command("slash", "filter", "Show only processes and runs that contain this text.", "filter", 3),
     Command("escape", "clear filter", "Show all processes and runs.", "back", 0),
@@ -136,6 +139,7 @@ RUNS_COMMANDS = (
     Command("a", "again", "Configure a new run with the config of this one.", "again", 5),
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 4),
     Command("S", "sweep", "Open the sweep that this run is a trial of, else the latest sweep.", "sweep", 4),
+    Command("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
     Command("T", "tags", "Change the tags of the marked runs, else of this one.", "tags", 3),
     Command("N", "note", "Write a note about this run.", "note", 3),
     Command("R", "rename", "Rename this run, which has ended.", "rename", 2),
@@ -160,6 +164,17 @@ TRASH_COMMANDS = (
     Command("enter", "restore", "Restore this run to the runs folder.", "restore", 9),
     Command("D,delete", "delete", "Delete this run for good.", "delete", 8),
     Command("E", "empty", "Delete all runs in the trash for good.", "empty", 7),
+    BACK_COMMAND,
+)
+QUEUE_COMMANDS = (
+    Command("enter", "open", "Open this run.", "open", 6),
+    Command("h", "hold", "Keep this run from starting, or let it start again.", "hold", 9),
+    Command("K,shift+up", "move up", "Start this run before the one of yours above it.", "shift(-1)", 9),
+    Command("J,shift+down", "move down", "Start this run after the one of yours below it.", "shift(1)", 9),
+    Command("i", "priority", "Set the priority of this run among yours.", "priority", 7),
+    Command("s", "cancel", "Remove this run from the queue; its folder stays.", "cancel", 8),
+    Command("u", "resume", "Start the interrupted runs again, in their old order.", "resume", 9),
+    Command("n", "new run", "Configure and start a new run.", "app.new_run", 3),
     BACK_COMMAND,
 )
 RUN_COMMANDS = (

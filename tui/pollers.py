@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
-from engine.runs.folder import RunFolder
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.index import RunIndex
 from engine.runs.run_row import RunRow, row_of_history
 from engine.utils.errors import UsageError
@@ -188,7 +188,7 @@ class RunListPoller(Poller):
         except UsageError as error:
             self.rows, self.problem, self.complete = [], str(error), True
             return
-        self.waiting = read_waiting_runs()
+        waiting = read_waiting_runs()
         self.cpu_ranks = [
             (row.name, rank)
             for row, watcher in self._index.live_runs()
@@ -196,6 +196,9 @@ class RunListPoller(Poller):
             if rank.device == "cpu" and rank.host == socket.gethostname()
         ]
         self.rows, self.complete, self.count = self._index.rows, self._index.complete, self._index.count
+        # Most runs of this user are among the rows, as waiting ones.
+        folders = {row.folder for row in self.rows or () if row.state == RunState.WAITING}
+        self.waiting = [run for run in waiting if run.folder not in folders]
         self.problem = None
 
     def has_result(self) -> bool:

@@ -74,7 +74,7 @@ def set_priority(row: QueueRow, priority: int) -> str:
     """Order a run among those of this user: the highest priority first. Raises UsageError."""
     if abs(priority) > MAX_PRIORITY:
         raise UsageError.one("priority", f"{priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
-    return _order(row, priority, row.position)
+    return _order(row, priority, row.position, f"has priority {priority}")
 
 
 def move(row: QueueRow, rows: Sequence[QueueRow], before: QueueRow | Destination) -> str:
@@ -102,6 +102,19 @@ def move(row: QueueRow, rows: Sequence[QueueRow], before: QueueRow | Destination
     return _order(row, before.priority, _position_before(others, index))
 
 
+def shift(row: QueueRow, rows: Sequence[QueueRow], step: Literal[-1, 1]) -> str:
+    """Move a run by one place among those of this user. Return what became of it, as a sentence. Raises UsageError."""
+    own = sorted((each for each in rows if each.is_own and each.is_live), key=_rank)
+    index = next((index for index, each in enumerate(own) if each.key == row.key), None)
+    if index is None:
+        raise UsageError.one(row.name, row.reason if row.is_own else f"belongs to {row.user}")
+    if not 0 <= index + step < len(own):
+        return f"{row.name} is already the {'first' if step < 0 else 'last'} of your runs."
+    # To be behind the next run is to be before the one after it.
+    before = index - 1 if step < 0 else index + 2
+    return move(row, rows, own[before] if before < len(own) else "last")
+
+
 def _rank(row: QueueRow) -> tuple[int, float, float]:
     return -row.priority, row.position, row.since
 
@@ -121,11 +134,11 @@ def _position_before(others: Sequence[QueueRow], index: int) -> float:
     return target.position - 1
 
 
-def _order(row: QueueRow, priority: int, position: float) -> str:
+def _order(row: QueueRow, priority: int, position: float, result: str = "is moved") -> str:
     def is_done(now: QueueRow) -> bool:
         return now.priority == priority and math.isclose(now.position, position, rel_tol=1e-15, abs_tol=1e-9)
 
-    return _request(row, "order", is_done, f"has priority {priority}", priority=priority, position=position)
+    return _request(row, "order", is_done, result, priority=priority, position=position)
 
 
 def _request(

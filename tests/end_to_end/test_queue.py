@@ -53,7 +53,7 @@ def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> N
     rows = queue_rows(busy_host)
     assert [(row["name"], row["place"], row["state"]) for row in rows] == [("a", 1, "waiting"), ("b", 2, "waiting")]
     wait_for(lambda: "reserved by run holder" in queue_rows(busy_host)[0]["reason"], "the reason of the first run")
-    assert busy_host("queue", "move", "b", "--first").stderr == "b has priority 0.\n"
+    assert busy_host("queue", "move", "b", "--first").stderr == "b is moved.\n"
     assert [row["name"] for row in queue_rows(busy_host)] == ["b", "a"]
     assert busy_host("queue", "hold", "b").stderr == "b is held.\n"
     assert [(row["name"], row["place"]) for row in queue_rows(busy_host)] == [("a", 1), ("b", None)]

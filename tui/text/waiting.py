@@ -16,11 +16,13 @@ WAITING_SYMBOL = "◌"
 
 @dataclass(frozen=True)
 class WaitingRun:
-    """A run in the queue for GPUs. `key` is unique, and `message` says what it waits for."""
+    """A run in the queue for GPUs. `key` is unique, `message` says what it waits for, and `folder` is that of an own
+    run."""
 
     key: str
     name: str
     message: str
+    folder: str = ""
 
     def line(self, name_width: int) -> Text:
         """Return the line of the run, for a list whose names have this width."""
@@ -32,7 +34,7 @@ class WaitingRun:
 
 def read_waiting_runs() -> list[WaitingRun]:
     """Return the runs of all users of this host that wait for GPUs, in queue order."""
-    return [WaitingRun(row.key, row.name, wait_message(row)) for row in list_queue()]
+    return [WaitingRun(row.key, row.name, wait_message(row), row.folder) for row in list_queue()]
 
 
 def wait_message(row: QueueRow) -> str:

@@ -1,0 +1,134 @@
+"""The queue screen: keys that hold, order and cancel runs of this user, and say why others cannot be changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.reservation import Reservation
+from engine.queue.listing import QueueRow, RowState
+from engine.queue.state import QueueState, write_queue_state
+from engine.runs.control import consume_requests
+from engine.runs.folder import RunFolder
+from engine.runs.ownership import Ownership
+from factories import make_run_folder
+from screen_driver import press
+from tui.screens.dialogs import ChoiceDialog, TextInputDialog
+from tui.screens.queue import QueueScreen
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+Act = Callable[[Pilot[None], QueueScreen], Awaitable[None]]
+
+
+class WaitingSupervisor:
+    """The reservation and the folder of a waiting run, and the requests that it has received."""
+
+    def __init__(self, root: Path, name: str, position: float) -> None:
+        self.folder = make_run_folder(root, name)
+        self.ownership = Ownership(self.folder)
+        self.entry, self.terms = Reservation(), QueueTerms(position=position, folder=str(self.folder.path))
+        self.entry.set_terms(self.terms, "GPU 0: reserved by run holder (user me)")
+        self.entry.enqueue("free:1", ["GPU-0"], name)
+
+    def requests(self) -> list[tuple[str, object]]:
+        return [(request.request, request.values.get("priority")) for request in consume_requests(self.folder.control)]
+
+    def close(self) -> None:
+        self.entry.release()
+        self.ownership.release()
+
+
+@pytest.fixture
+def supervisors(
+    tmp_path: Path, isolated_folder: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[WaitingSupervisor]]:
+    # They receive requests and do not carry them out.
+    monkeypatch.setattr("engine.queue.edit.APPLY_TIMEOUT_SECONDS", 0.1)
+    (tmp_path / "GPUTRAIN_RESERVATIONS").mkdir()
+    waiting = [WaitingSupervisor(tmp_path / "runs", name, position) for position, name in enumerate("ab")]
+    yield waiting
+    for each in waiting:
+        each.close()
+
+
+def toasts(pilot: Pilot[None]) -> list[str]:
+    return [notification.message for notification in pilot.app._notifications]
+
+
+def drive(root: Path, act: Act) -> None:
+    async def main() -> None:
+        async with demo_app(root, demo=None).run_test(size=(110, 24)) as pilot:
+            await wait_until_idle(pilot)
+            await press(pilot, "Q")
+            await wait_until_idle(pilot)
+            screen = pilot.app.screen
+            assert isinstance(screen, QueueScreen)
+            await wait_until(pilot, lambda: screen.queue_poller.rows is not None)
+            screen.update_content()
+            await act(pilot, screen)
+
+    asyncio.run(main())
+
+
+def test_keys_send_requests_to_the_selected_run(tmp_path: Path, supervisors: list[WaitingSupervisor]) -> None:
+    first, second = supervisors
+
+    async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
+        assert "GPU 0: reserved by run holder" in visible_text(pilot, "#queue")
+        await press(pilot, "h")
+        await wait_until(pilot, lambda: first.requests() == [("hold", None)])
+        await press(pilot, "down", "K")
+        await wait_until(pilot, lambda: second.requests() == [("order", 0)])
+        await press(pilot, "i")
+        assert isinstance(pilot.app.screen, TextInputDialog)
+        await press(pilot, "backspace", "7", "enter")
+        await wait_until(pilot, lambda: second.requests() == [("order", 7)])
+
+    drive(tmp_path / "runs", act)
+
+
+def test_cancel_asks_first(tmp_path: Path, supervisors: list[WaitingSupervisor]) -> None:
+    async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
+        await press(pilot, "s")
+        assert isinstance(pilot.app.screen, ChoiceDialog)
+        await press(pilot, "enter")
+        assert supervisors[0].requests() == []
+        await press(pilot, "s", "down", "enter")
+        await wait_until(pilot, lambda: supervisors[0].requests() == [("stop", None)])
+
+    drive(tmp_path / "runs", act)
+
+
+def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = QueueRow("theirs", "bob", -1, RowState.WAITING, 1, 0.0, "\x1b[2J", "free:1", key="theirs")
+    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: [foreign])
+
+    async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
+        assert "\\x1b[2J" in visible_text(pilot, "#queue")
+        for key in ("h", "s", "K", "i", "enter"):
+            await press(pilot, key)
+            assert isinstance(pilot.app.screen, QueueScreen)
+        assert toasts(pilot)[0] == "theirs belongs to bob; only that user can change it"
+
+    drive(tmp_path / "runs", act)
+
+
+def test_interrupted_run_is_listed_and_can_be_cancelled(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path / "runs", "gone")
+    folder.config.touch()
+    write_queue_state(folder, QueueState(1.0, 1.0))
+
+    async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
+        assert "interrupted" in visible_text(pilot, "#queue")
+        assert "u resume" in visible_text(pilot, "Keys")
+        await press(pilot, "s", "down", "enter")
+        await wait_until(pilot, lambda: RunFolder(folder.path).history().finished is not None)
+        await wait_until(pilot, lambda: screen.rows == [])
+
+    drive(tmp_path / "runs", act)

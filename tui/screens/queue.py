@@ -1,0 +1,209 @@
+"""The screen of the queue: what waits for GPUs on this host, of all users, and keys that change the place of own runs.
+
+`tui.queue_poller` reads the queue, and `engine.queue.edit` changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar, Literal
+
+from rich.text import Text
+from textual.app import ComposeResult
+
+from engine.queue.listing import QueueRow, RowState
+from engine.utils.errors import UsageError
+from engine.utils.text import printable
+from tui.keymap import QUEUE_COMMANDS, Command
+from tui.palette import BAD, MUTED
+from tui.queue_poller import QueuePoller
+from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.dialogs import ChoiceDialog, TextInputDialog
+from tui.text.queue import QueueLines, describe_row, queue_status_line
+from tui.text.tables import wrap_text
+from tui.widgets.lines import Lines, Row
+from tui.widgets.text_line import TextLine
+
+NOTHING_WAITS = "No run waits for GPUs on this host. `gputrain run CONFIG --gpus free:2 --wait --detach` starts one."
+
+
+class QueueScreen(GputrainScreen):
+    """Lists the queue; its keys change the place of the selected run, which must be one of this user."""
+
+    CSS_PATH = "queue.tcss"
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = QUEUE_COMMANDS
+
+    def __init__(self, app: AppServices) -> None:
+        super().__init__(app)
+        self.queue_poller = QueuePoller(app.runs_dir, app.intervals.poll_s)
+
+    def compose_body(self) -> ComposeResult:
+        yield TextLine(id="queue-status")
+        yield Lines(selectable=True, id="queue", empty_text=Text("Loading …", MUTED))
+        reason = Lines(id="queue-reason")
+        reason.can_focus = False
+        yield reason
+
+    def on_mount(self) -> None:
+        self.queue_poller.on_first_result = self._show_first_result
+        self.queue_poller.start()
+        self.query_one("#queue").focus()
+
+    def _show_first_result(self) -> None:
+        self.call_later(self.update_if_on_top)
+
+    def on_unmount(self) -> None:
+        self.queue_poller.close()
+
+    @property
+    def rows(self) -> list[QueueRow]:
+        return self.queue_poller.rows or []
+
+    @property
+    def selected(self) -> QueueRow | None:
+        key = self.query_one("#queue", Lines).selected_key
+        return next((row for row in self.rows if row.key == key), None)
+
+    def update_content(self) -> None:
+        self.show_title("queue")
+        problem = self.queue_poller.problem or self.queue_poller.unexpected_error
+        if problem is not None:
+            self.show_line("#queue-status", Text(f" {printable(problem)}", BAD, no_wrap=True, end=""))
+        elif self.queue_poller.rows is not None:
+            self.show_line("#queue-status", queue_status_line(self.rows))
+            panel = self.query_one("#queue", Lines)
+            lines = QueueLines.fit(self.rows, panel.text_width)
+            rows = [Row(row.key, lines.line(row)) for row in self.rows]
+            panel.set_rows(rows, [lines.header] if rows else [], Text(NOTHING_WAITS, MUTED))
+        self._show_reason()
+
+    def _show_reason(self) -> None:
+        """Show all of the reason of the run under the cursor."""
+        panel, row = self.query_one("#queue-reason", Lines), self.selected
+        panel.set_titles("Waits for")
+        panel.set_texts(wrap_text(Text(describe_row(row)), panel.text_width) if row is not None else [])
+
+    def on_lines_moved(self, event: Lines.Moved) -> None:
+        if event.lines.id == "queue":
+            self._show_reason()
+        self.update_keys()
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self.action_open()
+
+    # Commands
+
+    def is_available(self, action: str) -> bool:
+        row, name = self.selected, action.partition("(")[0]
+        is_own = row is not None and row.is_own and bool(row.folder)
+        if name in ("hold", "shift", "priority"):
+            return is_own and row is not None and row.is_live
+        if name in ("cancel", "open"):
+            return is_own
+        if name == "resume":
+            return any(not each.is_live for each in self.rows)
+        return True
+
+    def title_of(self, command: Command) -> str:
+        if command.action == "hold" and (row := self.selected) is not None and row.state is RowState.HELD:
+            return "release"
+        return command.title
+
+    def action_open(self) -> None:
+        if (row := self._own_row("open")) is not None:
+            self.gputrain_app.open_run(row.folder)
+
+    def action_hold(self) -> None:
+        from engine.queue import edit
+
+        if (row := self._own_row("change")) is not None:
+            self._change(partial(edit.release if row.state is RowState.HELD else edit.hold, row))
+
+    def action_shift(self, step: Literal[-1, 1]) -> None:
+        from engine.queue import edit
+
+        if (row := self._own_row("move")) is not None:
+            self._change(partial(edit.shift, row, self.rows, step))
+
+    def action_priority(self) -> None:
+        from engine.config.queue_section import MAX_PRIORITY
+        from engine.queue import edit
+
+        def problem_of(text: str) -> str | None:
+            if text.lstrip("+-").isdecimal() and abs(int(text)) <= MAX_PRIORITY:
+                return None
+            return f"must be a number between -{MAX_PRIORITY} and {MAX_PRIORITY}"
+
+        row = self._own_row("change")
+        if row is None:
+            return
+
+        def set_priority(text: str | None) -> None:
+            if text is not None:
+                self._change(partial(edit.set_priority, row, int(text)))
+
+        note = "The highest priority starts first, among your own runs."
+        dialog = TextInputDialog(f"Priority of {row.name}", str(row.priority), note, problem_of)
+        self.app.push_screen(dialog, set_priority)
+
+    def action_cancel(self) -> None:
+        from engine.queue import edit
+
+        row = self._own_row("cancel")
+        if row is None:
+            return
+
+        def answer(key: str | None) -> None:
+            if key == "yes":
+                self._change(partial(edit.cancel, row))
+
+        rows = [Row("no", Text("Keep it in the queue")), Row("yes", Text("Cancel it"))]
+        question = f"Cancel {printable(row.name)}? It leaves the queue and does not start."
+        self.app.push_screen(ChoiceDialog(question, rows), answer)
+
+    def action_resume(self) -> None:
+        interrupted = [row for row in self.rows if not row.is_live]
+        if not interrupted:
+            self.gputrain_app.show_toast("No run was interrupted while it waited", warning=True)
+        elif self.gputrain_app.demo_notice:
+            self.gputrain_app.show_toast("Demo mode: runs cannot be started", warning=True)
+        else:
+            self._change(partial(resume_all, interrupted))
+
+    def _own_row(self, verb: str) -> QueueRow | None:
+        """Return the selected run, if it is one of this user; else say why the key has no effect."""
+        row = self.selected
+        if row is None:
+            self.gputrain_app.show_toast("Select a run first", warning=True)
+        elif not row.is_own or not row.folder:
+            self.gputrain_app.show_toast(
+                f"{row.name} belongs to {row.user}; only that user can {verb} it", warning=True
+            )
+            return None
+        return row
+
+    def _change(self, action: Callable[[], str]) -> None:
+        """Change the queue in a thread: the supervisor of a run takes a second to answer."""
+
+        def work() -> None:
+            try:
+                message, is_problem = action(), False
+            except UsageError as error:
+                message, is_problem = str(error), True
+            self.queue_poller.request_full_poll()
+            self.app.call_from_thread(self.gputrain_app.show_toast, message, warning=is_problem)
+
+        self.run_worker(work, thread=True, group="queue")
+
+
+def resume_all(rows: Sequence[QueueRow]) -> str:
+    """Start interrupted runs again. Return what became of them, as a sentence. Raises UsageError."""
+    from engine.launch.queue_resume import resume_waits
+    from tui.launcher import launch_run
+
+    results = list(resume_waits(rows, launch_run))
+    refused = [f"{result.row.name}: {' '.join(result.output)}" for result in results if not result.accepted]
+    if refused:
+        raise UsageError.one("", "; ".join(refused))
+    return f"In the queue again: {', '.join(result.row.name for result in results)}"
