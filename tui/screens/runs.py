@@ -13,9 +13,7 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.widgets import Input
 from textual.worker import get_current_worker
 
 from engine.runs.control import send_request
@@ -32,6 +30,7 @@ from tui.palette import MUTED
 from tui.screens.base import AppServices, Filter, GputrainScreen
 from tui.screens.dialogs import stop_dialog
 from tui.screens.run_changes import RunChanges
+from tui.screens.run_filter import RunFilter
 from tui.screens.runs_layout import list_height
 from tui.text.run_columns import column_choices, known_columns
 from tui.text.run_lines import note
@@ -43,40 +42,10 @@ from tui.widgets.preview import Preview
 # More rows are filtered and sorted in a thread: 2,000 take 5 ms.
 MAX_INLINE_ROWS = 2000
 # While thousands of runs are read, more of them are shown as often as this.
-READING_SECONDS = 0.25
-MAX_FILTERS = 20
-FILTER_HINT = "failed optim.name=adamw val_accuracy>0.9 -tag=old; enter keeps it, esc clears it"
+READING_SECONDS = 0.5
 # The order without a chosen one.
 NEWEST_FIRST = "started"
 ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "rename", "archive", "delete")
-
-
-class RunFilter(Filter):
-    """The filter of the runs, in the query language of `engine.runs.query`. The arrow keys bring back earlier ones."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "recall(-1)", show=False),
-        Binding("down", "recall(1)", show=False),
-    ]
-
-    def __init__(self, history: list[str]) -> None:
-        super().__init__(placeholder=FILTER_HINT)
-        self._history, self._position = history, 0
-
-    def activate(self) -> None:
-        super().activate()
-        self._position = len(self._history)
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        super().on_input_submitted(event)
-        if text := self.value.strip():
-            self._history[:] = [*(earlier for earlier in self._history if earlier != text), text][-MAX_FILTERS:]
-
-    def action_recall(self, steps: int) -> None:
-        """Show an earlier or a later filter."""
-        self._position = min(max(self._position + steps, 0), len(self._history))
-        self.value = self._history[self._position] if self._position < len(self._history) else ""
-        self.cursor_position = len(self.value)
 
 
 class RunsScreen(GputrainScreen):
