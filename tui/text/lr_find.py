@@ -15,7 +15,7 @@ from tui.palette import STRONG
 
 CHART_LINES, MAX_CHART_COLUMNS = 16, 100
 MEANINGS = {
-    "valley": "two thirds into the stretch in which the loss falls",
+    "valley": "two thirds into the range in which it falls",
     "steepest": "where the loss falls fastest",
 }
 
