@@ -138,4 +138,4 @@ def test_missing_optuna_is_one_sentence_with_the_command(tmp_path: Path) -> None
         "except UsageError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "sweep: Optuna is not installed; pip install 'gputrain[sweep]'\n"
+    assert done.stdout == "sweep: optuna is not installed: pip install optuna\n"
