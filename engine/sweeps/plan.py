@@ -20,9 +20,12 @@ from engine.config.yaml_io import to_yaml
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import NotFreeError
 from engine.launch.preflight import RunRequest, find_problems
+from engine.models.catalog import check_model_name
+from engine.models.weights_file import weights_problems
+from engine.optim.timm_optimizers import timm_optimizer_problems
 from engine.sweeps.settings import SweepSettings, check_numbers
 from engine.sweeps.space import Choices, Space, Value, grid_size, overrides_of, value_text
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.host import available_cores
 
 # Combinations of ends and choices that are validated together; each takes 3 ms.
@@ -92,7 +95,9 @@ def _value_problems(config: Config, spaces: Mapping[str, Space], known: set[str]
 
         def check(values: Mapping[str, Value]) -> None:
             try:
-                resolve_config(str(file), overrides_of(values), trust_code=trust_code)
+                changed = resolve_config(str(file), overrides_of(values), trust_code=trust_code).config
+                if len(values) == 1:
+                    _check_names(changed, next(iter(values)))
             except UsageError as error:
                 shown = ", ".join(overrides_of(values))
                 for problem in error.problems:
@@ -108,6 +113,19 @@ def _value_problems(config: Config, spaces: Mapping[str, Space], known: set[str]
             for values in _combinations(spaces):
                 check(values)
     return list(problems.values())
+
+
+def _check_names(config: Config, key: str) -> None:
+    """Check what the schema leaves to the installed libraries. Raises UsageError."""
+    problems: list[Problem] = []
+    if key.startswith("model."):
+        with collect_problems(problems):
+            check_model_name(config.model)
+        problems += weights_problems(config)
+    elif key == "optim.name":
+        problems += timm_optimizer_problems(config.optim)
+    if problems:
+        raise UsageError(problems)
 
 
 def _combinations(spaces: Mapping[str, Space]) -> Iterable[dict[str, Value]]:

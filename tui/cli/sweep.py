@@ -37,7 +37,7 @@ DETACH_TIMEOUT_SECONDS = 20.0
     epilog=make_epilog(
         [
             "gputrain sweep flowers.yaml optim.lr=log:1e-3..0.3 optim.name=sgd,adamw",
-            "gputrain sweep digits model.name=cnn,mlp --sampler grid --pruner none",
+            "gputrain sweep digits model.name=linear,cnn --sampler grid --pruner none",
             "gputrain sweep sweep.yaml --parallel 4 --detach",
             "gputrain sweep show flowers-sweep",
             "gputrain sweep stop flowers-sweep",

@@ -38,15 +38,16 @@ def problems(tmp_path: Path, *arguments: str, **settings: object) -> list[str]:
 
 
 def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Path) -> None:
-    searched = ("optim.lr=-1..0.5", "optim.name=sgd,adamax2", "run.epoch=1..5")
+    searched = ("optim.lr=-1..0.5", "optim.name=sgd,adamax2", "run.epoch=1..5", "model.name=cnn,nosuch")
     found = problems(tmp_path, *searched, "data.val_split=2", trials=0, metric="x")
-    assert len(found) == 6
+    assert len(found) == 7
     for part in (
         "--trials: must be an integer from 1",
         "--metric: 'x' is not allowed: must be one of val_accuracy, val_loss",
         "optim.lr: -1.0 is not allowed",
         "optim.name: 'adamax2' is not allowed",
         "run.epoch: ",
+        "model.name: no model is named 'nosuch'",
         "data.val_split: 2 is not allowed",
     ):
         assert any(part in problem for problem in found), (part, found)
