@@ -16,8 +16,8 @@ from typing import Any
 
 from engine.utils.files import read_bytes
 
-# A complete config has 2 KB. PyYAML takes 5 ms for each KB.
-MAX_LISTED_CONFIG_BYTES = 1 << 16
+# A complete config has 3 KB. PyYAML takes 5 ms for each KB, and seconds for thousands of nested brackets.
+MAX_LISTED_CONFIG_BYTES, MAX_YAML_BRACKETS = 1 << 14, 500
 MAX_VALUE_PARTS, MAX_VALUE_DEPTH, MAX_VALUE_CHARACTERS = 200, 3, 1000
 # The row has them, and they differ in each run.
 OMITTED_KEYS = ("run.name", "run.resume")
@@ -82,10 +82,12 @@ def default_values() -> Mapping[str, Any]:
 
 
 def parse_config(text: str) -> Any:
-    """Return the content of a config file; None if it is not valid YAML."""
+    """Return the content of a config file; None if it is not valid YAML, or takes too long to parse."""
     try:
         return _parse_lines(text)
     except _NotSimpleError:
+        if text.count("[") + text.count("{") > MAX_YAML_BRACKETS:
+            return None
         import yaml
 
         from engine.config.yaml_io import parse_yaml

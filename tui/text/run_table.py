@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from engine.runs.fields import Field, Kind, as_text, date_text, find_field
+from engine.runs.fields import Field, Kind, find_field
 from engine.runs.query import SortOrder
 from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED, STRONG, WARNING
 from tui.text.run_lines import FOREIGN_SIGN, fit_cells, fit_middle, note, state_symbol
-from tui.text.runs import format_age, format_duration
+from tui.text.runs import format_age, format_cell, format_duration
 from tui.text.tables import UNKNOWN
 
 MARK = "◆"
@@ -87,24 +86,6 @@ def column_of(field: Field) -> Column:
     cell = CELLS.get(name) or (lambda row: format_cell(field.value(row), field.kind))
     left = name in LEFT_ALIGNED or field.kind in TEXT_KINDS
     return Column(name, title, cell, WIDTHS.get(name, 0), right=not left)
-
-
-def format_cell(value: Any, kind: Kind) -> str:
-    """Format a value of a field."""
-    if value is None or value == ():
-        return "" if kind is Kind.TAGS else UNKNOWN
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        match kind:
-            case Kind.SHARE:
-                return f"{value:.4f}"
-            case Kind.DURATION:
-                return format_duration(value)
-            case Kind.DATE:
-                return date_text(value)
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
-    return printable(as_text(value))
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,14 @@ def format_runs_table(rows: Sequence[RunRow]) -> str:
 def format_columns(rows: Sequence[RunRow], fields: Sequence[Field]) -> str:
     """Return a table of chosen fields; numbers are aligned to the right."""
     lines = [tuple(field.name.upper() for field in fields)]
-    lines += [tuple(field_text(field, field.value(row)) for field in fields) for row in rows]
+    lines += [tuple(_field_cell(field, row) for field in fields) for row in rows]
     right = [any(_is_number(field.value(row)) for row in rows) for field in fields]
     return format_table(lines, right)
+
+
+def _field_cell(field: Field, row: RunRow) -> str:
+    value = field.value(row)
+    return format_age(value) if field.name == "age" else format_cell(value, field.kind)
 
 
 def format_table(lines: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
@@ -75,20 +80,21 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def field_text(field: Field, value: Any) -> str:
-    """Return the value of a field as a cell, with control characters escaped; a dash if it is unknown."""
-    if value is None or value == () or value == "":
-        return UNKNOWN
-    if field.kind is Kind.SHARE:
-        return f"{value:.4f}"
-    if field.kind is Kind.DURATION:
-        return format_age(value) if field.name == "age" else format_duration(value)
-    if field.kind is Kind.DATE:
-        return date_text(value)
-    if field.kind is Kind.FLAG:
+def format_cell(value: Any, kind: Kind) -> str:
+    """Format a value of a field."""
+    if value is None or value == ():
+        return "" if kind is Kind.TAGS else UNKNOWN
+    if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
+    if isinstance(value, int | float):
+        match kind:
+            case Kind.SHARE:
+                return f"{value:.4f}"
+            case Kind.DURATION:
+                return format_duration(value)
+            case Kind.DATE:
+                return date_text(value)
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
     return printable(as_text(value))
 
 

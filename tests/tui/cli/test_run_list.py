@@ -49,7 +49,7 @@ def test_runs_shows_columns_as_table_and_json(root: Path) -> None:
     table = runs("--columns", "name,lr,model,accuracy,duration,tags", "run-1").stdout
     assert table.splitlines() == [
         "NAME   OPTIM.LR  MODEL.NAME  BEST_VAL_ACCURACY  DURATION  TAGS",
-        "run-1      0.05  resnet18               0.3000     3m00s  –",
+        "run-1      0.05  resnet18               0.3000     3m00s",
     ]
     values = json.loads(runs("--columns", "lr,seed", "--json", "run-1").stdout)
     assert values["format"] == 1
