@@ -99,6 +99,14 @@ def test_entry_of_version_without_write_lock_is_read(folder: Path) -> None:
         ({"ranks": [{"rank": 0, "pid": True, "uuid": "GPU-1"}]}, "has no valid pid"),
         ({"ranks": [{"rank": 0, "pid": 1 << 40, "uuid": "GPU-1"}]}, "has no valid pid"),
         ({"ranks": [[]]}, "has no valid ranks"),
+        ({"priority": 1 << 40}, "has no valid priority"),
+        ({"priority": True}, "has no valid priority"),
+        ({"position": "first"}, "has no valid position"),
+        ({"position": -1e300}, "has no valid position"),
+        ({"share": 0}, "has no valid share"),
+        ({"backfill_until": math.inf}, "is not a JSON object"),
+        ({"blocked": 1}, "has no valid blocked"),
+        ({"reason": "a" * 2000}, "has no valid reason"),
     ],
 )  # fmt: skip
 def test_entry_with_invalid_value_is_reported_and_ignored(
