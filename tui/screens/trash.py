@@ -139,7 +139,7 @@ class TrashScreen(GputrainScreen):
         if runs := self._runs:
             checkpoints = sum(self._contents[run.entry].checkpoints for run in runs)
             about = f"{format_bytes(self._total_bytes(runs))}, {pluralize(checkpoints, 'checkpoint')}. {FOREVER}"
-            self._ask_to_delete(runs, f"Delete all {pluralize(len(runs), 'run')} in the trash for good?", about)
+            self._ask_to_delete(runs, f"Delete {pluralize(len(runs), 'run')} in the trash for good?", about)
 
     def _ask_to_delete(self, runs: Sequence[TrashedRun], question: str, about: str) -> None:
         def delete_all() -> None:

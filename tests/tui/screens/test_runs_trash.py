@@ -80,7 +80,7 @@ def test_trash_is_emptied_after_a_question(demo_runs_folder: Path) -> None:
         await press(pilot, "z")
         await wait_until(pilot, lambda: "Trash: 2 runs" in visible_text(pilot, "#trash"))
         await press(pilot, "E")
-        assert "Delete all 2 runs in the trash for good?" in visible_text(pilot)
+        assert "Delete 2 runs in the trash for good?" in visible_text(pilot)
         await press(pilot, "enter")
         assert "Trash: 2 runs" in visible_text(pilot, "#trash")
         await press(pilot, "D")
