@@ -1,0 +1,30 @@
+"""`gputrain notify`: its help explains the set-up, and a URL in place of a config is not repeated."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from notify_server import PASSWORD
+from tui.cli.main import app
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["notify", "test", f"slack://{PASSWORD}"],
+        ["notify", "test", f"notify.urls=slack://{PASSWORD}"],
+        ["config", f"notify.urls=slack://{PASSWORD}"],
+    ],
+)
+def test_url_on_command_line_is_refused_without_showing_it(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert PASSWORD not in result.output
+    assert "env:NAME" in result.output
+
+
+def test_help_explains_set_up() -> None:
+    page = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["notify", "--help"], terminal_width=80).output
+    for words in ("pip install 'gputrain[notify]'", "notify.urls=env:NTFY", "chmod 600", "gputrain notify test"):
+        assert words in page
