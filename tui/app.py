@@ -8,38 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
-from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.theme import ThemeStackError
 from textual import events
-from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.screen import Screen
 
-from engine.utils.text import printable
 from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bindings
-from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
 from tui.screens.base import GputrainScreen
 from tui.screens.monitor import MonitorScreen
-from tui.theme import initial_palette, save_palette, textual_theme
+from tui.terminal_app import TerminalApp
 
 if TYPE_CHECKING:
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
     from tui.compare_poller import CompareCache
 
-EXIT_GRACE_SECONDS = 1.5
 MOUNT_POLL_SECONDS = 0.001
 STARTUP_SECONDS = 1.0
 PENDING_RUN_SECONDS = 1.0
@@ -55,8 +45,8 @@ def resume_garbage_collection() -> None:
         gc.enable()
 
 
-class GputrainApp(App[None]):
-    """The Textual application: screens, pollers, signal handlers, and starting runs."""
+class GputrainApp(TerminalApp):
+    """The Textual application: screens, pollers, and starting runs."""
 
     TITLE = "gputrain"
     # Textual loads the style sheet of a screen that is pushed, but not that of the default screen.
@@ -85,16 +75,7 @@ class GputrainApp(App[None]):
 
         `demo_notice` is shown on every screen and disables starting runs.
         """
-        palette = initial_palette()
-        # Textual renders NO_COLOR in shades of gray unless ANSI colors are requested before it reads the theme.
-        super().__init__(ansi_color=True if palette is ANSI else None)
-        for known in PALETTES:
-            self.register_theme(textual_theme(known))
-        self._set_palette(palette)
-        # `self.theme = …` would make Textual parse all style sheets twice before the first frame.
-        self.set_reactive(App.theme, palette.name)
-        self.stylesheet.set_variables(self.get_css_variables())
-        self.animation_level = "none"
+        super().__init__()
         self.intervals = intervals or RefreshIntervals()
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
@@ -104,7 +85,6 @@ class GputrainApp(App[None]):
             runs_dir, self.intervals.poll_s, lambda: self.run_list_poller.cpu_ranks
         )
         self.run_list_poller = RunListPoller(runs_dir, self.intervals.poll_s)
-        self._got_sigtstp = False
         self.pending_runs: list[LaunchedRun] = []
         """Runs launched by this app whose journals have no events yet."""
         self.opened_runs: list[RunFolder] = []
@@ -116,46 +96,6 @@ class GputrainApp(App[None]):
         self.marked_runs: dict[str, None] = {}
         """Folders of the runs that are marked in the list, in the order in which they were marked."""
         self._compare_cache: CompareCache | None = None
-
-    def _set_palette(self, palette: Palette) -> None:
-        """Use a palette for the style names in text; `theme` is that of the style sheets."""
-        self.palette = palette
-        # Replace the previous theme: `push_theme` alone would grow the stack with every change.
-        with suppress(ThemeStackError):
-            self.console.pop_theme()
-        self.console.push_theme(rich_theme(palette))
-        self.ansi_color = True if palette.ansi else None
-
-    def action_next_theme(self) -> None:
-        """Switch to the next theme and remember it."""
-        palette = PALETTES[(PALETTES.index(self.palette) + 1) % len(PALETTES)]
-        if self.no_color:
-            self.show_toast("NO_COLOR is set: the terminal's own colors are used", warning=True)
-            return
-        self._set_palette(palette)
-        self.theme = palette.name
-        self.refresh_css(animate=False)
-        for screen in self.screen_stack:
-            for widget in screen.walk_children():
-                widget.refresh()
-        try:
-            save_palette(palette)
-        except OSError as error:
-            self.show_toast(f"The theme cannot be remembered: {error.strerror}", warning=True)
-            return
-        self.show_toast(f"Theme: {palette.name}", timeout_s=2)
-
-    def action_save_screenshot(self) -> None:
-        """Save the screen as SVG in the working directory."""
-        path = Path(f"gputrain-{time.strftime('%Y%m%d-%H%M%S')}.svg")
-        try:
-            # Exclusively: a link of this name is not followed.
-            with path.open("x", encoding="utf-8") as file:
-                file.write(self.export_screenshot())
-        except OSError as error:
-            self.show_toast(f"{path} cannot be written to the working directory: {error.strerror}", warning=True)
-            return
-        self.show_toast(f"Saved {path.absolute()}", timeout_s=8)
 
     async def on_event(self, event: events.Event) -> None:
         """Send keys that arrive together with the key that opens a screen to that screen.
@@ -182,7 +122,7 @@ class GputrainApp(App[None]):
 
     def on_mount(self) -> None:
         if threading.current_thread() is threading.main_thread() and not self.is_headless:
-            self._install_signal_handlers()
+            self.install_signal_handlers()
         if self._initial_run is not None:
             self.open_run(str(self._initial_run))
         elif self._launched_run is not None:
@@ -203,49 +143,10 @@ class GputrainApp(App[None]):
         if isinstance(screen := self.screen, GputrainScreen):
             screen.call_later(screen.update_if_on_top)
 
-    def show_toast(self, message: str, *, warning: bool = False, timeout_s: float = 5.0) -> None:
-        """Show a toast; control characters in the message are escaped."""
-        self.notify(
-            printable(message), severity="warning" if warning else "information", timeout=timeout_s, markup=False
-        )
-
     def on_unmount(self) -> None:
         self.gpu_poller.close()
         self.host_poller.close()
         self.run_list_poller.close()
-
-    def _install_signal_handlers(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGHUP, signal.SIGTERM):
-            loop.add_signal_handler(number, self._exit_on_signal, number)
-        suspend, resume = signal.getsignal(signal.SIGTSTP), signal.getsignal(signal.SIGCONT)
-
-        def suspended(number: int, frame: FrameType | None) -> None:
-            self._got_sigtstp = True
-            if callable(suspend):
-                suspend(number, frame)
-
-        def continued(number: int, frame: FrameType | None) -> None:
-            # Textual re-enters application mode at every SIGCONT. After a SIGSTOP it never left that mode: a second
-            # entry would start a second keyboard reader and leave the terminal in raw mode on exit.
-            if not self._got_sigtstp:
-                loop.call_soon_threadsafe(self.refresh)
-            elif callable(resume):
-                self._got_sigtstp = False
-                resume(number, frame)
-
-        signal.signal(signal.SIGTSTP, suspended)
-        signal.signal(signal.SIGCONT, continued)
-
-    def _exit_on_signal(self, signum: int) -> None:
-        """Exit on SIGHUP or SIGTERM; the timer forces it, because writes to a closed terminal can block forever."""
-        timer = threading.Timer(EXIT_GRACE_SECONDS, os._exit, [128 + signum])
-        timer.daemon = True
-        timer.start()
-        self.exit(return_code=128 + signum)
-
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        return ()
 
     def open_run(self, folder: str) -> None:
         """Open the screen of the run in `folder`."""
@@ -405,6 +306,3 @@ class GputrainApp(App[None]):
                 "Everywhere": screen.SHARED_COMMANDS,
             }
             self.push_screen(HelpDialog(groups, screen.is_available))
-
-    async def action_quit(self) -> None:
-        self.exit()
