@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tui.compare_poller import CompareCache
 
 MOUNT_POLL_SECONDS = 0.001
+# Keys wait so long for the first content of a screen; the runs folder may be on a file system that hangs.
+MAX_CONTENT_WAIT_SECONDS = 3.0
 STARTUP_SECONDS = 1.0
 PENDING_RUN_SECONDS = 1.0
 MAX_TOAST_LINES = 8
@@ -104,13 +107,21 @@ class GputrainApp(TerminalApp):
         if not isinstance(event, events.Key):
             await super().on_event(event)
         elif not event.is_forwarded:
-            while not self.screen.is_mounted:
-                await asyncio.sleep(MOUNT_POLL_SECONDS)
+            await self._wait_for_content()
             await super().on_event(event)
         elif isinstance(self.screen, GputrainScreen) and event.time < self.screen.opened_at:
             self.post_message(events.Key(event.key, event.character))
         else:
             await super().on_event(event)
+
+    async def _wait_for_content(self) -> None:
+        """Wait until the screen has what keys act on: they would do nothing in an empty list."""
+        while not self.screen.is_mounted:
+            await asyncio.sleep(MOUNT_POLL_SECONDS)
+        if isinstance(screen := self.screen, GputrainScreen):
+            deadline = screen.opened_at + MAX_CONTENT_WAIT_SECONDS
+            while not screen.has_content and time.monotonic() < deadline:
+                await asyncio.sleep(MOUNT_POLL_SECONDS)
 
     def source_notice(self) -> str | None:
         """Return the notice that marks simulated or recorded data on every screen, or None."""

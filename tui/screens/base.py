@@ -157,6 +157,11 @@ class GputrainScreen(Screen[None]):
     def compose_body(self) -> ComposeResult:
         raise NotImplementedError
 
+    @property
+    def has_content(self) -> bool:
+        """Whether the screen shows what keys act on. Before, they wait for it for a moment."""
+        return True
+
     def make_filter(self) -> Filter:
         """Return the filter of a screen that has the command for it."""
         return Filter()

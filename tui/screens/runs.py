@@ -59,7 +59,7 @@ class RunsScreen(GputrainScreen):
         super().__init__(app)
         self._settings = read_list_settings()
         self._changes = RunChanges(app, self)
-        self._full = self._archived = self._waits_for_rows = False
+        self._full = self._archived = self._waits_for_rows = self._has_rows = False
         self._query, self._query_text, self._problem = Query("", ()), "", ""
         self._requested: ViewRequest | None = None
         self._view = RunView(ViewRequest(()))
@@ -85,6 +85,10 @@ class RunsScreen(GputrainScreen):
             yield Preview(id="run-preview")
 
     # Content
+
+    @property
+    def has_content(self) -> bool:
+        return self._has_rows
 
     def update_content(self) -> None:
         self._request_view()
@@ -150,6 +154,8 @@ class RunsScreen(GputrainScreen):
         table = self._fit_table(lines.text_width)
         rows = LazyRows(view.keys, lambda index: table.line(view.shown[index], marked=view.keys[index] in marked))
         lines.set_rows(rows, [table.header], self._empty_text())
+        if view.request is self._requested and self.gputrain_app.run_list_poller.rows is not None:
+            self._has_rows = True
         if view.request.order is not self._drawn_order:
             self._drawn_order = view.request.order
             lines.scroll_to_cursor()

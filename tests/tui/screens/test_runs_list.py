@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import threading
@@ -15,13 +16,16 @@ from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels, read_labels, write_labels
 from engine.runs.query import Query
 from engine.utils.files import state_folder
-from screen_driver import drive, press, real_app
+from screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
+from tui.pollers import RunListPoller
 from tui.screens.base import Filter
 from tui.screens.columns import ColumnsDialog, SortDialog
 from tui.screens.compare import CompareScreen
+from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
+from tui.screens.runs import RunsScreen
 from tui.text.run_view import RunView, ViewRequest, make_view
 from tui.widgets.lines import Lines
 
@@ -228,6 +232,55 @@ def test_compare_opens_marked_runs_in_order_of_marking(demo_runs_folder: Path) -
         assert 0 < shown.index(FINISHED_RUN) < shown.index(LIVE_RUN)
 
     drive(demo_app(demo_runs_folder), act, WIDE)
+
+
+def test_keys_in_a_burst_mark_the_rows_they_were_typed_on(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        press_in_burst(pilot, "r", "j", "space", "j", "k", "k", "k", "space", "c")
+        await wait_until_idle(pilot)
+        assert [Path(key).name for key in app_of(pilot).marked_runs] == [FINISHED_RUN, LIVE_RUN]
+        assert isinstance(pilot.app.screen, CompareScreen)
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
+
+
+def test_keys_typed_before_the_first_rows_wait_for_them(
+    demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, is_released, read = demo_app(demo_runs_folder), threading.Event(), RunListPoller._poll_once
+
+    def read_later(poller: RunListPoller) -> None:
+        assert is_released.wait(30)
+        read(poller)
+
+    monkeypatch.setattr(RunListPoller, "_poll_once", read_later)
+    monkeypatch.setattr("tui.app.MAX_CONTENT_WAIT_SECONDS", 30.0)
+
+    async def main() -> None:
+        async with app.run_test(size=WIDE) as pilot:
+            press_in_burst(pilot, "r", "j", "space", "g", "space", "c")
+            await wait_until(pilot, lambda: isinstance(app.screen, RunsScreen))
+            is_released.set()
+            await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen))
+            assert [Path(key).name for key in app.marked_runs] == [FINISHED_RUN, LIVE_RUN]
+
+    asyncio.run(main())
+
+
+def test_keys_reach_a_list_that_stays_empty(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, is_released = demo_app(demo_runs_folder), threading.Event()
+    monkeypatch.setattr(RunListPoller, "_poll_once", lambda _: is_released.wait(30))
+    monkeypatch.setattr("tui.app.MAX_CONTENT_WAIT_SECONDS", 0.0)
+
+    async def main() -> None:
+        async with app.run_test(size=WIDE) as pilot:
+            press_in_burst(pilot, "r", "j")
+            await wait_until(pilot, lambda: isinstance(app.screen, RunsScreen))
+            press_in_burst(pilot, "escape")
+            await wait_until(pilot, lambda: isinstance(app.screen, MonitorScreen))
+            is_released.set()
+
+    asyncio.run(main())
 
 
 def test_full_key_gives_the_whole_screen_to_the_list(demo_runs_folder: Path) -> None:
