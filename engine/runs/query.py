@@ -21,6 +21,7 @@ from typing import Any
 
 from engine.runs.fields import Field, Kind, as_text, date_text, find_field
 from engine.runs.folder import RunState
+from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
 
@@ -127,6 +128,8 @@ def _parse_condition(field: Field, sign: str, text: str) -> Predicate:
         if field.kind in (Kind.TAGS, Kind.FLAG):
             raise UsageError.one(f"{field.name}{sign}{text}", f"{field.name} has no order; use = or !=")
         compare, operand = _COMPARISONS[sign], parse_operand(field, text)
+        if field.kind is Kind.CONFIG and operand.number is None and _is_numeric(field):
+            raise UsageError.one(field.name, f"{text} is not {_FORMS[Kind.NUMBER]}")
         # A day is later than all of its minutes.
         bound = operand.end if sign in (">", "<=") and operand.end is not None else operand.number
         if operand.end is not None and sign in (">", "<="):
@@ -134,6 +137,12 @@ def _parse_condition(field: Field, sign: str, text: str) -> Predicate:
         return _on_values(field, lambda value: _compares(compare, value, bound, operand.text), negated=False)
     operands = [parse_operand(field, part, is_equality=True) for part in _alternatives(field, text)]
     return _on_values(field, lambda value: any(_equals(field, value, item) for item in operands), negated=sign == "!=")
+
+
+def _is_numeric(field: Field) -> bool:
+    """Whether a config key is a number by its default."""
+    default = default_values().get(field.name)
+    return isinstance(default, int | float) and not isinstance(default, bool)
 
 
 def _alternatives(field: Field, text: str) -> list[str]:

@@ -94,6 +94,7 @@ ERRORS = {
     "optim.nam=sgd": "did you mean optim.name?",
     "accuracy>high": "best_val_accuracy: high is not a number, such as 0.9 or 90%",
     "accuracy=nan": "is not a number",
+    "lr>high": "optim.lr: high is not a number, such as 0.9, 90% or 10k",
     "age<soon": "age: soon is not a duration, such as 90s, 5min, 1h30m or 2d",
     "started>soon": "started: soon is not a date, such as 2026-11-01 or 2026-11-01T14:30",
     "archived=maybe": "archived: maybe is not yes or no",
