@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from engine.sync.remote import SyncError
 from engine.sync.run_sync import RunSync
@@ -27,7 +28,10 @@ def sync_runs(
     that cannot be reached is tried again, and `on_interruption` gets the error. Raises SyncError.
     """
     pending, is_first_round = list(syncs), True
-    try:
+    with ExitStack() as stack:
+        # Each is closed, even where another cannot be.
+        for sync in reversed(syncs):
+            stack.callback(sync.close)
         while pending:
             pause = POLL_SECONDS
             try:
@@ -47,9 +51,6 @@ def sync_runs(
                 return
             is_first_round = False
             _wait(pause, stop)
-    finally:
-        for sync in syncs:
-            sync.close()
 
 
 def _wait(seconds: float, stop: Callable[[], bool]) -> None:

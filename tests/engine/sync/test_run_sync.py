@@ -275,3 +275,25 @@ def test_followed_run_waits_for_service_that_is_gone(
     assert rounds == [False, True]
     assert [str(error) for error in interruptions] == ["MLflow cannot be reached"]
     assert steps_of(only_points(uri)) == list(range(1, 21))
+
+
+def test_every_sync_is_closed_where_one_cannot_be(
+    uri: str, tmp_path: Path, live: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = []
+
+    def leave(remote: MlflowRun) -> None:
+        left.append(remote)
+        raise SyncError("MLflow cannot be reached", temporary=True)
+
+    monkeypatch.setattr(MlflowRun, "leave", leave)
+    live |= {"a", "b"}
+    folders = [make_run_folder(tmp_path, name, make_run_started(), make_losses(1, 12)) for name in ("a", "b")]
+    with open_state(folders[0], "mlflow") as first, open_state(folders[1], "mlflow") as second:
+        syncs = [
+            RunSync(folder, MlflowStore(None), state) for folder, state in zip(folders, (first, second), strict=True)
+        ]
+        handlers: dict[str, Any] = {"on_progress": lambda *_: None, "on_interruption": lambda _: None}
+        with pytest.raises(SyncError, match="cannot be reached"):
+            sync_runs(syncs, follow=False, stop=lambda: False, **handlers)
+    assert len(left) == 2
