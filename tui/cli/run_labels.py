@@ -50,7 +50,11 @@ def tag(
             for folder in folders:
                 typer.echo(f"{folder.name}  {' '.join(read_labels(folder).tags)}".rstrip())
             return
-        _label(folders, lambda labels: labels.with_tags(added, removed), lambda labels: f"tags {' '.join(labels.tags)}")
+        _label(folders, lambda labels: labels.with_tags(added, removed), _tags_text)
+
+
+def _tags_text(labels: RunLabels) -> str:
+    return f"tags {' '.join(labels.tags)}" if labels.tags else "no tags"
 
 
 @app.command(cls=HelpCommand, epilog=make_epilog(["gputrain runs note last 'twice the batch, same lr'"]))
@@ -70,7 +74,8 @@ def note(
         if text is None:
             typer.echo("\n".join(map(printable, read_labels(folders[0]).note.splitlines())))
             return
-        _label(folders, lambda labels: replace(labels, note=" ".join(text).strip()), lambda _: "note set")
+        words = " ".join(text).strip()
+        _label(folders, lambda labels: replace(labels, note=words), lambda _: "note set" if words else "note removed")
 
 
 @app.command(cls=HelpCommand, epilog=make_epilog(["gputrain runs rename fashion-17 fashion-best"]))

@@ -78,6 +78,8 @@ def test_tag_adds_and_removes_tags_of_several_runs(root: Path) -> None:
     assert runs("tag", "run-1", "run-2", "+night", "+old").exit_code == 0
     assert runs("tag", "run-1", "-old").stderr == "run-1: tags night\n"
     assert runs("tag", "run-1", "run-2").stdout == "run-1  night\nrun-2  night old\n"
+    assert runs("tag", "run-1", "-night").stderr == "run-1: no tags\n"
+    assert runs("tag", "run-1", "+night").stderr == "run-1: tags night\n"
     assert listed("tag=night", "-tag=old") == ["run-1"] and listed("old") == ["run-2"]
     result = runs("tag", "run-1", "+a b")
     assert result.exit_code == 2 and "a b: is not a valid tag" in result.stderr
@@ -88,7 +90,7 @@ def test_note_is_set_shown_escaped_and_removed(root: Path) -> None:
     assert runs("note", "run-1", "twice", "the\x1b[31m batch").exit_code == 0
     assert runs("note", "run-1").stdout == "twice the\\x1b[31m batch\n"
     assert listed("note~BATCH") == ["run-1"]
-    runs("note", "run-1", "")
+    assert runs("note", "run-1", "").stderr == "run-1: note removed\n"
     assert listed("note~batch") == [] and runs("note", "run-1").stdout.strip() == ""
 
 
