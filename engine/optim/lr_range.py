@@ -83,8 +83,8 @@ class LossCurve:
         self._average = self._beta * self._average + (1 - self._beta) * loss
         self.losses.append(loss)
         self.smoothed.append(self._average / (1 - self._beta ** len(self.losses)))
-        # Also true for a NaN, which no comparison is.
-        self.diverged = not self.smoothed[-1] <= MAX_LOSS_RATIO * min(self.smoothed)
+        smoothed = self.smoothed[-1]
+        self.diverged = not math.isfinite(smoothed) or smoothed > MAX_LOSS_RATIO * min(self.smoothed)
         return self.diverged
 
     @property

@@ -71,6 +71,11 @@ def test_loss_curve_smooths_same_share_of_any_number_of_steps() -> None:
     assert values[0] == pytest.approx(values[1], rel=0.02)
 
 
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_loss_curve_diverges_at_nonfinite_first_loss(loss: float) -> None:
+    assert LossCurve(LrRange()).add(loss)
+
+
 @pytest.mark.parametrize("last", [math.nan, math.inf, 1e6])
 def test_loss_curve_diverges_at_huge_or_nonfinite_loss(last: float) -> None:
     curve = LossCurve(LrRange())
