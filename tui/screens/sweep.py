@@ -31,7 +31,7 @@ from tui.text.sweep_lines import (
     param_widths,
     status_line,
     trial_line,
-    value_share,
+    value_shares,
 )
 from tui.widgets.lines import Lines, Row
 from tui.widgets.text_line import TextLine
@@ -113,12 +113,11 @@ class SweepScreen(GputrainScreen):
         keys, width = list(status.settings.space), trials.text_width
         rows = status.by_value() if self._order == BY_VALUE else list(status.trials)
         widths = param_widths(keys, rows, width - fixed_columns(width))
-        maximizes, best = status.settings.maximizes, status.best
+        shares, best = value_shares(status), status.best
 
         def line(row: TrialRow) -> Text:
-            share = value_share(row, status.trials, maximizes=maximizes)
             is_best = best is not None and row.number == best.number
-            return trial_line(row, keys, widths, width, share, is_best=is_best)
+            return trial_line(row, keys, widths, width, shares.get(row.number), is_best=is_best)
 
         trials.set_rows(
             [Row(str(row.number), line(row)) for row in rows],

@@ -48,14 +48,14 @@ def status_line(status: SweepStatus) -> Text:
     return line
 
 
-def value_share(row: TrialRow, rows: Sequence[TrialRow], *, maximizes: bool) -> float | None:
-    """Return where the value of a trial lies between the worst (0) and the best (1) of all."""
-    values = [other.value for other in rows if other.value is not None]
-    if row.value is None or not values:
-        return None
-    low, high = min(values), max(values)
-    share = 1.0 if high == low else (row.value - low) / (high - low)
-    return share if maximizes else 1 - share
+def value_shares(status: SweepStatus) -> dict[int, float]:
+    """Return where the value of each trial lies between the worst (0) and the best (1) of all, by trial number."""
+    values = {row.number: row.value for row in status.trials if row.value is not None}
+    if not values:
+        return {}
+    low, high = min(values.values()), max(values.values())
+    worst, best = (low, high) if status.settings.maximizes else (high, low)
+    return {number: 1.0 if high == low else (value - worst) / (best - worst) for number, value in values.items()}
 
 
 def param_widths(keys: Sequence[str], rows: Sequence[TrialRow], room: int) -> list[int]:
