@@ -30,10 +30,9 @@ class TrialRow:
     """One trial.
 
     `run` is the name of its run. `state` is running, stopped, complete, pruned or failed; a stopped trial goes on when
-    the sweep is continued. `value` is the metric: of the best
-    epoch if it is complete, else of the latest epoch; None without an epoch. `epoch` is the latest recorded epoch.
-    `preset` marks the config itself. `reason` says why it was pruned or failed. `seconds` is the time since its start,
-    or from its start to its end.
+    the sweep is continued. `value` is the metric of the best epoch if the trial is complete, else of its latest epoch;
+    None without an epoch. `epoch` is the latest recorded epoch. `preset` marks the config itself. `reason` says why the
+    trial was pruned or failed. `seconds` is the time since its start, or from its start to its end.
     """
 
     number: int
