@@ -1,19 +1,27 @@
-"""Help pages: every command is listed in a group, has a one-line summary and an example, and fits 80 columns."""
+"""Help pages: every command is listed in a group, has a one-line summary and valid examples, and fits 80 columns."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from functools import cache
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from engine.config.code_trust import CodeTrust
+from engine.sweeps.plan import plan_sweep
+from engine.sweeps.settings import SweepSettings, split_space
 from tui.cli.help import MACHINE, RESULTS, RUNS, TRAIN
 from tui.cli.main import app
 
-COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+CLI = get_command(app)
+COMMANDS = sorted(CLI.commands)  # type: ignore[attr-defined]
 
 
+@cache
 def help_page(*arguments: str) -> str:
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*arguments, "--help"], terminal_width=80)
     assert result.exit_code == 0, result.output
@@ -28,7 +36,7 @@ def test_main_help_lists_every_command_once_on_one_line() -> None:
     assert all(re.fullmatch(r"  [\w-]+ +[A-Z].*\.", row) for row in rows)
 
 
-SUBCOMMANDS = [(name, sub) for name in COMMANDS for sub in getattr(get_command(app).commands[name], "commands", ())]  # type: ignore[attr-defined]
+SUBCOMMANDS = [(name, sub) for name in COMMANDS for sub in getattr(CLI.commands[name], "commands", ())]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("command", "subcommand"), [pair for pair in SUBCOMMANDS if pair[1] != "list"])
@@ -48,3 +56,38 @@ def test_command_help_has_example_and_fits_80_columns(command: str) -> None:
     assert re.fullmatch(rf"Usage: \w+ {command} \[OPTIONS\]( {arguments})*", usage)
     assert f"    gputrain {command}" in page.partition("Examples:")[2]
     assert max(map(len, page.splitlines())) <= 80
+
+
+PAGES = [(), *((name,) for name in COMMANDS), *(pair for pair in SUBCOMMANDS if pair[1] != "list")]
+
+
+def examples(*page: str) -> list[list[str]]:
+    """Return the examples of a help page as words, without `gputrain` and without the comment after several blanks."""
+    lines = re.findall(r"^    gputrain (.*?)(?:   .*)?$", help_page(*page).partition("Examples:")[2], flags=re.M)
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=" ".join)
+def test_help_examples_parse(page: tuple[str, ...]) -> None:
+    assert examples(*page)
+    for words in examples(*page):
+        command, context = CLI, None
+        while words and (commands := getattr(command, "commands", None)):
+            # Raises or exits if an option does not exist.
+            context = command.make_context("gputrain", words, parent=context)
+            words = [*context._protected_args, *context.args]
+            if words:
+                command, words = commands[words[0]], words[1:]
+        if context is not None and not hasattr(command, "commands"):
+            command.make_context(command.name, words, parent=context)
+
+
+def test_sweep_examples_name_values_that_the_config_accepts(tmp_path: Path) -> None:
+    searching = [words for words in examples("sweep") if any("=" in word for word in words)]
+    assert searching
+    for _, _, *words in searching:
+        space, fixed = split_space(
+            (key, text) for key, is_space, text in (word.partition("=") for word in words) if is_space
+        )
+        settings = SweepSettings("digits", space, fixed | {"device.gpus": "cpu"})
+        assert plan_sweep(settings, tmp_path, trust=CodeTrust()).settings.space == space
