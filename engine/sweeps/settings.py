@@ -235,16 +235,21 @@ def _from_values(path: Path, values: Mapping[str, Any]) -> SweepSettings:
     """Raises UsageError if a value has another type than its setting."""
     problems: list[Problem] = []
     for key, value in values.items():
+        kind = "text"
         if key in ("space", "fixed", "device"):
+            keys = ", ".join(sorted(DEVICE_KEYS)) if key == "device" else "config keys"
+            kind = f"a mapping of {keys} to text"
             valid = isinstance(value, dict) and all(isinstance(part, str) for part in (*value, *value.values()))
             # They become arguments of the trials without a check of their own.
             valid = valid and (key != "device" or DEVICE_KEYS.issuperset(value))
         elif key == "config":
             valid = isinstance(value, str | None)
+        elif key in ("trials", "parallel", "seed"):
+            kind, valid = "an integer", _is_integer(value)
         else:
-            valid = _is_integer(value) if key in ("trials", "parallel", "seed") else isinstance(value, str)
+            valid = isinstance(value, str)
         if not valid:
-            problems.append(Problem(key, f"{value!r} is not allowed here", source=str(path)))
+            problems.append(Problem(key, f"{value!r} is not allowed: must be {kind}", source=str(path)))
     if problems:
         raise UsageError(problems)
     return SweepSettings(**values)

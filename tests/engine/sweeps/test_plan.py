@@ -135,6 +135,9 @@ def test_sweep_file_holds_settings_and_refuses_unknown_and_foreign_ones(tmp_path
     path.write_text("config: digits\nspace: {optim.lr: 0..1}\ntrails: 7\nparallel: many\n")
     with pytest.raises(UsageError, match=r"trails.*: is no setting of a sweep; did you mean trials"):
         read_sweep_file(path)
+    path.write_text("config: digits\nspace: {optim.lr: 0..1}\nparallel: many\n")
+    with pytest.raises(UsageError, match=r"parallel.*: 'many' is not allowed: must be an integer"):
+        read_sweep_file(path)
 
 
 def test_continued_sweep_of_another_user_sets_no_code_and_no_other_keys(tmp_path: Path) -> None:
@@ -147,7 +150,7 @@ def test_continued_sweep_of_another_user_sets_no_code_and_no_other_keys(tmp_path
     with pytest.raises(UsageError, match=r"model\.name: evil:model is not imported: the sweep a contains sweep\.yaml"):
         load_sweep(folder)
     write_settings(folder.settings, replace(planned.settings, device={"model.name": "evil:model"}))
-    with pytest.raises(UsageError, match=r"device.*: .* is not allowed here"):
+    with pytest.raises(UsageError, match=r"device.*: .* is not allowed: must be a mapping of device\.gpus"):
         load_sweep(folder)
 
 
