@@ -116,6 +116,10 @@ def delete(runs: RunsArgument, runs_dir: RunsDirOption = None, yes: YesOption = 
     from engine.runs.trash import check_deletable, move_to_trash, run_contents
     from engine.utils.text import pluralize
 
+    def move(folder: RunFolder) -> None:
+        run = move_to_trash(folder)
+        typer.echo(f"{_shown(run.name)} is in the trash; `gputrain runs restore {run.entry}` restores it.", err=True)
+
     with exit_on_usage_error():
         root = _root(runs_dir)
         folders = list({str(run.path): run for run in (find_own_run(root, name) for name in runs)}.values())
@@ -126,9 +130,7 @@ def delete(runs: RunsArgument, runs_dir: RunsDirOption = None, yes: YesOption = 
             "delete",
             yes=yes,
         )
-        moved = _for_each(folders, move_to_trash)
-    for run in moved:
-        typer.echo(f"{_shown(run.name)} is in the trash; `gputrain runs restore {run.entry}` restores it.", err=True)
+        _for_each(folders, move)
 
 
 @app.command(cls=HelpCommand, epilog=make_epilog(["gputrain runs restore fashion-3"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -12,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.labels import read_labels
+from engine.runs.manage import move_folder
 from engine.runs.trash import list_trash
 from factories import make_ended_runs, make_run_folder
 from tui.cli.main import app
@@ -134,6 +136,19 @@ def test_delete_on_terminal_names_what_goes(
     result = runs("delete", "run-1", answer=answer)
     assert "  run-1: 6 files, 5 MiB, 1 checkpoint\nMove 1 run to the trash? [y/N]:" in result.stderr
     assert result.exit_code == left and folder.path.exists() is bool(left)
+
+
+def test_delete_names_moved_runs_where_another_cannot_be_moved(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def move_unless_mounted(source: Path, target_folder: Path, name: str) -> Path:
+        if name == "run-2":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return move_folder(source, target_folder, name)
+
+    monkeypatch.setattr("engine.runs.trash.move_folder", move_unless_mounted)
+    result = runs("delete", "run-1", "run-2", "--yes")
+    assert result.exit_code == 2
+    assert "run-1 is in the trash; `gputrain runs restore run-1` restores it." in result.stderr
+    assert "run-2: cannot be moved to the trash: Device or resource busy" in result.stderr
 
 
 def test_delete_of_one_bad_name_deletes_nothing(root: Path) -> None:
