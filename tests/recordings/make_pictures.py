@@ -47,13 +47,14 @@ class Recording:
 TOUR = (
     ("", 2.5), (DOWN, 0.5), (DOWN, 0.5), (" ", 0.7), (DOWN, 0.4), (" ", 1.5),  # pick two free GPUs
     ("n", 2.5), (DOWN, 0.4), (DOWN, 0.4), (DOWN, 0.4), (DOWN, 1.2), (ESCAPE, 0.8),
-    ("r", 2.0), (DOWN, 1.5), (UP, 0.8), (ENTER, 4.0),
+    ("r", 2.0), (" ", 0.6), (" ", 1.2), ("c", 4.0), (ESCAPE, 1.0), ("g", 0.8), (ENTER, 4.0),  # compare two runs
     ("m", 1.5), (LEFT, 0.3), (LEFT, 0.3), (LEFT, 1.2), ("v", 3.0), (ESCAPE, 1.5), ("t", 2.0),
 )  # fmt: skip
 RECORDINGS = {
-    "tour": Recording("gputrain: monitor, form, runs and a run", 120, 34, keys=TOUR),
+    "tour": Recording("gputrain: monitor, form, runs, a comparison and a run", 120, 34, keys=TOUR),
     "monitor": Recording("The monitor: eight GPUs, their processes and the runs", 160, 48, before=(DOWN, DOWN, " ")),
     "run": Recording("A run: loss, accuracy, learning rate, its GPUs and its log", 120, 34, before=("r", ENTER, "m")),
+    "compare": Recording("Two runs: their curves and what differs", 120, 34, before=("r", " ", " ", "c", "m")),
     "form": Recording("The form of a run: fields, learning rate, plan and command", 120, 34, before=("n",)),
 }
 
