@@ -72,6 +72,7 @@ def test_watchdog_names_rank_without_progress(gputrain: Gputrain, kind: str, sta
         assert "in trigger" in (gputrain.runs / "a" / "log.txt").read_text()
 
 
+@pytest.mark.nightly
 def test_watchdog_names_hung_rank_if_device_timeout_is_as_long(gputrain: Gputrain) -> None:
     gputrain.inject_fault("hang", 1, 12)
     done = gputrain(*RUN, "run.watchdog=3", "device.timeout=3")

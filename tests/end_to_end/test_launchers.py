@@ -191,6 +191,7 @@ def test_srun_tasks_form_one_process_group(gputrain: Gputrain, spawned_run_event
     assert "a has already finished 2 epochs" in messages
 
 
+@pytest.mark.nightly
 def test_srun_tasks_exit_2_and_report_once_if_rejected(gputrain: Gputrain) -> None:
     (first, messages), (second, others) = run_srun_tasks(gputrain, *RUN, "--model", "cnnn")
     assert (first, second, others) == (2, 2, "")

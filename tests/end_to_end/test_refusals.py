@@ -195,7 +195,10 @@ def test_run_prints_problems_once(
 
 @pytest.mark.parametrize(
     "name",
-    ["two problems", "weights of another model", pytest.param("existing name", marks=pytest.mark.nightly)],
+    [
+        "two problems",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("weights of another model", "existing name")),
+    ],
 )
 def test_doctor_reports_problems_of_run(name: str, gputrain: Gputrain, folder: Path) -> None:
     arguments, expected = in_folder((REFUSED | REFUSED_MODELS)[name], folder)

@@ -22,7 +22,8 @@ from gputrain_command import Gputrain, children_that_are_ranks, find_rank_pids, 
 LONG = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "100000", "--name", "long"]
 
 
-with_both_start_methods = pytest.mark.parametrize("long_run", ["fork", "spawn"], indirect=True)
+SPAWN_AT_NIGHT = pytest.param("spawn", marks=pytest.mark.nightly)
+with_fork_and_nightly_spawn = pytest.mark.parametrize("long_run", ["fork", SPAWN_AT_NIGHT], indirect=True)
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_sigint_stops_run_at_next_step_with_checkpoint(gputrain: Gputrain, long_
     assert state(gputrain) == "stopped"
 
 
-@with_both_start_methods
+@with_fork_and_nightly_spawn
 def test_sigterm_to_all_processes_stops_run(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     terminate_all(gputrain)
     assert long_run.wait(60) == 3
@@ -72,7 +73,7 @@ def test_sigterm_during_startup_stops_before_second_step(gputrain: Gputrain, sta
     assert max(event.get("step", 0) for event in read_events(gputrain.runs / "long")) <= 1
 
 
-@with_both_start_methods
+@with_fork_and_nightly_spawn
 def test_second_sigint_kills_run(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     rank = find_rank_pids(long_run, gputrain)[0]
     os.kill(rank, signal.SIGSTOP)
@@ -99,7 +100,7 @@ def test_stop_command_waits_and_resume_continues(gputrain: Gputrain, long_run: s
     assert epochs_of(gputrain) == list(range(1, before + 3))
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", SPAWN_AT_NIGHT])
 def test_killed_supervisor_ends_ranks_and_dataloader_workers(gputrain: Gputrain, start_method: str) -> None:
     options = ["data.pipeline=stream", "--workers", "1", f"device.start_method={start_method}"]
     process = gputrain.start(*LONG, *options)
@@ -112,7 +113,7 @@ def test_killed_supervisor_ends_ranks_and_dataloader_workers(gputrain: Gputrain,
     assert state(gputrain) == "crashed"
 
 
-@with_both_start_methods
+@pytest.mark.parametrize("long_run", ["fork", "spawn"], indirect=True)
 def test_store_of_one_host_is_an_anonymous_file_without_port(
     gputrain: Gputrain, long_run: subprocess.Popen[str]
 ) -> None:
@@ -127,7 +128,7 @@ def test_store_of_one_host_is_an_anonymous_file_without_port(
     assert list((gputrain.folder / "tmp").iterdir()) == []
 
 
-@with_both_start_methods
+@with_fork_and_nightly_spawn
 def test_killed_rank_starter_ends_ranks_and_is_reported(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     starter = find_rank_starter(long_run, gputrain)
     assert starter is not None

@@ -189,6 +189,7 @@ def batch_size_trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchSizeTria
         dist.destroy_process_group()
 
 
+@pytest.mark.nightly
 def test_batch_size_trials_train_until_memory_share_is_used(batch_size_trials: BatchSizeTrials) -> None:
     best = list(search_batch_size(batch_size_trials, 4096, "time"))[-1]
     assert best.limited_by == "memory"

@@ -198,7 +198,7 @@ def test_ema_weights_are_evaluated_and_saved(tmp_path: Path) -> None:
     "recipe",
     [
         ("precision.amp=O2", "optim.clip_norm=1"),
-        ("precision.amp=O3", "model.ema=0.9"),
+        pytest.param(("precision.amp=O3", "model.ema=0.9"), marks=pytest.mark.nightly),
         ("schedule.name=plateau", "schedule.patience=0", "schedule.threshold=0.9", "model.ema=0.9"),
         ("optim.name=muon", "optim.decay_norms=false", "optim.accumulate=2", "augment.mixup=0.4", "augment.cutmix=1"),
     ],
