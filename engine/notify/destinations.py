@@ -20,7 +20,6 @@ MAX_FILE_BYTES = 1 << 16
 MAX_DESTINATIONS = 20
 MAX_URL_CHARS = 4096
 _URL = re.compile(r"[A-Za-z0-9]{2,20}://\S+")
-INSTALL_ADVICE = "notify.urls needs apprise: pip install 'gputrain[notify]'"
 
 
 @dataclass(frozen=True)

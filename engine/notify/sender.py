@@ -13,7 +13,8 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.notify.destinations import INSTALL_ADVICE, Destination, read_destinations
+from engine.notify.destinations import Destination, read_destinations
+from engine.utils.errors import not_installed
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 from engine.utils.process import lower_priority
 from engine.utils.text import printable
@@ -115,7 +116,8 @@ def main(parent: ParentPipe) -> None:
         import apprise  # noqa: F401
     except ImportError:
         for destination in destinations:
-            results.put(Delivery(destination.label, sent=False, reason=INSTALL_ADVICE, can_retry=False))
+            reason = not_installed("apprise")
+            results.put(Delivery(destination.label, sent=False, reason=reason, can_retry=False))
     else:
         log = _ReasonLog()
         for destination in destinations:

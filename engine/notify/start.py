@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 
 from engine.config.notify_section import URLS_KEY
 from engine.config.schema import Config
-from engine.notify.destinations import INSTALL_ADVICE, has_destinations, read_destinations
+from engine.notify.destinations import has_destinations, read_destinations
 from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, WatchOptions
 from engine.notify.outbox import RETRY_DELAYS_SECONDS
 from engine.runs.folder import RunFolder
-from engine.utils.errors import Problem
+from engine.utils.errors import Problem, not_installed
 
 # Slurm and a container kill all processes when the main one ends, the watcher too. There, the end of a run waits this
 # long for its messages.
@@ -51,7 +51,7 @@ def notify_problems(config: Config) -> list[Problem]:
 def _problems(config: Config) -> list[str]:
     if not is_notified(config):
         return []
-    missing = [] if importlib.util.find_spec("apprise") else [INSTALL_ADVICE]
+    missing = [] if importlib.util.find_spec("apprise") else [not_installed("apprise")]
     return missing + read_destinations(config.notify.urls).problems
 
 

@@ -15,7 +15,7 @@ app.add_typer(commands, name="notify", rich_help_panel=MACHINE)
 @commands.callback(
     epilog=make_epilog(
         [
-            "pip install 'gputrain[notify]'             install apprise",
+            "pip install apprise                        the library that sends messages",
             "export NTFY=ntfy://MY-SECRET-TOPIC         put a URL into a variable",
             "gputrain run digits notify.urls=env:NTFY   use it for one run",
             "chmod 600 ~/.config/gputrain/notify        a file of URLs for all runs",

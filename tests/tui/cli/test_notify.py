@@ -26,5 +26,5 @@ def test_url_on_command_line_is_refused_without_showing_it(arguments: list[str])
 
 def test_help_explains_set_up() -> None:
     page = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["notify", "--help"], terminal_width=80).output
-    for words in ("pip install 'gputrain[notify]'", "notify.urls=env:NTFY", "chmod 600", "gputrain notify test"):
+    for words in ("pip install apprise", "notify.urls=env:NTFY", "chmod 600", "gputrain notify test"):
         assert words in page
