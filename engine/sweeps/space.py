@@ -89,15 +89,17 @@ def parse_space(key: str, text: str) -> Space | None:
     match = _RANGE.fullmatch(text)
     if match is not None:
         return _range(key, text, match)
+    # A URL may contain secrets.
+    shown = "a text with a URL" if "://" in text else repr(text)
     if re.match(r"(log|int):", text):
-        raise UsageError.one(key, f"{text!r} is no range: must be {SPACE_FORMS}")
+        raise UsageError.one(key, f"{shown} is no range: must be {SPACE_FORMS}")
     choices = split_choices(text)
     if len(choices) < 2:
         return None
     if "" in choices:
-        raise UsageError.one(key, f"{text!r} has an empty choice; write null for an empty value")
+        raise UsageError.one(key, f"{shown} has an empty choice; write null for an empty value")
     if len(set(choices)) < len(choices):
-        raise UsageError.one(key, f"{text!r} has the same choice twice")
+        raise UsageError.one(key, f"{shown} has the same choice twice")
     return Choices(tuple(choices))
 
 

@@ -48,6 +48,13 @@ def test_space_refuses_what_is_no_range_and_no_choice(key: str, text: str, reaso
         parse_space(key, text)
 
 
+@pytest.mark.parametrize("text", ["log:1..slack://secret", "slack://secret,", "slack://secret,slack://secret"])
+def test_space_repeats_no_url(text: str) -> None:
+    with pytest.raises(UsageError, match="a text with a URL") as error:
+        parse_space("notify.urls", text)
+    assert "secret" not in str(error.value)
+
+
 def test_grid_has_both_ends_and_round_numbers() -> None:
     assert Range(1e-4, 1.0, log=True).grid() == [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
     assert Range(0.1, 0.4, points=4).grid() == [0.1, 0.2, 0.3, 0.4]
