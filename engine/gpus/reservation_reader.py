@@ -44,6 +44,7 @@ MAX_FOLDERS_PER_USER = 4
 MAX_DEVICES = 1024
 MAX_RANKS_PER_USER = 1024
 MAX_STRING_CHARS = 1024
+MAX_PATH_CHARS = 4096  # PATH_MAX of Linux
 MAX_SHOWN_CHARS = 100
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 MAX_RANK = 1 << 20
@@ -337,13 +338,13 @@ def _parse(values: dict[str, Any], uid: int, lock_name: str, created_at: float) 
         share=_integer(values, "share", MAX_DEVICES, minimum=1, default=1),
         backfill_until=_time(values, "backfill_until", default=0.0),
         reason=_string(values, "reason", default=""),
-        folder=_string(values, "folder", default=""),
+        folder=_string(values, "folder", default="", max_chars=MAX_PATH_CHARS),
     )
 
 
-def _string(values: dict[str, Any], key: str, default: str | None = None) -> str:
+def _string(values: dict[str, Any], key: str, default: str | None = None, *, max_chars: int = MAX_STRING_CHARS) -> str:
     value = values.get(key, default)
-    if not isinstance(value, str) or len(value) > MAX_STRING_CHARS:
+    if not isinstance(value, str) or len(value) > max_chars:
         raise ValueError(f"has no valid {key}")
     return value
 

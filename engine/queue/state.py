@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from engine.gpus.reservation_reader import MAX_PRIORITY, MAX_TIME
@@ -68,14 +69,14 @@ def read_queue_state(folder: RunFolder) -> QueueState | None:
         return None
     try:
         return _parse(values)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
 def _parse(values: Mapping[str, Any]) -> QueueState:
-    """Raises KeyError, TypeError or ValueError."""
+    """Raises KeyError, TypeError, ValueError or OverflowError."""
     after = [
-        Dependency(str(entry["name"]), entry["any_end"] is True, int(entry["device"]), int(entry["inode"]))
+        Dependency(_name(entry["name"]), entry["any_end"] is True, int(entry["device"]), int(entry["inode"]))
         for entry in list(values["after"])[:MAX_DEPENDENCIES]
     ]
     return QueueState(
@@ -89,6 +90,13 @@ def _parse(values: Mapping[str, Any]) -> QueueState:
     )
 
 
+def _name(value: object) -> str:
+    """Return the name of a run folder. Raises ValueError: another user may have written a path that leads elsewhere."""
+    if not isinstance(value, str) or Path(value).name != value or value in ("", ".."):
+        raise ValueError(f"{value!r} is no name of a run")
+    return value
+
+
 def valid_priority(value: object) -> int:
     """Return a priority from a file. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_PRIORITY:
@@ -98,7 +106,7 @@ def valid_priority(value: object) -> int:
 
 def valid_position(value: object) -> float:
     """Return a position or a Unix time from a file. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
         raise ValueError(f"{value!r} is no position")
     return max(-MAX_TIME, min(value, MAX_TIME))
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from engine.gpus.reservation_reader import MAX_TIME
 from engine.queue.state import (
     Dependency,
     QueueStage,
     QueueState,
     is_interrupted,
     read_queue_state,
+    valid_position,
     write_queue_state,
 )
 from engine.runs.ownership import Ownership
@@ -35,12 +37,19 @@ def test_queue_state_is_read_as_written(tmp_path: Path) -> None:
     [
         {"priority": "5"}, {"priority": True}, {"priority": 1 << 30}, {"position": None}, {"position": "nan"},
         {"stage": "asleep"}, {"after": [1]}, {"after": 3}, {"after": [{"name": "a"}]}, {"pid": None},
+        {"pid": float("inf")},
+        *({"after": [{"name": name, "any_end": False, "device": 1, "inode": 2}]} for name in ("../a", "/a", "..", "")),
     ],
 )  # fmt: skip
 def test_invalid_queue_state_counts_as_none(tmp_path: Path, change: dict[str, Any]) -> None:
     folder = make_run_folder(tmp_path, "b")
     folder.queue.write_text(json.dumps(asdict(STATE) | change))
     assert read_queue_state(folder) is None
+
+
+def test_position_of_many_digits_is_bounded() -> None:
+    assert valid_position(10**400) == MAX_TIME
+    assert valid_position(-(10**400)) == -MAX_TIME
 
 
 def test_run_is_interrupted_if_it_has_not_started_and_has_no_owner(tmp_path: Path) -> None:
