@@ -218,6 +218,9 @@ class OwnedRun:
             if result.failure is not None:
                 self.emit(RunFinished(state="failed", message=describe_failure(result.failure)))
             return ExitCode.FINISHED if result.state == "finished" else ExitCode.FAILED
+        if result.failure is not None and self.place is not None and not self._started:
+            # Else it would count as interrupted, and runs that wait for it would wait forever.
+            self.place.save(stage=QueueStage.ENDED)
         job = slurm_job_id() if should_requeue and result.state in ("stopped", "killed") else None
         code = record_result(result, self.recorder, f"; job {job} is requeued" if job else "")
         if job is not None and (problem := requeue(job)) is not None:
