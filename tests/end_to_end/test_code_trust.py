@@ -44,6 +44,7 @@ def test_run_trusts_foreign_code_only_with_flag(gputrain: Gputrain, shared_confi
     assert trusted.stderr.count("--trust-code") == trusted.stderr.count(message) == 1
 
 
+@pytest.mark.nightly
 def test_package_code_needs_packages_again_on_resume(gputrain: Gputrain) -> None:
     code = ("loss.name=torch.nn.functional:cross_entropy", "run.code_packages=torch")
     done = gputrain("run", *SHORT, *code, "--name", "packaged")

@@ -79,6 +79,7 @@ def test_watchdog_names_hung_rank_if_device_timeout_is_as_long(gputrain: Gputrai
     assert "rank 1 (cpu) failed: no progress for 3 s (run.watchdog); the other ranks wait for rank 1" in last_line(done)
 
 
+@pytest.mark.nightly
 def test_hung_rank_is_named_without_watchdog_if_collective_times_out(gputrain: Gputrain) -> None:
     gputrain.inject_fault("hang", 1, 12)
     done = gputrain(*RUN, "run.watchdog=0", "device.timeout=3")
@@ -179,6 +180,7 @@ FOLDER += ["--batch-size", "2", "data.image_size=8", "data.prefetch=1", "--epoch
 FOLDER += ["data.pipeline=stream"]
 
 
+@pytest.mark.nightly
 def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
     write_images(gputrain.folder / "images", 10)
     process = gputrain.start(*FOLDER, "--workers", "1", "--ranks", "2", "data.on_bad=skip")
@@ -208,6 +210,7 @@ def test_killed_dataloader_worker_is_reported_with_cause(gputrain: Gputrain) -> 
     assert "rank 0 (cpu) failed: a DataLoader worker exited: it was killed by SIGKILL" in messages
 
 
+@pytest.mark.nightly
 def test_too_small_shared_memory_is_named(gputrain: Gputrain) -> None:
     write_images(gputrain.folder / "images", 40)
     big = ["run", "--headless", "--model", "linear", "--dataset", "folder", "--data-path", "images", "--workers", "2"]

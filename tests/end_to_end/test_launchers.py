@@ -97,7 +97,7 @@ def test_torchrun_restarts_from_checkpoint_after_killed_worker_and_agent(gputrai
     ("kind", "state"),
     [
         ("hang", "this rank completed 11 steps and is waiting for data; its traceback is on stderr"),
-        ("freeze", "this rank did not respond"),
+        pytest.param("freeze", "this rank did not respond", marks=pytest.mark.nightly),
     ],
 )
 def test_torchrun_journal_names_rank_that_hangs(gputrain: Gputrain, kind: str, state: str) -> None:
@@ -127,6 +127,7 @@ def test_torchrun_journal_names_rank_that_fails(gputrain: Gputrain) -> None:
     assert [(event["rank"], event["cause"]) for event in failed] == [(1, "ValueError: a fault of the test")], messages
 
 
+@pytest.mark.nightly
 def test_torchrun_prints_error_once(gputrain: Gputrain) -> None:
     (gputrain.runs / "a").mkdir(parents=True)
     options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]

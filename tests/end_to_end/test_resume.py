@@ -107,6 +107,7 @@ def test_resume_treats_edited_config_file_like_a_flag(gputrain: Gputrain, short_
     ]
 
 
+@pytest.mark.nightly
 def test_resume_refuses_changed_data_and_accepts_moved_data(gputrain: Gputrain) -> None:
     photos = write_photo_folder(gputrain.folder / "photos")
     data = ["--dataset", "folder", "--data-path", str(photos), "data.image_size=16", "--batch-size", "2"]

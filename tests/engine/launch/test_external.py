@@ -72,6 +72,7 @@ def store_with_timeout(seconds: float) -> HashStore:
     return store
 
 
+@pytest.mark.nightly
 def test_rank_0_fails_if_another_rank_dies_in_preflight(gputrain: Gputrain) -> None:
     ranks = start_ranks(gputrain, [CONTINUE, "os.kill(os.getpid(), signal.SIGKILL)"], "device.timeout=6")
     (code, messages), _ = wait_for_ranks(ranks)
@@ -110,6 +111,7 @@ def test_stopped_ranks_end_together(gputrain: Gputrain, tmp_path: Path) -> None:
     assert [text.count("was stopped before the run began") for _, text in results] == [1, 1]
 
 
+@pytest.mark.nightly
 def test_failed_dry_run_is_reported_once(gputrain: Gputrain) -> None:
     patch = """
 import engine.training.train

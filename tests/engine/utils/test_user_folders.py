@@ -86,6 +86,7 @@ def test_user_folder_and_its_files_are_private_with_any_umask(umask: int) -> Non
     assert read_user_json(cache_folder(), "a.json") == {"a": 1}
 
 
+@pytest.mark.nightly
 def test_foreign_catalog_is_neither_read_nor_written() -> None:
     planted = {"models": {"known": [{"source": "torchvision", "name": "planted", "weights": []}]}, "counts": {"a": 1}}
     cache_folder().mkdir(parents=True)

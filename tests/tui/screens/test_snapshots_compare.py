@@ -10,12 +10,12 @@ from textual.pilot import Pilot
 
 from compared_runs import make_compared_run
 from demo_app import demo_app, no_gpu_feed, wait_until, wait_until_idle
-from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.app import GputrainApp
 from tui.screens.compare import CompareScreen
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
-SIZES = pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=size_name)
+SIZES = at_sizes((80, 24), (160, 48))
 
 
 def compare_app(names: Sequence[str], baseline: int | None = None) -> GputrainApp:

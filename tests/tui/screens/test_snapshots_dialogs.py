@@ -14,7 +14,7 @@ from demo_app import demo_app, demo_runs, wait_until, wait_until_idle
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
 from engine.utils.files import write_json
-from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.palette import DARK, LIGHT, Palette
 from tui.screens.dialogs import ConfigDialog
@@ -27,7 +27,7 @@ error: device.gpus: torch 2.14.1 cannot use GPU 0 (sm_30): it supports sm_75 and
   train on other GPUs with --gpus, or on the CPU with --gpus cpu
 """
 
-pytestmark = [pytest.mark.usefixtures("frozen_environment"), pytest.mark.parametrize("size", SIZES, ids=size_name)]
+pytestmark = [pytest.mark.usefixtures("frozen_environment"), at_sizes(*SIZES)]
 
 
 def test_help(snap_compare: Compare, size: Size) -> None:

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from demo_app import demo_app, demo_runs, no_gpu_feed, wait_until, wait_until_idle
 from form_driver import FAST_LR_FIND, wait_until_tested
-from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.form import lr_test
 from tui.palette import LIGHT
 from tui.theme import save_palette
@@ -28,7 +28,7 @@ def large_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.mark.parametrize("size", SIZES, ids=size_name)
+@at_sizes(*SIZES)
 def test_form(snap_compare: Compare, size: Size) -> None:
     """A GPU that others use is selected, and the number of epochs is changed."""
     demo_runs(Path("runs"))[0].release()
@@ -43,7 +43,7 @@ def test_form_in_light_theme(snap_compare: Compare) -> None:
     assert matches_snapshot(snap_compare, app, (120, 34), "n down down down 3 0")
 
 
-@pytest.mark.parametrize("size", SMALL_SIZES, ids=size_name)
+@at_sizes(*SMALL_SIZES)
 def test_form_with_mistakes(snap_compare: Compare, size: Size) -> None:
     async def mistakes(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen
@@ -56,7 +56,7 @@ def test_form_with_mistakes(snap_compare: Compare, size: Size) -> None:
     assert matches_snapshot(snap_compare, app, size, "n", mistakes)
 
 
-@pytest.mark.parametrize("size", SMALL_SIZES, ids=size_name)
+@at_sizes(*SMALL_SIZES)
 def test_form_with_choices(snap_compare: Compare, size: Size) -> None:
     async def open_schedules(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen
@@ -73,7 +73,7 @@ def test_form_with_search(snap_compare: Compare) -> None:
     assert matches_snapshot(snap_compare, app, (80, 24), "n ctrl+f e p o c h")
 
 
-@pytest.mark.parametrize("size", SMALL_SIZES[1:], ids=size_name)
+@at_sizes(*SMALL_SIZES[1:])
 def test_form_with_lr_test(snap_compare: Compare, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lr_test, "PROGRAM", FAST_LR_FIND)
 

@@ -9,12 +9,12 @@ import pytest
 from demo_app import FrozenGpuFeed, demo_app, demo_runs
 from engine.gpus.snapshot import Snapshot
 from gputrain_command import ROOT
-from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 
 SIZES = [(60, 20), (80, 24), (160, 48)]
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
 
-pytestmark = [pytest.mark.usefixtures("frozen_environment"), pytest.mark.parametrize("size", SIZES, ids=size_name)]
+pytestmark = [pytest.mark.usefixtures("frozen_environment"), at_sizes(*SIZES)]
 
 
 def test_gpu(snap_compare: Compare, size: Size) -> None:

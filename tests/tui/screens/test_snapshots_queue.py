@@ -11,12 +11,12 @@ from textual.pilot import Pilot
 
 from demo_app import FROZEN_NOW, demo_app, demo_runs
 from engine.queue.listing import QueueRow, RowState
-from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.screens.queue import QueueScreen
 
 SIZES = [(80, 24), (160, 48)]
 
-pytestmark = [pytest.mark.usefixtures("frozen_environment"), pytest.mark.parametrize("size", SIZES, ids=size_name)]
+pytestmark = [pytest.mark.usefixtures("frozen_environment"), at_sizes(*SIZES)]
 
 
 def make_row(name: str, place: int | None, waited_s: float, **values: Any) -> QueueRow:

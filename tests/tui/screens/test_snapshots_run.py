@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from demo_app import demo_app, demo_runs, four_rank_run
-from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.palette import LIGHT
 from tui.theme import save_palette
@@ -15,18 +15,14 @@ from tui.theme import save_palette
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
-def sizes(*values: Size) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("size", values, ids=size_name)
-
-
-@sizes((60, 20), (80, 24), (120, 34), (160, 48), (200, 60))
+@at_sizes((60, 20), (80, 24), (120, 34), (160, 48), (200, 60))
 def test_run(snap_compare: Compare, size: Size) -> None:
     owners = demo_runs(Path("runs"))
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "m")
     owners[0].release()
 
 
-@sizes((120, 34))
+@at_sizes((120, 34))
 def test_run_light(snap_compare: Compare, size: Size) -> None:
     save_palette(LIGHT)
     owners = demo_runs(Path("runs"))
@@ -34,26 +30,26 @@ def test_run_light(snap_compare: Compare, size: Size) -> None:
     owners[0].release()
 
 
-@sizes((160, 48))
+@at_sizes((160, 48))
 def test_run_of_four_ranks(snap_compare: Compare, size: Size) -> None:
     owner = four_rank_run(Path("runs"))
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), run="wide-4"), size)
     owner.release()
 
 
-@sizes((80, 24), (160, 48))
+@at_sizes((80, 24), (160, 48))
 def test_finished_run(snap_compare: Compare, size: Size) -> None:
     demo_runs(Path("runs"))[0].release()
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=FINISHED_RUN), size)
 
 
-@sizes((80, 24), (160, 48))
+@at_sizes((80, 24), (160, 48))
 def test_failed_run(snap_compare: Compare, size: Size) -> None:
     demo_runs(Path("runs"))[0].release()
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), run="cifar-4"), size)
 
 
-@sizes((80, 24), (120, 34))
+@at_sizes((80, 24), (120, 34))
 def test_run_with_one_chart(snap_compare: Compare, size: Size) -> None:
     demo_runs(Path("runs"))[0].release()
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=FINISHED_RUN), size, "f x L m left left left")

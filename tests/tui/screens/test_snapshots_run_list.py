@@ -13,14 +13,14 @@ from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels, write_labels
 from engine.runs.trash import move_to_trash
 from screen_driver import real_app
-from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.demo.server import FINISHED_RUN
 
 SIZES = [(80, 24), (160, 48)]
 
 pytestmark = [
     pytest.mark.usefixtures("frozen_environment"),
-    pytest.mark.parametrize("size", SIZES, ids=size_name),
+    at_sizes(*SIZES),
 ]
 
 

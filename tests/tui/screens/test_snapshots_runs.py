@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from demo_app import demo_app, demo_runs
-from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 
 SIZES = [(60, 20), (80, 24), (120, 34), (160, 48), (200, 60)]
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
-@pytest.mark.parametrize("size", SIZES, ids=size_name)
+@at_sizes(*SIZES)
 def test_runs(snap_compare: Compare, size: Size) -> None:
     owners = demo_runs(Path("runs"))
     assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "r down down")

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from demo_app import visible_text, wait_until, wait_until_idle
 from engine.sweeps.folder import controller_lock
 from screen_driver import drive, press, real_app
-from screen_snapshots import Compare, Size, matches_snapshot, size_name
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from sweeps import make_finished_trials, make_sweep
 from tui.screens.run import RunScreen
 from tui.screens.sweep import SweepScreen
@@ -101,7 +101,7 @@ def test_sweep_key_without_sweeps_says_how_to_start_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("frozen_environment")
-@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=size_name)
+@at_sizes((80, 24), (160, 48))
 def test_sweep(snap_compare: Compare, size: Size) -> None:
     make_finished_trials(Path("runs"))
     assert matches_snapshot(snap_compare, real_app(Path("runs")), size, "r S")
