@@ -49,13 +49,12 @@ class RunWatcher:
     the number of epochs are then in `summary.json`. `problem` says why the journal or a part of it cannot be read.
     """
 
-    def __init__(
-        self, folder: RunFolder, *, max_full_read: int = MAX_FULL_READ_BYTES, tail_bytes: int = TAIL_BYTES
-    ) -> None:
-        """`max_full_read` is the size in bytes up to which a journal is read as a whole; of a larger one, the last
-        `tail_bytes` are."""
+    def __init__(self, folder: RunFolder, *, max_full_read: int | None = None, tail_bytes: int | None = None) -> None:
+        """A journal of up to `max_full_read` bytes (default: MAX_FULL_READ_BYTES) is read as a whole. Of a larger one,
+        the last `tail_bytes` (default: TAIL_BYTES) are read."""
         self.folder = folder
-        self._max_full_read, self._tail_bytes = max_full_read, tail_bytes
+        self._max_full_read = MAX_FULL_READ_BYTES if max_full_read is None else max_full_read
+        self._tail_bytes = TAIL_BYTES if tail_bytes is None else tail_bytes
         self.bytes_read = 0
         self._reset()
 
