@@ -14,7 +14,12 @@ ATTACKS.remove("attack")
 SKIPPED_EXIT_CODE = 77
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+NIGHTLY_ATTACKS = ("run_folder", "user_folders")  # each takes ten seconds
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY_ATTACKS)) for name in ATTACKS]
+)
 def test_attacker_gains_nothing(name: str) -> None:
     result = subprocess.run(
         [sys.executable, str(FOLDER / f"{name}.py")], text=True, capture_output=True, timeout=300, check=False

@@ -139,6 +139,7 @@ def test_run_poller_memory_is_independent_of_run_length(tmp_path: Path) -> None:
     assert_small(read_all)
 
 
+@pytest.mark.nightly
 def test_recorder_memory_is_independent_of_step_count(tmp_path: Path) -> None:
     def record_all(minutes: int) -> Recorder:
         recorder = Recorder(RunFolder(Path(tempfile.mkdtemp(dir=tmp_path))), Config(), lambda event: None)

@@ -98,6 +98,7 @@ def test_nonfinite_validation_loss_fails_run(tmp_path: Path) -> None:
         run_training(fit, [])
 
 
+@pytest.mark.nightly
 def test_resume_accepts_fewer_ranks_and_changed_settings(gputrain: Gputrain) -> None:
     train(gputrain, "fewer", "--ranks", "2", "--epochs", "1", "--batch-size", "16", "optim.lr_scaling=linear")
     resumed = gputrain("resume", "fewer", "run.epochs=2", "device.ranks=1", "optim.momentum=0.5")

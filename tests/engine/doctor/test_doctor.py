@@ -329,6 +329,7 @@ def test_preflight_checks_report_devices_and_data(tmp_path: Path) -> None:
     assert device_check(config("device.gpus=all"), plan_node(config(), TWO), shared).state == "warning"
 
 
+@pytest.mark.nightly
 def test_preflight_checks_repeat_sentence_of_run(tmp_path: Path) -> None:
     check = run_checks(tmp_path, TWO, "device.gpus=free:2")["devices"]
     assert check.state == "problem"

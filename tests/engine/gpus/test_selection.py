@@ -237,6 +237,7 @@ def test_run_rejects_unknown_gpu_and_lists_existing(gputrain: Gputrain, gpu_host
     assert not gputrain.runs.exists()
 
 
+@pytest.mark.nightly
 def test_dry_run_without_free_gpu_shows_reason_in_plan(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0, used=2000), f"process 0 {os.getpid()} 1500 compute")
     environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}

@@ -88,6 +88,7 @@ def test_run_reports_start_method(gputrain: Gputrain, requested: str) -> None:
     assert f"short: 2 ranks on the CPU, started by {method}, " in done.stderr
 
 
+@pytest.mark.nightly
 def test_run_spawns_ranks_if_rank_starter_has_threads(gputrain: Gputrain) -> None:
     hooks = gputrain.folder / "hooks"
     hooks.mkdir()
