@@ -77,7 +77,7 @@ def test_message(host: str) -> Message:
 
 
 def stall_sentence(row: RunRow, seconds: float, watchdog_s: float) -> str:
-    """Return that a run has made no progress for so many seconds, where it stands, and what will end it."""
+    """Return how many seconds a run has made no progress, where it stands, and what will end it."""
     phase = f" ({row.phase})" if row.phase else ""
     sentence = f"no progress for {format_duration(seconds)} after step {row.step:,} in epoch {row.current_epoch}{phase}"
     if watchdog_s > seconds:

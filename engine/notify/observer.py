@@ -39,7 +39,7 @@ SUSPENDED_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What the watcher of one session is told by the process that owns the run, as JSON."""
+    """What the owner of the run passes to the watcher of one session, as JSON."""
 
     folder: str
     """Path of the run folder when the session starts."""

@@ -212,7 +212,7 @@ def _datasets_differ(runs: Sequence[ComparedRun], keys: set[str]) -> bool:
 
 
 def require_comparable(count: int) -> None:
-    """Raise UsageError unless so many runs can be compared."""
+    """Raise UsageError if this number of runs cannot be compared."""
     if count > MAX_RUNS:
         raise UsageError.one("compare", f"takes at most {MAX_RUNS} runs, not {count}; choose fewer")
     if count == 0:

@@ -46,7 +46,7 @@ class Query:
     text: str
     predicates: tuple[Predicate, ...]
     names_archived: bool = False
-    """Whether a condition is on the archive flag, so that archived runs are not left out."""
+    """Whether a condition is on the archive flag. Archived runs are then listed."""
 
     def matches(self, row: RunRow) -> bool:
         """Whether a run meets all conditions."""

@@ -40,7 +40,7 @@ class RunDescription:
     host: str = ""
 
     def flat_config(self) -> dict[str, str]:
-        """Return the config as text by `section.key`. Unset keys are left out."""
+        """Return the config as text by `section.key`. Unset keys are skipped."""
         return {
             f"{section}.{key}": _as_text(value)
             for section, keys in self.config.items()
