@@ -19,7 +19,7 @@ from engine.utils.files import read_bytes
 # A complete config has 3 KB. PyYAML takes 5 ms for each KB, and seconds for thousands of nested brackets.
 MAX_LISTED_CONFIG_BYTES, MAX_YAML_BRACKETS = 1 << 14, 500
 MAX_VALUE_PARTS, MAX_VALUE_DEPTH, MAX_VALUE_CHARACTERS = 200, 3, 1000
-# The row has them, and they differ in each run.
+# They differ in each run, and the row already shows them.
 OMITTED_KEYS = ("run.name", "run.resume")
 
 _KEY_LINE = re.compile(r"( {0,2})([A-Za-z_]\w*):(?: (.+))?")

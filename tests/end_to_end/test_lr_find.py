@@ -26,7 +26,7 @@ def grid_step(lr: float) -> int:
 
 
 def files_of(gputrain: Gputrain) -> list[str]:
-    """Files that the command has left outside of the caches."""
+    """Return the files outside the caches that the command did not remove."""
     return [
         str(path.relative_to(gputrain.folder))
         for path in gputrain.folder.rglob("*")

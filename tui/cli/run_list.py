@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.runs.query import Query, SortOrder
     from engine.runs.run_row import RunRow
 
-# After this time, a terminal is told what takes so long.
+# After this time, a terminal shows what takes long.
 PATIENCE_SECONDS = 1.0
 READ_SECONDS = 0.25
 QUERY_HELP = "Condition: KEY=VALUE, also with != > < >= <= ~, or text in the name, state, tags or note."

@@ -17,7 +17,7 @@ from tui.widgets.lines import Lines
 
 RUNS_PANEL, TABLE_PANEL = "compared-runs", "differences"
 MIN_COLUMNS_OF_TWO_CHARTS, MIN_ROWS_OF_FOUR_CHARTS = 100, 40
-# The tables take at most this share of the height, and at least so many rows.
+# Maximum share of the height for the tables, and their minimum number of rows.
 MAX_TABLE_SHARE, MIN_TABLE_ROWS, FRAME_ROWS = 0.45, 6, 2
 # The panel of the runs needs fewer columns than the table.
 RUNS_SPAN, WIDE_RUNS_SPAN, MIN_WIDE_COLUMNS = 5, 4, 140

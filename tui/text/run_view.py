@@ -38,7 +38,7 @@ class RunView:
     keys: Sequence[str] = ()
     total: int = 0
     hidden: int = 0
-    """Number of archived runs that are left out."""
+    """Number of archived runs that are hidden."""
     typed_key: str = ""
     """Beginning of a key at the end of the query, which no run matches as a word. It is not applied."""
 
