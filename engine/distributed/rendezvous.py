@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import time
@@ -97,6 +98,15 @@ def open_store(config: Config, rank_info: RankInfo) -> Store:
     url = "env://" if method == "auto" else method
     store: Store = next(dist.rendezvous(url, rank_info.rank, rank_info.world_size, timeout=timeout))[0]
     store.set_timeout(timeout)
+    return keep_until_exit(store)
+
+
+def keep_until_exit(store: Store) -> Store:
+    """Return the store, with a reference that is never released.
+
+    A FileStore adds two keys to its file when it is freed. That creates the file again if rank 0 removes it in between.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     return store
 
 

@@ -22,6 +22,7 @@ import psutil
 
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
+from engine.distributed.rendezvous import keep_until_exit
 from engine.runs.folder import HEARTBEAT_TIMEOUT_SECONDS, MAX_OWNER_BYTES, RunFolder, list_runs
 from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
@@ -54,7 +55,7 @@ def heartbeat(store: Store, rank: int) -> Iterator[None]:
     """Renew the heartbeat of this rank from a thread, so that ranks that wait for this one detect its death."""
     stopped = threading.Event()
     # A store serves one thread. The clone of a FileStore has the default timeout.
-    thread_store = store.clone()
+    thread_store = keep_until_exit(store.clone())
     thread_store.set_timeout(timedelta(seconds=_timeout_s(store)))
 
     def renew() -> None:

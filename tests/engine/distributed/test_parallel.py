@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -235,12 +236,9 @@ def test_open_store_connects_two_ranks(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     training_config = config(f"device.init_method={method}", "device.timeout=20")
-    # Keep both stores alive: the first one to be freed closes the connection or deletes the file.
-    stores: list[dist.Store] = []
 
     def exchange_keys(rank: int) -> str:
         store = open_store(training_config, RankInfo(rank, 2, rank, 2))
-        stores.append(store)
         assert store.timeout.total_seconds() == 20
         store.set(f"rank {rank}", "here")
         return store.get(f"rank {1 - rank}").decode()
@@ -250,6 +248,14 @@ def test_open_store_connects_two_ranks(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "rendezvous").exists() == (kind == "file")
     remove_rendezvous_file(method)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_open_store_leaves_file_alone_after_use(tmp_path: Path) -> None:
+    store = open_store(config(f"device.init_method=file://{tmp_path}/rendezvous"), RankInfo(0, 1, 0, 1))
+    content = (tmp_path / "rendezvous").read_bytes()
+    del store
+    gc.collect()
+    assert (tmp_path / "rendezvous").read_bytes() == content
 
 
 @pytest.fixture
