@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import pickle
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,20 +183,47 @@ def _unpickle_only_published_files(torchvision_class: Any) -> Iterator[None]:
 
 @contextmanager
 def _download_lock(folder: Path, root: Path) -> Iterator[None]:
-    """Hold a file lock in `root`, so that one rank downloads into `folder` while the others wait.
+    """Create `folder` and lock it, so that one rank downloads into it while the others wait.
 
-    Deletes the lock file, and after a failed download the folders that it created."""
-    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = root / ".download.lock"
-    try:
-        with exclusive_lock(lock):
+    The lock is on the folder itself: a rank that is killed during a download leaves no lock file. After a failed
+    download, the folders that it created are deleted. Raises UsageError if `folder` cannot be created."""
+    with ExitStack() as locks:
+        try:
+            while True:
+                new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+                folder.mkdir(parents=True, exist_ok=True)
+                if locks.enter_context(_locked_folder(folder, root)):
+                    break
+                locks.close()
+        except OSError as error:
+            reason = f"{folder} cannot be created and locked: {error.strerror}"
+            raise UsageError.one("data.path", reason, "choose a folder that you can write to") from error
+        try:
             yield
-    finally:
-        lock.unlink(missing_ok=True)
-        with suppress(OSError):
-            for path in new_folders:
-                path.rmdir()
+        finally:
+            with suppress(OSError):
+                for path in new_folders:
+                    path.rmdir()
+
+
+@contextmanager
+def _locked_folder(folder: Path, root: Path) -> Iterator[bool]:
+    """Hold a lock on a folder; yield False if another process deleted it before the lock was free. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock_file = root / ".download.lock"
+    with ExitStack() as cleanup:
+        cleanup.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            # NFS locks only files that are open for writing, which a folder cannot be.
+            cleanup.callback(lock_file.unlink, missing_ok=True)
+            cleanup.enter_context(exclusive_lock(lock_file))
+        try:
+            is_same = os.path.samestat(os.fstat(handle), folder.stat())
+        except FileNotFoundError:
+            is_same = False
+        yield is_same
 
 
 @dataclass(frozen=True)
