@@ -44,12 +44,14 @@ class ResolvedConfig:
 
     `sources` maps each `section.key` to the layer that set it; `typed` has the keys set by a flag or `key=value`.
     `foreign_code` maps the keys of user code that somebody else's file set to the reason, see `CodeTrust.foreign`.
+    `missing` are the values that a run needs and the config lacks, if that was allowed.
     """
 
     config: Config
     sources: dict[str, str]
     typed: frozenset[str]
     foreign_code: Mapping[str, str]
+    missing: tuple[Problem, ...] = ()
 
 
 class _Layer(NamedTuple):
@@ -221,9 +223,11 @@ def resolve_config(
     flags: Mapping[str, tuple[str, str | bool | tuple[str, ...]]] | None = None,
     *,
     trust_code: bool = False,
+    allow_missing: bool = False,
 ) -> ResolvedConfig:
     """Merge all layers and validate the result. `flags` maps `section.key` to (flag as typed, its value).
 
+    With `allow_missing`, a value that a run needs and that no layer sets is no problem, see `ResolvedConfig.missing`.
     Without `trust_code`, user code and notification URLs that somebody else's file names are a problem. Raises
     ConfigError with all problems, whose `valid_part` names no such code and URL, and UsageError if a file cannot be
     read.
@@ -283,10 +287,11 @@ def resolve_config(
         ]
         if URLS_KEY in foreign and config.notify.urls:
             problems.append(Problem(URLS_KEY, f"is not used: {foreign[URLS_KEY]}", FOREIGN_URLS_ADVICE))
-    if problems:
+    missing = tuple(problem for problem in problems if problem.is_missing and allow_missing)
+    if len(missing) < len(problems):
         raise ConfigError(problems, _with_defaults(config, [*foreign_code, *foreign.keys() & {URLS_KEY}]))
     sources = {key: sources.get(key, "default") for key, _ in fields()}
-    return ResolvedConfig(config, sources, frozenset(typed), foreign_code)
+    return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing)
 
 
 def _settings_layers() -> list[_Layer]:

@@ -108,7 +108,7 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.path is None and data.dataset in (*IMAGE_FILE_DATASETS, "folder"):
         reason = f"{data.dataset} needs the folder of the dataset; set data.path (--data-path)"
-        yield Problem("data.path", reason, others=("data.dataset",))
+        yield Problem("data.path", reason, others=("data.dataset",), is_missing=True)
     if data.pipeline == "memory" and is_user_code(data.dataset):
         reason = (
             f"memory does not support {data.dataset}: user datasets may generate items at random; use stream or auto"

@@ -16,7 +16,8 @@ class Problem:
     """One problem.
 
     `location` is a config key, a flag or a file; `source` is the file that sets the key. `advice` is what to do, for
-    callers that show it apart from the `reason`. `others` are the keys that the value conflicts with.
+    callers that show it apart from the `reason`. `others` are the keys that the value conflicts with. `is_missing`
+    means that the key has no value, and that a run needs one.
     """
 
     location: str
@@ -24,6 +25,7 @@ class Problem:
     advice: str = ""
     source: str = ""
     others: tuple[str, ...] = ()
+    is_missing: bool = False
 
     @property
     def message(self) -> str:

@@ -95,17 +95,33 @@ def run_flags(
     return flags
 
 
+def after_flags(after: list[str] | None, after_any: list[str] | None) -> dict[str, tuple[str, FlagValue]]:
+    """Map --after and --after-any to the override of `queue.after`, as `flag_overrides`."""
+    from engine.config.queue_section import ANY_END
+
+    references = (*_split_references(after), *(f"{name}{ANY_END}" for name in _split_references(after_any)))
+    return {FLAG_TO_KEY["after"]: (f"--after {','.join(references)}", references)} if references else {}
+
+
+def _split_references(options: list[str] | None) -> list[str]:
+    """Return the runs of `--after a,b --after c`."""
+    return [part.strip() for option in options or [] for part in option.split(",") if part.strip()]
+
+
 def resolve_arguments(
     arguments: list[str] | None,
     flags: Mapping[str, tuple[str, FlagValue]] | None = None,
     *,
     trust_code: bool = False,
+    allow_missing: bool = False,
 ) -> ResolvedConfig:
-    """Resolve CONFIG, overrides and flags to a config. Raises UsageError with every problem found."""
+    """Resolve CONFIG, overrides and flags to a config. Raises UsageError with every problem found.
+
+    `allow_missing` accepts a config without a value that a run needs, see `resolve_config`."""
     from engine.config.loader import resolve_config
 
     file, overrides = split_arguments(arguments)
-    return resolve_config(file, overrides, flags, trust_code=trust_code)
+    return resolve_config(file, overrides, flags, trust_code=trust_code, allow_missing=allow_missing)
 
 
 def code_trust(resolved: ResolvedConfig, *, granted: bool) -> CodeTrust:
@@ -126,6 +142,13 @@ RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
 ConfigArguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=CONFIG_HELP)]
 NgpuOption = Annotated[
     int | None, typer.Option("--ngpu", min=0, metavar="N", help="Shorthand for --gpus free:N; 0 means --gpus cpu.")
+]
+AfterAnyOption = Annotated[
+    list[str] | None,
+    # In the group `tui.cli.help.CONFIG_OPTIONS`, as --after.
+    typer.Option(
+        "--after-any", metavar="RUN", help="Like --after, however the run ends.", rich_help_panel="Config options"
+    ),
 ]
 RunsDirOption = Annotated[
     str | None, typer.Option("--runs-dir", metavar="DIR", help="Folder of the runs [default: $GPUTRAIN_RUNS or ./runs]")

@@ -13,6 +13,7 @@ import typer
 from tui.cli.arguments import LowBandwidthOption, RunsDirOption, TrustOwnerOption, exit_on_usage_error
 from tui.cli.bench import app as bench_app
 from tui.cli.compare import app as compare_app
+from tui.cli.config import app as config_app
 from tui.cli.help import CONTEXT_SETTINGS, GroupedCommands, HelpCommand, make_epilog
 from tui.cli.lr_find import app as lr_find_app
 from tui.cli.machine import app as machine_app
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 for commands in (
     train_app,
+    config_app,
     sweep_app,
     lr_find_app,
     models_app,

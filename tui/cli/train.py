@@ -1,8 +1,7 @@
-"""`gputrain run` and `gputrain config`: train a config in the foreground or on the screen, or print it."""
+"""`gputrain run`: train a config in the foreground, in the background or on the screen."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -12,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tui.cli.arguments import (
+    AfterAnyOption,
     ConfigArguments,
     DetachedOption,
     DetachOption,
     EventsJsonOption,
     HeadlessOption,
-    JsonOption,
     NgpuOption,
     RunsDirOption,
     TrustCodeOption,
     TrustOwnerOption,
+    after_flags,
     code_trust,
     exit_on_usage_error,
     print_warning,
@@ -30,8 +30,7 @@ from tui.cli.arguments import (
     split_arguments,
     trust_option,
 )
-from tui.cli.help import CONFIG_OPTIONS, TRAIN, ConfigCommand, HelpCommand, make_epilog
-from tui.flags import FLAG_TO_KEY
+from tui.cli.help import TRAIN, ConfigCommand, make_epilog
 
 if TYPE_CHECKING:
     from engine.config.loader import ResolvedConfig
@@ -85,12 +84,7 @@ def run(
     launcher: Annotated[str | None, typer.Option("--launcher")] = None,
     priority: Annotated[str | None, typer.Option("--priority")] = None,
     after: Annotated[list[str] | None, typer.Option("--after")] = None,
-    after_any: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--after-any", metavar="RUN", help="Like --after, however the run ends.", rich_help_panel=CONFIG_OPTIONS
-        ),
-    ] = None,
+    after_any: AfterAnyOption = None,
     share: Annotated[str | None, typer.Option("--share")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     runs_dir: RunsDirOption = None,
@@ -108,7 +102,6 @@ def run(
     --headless, --json or --dry-run, the run stays in the foreground: Ctrl-C saves a checkpoint and stops at the next
     step, a second Ctrl-C kills the run.
     """
-    from engine.config.queue_section import ANY_END
     from engine.utils.errors import UsageError
 
     flag_values = {
@@ -117,10 +110,7 @@ def run(
         "data_path": data_path, "seed": seed, "name": name, "launcher": launcher, "priority": priority, "share": share,
     }  # fmt: skip
     with exit_on_usage_error():
-        flags = run_flags(flag_values, {"resume": resume, "wait": wait}, ngpu)
-        if after or after_any:
-            references = (*split_references(after), *(f"{name}{ANY_END}" for name in split_references(after_any)))
-            flags[FLAG_TO_KEY["after"]] = (f"--after {','.join(references)}", references)
+        flags = run_flags(flag_values, {"resume": resume, "wait": wait}, ngpu) | after_flags(after, after_any)
         file, _ = split_arguments(arguments)
         stem = Path(file).stem if file else None
         request = build_request(
@@ -149,11 +139,6 @@ def should_open_screen(*, headless: bool) -> bool:
     return (
         not headless and sys.stdin.isatty() and sys.stdout.isatty() and detect_launcher("auto", os.environ) == "spawn"
     )
-
-
-def split_references(options: list[str] | None) -> list[str]:
-    """Return the runs of `--after a,b --after c`."""
-    return [part.strip() for option in options or [] for part in option.split(",") if part.strip()]
 
 
 def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str | None) -> None:
@@ -264,86 +249,3 @@ def run_headless(request: RunRequest, *, as_json: bool) -> None:
         printer.close()
     # A regular exit takes a second with torch loaded and blocks on a pipe whose reader has stopped reading.
     os._exit(code)
-
-
-@app.command(
-    cls=HelpCommand,
-    rich_help_panel=TRAIN,
-    epilog=make_epilog(
-        [
-            "gputrain config digits optim.lr=0.2 --diff",
-            "gputrain config flowers.yaml --sources",
-            "gputrain config --describe",
-        ]
-    ),
-)
-def config(
-    arguments: ConfigArguments = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Print only keys that differ from their defaults.")] = False,
-    sources: Annotated[bool, typer.Option("--sources", help="Print where each value comes from.")] = False,
-    described: Annotated[
-        bool, typer.Option("--describe", help="Describe every key, or the given keys and sections: choices, default.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Print the resolved config.
-
-    Later layers take precedence: defaults, base config, CONFIG, KEY=VALUE.
-    """
-    if described:
-        with exit_on_usage_error():
-            print_config_keys(arguments or [], as_json=as_json)
-        return
-    from engine.config.schema import as_dict, without_unstored
-    from engine.config.yaml_io import to_yaml
-
-    with exit_on_usage_error():
-        # Only printed: no code that it names runs.
-        resolved = resolve_arguments(arguments, trust_code=True)
-    values = as_dict(resolved.config, only_changed=diff)
-    if not sources:
-        # The YAML may become a config file.
-        typer.echo(json.dumps(values, indent=2) if as_json else to_yaml(without_unstored(values)).rstrip())
-        return
-    rows = {
-        f"{section}.{key}": {"value": value, "source": resolved.sources[f"{section}.{key}"]}
-        for section, keys in values.items()
-        for key, value in keys.items()
-    }
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    for key, row in rows.items():
-        setting = f"{key} = {json.dumps(row['value'])}"
-        typer.echo(f"{setting:<48}  {row['source']}")
-
-
-def print_config_keys(names: list[str], *, as_json: bool) -> None:
-    """Print every config key, or those of the given names and sections, with description, choices and default.
-
-    Raises UsageError for a name that is neither a key nor a section."""
-    from engine.config.schema import fields
-    from engine.utils.errors import UsageError, did_you_mean
-    from tui.flags import format_value
-    from tui.form.fields import field_kind
-
-    def choices_of(annotation: object) -> list[str]:
-        return [choice for choice in field_kind(annotation)[0] if choice and annotation is not bool]
-
-    rows = {
-        key: {"description": info.description, "choices": choices_of(info.annotation), "default": info.default}
-        for key, info in fields()
-    }
-    for name in names:
-        if not any(key == name or key.startswith(f"{name}.") for key in rows):
-            raise UsageError.one(name, f"is no config key or section{did_you_mean(name, rows)}")
-    if names:
-        rows = {key: row for key, row in rows.items() if key in names or key.partition(".")[0] in names}
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    for key, row in rows.items():
-        choices = f" One of {', '.join(row['choices'])}." if row["choices"] else ""
-        default = format_value(row["default"])
-        default = f" [default: {default}]" if default not in ("", "[]") else ""
-        typer.echo(f"{key}\n    {row['description']}{choices}{default}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from engine.config.schema import Config, as_dict, fields
 from engine.config.yaml_io import parse_yaml, to_yaml
 from engine.utils.errors import UsageError
 from gputrain_command import ROOT, Gputrain
+from tui.cli.config import config as config_command
+from tui.cli.train import run as run_command
+from tui.flags import FLAG_TO_KEY
 
 
 def problems(*overrides: str, file: str | None = None) -> list[str]:
@@ -255,6 +259,30 @@ def test_config_command_prints_yaml_diff_sources_and_json(gputrain: Gputrain) ->
         line.split() == ["run.seed", "=", "0", "default"]
         for line in gputrain("config", "--sources").stdout.splitlines()
     )
+
+
+def test_config_command_resolves_flags_of_run_without_data_path(gputrain: Gputrain) -> None:
+    printed = gputrain("config", "flowers", "--lr", "0.3", "--ngpu", "2", "--after", "a,b", "--diff", "--json")
+    values = json.loads(printed.stdout)
+    assert (values["optim"]["lr"], values["device"]["gpus"]) == (0.3, "free:2")
+    assert values["queue"] == {"after": ["a", "b"]}
+    assert printed.returncode == 0
+    assert printed.stderr == (
+        "warning: data.path: folder needs the folder of the dataset; set data.path (--data-path)\n"
+    )
+
+
+def test_config_command_accepts_each_flag_of_a_key() -> None:
+    options, flags = (set(inspect.signature(command).parameters) for command in (config_command, run_command))
+    assert flags & {*FLAG_TO_KEY, "ngpu", "after_any"} <= options
+
+
+def test_resolve_with_missing_value_refuses_invalid_values() -> None:
+    assert resolve_config("flowers", allow_missing=True).missing[0].location == "data.path"
+    with pytest.raises(UsageError) as refused:
+        resolve_config("flowers", ["optim.lr=-1"], allow_missing=True)
+    assert {problem.location for problem in refused.value.problems} == {"optim.lr", "data.path"}
+    assert resolve_config("digits", allow_missing=True).missing == ()
 
 
 def test_config_is_frozen() -> None:
