@@ -19,7 +19,7 @@ from engine.queue.listing import QueueRow, RowState, list_queue
 from engine.queue.state import PENDING_STAGES, QueueStage, read_queue_state, write_queue_state
 from engine.runs.control import send_request
 from engine.runs.events import RunFinished
-from engine.runs.folder import LAST_RUN, RunFolder, find_run
+from engine.runs.folder import LAST_RUN, RunFolder, check_last, find_run
 from engine.runs.ownership import Ownership
 from engine.runs.recorder import Recorder
 from engine.runs.watcher import RunWatcher
@@ -43,7 +43,10 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
         exact = [row for row in candidates if reference in (row.name, row.folder)]
         matches = exact or [row for row in candidates if row.name.startswith(reference)]
         if reference == LAST_RUN and candidates:
-            return max(candidates, key=lambda row: row.since)
+            newest = max(candidates, key=lambda row: row.since)
+            if candidates is here:
+                check_last(root, newest.name, [row.name for row in here])
+            return newest
         if len(matches) == 1:
             return matches[0]
         if matches:

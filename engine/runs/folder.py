@@ -11,7 +11,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -327,7 +327,8 @@ def _start_time(run: RunFolder) -> float:
 def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFolder:
     """Return the run that a name, a unique prefix of a name, a path or `last` refers to, held for this process.
 
-    Only `trust_owner` lets it be a run that other users can change. Raises UsageError if there is none or several.
+    Only `trust_owner` lets it be a run that other users can change. Raises UsageError if there is none or several, and
+    if `last` could also mean an older run of that name.
     """
     if not reference:
         raise UsageError.one("RUN", "is empty; type the name of a run, its folder, or last")
@@ -338,6 +339,7 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
     path = Path(os.path.realpath(reference))
     matches = [run for run in usable if run.name.startswith(reference)]
     if reference == LAST_RUN and usable:
+        check_last(root, usable[0].name, [run.name for run in usable])
         return _hold_own(usable[0], trust_owner=trust_owner)
     if reference in names:
         return _hold_own(RunFolder(root / reference), trust_owner=trust_owner)
@@ -354,6 +356,17 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
         raise UsageError.one(reference, f"{root} contains only runs that other users can change", TRUST_OWNER_ADVICE)
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
     raise UsageError.one(reference, f"no run of this name in {root}, only {shown}{did_you_mean(reference, names)}")
+
+
+def check_last(root: Path, newest: str, names: Collection[str]) -> None:
+    """Raise UsageError if `last` means the newest run, but one of these runs, which is older, has that name.
+
+    No run can get that name now, but a folder can be renamed by hand."""
+    if newest != LAST_RUN and LAST_RUN in names:
+        path = root / LAST_RUN
+        reason = f"means the newest run, {newest}, but an older run has this name"
+        advice = f"type {newest} or {path}, and rename the other with `gputrain runs rename {path} NAME`"
+        raise UsageError.one(LAST_RUN, reason, advice)
 
 
 def _hold_own(run: RunFolder, *, trust_owner: bool) -> RunFolder:

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from engine.runs.checkpoint_files import list_checkpoints
-from engine.runs.folder import RunFolder
+from engine.runs.folder import LAST_RUN, RunFolder
 from engine.runs.manage import move_folder
 from engine.runs.ownership import locked_ended_run
 from engine.utils.errors import UsageError, did_you_mean
@@ -144,13 +144,15 @@ def find_in_trash(root: Path, reference: str) -> TrashedRun:
 def restore_run(root: Path, run: TrashedRun, name: str | None = None) -> RunFolder:
     """Move a run from the trash back to the runs folder, by default with its name before.
 
-    Raises UsageError if the name is in use, or if the run cannot be moved.
+    Raises UsageError if the name is in use or stands for the newest run, or if the run cannot be moved.
     """
     target = name or run.name
+    advice = f"restore it under another name with `gputrain runs restore {run.entry} --name NAME`"
+    if target == LAST_RUN:
+        raise UsageError.one(target, "is reserved: it stands for the newest run", advice)
     try:
         return RunFolder(move_folder(run.path, root, target))
     except FileExistsError as error:
-        advice = f"restore it under another name with `gputrain runs restore {run.entry} --name NAME`"
         raise UsageError.one(target, f"already exists in {root}", advice) from error
     except OSError as error:
         raise UsageError.one(run.entry, f"cannot be restored: {error.strerror}") from error

@@ -199,6 +199,22 @@ def test_find_run_accepts_name_prefix_path_and_last(tmp_path: Path) -> None:
     assert find_run(tmp_path / "elsewhere", str(tmp_path / "mnist-1")).path == tmp_path / "mnist-1"
 
 
+def test_find_run_refuses_last_if_an_older_run_has_this_name(tmp_path: Path) -> None:
+    for age, name in enumerate(("last", "digits-1")):
+        folder = make_run_folder(tmp_path, name)
+        folder.config.touch()
+        os.utime(folder.config, (1000 + age, 1000 + age))
+    with pytest.raises(UsageError) as refused:
+        find_run(tmp_path, "last")
+    assert str(refused.value) == (
+        f"last: means the newest run, digits-1, but an older run has this name; type digits-1 or {tmp_path}/last, and "
+        f"rename the other with `gputrain runs rename {tmp_path}/last NAME`"
+    )
+    assert find_run(tmp_path, str(tmp_path / "last")).name == "last"
+    os.utime(tmp_path / "last" / "config.yaml", (2000, 2000))
+    assert find_run(tmp_path, "last").name == "last"
+
+
 def test_find_run_rejects_ambiguous_prefix_and_unknown_name(tmp_path: Path) -> None:
     for name in ("digits-1", "digits-2"):
         make_run_folder(tmp_path, name)

@@ -149,6 +149,16 @@ def test_runs_of_one_name_are_numbered_in_the_trash(root: Path) -> None:
     with pytest.raises(UsageError, match="with `gputrain runs restore run-1 --name NAME`"):
         restore_run(root, find_in_trash(root, "run-1"))
     assert restore_run(root, find_in_trash(root, "run-1"), "older").name == "older"
+
+
+def test_run_named_last_is_renamed_and_restored_under_another_name(root: Path) -> None:
+    (root / "run-1").rename(root / "last")
+    assert rename_run(find_own_run(root, str(root / "last")), "found").name == "found"
+    (root / "found").rename(root / "last")
+    trashed = move_to_trash(RunFolder(root / "last"))
+    with pytest.raises(UsageError, match="is reserved: it stands for the newest run; restore it under another name"):
+        restore_run(root, trashed)
+    assert restore_run(root, trashed, "found").name == "found"
     with pytest.raises(UsageError, match=r"the trash of .* is empty"):
         find_in_trash(root, "run-1")
 
