@@ -16,6 +16,8 @@ from engine.runs.history import History
 
 # The first epoch is excluded as warmup: caches fill, and cuDNN and torch.compile select algorithms.
 MIN_EPOCHS = 2
+# Share by which throughput may exceed its limit by chance, if the epochs do not vary more.
+MIN_LIMIT_NOISE = 0.05
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class ScalingResult:
     - `speed_up`: throughput relative to the smallest number of ranks, which counts as a speedup of its rank count.
     - `efficiency`: `speed_up` divided by the number of ranks.
     - `limit_images_per_second`: median throughput of the runs with the fixed pipeline.
-    - `limit_share`: median ratio of each run's throughput to that of the paired run with the fixed pipeline.
+    - `limit_share`: median ratio of each run's throughput to that of the paired run with the fixed pipeline. A ratio
+      above 1 within the spread of the epochs counts as 1.
+    - `limit_problem`: why `limit_share` is unknown although it was measured: a ratio above 1 beyond that spread.
     - `failures`: messages of the runs that failed.
     """
 
@@ -75,6 +79,7 @@ class ScalingResult:
     mfu: float | None = None
     limit_images_per_second: float | None = None
     limit_share: float | None = None
+    limit_problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -131,6 +136,13 @@ def scaling_results(runs: Sequence[BenchRun]) -> list[ScalingResult]:
         rates = [rate for _, rate in measured_epochs]
         rate = statistics.median(rates)
         base = base or (rate, ranks)
+        ratio = median_of_known(
+            [run.median_images_per_second / limits[run.repeat] for run in successful if limits.get(run.repeat)]
+        )
+        limit_epochs = [epoch for run in same_ranks if not run.message and run.limit for epoch in run.epochs[1:]]
+        spread = _spread(rates)
+        noise = max(MIN_LIMIT_NOISE, spread or 0.0, _spread([rate for _, rate in limit_epochs]) or 0.0)
+        limit_problem = "" if ratio is None or ratio <= 1 + noise else _limit_problem(ratio)
         # Without a run on one rank, linear scaling up to the smallest number of ranks is assumed.
         speed_up = rate / base[0] * base[1]
         results.append(
@@ -139,7 +151,7 @@ def scaling_results(runs: Sequence[BenchRun]) -> list[ScalingResult]:
                 global_batch=successful[0].global_batch,
                 seconds_per_epoch=statistics.median(seconds for seconds, _ in measured_epochs),
                 images_per_second=rate,
-                spread=(max(rates) - min(rates)) / 2 / rate if len(rates) > 1 else None,
+                spread=spread,
                 speed_up=speed_up,
                 efficiency=speed_up / ranks,
                 first_epoch_seconds=statistics.median(run.epochs[0][0] for run in successful),
@@ -148,9 +160,20 @@ def scaling_results(runs: Sequence[BenchRun]) -> list[ScalingResult]:
                 data_wait=median_of_known([run.data_wait for run in successful]),
                 mfu=median_of_known([run.mfu for run in successful]),
                 limit_images_per_second=median_of_known(list(limits.values())),
-                limit_share=median_of_known(
-                    [run.median_images_per_second / limits[run.repeat] for run in successful if limits.get(run.repeat)]
-                ),
+                limit_share=None if ratio is None or limit_problem else min(ratio, 1.0),
+                limit_problem=limit_problem,
             )
         )
     return results
+
+
+def _spread(rates: Sequence[float]) -> float | None:
+    """Return (fastest - slowest) / 2 relative to the median; None for fewer than two rates."""
+    return (max(rates) - min(rates)) / 2 / statistics.median(rates) if len(rates) > 1 else None
+
+
+def _limit_problem(ratio: float) -> str:
+    return (
+        f"training was {ratio:.2f} times as fast as without the input pipeline, which is impossible, so other load "
+        "disturbed the measurement; repeat it on an idle host, with --repeats 3 or more epochs"
+    )

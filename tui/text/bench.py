@@ -74,6 +74,8 @@ def bench_lines(speeds: Sequence[ScalingResult]) -> Iterator[str]:
     if measured and measured[0] > 1:
         yield f"1 rank was not measured; the speedup of {measured[0]} ranks is assumed to be {measured[0]}."
     for speed in speeds:
+        if speed.limit_problem:
+            yield f"{pluralize(speed.ranks, 'rank')}: the share is unknown: {speed.limit_problem}"
         for message in dict.fromkeys(speed.failures):
             yield printable(f"{pluralize(speed.ranks, 'rank')} failed: {message}")
 
