@@ -139,7 +139,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     for path in list_checkpoints(folder):
         try:
             state = load_checkpoint(path)
-            if (state["batch"], state["best_epoch"]) == (0, state["epoch"] - 1):
+            if state["batch"] == 0 and 0 < state["best_epoch"] == state["epoch"] - 1:
                 _link_best(path, folder / "best.pt")
             return path, state, damaged
         except DamagedCheckpointError as error:

@@ -210,6 +210,12 @@ def test_load_newest_links_best_if_save_was_killed_before(tmp_path: Path, monkey
     assert not list(tmp_path.glob(".*"))
 
 
+def test_load_newest_does_not_link_best_before_first_evaluation(tmp_path: Path) -> None:
+    save(tmp_path, 0)
+    assert load_newest(tmp_path)[1]["step"] == 0
+    assert names(tmp_path) == ["last.pt", "step-00000000.pt"]
+
+
 def test_load_newest_uses_last_without_step_files(tmp_path: Path) -> None:
     save(tmp_path / "there", 3)
     (tmp_path / "here").mkdir()
