@@ -14,6 +14,7 @@ from typing import Any
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
+from engine.runs.control import MAX_REQUEST_BYTES
 from engine.runs.events import EpochEvent, Event, RunFinished, RunResumed, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
@@ -153,6 +154,25 @@ def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolde
 @cache
 def _config_text(changes: tuple[str, ...]) -> str:
     return to_yaml(as_stored(resolve_config(None, list(changes)).config))
+
+
+def create_invalid_requests(control: Path) -> None:
+    """Create one file of every kind that is not a valid request."""
+    control.mkdir(exist_ok=True)
+    outside = control.parent.parent / "outside.json"
+    outside.write_text('{"request": "stop", "by": "me"}')
+    (control / "1-link.json").symlink_to(outside)
+    (control / "2-dangling.json").symlink_to("/nowhere")
+    os.mkfifo(control / "3-fifo.json")
+    (control / "4-folder.json").mkdir()
+    (control / "4-folder.json" / "kept").write_text("")
+    with (control / "5-large.json").open("wb") as file:
+        file.truncate(1 << 40)
+    (control / "6-incomplete.json").write_text('{"request": "st')
+    (control / "7-list.json").write_text("[1]")
+    (control / "8-deep.json").write_text("[" * (MAX_REQUEST_BYTES - 1))
+    (control / "9-bytes.json").write_bytes(b"\xff\xfe\x00")
+    (control / "10.txt").write_text("ignored")
 
 
 def find_free_port() -> int:

@@ -16,20 +16,10 @@ from engine.config.loader import resolve_config
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import read_reservations
 from engine.launch.handshake import find_run_of_agents
-from engine.runs.control import (
-    MAX_REQUEST_BYTES,
-    REFUSAL_OUTCOMES,
-    ControlRequest,
-    RequestCounters,
-    consume_requests,
-    send_request,
-)
-from engine.runs.event_lines import event_line
-from engine.runs.events import ControlEvent
 from engine.runs.folder import RunFolder, find_run, list_runs
 from engine.runs.ownership import Ownership, claim_run
 from engine.utils.errors import UsageError
-from factories import make_run_folder, make_run_started
+from factories import create_invalid_requests, make_run_folder, make_run_started
 from gputrain_command import Gputrain, read_events
 from tui.pollers import RunListPoller, RunPoller
 
@@ -115,107 +105,6 @@ def test_reservation_queue_works_between_users(
         assert [reservation.run for reservation in read_reservations(remove_stale=True)] == ["mine"]
     mine.release()
     assert [path.name for path in world_writable_folder.iterdir()] == [f"gputrain-{SOMEONE}"]
-
-
-@pytest.fixture
-def control_folder(tmp_path: Path) -> Path:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
-    folder.control.mkdir()
-    return folder.control
-
-
-def change_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Make another user the owner of the file, and return that user."""
-    if os.geteuid() == 0:
-        os.chown(path, SOMEONE, -1)
-    else:
-        other_user = os.geteuid() + 1
-        monkeypatch.setattr(os, "geteuid", lambda: other_user)
-    return path.stat().st_uid
-
-
-def test_consume_requests_refuses_request_of_another_user(
-    control_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send_request(control_folder, "stop")
-    [path] = control_folder.iterdir()
-    owner = change_owner(path, monkeypatch)
-    [request] = consume_requests(control_folder)
-    assert request == ControlRequest("foreign file", f"uid {owner}")
-    assert list(control_folder.iterdir()) == []
-    counters = RequestCounters()
-    outcome = counters.apply(request.request)
-    assert (counters.stop, outcome) == (False, "refused: the file must belong to the user of the run, or to root")
-    event = ControlEvent(request=request.request, by=request.by, outcome=outcome)
-    assert event_line(event) == f"foreign file from uid {owner}: {outcome}"
-
-
-def test_send_request_rejects_user_without_permission(control_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = control_folder.with_name("owner.json")
-    owner.write_text("{}")
-    monkeypatch.setattr(os, "geteuid", lambda: owner.stat().st_uid + 1)
-    with pytest.raises(UsageError, match=f"no permission to stop this run: it belongs to uid {owner.stat().st_uid}"):
-        send_request(control_folder, "stop")
-    assert list(control_folder.iterdir()) == []
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    send_request(control_folder, "stop")
-    assert len(list(control_folder.iterdir())) == 1
-
-
-def create_invalid_requests(control: Path) -> None:
-    """Create one file of every kind that is not a valid request."""
-    control.mkdir(exist_ok=True)
-    outside = control.parent.parent / "outside.json"
-    outside.write_text('{"request": "stop", "by": "me"}')
-    (control / "1-link.json").symlink_to(outside)
-    (control / "2-dangling.json").symlink_to("/nowhere")
-    os.mkfifo(control / "3-fifo.json")
-    (control / "4-folder.json").mkdir()
-    (control / "4-folder.json" / "kept").write_text("")
-    with (control / "5-large.json").open("wb") as file:
-        file.truncate(1 << 40)
-    (control / "6-incomplete.json").write_text('{"request": "st')
-    (control / "7-list.json").write_text("[1]")
-    (control / "8-deep.json").write_text("[" * (MAX_REQUEST_BYTES - 1))
-    (control / "9-bytes.json").write_bytes(b"\xff\xfe\x00")
-    (control / "10.txt").write_text("ignored")
-
-
-def test_consume_requests_refuses_and_removes_invalid_files(control_folder: Path) -> None:
-    create_invalid_requests(control_folder)
-    paths = [request.request for request in consume_requests(control_folder)]
-    assert paths == ["strange file"] * 4 + ["large file"] + ["unreadable file"] * 4
-    assert set(paths) < set(REFUSAL_OUTCOMES)
-    remaining = sorted(path.name for path in control_folder.iterdir())
-    assert [name.split(".")[0] for name in remaining] == ["10", "4-folder"]
-    assert (control_folder / remaining[1] / "kept").exists()
-    assert list(consume_requests(control_folder)) == []
-    assert (control_folder.parent.parent / "outside.json").exists()
-
-
-def test_consume_requests_ignores_request_that_cannot_be_removed(
-    control_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send_request(control_folder, "pause")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "unlink", refuse)
-    monkeypatch.setattr(os, "rename", refuse)
-    assert list(consume_requests(control_folder)) == []
-    monkeypatch.undo()
-    assert [request.request for request in consume_requests(control_folder)] == ["pause"]
-
-
-def test_consume_requests_ignores_symlinked_control_folder(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a", make_run_started())
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "labels.json").write_text("{}")
-    folder.control.symlink_to(data)
-    assert list(consume_requests(folder.control)) == []
-    assert (data / "labels.json").exists()
 
 
 def test_run_folder_is_not_writable_by_others_and_run_refuses_invalid_requests(gputrain: Gputrain) -> None:

@@ -12,7 +12,7 @@ from threading import Timer
 
 import pytest
 
-from engine.runs.control import consume_requests, send_request
+from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished
 from engine.runs.folder import RunFolder, RunState, find_run, sanitize_run_name
 from engine.runs.journal import to_line
@@ -222,12 +222,3 @@ def test_find_run_rejects_ambiguous_prefix_and_unknown_name(tmp_path: Path) -> N
         find_run(tmp_path, "digits")
     with pytest.raises(UsageError, match="did you mean digits-1"):
         find_run(tmp_path, "digts-1")
-
-
-def test_consume_requests_returns_each_request_once_in_order(tmp_path: Path) -> None:
-    folder = make_run_folder(tmp_path, "a")
-    send_request(folder.control, "stop")
-    send_request(folder.control, "dance")
-    assert [request.request for request in consume_requests(folder.control)] == ["stop", "dance"]
-    assert list(consume_requests(folder.control)) == []
-    assert list(folder.control.iterdir()) == []

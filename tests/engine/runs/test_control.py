@@ -1,0 +1,113 @@
+"""Control requests: who may send them, which files are refused, and what each one changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.runs.control import (
+    REFUSAL_OUTCOMES,
+    ControlRequest,
+    RequestCounters,
+    consume_requests,
+    send_request,
+)
+from engine.runs.event_lines import event_line
+from engine.runs.events import ControlEvent
+from engine.utils.errors import UsageError
+from factories import create_invalid_requests, make_run_folder, make_run_started
+
+ANOTHER_USER = 12345
+
+
+@pytest.fixture
+def control_folder(tmp_path: Path) -> Path:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    folder.control.mkdir()
+    return folder.control
+
+
+def change_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Make another user the owner of the file, and return that user."""
+    if os.geteuid() == 0:
+        os.chown(path, ANOTHER_USER, -1)
+    else:
+        other_user = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other_user)
+    return path.stat().st_uid
+
+
+def test_consume_requests_returns_each_request_once_in_order(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    send_request(folder.control, "stop")
+    send_request(folder.control, "dance")
+    assert [request.request for request in consume_requests(folder.control)] == ["stop", "dance"]
+    assert list(consume_requests(folder.control)) == []
+    assert list(folder.control.iterdir()) == []
+
+
+def test_consume_requests_refuses_request_of_another_user(
+    control_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_request(control_folder, "stop")
+    [path] = control_folder.iterdir()
+    owner = change_owner(path, monkeypatch)
+    [request] = consume_requests(control_folder)
+    assert request == ControlRequest("foreign file", f"uid {owner}")
+    assert list(control_folder.iterdir()) == []
+    counters = RequestCounters()
+    outcome = counters.apply(request.request)
+    assert (counters.stop, outcome) == (False, "refused: the file must belong to the user of the run, or to root")
+    event = ControlEvent(request=request.request, by=request.by, outcome=outcome)
+    assert event_line(event) == f"foreign file from uid {owner}: {outcome}"
+
+
+def test_send_request_rejects_user_without_permission(control_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = control_folder.with_name("owner.json")
+    owner.write_text("{}")
+    monkeypatch.setattr(os, "geteuid", lambda: owner.stat().st_uid + 1)
+    with pytest.raises(UsageError, match=f"no permission to stop this run: it belongs to uid {owner.stat().st_uid}"):
+        send_request(control_folder, "stop")
+    assert list(control_folder.iterdir()) == []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    send_request(control_folder, "stop")
+    assert len(list(control_folder.iterdir())) == 1
+
+
+def test_consume_requests_refuses_and_removes_invalid_files(control_folder: Path) -> None:
+    create_invalid_requests(control_folder)
+    paths = [request.request for request in consume_requests(control_folder)]
+    assert paths == ["strange file"] * 4 + ["large file"] + ["unreadable file"] * 4
+    assert set(paths) < set(REFUSAL_OUTCOMES)
+    remaining = sorted(path.name for path in control_folder.iterdir())
+    assert [name.split(".")[0] for name in remaining] == ["10", "4-folder"]
+    assert (control_folder / remaining[1] / "kept").exists()
+    assert list(consume_requests(control_folder)) == []
+    assert (control_folder.parent.parent / "outside.json").exists()
+
+
+def test_consume_requests_ignores_request_that_cannot_be_removed(
+    control_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_request(control_folder, "pause")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
+    assert list(consume_requests(control_folder)) == []
+    monkeypatch.undo()
+    assert [request.request for request in consume_requests(control_folder)] == ["pause"]
+
+
+def test_consume_requests_ignores_symlinked_control_folder(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "labels.json").write_text("{}")
+    folder.control.symlink_to(data)
+    assert list(consume_requests(folder.control)) == []
+    assert (data / "labels.json").exists()
