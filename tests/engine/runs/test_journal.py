@@ -206,6 +206,28 @@ def test_journal_append_after_incomplete_line_starts_new_line(tmp_path: Path) ->
     assert [event.step for event in JournalReader(path).poll() if isinstance(event, StepEvent)] == [1, 3]
 
 
+def test_journal_append_adds_only_the_lines_of_events(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for step in (1, 3):
+        journal = Journal(path)
+        journal.append(make_step(step))
+        journal.append(make_step(step + 1))
+        journal.close()
+    assert path.read_text() == "".join(to_line(make_step(step)) + "\n" for step in (1, 2, 3, 4))
+    assert path not in [fd.resolve() for fd in Path("/proc/self/fd").iterdir()]
+
+
+def test_journal_append_after_partial_write_starts_new_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "events.jsonl", os.write
+    journal = Journal(path)
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))  # as on a disk that is almost full
+    journal.append(make_step(1))
+    monkeypatch.undo()
+    journal.append(make_step(2))
+    journal.close()
+    assert [event.step for event in JournalReader(path).poll() if isinstance(event, StepEvent)] == [2]
+
+
 def test_journal_reader_of_missing_file_is_empty(tmp_path: Path) -> None:
     assert list(JournalReader(tmp_path / "none").poll()) == []
 
@@ -276,7 +298,7 @@ def test_summary_seconds_exclude_time_between_sessions() -> None:
 def test_from_line_ignores_line_with_wrong_field_type() -> None:
     line = to_line(make_step(7))
     assert from_line(line) is not None
-    for value in ('"7"', "null", "[7]", "{}", "7.5"):
+    for value in ('"7"', "null", "[7]", "{}", "7.5", str(10**400), str(-(10**400))):
         assert from_line(line.replace('"step": 7', f'"step": {value}')) is None
     assert from_line(line.replace('"time": 1.0', '"time": null')) is None
     assert from_line(line.replace('"time": 1.0, ', "")) is None
