@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,11 +34,15 @@ def single_rank_trainer(
     *overrides: str,
     folder: Path | None = None,
     events: list[Event] | None = None,
+    record: Callable[[Event], None] | None = None,
     checkpoint: Path | None = None,
     base: str | None = "digits",
     on_gpu: bool = False,
 ) -> Iterator[Trainer]:
-    """Yield a trainer that is ready to run, resumed from `checkpoint` if given, on the CPU or the first GPU."""
+    """Yield a trainer that is ready to run, resumed from `checkpoint` if given, on the CPU or the first GPU.
+
+    Its events are passed to `record` if given, else added to `events`.
+    """
     config = resolve_config(base, ["device.ranks=1", "device.gpus=cpu", *overrides]).config
     rank_info, source = RankInfo(0, 1, 0, 1), open_source(config)
     sampler, image_format = build_sampler(config, source, 1), model_input_format(config, source)
@@ -47,7 +51,7 @@ def single_rank_trainer(
     requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
     pipeline = InputPipeline(choose_pipeline(config, source, 1), source, config, image_format, requests)
     received: list[Event] = [] if events is None else events
-    channel = DirectChannel(received.append, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    channel = DirectChannel(record or received.append, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     plan = plan_node(config, [])
     if on_gpu:
         plan = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "gloo")

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from engine.config.loader import validate_config
+from engine.distributed.failures import NonFiniteLossError
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused, WarningEvent
-from engine.training import checkpoint_writer, timing
+from engine.runs.folder import RunFolder
+from engine.runs.recorder import Recorder
+from engine.training import checkpoint_writer, rank_state, timing
 from engine.training import trainer as trainer_module
+from engine.training.checkpoint import load_checkpoint
 from engine.training.loop import train_step
 from engine.training.timing import Stopwatch
 from engine.training.trainer import Trainer
@@ -49,12 +58,14 @@ def test_checkpoint_writer_writes_every_n_steps_once_per_step(tmp_path: Path) ->
     assert checkpoints(events) == [(3, False), (6, False)]
 
 
-def test_checkpoint_writer_writes_when_its_timer_fires(tmp_path: Path) -> None:
-    events: list[Event] = []
+def test_checkpoint_writer_writes_when_its_timer_fires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, clock = list[Event](), SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(checkpoint_writer, "time", SimpleNamespace(monotonic=lambda: clock.now))
     with single_rank_trainer("checkpoint.every_minutes=5", folder=tmp_path, events=events) as trainer:
         steps(trainer, 4)
+        clock.now += 300
         assert not trainer._checkpoint_writer.timer_fires()
-        trainer._checkpoint_writer._last_save_time -= 301
+        clock.now += 0.1
         steps(trainer, 40)
         assert not trainer._checkpoint_writer.timer_fires()
     [(step, requested)] = checkpoints(events)
@@ -100,6 +111,74 @@ def test_checkpoint_writer_rate_limits_full_disk_warnings_except_for_requests(
     assert [event.message for event in events if isinstance(event, WarningEvent)] == [
         "the checkpoint of step 0 could not be written: No space left on device"
     ] * 4
+
+
+def test_checkpoint_writer_flushes_journal_to_disk_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed, fsync = [], os.fsync
+
+    def fsync_and_note(fd: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+        fsync(fd)
+
+    recorder = Recorder(RunFolder(tmp_path), validate_config({}), lambda _: None)
+    monkeypatch.setattr(os, "fsync", fsync_and_note)
+    with single_rank_trainer(folder=tmp_path, record=recorder.record) as trainer:
+        steps(trainer, 1)
+        assert trainer._checkpoint_writer.write() is None
+    recorder.close()
+    assert flushed[0] == "events.jsonl", "a crash must not leave a checkpoint of steps that the journal lacks"
+    assert "step-00000001.pt" in flushed[1]
+
+
+def test_checkpoint_before_stop_contains_buffers_of_rank_0_and_was_not_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, shared = list[Event](), list[torch.Tensor]()
+    with single_rank_trainer(folder=tmp_path, events=events) as trainer:
+        monkeypatch.setattr(rank_state, "broadcast", shared.append)
+        trainer._checkpoint_writer.write_before_stop()
+        assert list(map(id, shared)) == list(map(id, trainer.state.model.buffers())) != []
+    assert checkpoints(events) == [(0, False)]
+
+
+def test_checkpoint_before_stop_is_not_written_after_a_nonfinite_loss(tmp_path: Path) -> None:
+    with single_rank_trainer("run.log_every=10", folder=tmp_path) as trainer:
+        with torch.no_grad():
+            next(trainer.state.model.parameters()).fill_(math.nan)
+        steps(trainer, 1)
+        with pytest.raises(NonFiniteLossError, match="the loss of step 1"):
+            trainer._checkpoint_writer.write_before_stop()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_checkpoint_writer_keeps_best_epoch_on_resume(tmp_path: Path) -> None:
+    with single_rank_trainer(folder=tmp_path) as trainer:
+        trainer._checkpoint_writer.write()
+        fresh = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
+        assert (fresh["best_epoch"], fresh["best_accuracy"]) == (0, -1.0)
+        assert trainer._checkpoint_writer.update_best(1, 0.9)
+        trainer._checkpoint_writer.write()
+    with single_rank_trainer(folder=tmp_path, checkpoint=tmp_path / "checkpoints" / "last.pt") as trainer:
+        assert not trainer._checkpoint_writer.update_best(2, 0.9), "an equal accuracy is not better"
+        trainer._checkpoint_writer.write()
+        resumed = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
+        assert (resumed["best_epoch"], resumed["best_accuracy"]) == (1, 0.9)
+        assert trainer._checkpoint_writer.update_best(3, 0.95)
+
+
+def test_skipped_steps_in_a_row_are_counted_across_a_resume(tmp_path: Path) -> None:
+    # Two of the three skipped steps have been reported when the checkpoint is written.
+    skip = ["optim.nonfinite=skip", "optim.nonfinite_limit=3", "run.log_every=2"]
+    with single_rank_trainer(*skip, folder=tmp_path) as trainer:
+        with torch.no_grad():
+            next(trainer.state.model.parameters()).fill_(math.nan)
+        steps(trainer, 3)
+        trainer._checkpoint_writer.write_before_stop()
+    with single_rank_trainer(*skip, folder=tmp_path, checkpoint=tmp_path / "checkpoints" / "last.pt") as trainer:
+        assert trainer.state.step_log.total_skipped() == 3
+        steps(trainer, 1)
+        with pytest.raises(NonFiniteLossError, match="4 steps in a row were skipped"):
+            trainer.state.check_step_log()
 
 
 @pytest.mark.parametrize("end", ["continue", "stop"])

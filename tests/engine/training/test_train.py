@@ -1,4 +1,4 @@
-"""The setup of a rank: how long it waits for the other ranks."""
+"""The setup of a rank: how long it waits for the other ranks, and where a resumed run continues."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch.distributed import HashStore
 
 from engine.config.loader import resolve_config
+from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.open import open_source
 from engine.distributed.channel import DirectChannel, StopFlag
 from engine.distributed.node_plan import plan_node
@@ -15,7 +16,7 @@ from engine.distributed.rendezvous import RendezvousTimeoutError
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
-from engine.training.train import train
+from engine.training.train import resume_position, train
 
 
 def test_train_names_missing_rank_after_device_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +27,19 @@ def test_train_names_missing_rank_after_device_timeout(monkeypatch: pytest.Monke
     channel = DirectChannel(print, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     with pytest.raises(RendezvousTimeoutError, match=r"rank 1 did not join the process group within 0\.5 s"):
         train(job, RankInfo(0, 2, 0, 2), HashStore(), channel)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "step_in_epoch"),
+    [(10, 5), (7, 8), (30, 2), (100, 1), (5, 10)],
+    ids=["same", "smaller", "larger", "whole epoch in one step", "shorter epoch"],
+)
+def test_resume_position_repeats_no_image_with_another_batch_size(batch_size: int, step_in_epoch: int) -> None:
+    saved = {"epoch": 3, "batch": 5, "step": 25, "global_batch": 10}
+    position = resume_position(saved, DistributedBatchSampler(100, 10, batch_size, 0, 1, True, 0))
+    assert (position.epoch, position.step_in_epoch, position.step) == (3, step_in_epoch, 25)
+
+
+def test_resume_position_ends_epoch_without_enough_images_for_a_step() -> None:
+    saved = {"epoch": 3, "batch": 9, "step": 29, "global_batch": 10}
+    assert resume_position(saved, DistributedBatchSampler(100, 10, 40, 0, 1, True, 0)).step_in_epoch == 2

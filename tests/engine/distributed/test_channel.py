@@ -1,0 +1,45 @@
+"""The channel between a rank and its supervisor: events, control requests and flushes."""
+
+from __future__ import annotations
+
+from multiprocessing import Pipe
+from threading import Thread
+
+import pytest
+
+from engine.distributed.channel import FLUSH_ACK, PipeChannel, RankConnection, StopFlag
+from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.runs.events import FlushJournal, WarningEvent
+
+
+def connect() -> tuple[RankConnection, PipeChannel]:
+    """Return the ends of the supervisor and of the rank."""
+    mine, theirs = Pipe()
+    return RankConnection(mine), PipeChannel(theirs, StopFlag(), HeartbeatWriter(Heartbeats(1), 0))
+
+
+def test_pipe_channel_flush_waits_until_supervisor_has_flushed_earlier_events() -> None:
+    supervisor, rank = connect()
+    rank.send(WarningEvent(message="earlier"))
+    flush = Thread(target=rank.flush, daemon=True)
+    flush.start()
+    events = []
+    while len(events) < 2:
+        events += supervisor.receive()
+    assert [type(event) for event in events] == [WarningEvent, FlushJournal]
+    supervisor.send("pause")
+    while not rank.poll_requests().paused and flush.is_alive():
+        flush.join(0.01)
+    flush.join(0.05)
+    assert flush.is_alive(), "a request is no acknowledgment"
+    supervisor.send(FLUSH_ACK)
+    flush.join(20)
+    assert not flush.is_alive()
+    assert rank.poll_requests().paused
+
+
+def test_pipe_channel_flush_fails_without_supervisor() -> None:
+    supervisor, rank = connect()
+    supervisor.close()
+    with pytest.raises(ConnectionError):
+        rank.flush()
