@@ -233,8 +233,9 @@ class GputrainApp(TerminalApp):
 
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
         """Resume a run that has ended from its last checkpoint. For a finished one, ask for the number of epochs."""
+        from engine.runs.claim import observe_claim
         from engine.runs.run_row import read_summary
-        from tui.screens.dialogs import epochs_dialog
+        from tui.screens.dialogs import epochs_dialog, take_over_dialog
 
         if state is None:
             self.show_toast(f"{folder.name} is still loading", warning=True)
@@ -247,12 +248,23 @@ class GputrainApp(TerminalApp):
             self.show_toast(f"{folder.name} {why}", warning=True)
             return
 
+        observed, flags = observe_claim(folder.owner), list[str]()
+
         def resume(epochs: str | None) -> None:
             if epochs is not None:
                 changes = [f"run.epochs={epochs}"] if epochs else []
-                arguments = ["resume", "--headless", str(folder.path), *changes]
+                arguments = ["resume", "--headless", *flags, str(folder.path), *changes]
                 self.launch(arguments, folder.path.parent, f"resume {folder.name}")
 
+        def take_over(key: str | None) -> None:
+            if key == "yes":
+                flags.append("--take-over")
+                resume("")
+
+        if observed is not None and observed.claim.is_recent:
+            # Its state says that the poller has seen no new heartbeat, but the date of the last one is not old.
+            self.push_screen(take_over_dialog(folder.name, observed), take_over)
+            return
         # A finished run has nothing left to do unless it gets more epochs.
         if state == "finished" and (epochs := read_summary(folder).epochs):
             self.push_screen(epochs_dialog(folder.name, epochs), resume)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from engine.runs.folder import MAX_OWNER_BYTES, RunFolder, list_runs
+from engine.runs.claim import Origin, read_claim
+from engine.runs.folder import RunFolder, list_runs
 from engine.utils.errors import UsageError
-from engine.utils.files import read_json
 
 if TYPE_CHECKING:
     from engine.runs.watcher import RunWatcher
@@ -95,8 +94,8 @@ class LaunchedRun:
         """Return whether this process owns the run. PIDs are reused, so owner.json must be newer than the launch."""
         if not run.is_own or _mtime(run.owner) < self.launched_at:
             return False
-        owner = read_json(run.owner, MAX_OWNER_BYTES) or {}
-        return owner.get("pid") == self.process.pid and owner.get("host") == socket.gethostname()
+        claim = read_claim(run.owner)
+        return claim is not None and claim.pid == self.process.pid and claim.origin is Origin.THIS_KERNEL
 
     @property
     def exit_code(self) -> int | None:

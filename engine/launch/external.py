@@ -43,7 +43,7 @@ from engine.launch.handshake import (
     share_exit_code,
     wait_for_key,
 )
-from engine.launch.lifecycle import OwnedRun, with_run_name
+from engine.launch.lifecycle import OwnedRun, watch_other_claim, with_run_name
 from engine.launch.node import (
     MultiNodeGpuUsage,
     allocate_node_gpus,
@@ -56,11 +56,11 @@ from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent, Event, RunStarted
 from engine.runs.folder import RunFolder
-from engine.runs.ownership import RunFolderDeletedError
+from engine.runs.ownership import OwnershipLostError, RunTakenOverError
 from engine.runs.recorder import Listener, Recorder
 from engine.training.job import ExitCode, Job, RunResult, StartMethod
 from engine.utils.errors import Problem, UsageError, collect_problems
-from engine.utils.process import STOP_SIGNALS, die_with_parent
+from engine.utils.process import STOP_SIGNALS, die_with_parent, exit_now
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -90,6 +90,11 @@ class _ExternalRank:
     def store(self) -> Store:
         assert self.opened is not None  # noqa: S101 - set by `_connect`, the first step
         return self.opened
+
+    def check_stop(self) -> None:
+        """Raise KeyboardInterrupt if this process has received a stop signal."""
+        if self.stop_flag.is_set:
+            raise KeyboardInterrupt
 
     def share_exit_code(self, code: ExitCode) -> None:
         """Send the exit code of rank 0 to the other ranks, which acknowledge it."""
@@ -151,6 +156,8 @@ def _run(run: OwnedRun, this_rank: _ExternalRank) -> ExitCode:
     _connect(run, this_rank)
     # Ends before the training, whose DataLoader workers are forked and must not inherit the thread.
     with heartbeat(this_rank.store, this_rank.rank):
+        if this_rank.rank == 0:
+            watch_other_claim(run.request, run.listener, this_rank.check_stop)
         preflight = _run_preflight_on_all_ranks(run, this_rank)
         job = (
             _prepare_and_broadcast(run, this_rank, preflight)
@@ -217,7 +224,8 @@ def continue_run_of_agents(request: RunRequest) -> RunRequest:
     if interrupted is None or run.name not in (None, interrupted.name):
         return request
     run = run.model_copy(update={"resume": True, "name": interrupted.name})
-    return replace(request, config=request.config.model_copy(update={"run": run}))
+    # torchrun has ended the ranks before; their host may be gone, and its clock ahead.
+    return replace(request, config=request.config.model_copy(update={"run": run}), take_over=True)
 
 
 def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Preflight:
@@ -256,11 +264,7 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
 def _prepare_and_broadcast(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job | None:
     """Prepare the run on rank 0, and send its folder and batch size to the other ranks. Raises UsageError."""
 
-    def check_stop() -> None:
-        if this_rank.stop_flag.is_set:
-            raise KeyboardInterrupt
-
-    job = run.prepare(preflight, this_rank.rank_info.world_size, check_stop)
+    job = run.prepare(preflight, this_rank.rank_info.world_size, this_rank.check_stop)
     if job is None:
         this_rank.share_exit_code(ExitCode.FINISHED)
         return None
@@ -363,9 +367,12 @@ def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuU
         while not recorder.closed.wait(POLL_SECONDS):
             try:
                 run.keep_alive()
-            except RunFolderDeletedError as error:
-                run.requests.stop = True
+            except OwnershipLostError as error:
                 print(f"error: {error}", file=sys.stderr)
+                if isinstance(error, RunTakenOverError):
+                    # A stop saves a checkpoint, into the folder of the process that owns the run now.
+                    exit_now(ExitCode.FAILED)
+                run.requests.stop = True
                 return
             for event in nodes.poll():
                 run.emit(event)

@@ -23,7 +23,8 @@ import psutil
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import keep_until_exit
-from engine.runs.folder import HEARTBEAT_TIMEOUT_SECONDS, MAX_OWNER_BYTES, RunFolder, list_runs
+from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, MAX_OWNER_BYTES
+from engine.runs.folder import RunFolder, list_runs
 from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json

@@ -17,7 +17,7 @@ from engine.distributed.rendezvous import remove_rendezvous_file
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import CudaDevice
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
-from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
+from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart, watch_other_claim
 from engine.launch.preflight import RunRequest, run_preflight
 from engine.launch.rank_starter import RankStarter
 from engine.launch.supervisor import Supervisor
@@ -26,7 +26,7 @@ from engine.queue.place import CancelledError, backfill_of, fixed_terms
 from engine.queue.state import is_interrupted
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.ownership import RunFolderDeletedError
+from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import UsageError
@@ -40,16 +40,20 @@ def launch(request: RunRequest, listener: Listener) -> int:
     Raises UsageError if the request is refused, with nothing left behind."""
     ignore_sighup()
     raise_open_files_limit()
-    request = with_interrupted_wait(request)
     launcher = detect_launcher(request.config.device.launcher, os.environ)
     if launcher != "spawn":
         from engine.launch.external import run_external_rank
 
-        return run_external_rank(request, launcher, listener)
+        return run_external_rank(with_interrupted_wait(request), launcher, listener)
 
     # Until the run starts, a signal ends this process through the clauses below, which release what it holds.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)
+    try:
+        watch_other_claim(request, listener)
+    except KeyboardInterrupt:
+        return _stopped_early(listener)
+    request = with_interrupted_wait(request)
     # It imports torch during the preflight. A run that may wait for GPUs for days must not hold that memory.
     rank_starter = None if request.config.waits or request.problems else RankStarter()
     run = OwnedRun(request, listener)
@@ -73,15 +77,19 @@ def launch(request: RunRequest, listener: Listener) -> int:
         if run.is_kept:
             return run.interrupt()
         run.discard()
-        listener(WarningEvent(message="stopped before the run began; nothing was created"))
-        return ExitCode.FAILED
-    except RunFolderDeletedError as error:
+        return _stopped_early(listener)
+    except OwnershipLostError as error:
         listener(RunFinished(state="failed", message=str(error)))
         return ExitCode.FAILED
     finally:
         if rank_starter is not None:
             rank_starter.kill()
         run.release()
+
+
+def _stopped_early(listener: Listener) -> ExitCode:
+    listener(WarningEvent(message="stopped before the run began; nothing was created"))
+    return ExitCode.FAILED
 
 
 def with_interrupted_wait(request: RunRequest) -> RunRequest:

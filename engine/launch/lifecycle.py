@@ -24,6 +24,7 @@ from engine.notify.start import RunNotifier, start_watcher
 from engine.queue.dependencies import FollowedRun
 from engine.queue.place import QueuePlace, initial_state
 from engine.queue.state import Dependency, QueueStage
+from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
 from engine.runs.control import RequestCounters
 from engine.runs.early_stop import has_stopped_early
 from engine.runs.events import BatchSizeFound, Event, GpuEvent, RunFinished, RunStarted, RunStarting, WarningEvent
@@ -207,7 +208,7 @@ class OwnedRun:
             self._early_usage = None
 
     def keep_alive(self) -> None:
-        """Renew the heartbeats of the run and of its GPU reservation. Raises RunFolderDeletedError."""
+        """Renew the heartbeats of the run and of its GPU reservation. Raises OwnershipLostError."""
         self.allocation.reservation.touch()
         if self.claimed is not None and (warning := self.claimed.ownership.renew_heartbeat()) is not None:
             self.emit(WarningEvent(message=warning))
@@ -273,6 +274,24 @@ class OwnedRun:
         self._notifier.wait_for_last_message()
 
 
+def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Callable[[], None] = lambda: None) -> None:
+    """If the run to resume is claimed by another host, watch until it is known whether its process lives.
+
+    Before the preflight, which would reserve GPUs for a run that cannot start. `check_stop` may raise."""
+    run = request.config.run
+    if run.name is None or not (run.resume or run.requeue) or request.dry_run or request.problems:
+        return
+    owner = RunFolder(request.runs_dir / run.name).owner
+    observed, waits = observe_claim(owner), uncertain_claims([owner], take_over=request.take_over)
+    if observed is None or not waits:
+        return
+    message = (
+        f"{run.name} is claimed by {observed.claim.process}; watching its heartbeat for up to {max(waits.values()):g} s"
+    )
+    listener(WarningEvent(message=message))
+    watch_claims([owner], take_over=request.take_over, check_stop=check_stop)
+
+
 def _nothing_left(request: RunRequest) -> str:
     """Return why a finished run does not resume, as a sentence."""
     run = request.config.run
@@ -294,6 +313,7 @@ def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
         resume=resume,
         agents=request.agents,
         trust_owner=request.trust_owner,
+        take_over=request.take_over,
     )
     if claimed.is_new:
         return claimed

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.distributed.channel import StopFlag
@@ -24,6 +23,7 @@ from engine.queue.place import backfill_of, fixed_terms
 from engine.runs.events import GpuEvent, RunStarted
 from engine.runs.journal import from_line, to_line
 from engine.utils.errors import Problem, UsageError, problems_from_json, problems_to_json
+from engine.utils.process import boot_id
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -128,8 +128,7 @@ def collect_rank_problems(
 
 def node_id() -> str:
     """Return a unique name of this host; the host name alone may be shared by containers on several hosts."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
+    return f"{socket.gethostname()}/{boot_id()}"
 
 
 class MultiNodeGpuUsage:

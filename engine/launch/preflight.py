@@ -54,7 +54,8 @@ class RunRequest:
     `default_name` names it if `run.name` does not. `problems` are those of an invalid config, whose valid part is
     `config`: such a request is refused, together with what the preflight finds. `agents` are the torchrun agents that
     started the ranks, see `engine.launch.handshake.agent_id`. A dry run leaves no folder. `trust_owner` resumes a run
-    that other users can change; `code_trust` says whose code the config may name. With `lr_range`, a learning rate
+    that other users can change, `take_over` one that another host claims and whose heartbeat does not move;
+    `code_trust` says whose code the config may name. With `lr_range`, a learning rate
     range test replaces the training; such a request is a dry run. A `detached` run has no terminal: once its folder
     exists, it stays, also if the run is refused later."""
 
@@ -65,6 +66,7 @@ class RunRequest:
     agents: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     trust_owner: bool = False
+    take_over: bool = False
     code_trust: CodeTrust = field(default_factory=CodeTrust)
     lr_range: LrRange | None = None
     detached: bool = False
@@ -183,7 +185,9 @@ def _check_run_folder(request: RunRequest) -> None:
     """Raises UsageError if the run folder cannot be created, or the run in it cannot be resumed with this config."""
     run = request.config.run
     resume = run.resume or run.requeue
-    folder = check_claim(request.runs_dir, run.name, resume=resume, trust_owner=request.trust_owner)
+    folder = check_claim(
+        request.runs_dir, run.name, resume=resume, trust_owner=request.trust_owner, take_over=request.take_over
+    )
     if folder is not None:
         check_resumed_config(request.config, folder)
 

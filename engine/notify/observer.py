@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from engine.distributed.failures import describe_failure
 from engine.notify.message import Message, granted_sentence, make_message, stall_sentence
 from engine.runs.bottleneck import BottleneckKind, heat_bottleneck
+from engine.runs.claim import read_claim
 from engine.runs.events import RankFailed, RunFinished
-from engine.runs.folder import MAX_OWNER_BYTES, RunFolder, RunState
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.run_row import RunRow, end_message, row_of_history
 from engine.runs.watcher import RunWatcher
-from engine.utils.files import read_json, shown_path
+from engine.utils.files import shown_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ class SessionObserver:
         """Whether the owner of this session lives; None if another process owns the run."""
         if not self.folder.is_owned():
             return False
-        pid = (read_json(self.folder.owner, MAX_OWNER_BYTES) or {}).get("pid", self.options.owner_pid)
-        return True if pid == self.options.owner_pid else None
+        claim = read_claim(self.folder.owner)
+        return True if claim is None or claim.pid in (None, self.options.owner_pid) else None
 
     def _is_deleted(self) -> bool:
         try:

@@ -66,7 +66,7 @@ class QueuePlace:
     def poll_terms(self) -> tuple[QueueTerms, str]:
         """Return the terms on which the run waits now, and why it is blocked, "" if it is not.
 
-        Raises CancelledError, DependencyError and RunFolderDeletedError."""
+        Raises CancelledError, DependencyError and OwnershipLostError."""
         self.keep_alive()
         for request in consume_requests(self.folder.control):
             self._apply(request)

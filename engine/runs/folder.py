@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import stat
-import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,18 +16,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.runs.records import number
+from engine.runs.claim import is_claimed
 from engine.utils.errors import UsageError, did_you_mean
-from engine.utils.files import expand_user, is_file, is_locked, open_folder, path_of_descriptor, read_json
+from engine.utils.files import expand_user, is_file, open_folder, path_of_descriptor
 from engine.utils.trust import foreign_reason
 
 if TYPE_CHECKING:
     from engine.runs.history import History
 
-# An owner on another host counts as dead after this time without a heartbeat.
-HEARTBEAT_TIMEOUT_SECONDS = 30.0
-# Sizes that the files of a run folder do not exceed. One of another user may be of any size.
-MAX_OWNER_BYTES = 1 << 20
 # Two confusion matrices of 1,000 classes take 24 MB, with counts of four digits.
 MAX_EVALUATION_BYTES = 48 << 20
 TRUST_OWNER_ADVICE = "use it anyway with --trust-owner"
@@ -157,7 +151,7 @@ class RunFolder:
 
     @property
     def owner(self) -> Path:
-        """Host, process and heartbeat of the owner, see `engine.runs.ownership`."""
+        """Host, process and heartbeat of the owner, see `engine.runs.claim`."""
         return self.root / "owner.json"
 
     @property
@@ -273,17 +267,8 @@ class RunFolder:
         return RunState.PAUSED if history.paused else RunState.RUNNING
 
     def is_owned(self) -> bool:
-        """Whether a live process owns the run."""
-        owner = read_json(self.owner, MAX_OWNER_BYTES)
-        if owner is not None and owner.get("host") != socket.gethostname():
-            # Not every network file system shares locks between hosts, so the heartbeat decides.
-            # It is null after the run was released.
-            heartbeat = number(owner.get("heartbeat"))
-            return heartbeat is not None and time.time() - heartbeat < HEARTBEAT_TIMEOUT_SECONDS
-        try:
-            return is_locked(self.lock)
-        except OSError:
-            return False
+        """Whether a live process owns the run, see `engine.runs.claim`."""
+        return is_claimed(self.owner, self.lock)
 
 
 def _final_state(state: str) -> RunState:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import shutil
 import socket
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,19 +23,13 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from engine.runs.claim import check_unclaimed, observe_claim, read_claim, watch_claims
 from engine.runs.control import consume_requests
-from engine.runs.folder import (
-    LAST_RUN,
-    MAX_OWNER_BYTES,
-    OTHER_RUNS_FOLDER_ADVICE,
-    RunFolder,
-    is_run_folder,
-    require_own,
-)
+from engine.runs.folder import LAST_RUN, OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_run_folder, require_own
 from engine.utils.errors import UsageError
-from engine.utils.files import read_json, shown_path, write_json
+from engine.utils.files import shown_path, write_json
 from engine.utils.host import nearest_existing
-from engine.utils.process import user_name
+from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
 from engine.utils.trust import is_shared
 
 T = TypeVar("T")
@@ -42,8 +38,16 @@ OWNER_FORMAT = 1
 HEARTBEAT_INTERVAL_SECONDS = 5.0
 
 
-class RunFolderDeletedError(Exception):
-    """The folder of a run that trains was deleted. The message says so in a sentence."""
+class OwnershipLostError(Exception):
+    """This process owns its run folder no longer, and must end. The message says why in a sentence."""
+
+
+class RunFolderDeletedError(OwnershipLostError):
+    """The folder of a run that trains was deleted."""
+
+
+class RunTakenOverError(OwnershipLostError):
+    """Another process has taken the run over, so this one must not write to the folder any more."""
 
 
 class Ownership:
@@ -51,35 +55,49 @@ class Ownership:
     heartbeat in `owner.json` for other hosts. `folder` is held, and closed by `release`.
     """
 
-    def __init__(self, folder: RunFolder, agents: Sequence[str] = ()) -> None:
-        """Acquire the folder. Raises UsageError if another process owns it."""
+    def __init__(self, folder: RunFolder, agents: Sequence[str] = (), *, take_over: bool = False) -> None:
+        """Acquire the folder. Raises UsageError if another process owns it.
+
+        Watches a claim of another host for seconds, unless this process has done that before, see `watch_claims`. With
+        `take_over`, a run whose heartbeat does not move is acquired although its last one is not old."""
         self.folder, self._agents = folder, list(agents)
-        self._last_heartbeat = 0.0
+        self._last_heartbeat, self._is_lost, self._token = -math.inf, False, uuid.uuid4().hex
         self._location, self._owner_problem = folder.path, folder.owner_problem()
         handle = _retry(partial(_try_lock, folder.lock))
-        owner = read_json(folder.owner, MAX_OWNER_BYTES) or {}
-        on_other_host = owner.get("host") not in (None, socket.gethostname())
-        if handle is not None and on_other_host and folder.is_owned():
-            # Not every network file system shares locks between hosts.
-            os.close(handle)
-            handle = None
         if handle is None:
             raise _owned_by_another(folder)
-        if not is_same_folder(folder, folder.path):
-            # It was renamed or moved to the trash while this process waited for its lock.
+        try:
+            # Not every network file system shares locks between hosts.
+            watch_claims([folder.owner], take_over=take_over)
+            _check_unclaimed(folder, take_over=take_over)
+            if not is_same_folder(folder, folder.path):
+                # It was renamed or moved to the trash while this process waited for its lock.
+                raise _moved(folder)
+        except BaseException:
             os.close(handle)
-            raise _moved(folder)
+            raise
         self._lock_fd = handle
-        self.renew_heartbeat()
+        self._renew()
 
     def renew_heartbeat(self) -> str | None:
         """Write the heartbeat if it is due, and return a warning if the folder was moved or opened to others since.
 
-        Errors are ignored, because a full disk must not end a run. Raises RunFolderDeletedError.
+        Errors are ignored, because a full disk must not end a run. Raises RunFolderDeletedError and RunTakenOverError.
         """
-        if time.monotonic() - self._last_heartbeat < HEARTBEAT_INTERVAL_SECONDS:
+        # Includes suspended time: after it, this process may own the run no longer.
+        if seconds_since_boot() - self._last_heartbeat < HEARTBEAT_INTERVAL_SECONDS:
             return None
-        self._last_heartbeat = time.monotonic()
+        claim = read_claim(self.folder.owner)
+        if claim is not None and claim.token != self._token:
+            self._is_lost = True
+            raise RunTakenOverError(
+                f"{claim.process} has taken over the run, whose heartbeat it had not seen for a while; this process "
+                "ends without a checkpoint"
+            )
+        return self._renew()
+
+    def _renew(self) -> str | None:
+        self._last_heartbeat = seconds_since_boot()
         if self._is_deleted():
             raise RunFolderDeletedError(f"the run folder {self._location} was deleted, so the run cannot save anything")
         self._write_owner(round(time.time(), 3))
@@ -116,32 +134,42 @@ class Ownership:
             "agents": self._agents,
             "user": user_name(),
             "heartbeat": heartbeat,
+            "boot_id": boot_id(),
+            "uptime_s": round(seconds_since_boot(), 3),
+            "start_ticks": process_start_ticks(os.getpid()),
+            "claim": self._token,
         }
         with suppress(OSError):
             write_json(self.folder.owner, values)
 
     def release(self) -> None:
         """Release the lock; a heartbeat of null marks the run as unowned for other hosts."""
-        self._write_owner(None)
+        if not self._is_lost:
+            self._write_owner(None)
         os.close(self._lock_fd)
         if self.folder.fd is not None:
             os.close(self.folder.fd)
 
 
 @contextmanager
-def locked_ended_run(folder: RunFolder) -> Iterator[RunFolder]:
+def locked_ended_run(folder: RunFolder, command: str = "", *, take_over: bool = False) -> Iterator[RunFolder]:
     """Hold a run that has ended under its lock, so that no process can resume it meanwhile. Yields the held folder.
+
+    `command` can take the run over, for a message; by default, it resumes the run. Watches a claim of another host, as
+    `Ownership` does.
 
     Raises UsageError if a process owns the run, or if its path leads elsewhere, and OSError.
     """
     held = folder if folder.fd is not None else folder.hold()
     lock_fd = None
+    advice = f"stop it first with `gputrain stop {folder.name}`"
     try:
-        if not held.is_owned():
+        watch_claims([held.owner], take_over=take_over)
+        _check_unclaimed(held, advice, command, take_over=take_over)
+        if observe_claim(held.owner) is not None or not held.is_owned():
             lock_fd = _retry(partial(_try_lock, held.lock))
-        # The lock is free to this host for a run that another host owns.
         if lock_fd is None:
-            raise _owned_by_another(held, f"stop it first with `gputrain stop {folder.name}`")
+            raise _owned_by_another(held, advice)
         if not is_same_folder(held, folder.path):
             raise _moved(folder)
         yield held
@@ -219,14 +247,18 @@ class ClaimedRun:
                 return
 
 
-def check_claim(root: Path, name: str | None, *, resume: bool, trust_owner: bool = False) -> RunFolder | None:
+def check_claim(
+    root: Path, name: str | None, *, resume: bool, trust_owner: bool = False, take_over: bool = False
+) -> RunFolder | None:
     """Check that `claim_run` can succeed, without leaving anything behind. Return the folder of the run to resume.
 
-    Raises UsageError as `claim_run` does."""
+    Does not watch claims of other hosts. Raises UsageError as `claim_run` does."""
     if name is not None and resume and is_run_folder(root / name):
         folder = RunFolder(root / name)
         require_own(folder, trust_owner=trust_owner)
-        if _retry(lambda: None if folder.is_owned() else folder) is None:
+        if observe_claim(folder.owner) is not None:
+            _check_unclaimed(folder, take_over=take_over)
+        elif _retry(lambda: None if folder.is_owned() else folder) is None:
             raise _owned_by_another(folder)
         return folder
     if name is not None and os.path.lexists(root / name):
@@ -247,11 +279,13 @@ def claim_run(
     resume: bool,
     agents: Sequence[str] = (),
     trust_owner: bool = False,
+    take_over: bool = False,
 ) -> ClaimedRun:
     """Create and own the folder of a new run, or own the existing one if `resume` is set.
 
     Without a name the run is called `stem-N`. `agents` identify the run's torchrun agents. `trust_owner` accepts a
-    folder that other users can change. Raises UsageError if the name is in use or the folder cannot be written to.
+    folder that other users can change, `take_over` is that of `Ownership`. Raises UsageError if the name is in use or
+    the folder cannot be written to.
     """
     is_new = name is None or not resume or not is_run_folder(root / name)
     if is_new:
@@ -270,7 +304,7 @@ def claim_run(
             # Another user put an existing run in the place of the new folder.
             raise _name_in_use(root, folder.name)
         folder.restrict_umask()
-        claimed = ClaimedRun(folder, Ownership(folder, agents), is_new, new_parents)
+        claimed = ClaimedRun(folder, Ownership(folder, agents, take_over=take_over), is_new, new_parents)
     except OSError as error:
         raise _not_writable(root, error) from error
     finally:
@@ -303,11 +337,24 @@ def _check_name(name: str | None) -> None:
         raise UsageError.one("run.name", reason, "use another name with --name")
 
 
+def _check_unclaimed(folder: RunFolder, advice: str | None = None, command: str = "", *, take_over: bool) -> None:
+    """Raise UsageError if a process on another host owns the run, or may own it, as far as this process has seen."""
+    command = command or f"gputrain resume {folder.name}"
+    check_unclaimed(folder.owner, folder.name, advice or _stop_advice(folder), command, take_over=take_over)
+
+
 def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageError:
-    owner = read_json(folder.owner, MAX_OWNER_BYTES) or {}
-    process = f"process {owner.get('pid', '?')} on {owner.get('host', 'another host')}"
-    advice = advice or f"stop it with `gputrain stop {folder.name}`, or use a new name with --name"
-    return UsageError.one(folder.name, f"is already running as {process}", advice)
+    claim = read_claim(folder.owner)
+    process = "process ? on another host" if claim is None else claim.process
+    if observe_claim(folder.owner) is not None:
+        # The lock of a host that is gone stays until the file server notices.
+        reason = f"is locked, perhaps still by {process}"
+        return UsageError.one(folder.name, reason, "try again later, or use a new name with --name")
+    return UsageError.one(folder.name, f"is already running as {process}", advice or _stop_advice(folder))
+
+
+def _stop_advice(folder: RunFolder) -> str:
+    return f"stop it with `gputrain stop {folder.name}`, or use a new name with --name"
 
 
 def _moved(folder: RunFolder) -> UsageError:

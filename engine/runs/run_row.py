@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from engine.runs.claim import observe_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
 from engine.runs.labels import RunLabels, read_labels
 from engine.utils.files import read_json
@@ -151,7 +152,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         steps=started.epochs * started.steps_per_epoch if started else None,
         images_per_second=None if is_paused else rate,
         eta_seconds=history.eta_s if state.live and not is_paused else None,
-        message=problem or state_message(history, state),
+        message=problem or claim_message(folder, history, state) or state_message(history, state),
         data_wait=history.data_wait,
         mfu=history.mfu,
         bottleneck=bottleneck.message if bottleneck else None,
@@ -204,6 +205,21 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
         unreadable=True,
         foreign=folder.owner_problem(),
     )
+
+
+def claim_message(folder: RunFolder, history: History, state: RunState) -> str:
+    """Return what is known of the process on another host that claims the run; empty if none does."""
+    if (state is RunState.CRASHED and history.waiting is not None) or not (state.live or state is RunState.CRASHED):
+        return ""
+    observed = observe_claim(folder.owner)
+    if observed is None:
+        return ""
+    claim = observed.claim
+    if state is RunState.CRASHED:
+        flag = " --take-over" if claim.is_recent else ""
+        last = f"no more heartbeats from {claim.process} (the last one: {claim.last_heartbeat()})"
+        return f"{last}; `gputrain resume{flag}` resumes from the last checkpoint"
+    return f"the clocks differ: heartbeat of {claim.process}: {claim.last_heartbeat()}" if claim.is_in_future else ""
 
 
 def state_message(history: History, state: RunState) -> str:

@@ -84,14 +84,14 @@ def _walk(path: Path) -> Iterator[os.stat_result]:
                 continue
 
 
-def move_to_trash(folder: RunFolder) -> TrashedRun:
-    """Move a run that has ended to the trash of its runs folder.
+def move_to_trash(folder: RunFolder, *, take_over: bool = False) -> TrashedRun:
+    """Move a run that has ended to the trash of its runs folder. `take_over` is that of `locked_ended_run`.
 
     Raises UsageError if a process owns the run, if it belongs to another user, or if it cannot be moved.
     """
     _check_folder(folder)
     try:
-        with locked_ended_run(folder):
+        with locked_ended_run(folder, _command(folder), take_over=take_over):
             trash = _make_trash(folder.path.parent)
             path = _move_numbered(folder, trash)
     except OSError as error:
@@ -167,7 +167,8 @@ def delete_for_good(run: TrashedRun) -> None:
         with opened_folder(run.path.parent) as trash:
             if not _is_own(trash.stat()):
                 raise UsageError.one(str(run.path.parent), "is no folder that only you can change")
-            with locked_ended_run(RunFolder(trash / run.entry)):
+            # Who deleted the run has decided that its process is gone.
+            with locked_ended_run(RunFolder(trash / run.entry), "gputrain runs trash --empty", take_over=True):
                 # rmtree opens each folder without following links, so nobody can lead it elsewhere.
                 shutil.rmtree(trash / run.entry)
     except OSError as error:
@@ -180,14 +181,18 @@ def _entry(path: Path) -> TrashedRun:
     return TrashedRun(match["name"] if match else path.name, path.name, path, path.lstat().st_ctime)
 
 
-def check_deletable(folder: RunFolder) -> None:
+def check_deletable(folder: RunFolder, *, take_over: bool = False) -> None:
     """Raise UsageError unless `move_to_trash` can move the run, as far as that is known before."""
     _check_folder(folder)
     try:
-        with locked_ended_run(folder):
+        with locked_ended_run(folder, _command(folder), take_over=take_over):
             pass
     except OSError as error:
         raise UsageError.one(folder.name, f"cannot be moved to the trash: {error.strerror}") from error
+
+
+def _command(folder: RunFolder) -> str:
+    return f"gputrain runs delete {folder.name}"
 
 
 def _check_folder(folder: RunFolder) -> None:

@@ -17,15 +17,15 @@ from enum import StrEnum
 from pathlib import Path
 
 from engine.launch.detached import LaunchedRun, start_detached
+from engine.runs.claim import read_claim
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, EpochEvent
-from engine.runs.folder import MAX_OWNER_BYTES, RunFolder, RunState
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
 from engine.sweeps.settings import Metric
 from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
-from engine.utils.files import read_json
 from engine.utils.process import STOP_SIGNALS
 from engine.utils.text import printable
 
@@ -135,10 +135,11 @@ class TrialRun:
         if self.process is not None:
             self.process.process.kill()
         elif self.folder.is_owned():
-            pid = (read_json(self.folder.owner, MAX_OWNER_BYTES) or {}).get("pid")
-            if isinstance(pid, int) and pid > 1:
+            # The controller may run in another container, or on another host, than the one that started the run.
+            claim = read_claim(self.folder.owner)
+            if claim is not None and claim.pid is not None and claim.is_process_here:
                 with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(claim.pid, signal.SIGKILL)
 
     def reason(self, ended: Ended) -> str:
         """Return why the trial has no result, as text without the name of its run."""

@@ -1,4 +1,4 @@
-"""Process setup: end with the parent, redirect output, handle signals, tune malloc."""
+"""Process setup: end with the parent, redirect output, handle signals, tune malloc. What identifies a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import getpass
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -90,6 +92,35 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"
+
+
+@cache
+def boot_id() -> str:
+    """Return the ID of the current boot of the kernel, which containers on one host share; "" if it is unknown.
+
+    See random(4). Some containers, such as those of systemd-nspawn, have an ID of their own.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def seconds_since_boot() -> float:
+    """Return the seconds since the boot, which no change of the system time affects. Includes suspended time."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """Return when a process of this PID namespace started, in clock ticks since the boot; None if it is unknown.
+
+    Process ID, start and `boot_id` identify a process: process IDs are reused. See proc_pid_stat(5).
+    """
+    try:
+        # The name of the command, in parentheses, may contain any character.
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

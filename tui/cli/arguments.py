@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,7 @@ from tui.flags import FLAG_TO_KEY
 if TYPE_CHECKING:
     from engine.config.code_trust import CodeTrust
     from engine.config.loader import ResolvedConfig
+    from engine.runs.folder import RunFolder
 
 
 FlagValue = str | bool | tuple[str, ...]
@@ -41,6 +42,20 @@ def print_warning(message: str) -> None:
     from engine.utils.text import printable
 
     typer.echo(f"warning: {printable(message)}", err=True)
+
+
+def watch_other_hosts(folders: Sequence[RunFolder], *, take_over: bool = False) -> None:
+    """Watch the heartbeats of runs that other hosts claim, until it is known whether those live. Says so on stderr."""
+    from engine.runs.claim import uncertain_claims, watch_claims
+    from engine.utils.text import pluralize, printable
+
+    owners = {folder.owner: folder for folder in folders}
+    waits = uncertain_claims([*owners], take_over=take_over)
+    if not waits:
+        return
+    of_runs = printable(owners[next(iter(waits))].name) if len(waits) == 1 else pluralize(len(waits), "run")
+    typer.echo(f"Watching the heartbeat of {of_runs} on another host for up to {max(waits.values()):g} s.", err=True)
+    watch_claims([*owners], take_over=take_over)
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
@@ -171,5 +186,9 @@ HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a 
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
 TrustOwnerOption = Annotated[
     bool, typer.Option("--trust-owner", help="Use a run that another user owns or can change.")
+]
+TakeOverOption = Annotated[
+    bool,
+    typer.Option("--take-over", help="Take over a run of another host whose heartbeat does not move for 30 s."),
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]

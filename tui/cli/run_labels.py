@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tui.cli.arguments import RUN_HELP, JsonOption, RunArgument, RunsDirOption, exit_on_usage_error
+from tui.cli.arguments import (
+    RUN_HELP,
+    JsonOption,
+    RunArgument,
+    RunsDirOption,
+    TakeOverOption,
+    exit_on_usage_error,
+    watch_other_hosts,
+)
 from tui.cli.help import HelpCommand, MinusWordsCommand, make_epilog
 from tui.cli.run_list import app
 
@@ -110,20 +118,23 @@ def unarchive(runs: RunsArgument, runs_dir: RunsDirOption = None) -> None:
 
 
 @app.command(cls=HelpCommand, epilog=make_epilog(["gputrain runs delete fashion-3", "gputrain runs delete last --yes"]))
-def delete(runs: RunsArgument, runs_dir: RunsDirOption = None, yes: YesOption = False) -> None:
+def delete(
+    runs: RunsArgument, runs_dir: RunsDirOption = None, yes: YesOption = False, take_over: TakeOverOption = False
+) -> None:
     """Move runs that have ended to the trash."""
     from engine.runs.manage import find_own_run
     from engine.runs.trash import check_deletable, move_to_trash, run_contents
     from engine.utils.text import pluralize
 
     def move(folder: RunFolder) -> None:
-        run = move_to_trash(folder)
+        run = move_to_trash(folder, take_over=take_over)
         typer.echo(f"{_shown(run.name)} is in the trash; `gputrain runs restore {run.entry}` restores it.", err=True)
 
     with exit_on_usage_error():
         root = _root(runs_dir)
         folders = list({str(run.path): run for run in (find_own_run(root, name) for name in runs)}.values())
-        _for_each(folders, check_deletable)
+        watch_other_hosts(folders, take_over=take_over)
+        _for_each(folders, lambda folder: check_deletable(folder, take_over=take_over))
         _ask(
             f"Move {pluralize(len(folders), 'run')} to the trash",
             [f"{_shown(folder.name)}: {run_contents(folder.path)}" for folder in folders],
@@ -158,6 +169,7 @@ def trash(
     """List the trash, or empty it."""
     import time
 
+    from engine.runs.folder import RunFolder
     from engine.runs.trash import delete_for_good, list_trash, run_contents
     from engine.utils.text import pluralize
     from tui.text.runs import format_age, format_table
@@ -171,6 +183,7 @@ def trash(
         elif empty:
             questions = [f"{_shown(run.entry)}: {contents[run.entry]}" for run in runs]
             _ask(f"Delete {pluralize(len(runs), 'run')} for good", questions, "trash --empty", yes=yes)
+            watch_other_hosts([RunFolder(run.path) for run in runs], take_over=True)
             _for_each(runs, delete_for_good)
             typer.echo(f"Deleted {pluralize(len(runs), 'run')}.", err=True)
             return

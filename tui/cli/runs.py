@@ -17,9 +17,11 @@ from tui.cli.arguments import (
     LowBandwidthOption,
     RunArgument,
     RunsDirOption,
+    TakeOverOption,
     TrustCodeOption,
     TrustOwnerOption,
     exit_on_usage_error,
+    watch_other_hosts,
 )
 from tui.cli.help import RUNS, HelpCommand, make_epilog
 from tui.cli.train import build_request, run_headless, run_with_screen, should_open_screen, start_in_background
@@ -112,11 +114,13 @@ def stop(
     import time
 
     from engine.runs.control import send_request
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.folder import RunState, find_run, runs_root
+    from engine.runs.run_row import claim_message
     from engine.runs.watcher import RunWatcher
 
     with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
+    watch_other_hosts([folder])
     watch = RunWatcher(folder)
     state = folder.state(watch.poll())
     if not state.live:
@@ -127,7 +131,9 @@ def stop(
     while not no_wait and state.live:
         time.sleep(0.2)
         state = folder.state(watch.poll())
-    typer.echo(f"Sent the stop request to {folder.name}." if no_wait else f"{folder.name} is {state}.", err=True)
+    why = claim_message(folder, watch.history, state) if state is RunState.CRASHED else ""
+    ended = f"{folder.name} is {state}{f': {why}' if why else ''}."
+    typer.echo(f"Sent the stop request to {folder.name}." if no_wait else ended, err=True)
 
 
 @app.command(
@@ -145,6 +151,7 @@ def resume(
     detached: DetachedOption = False,
     runs_dir: RunsDirOption = None,
     as_json: EventsJsonOption = False,
+    take_over: TakeOverOption = False,
     trust_owner: TrustOwnerOption = False,
     trust_code: TrustCodeOption = False,
 ) -> None:
@@ -173,6 +180,7 @@ def resume(
             root,
             trust_owner=trust_owner,
             trust_code=trust_code,
+            take_over=take_over,
             detached=detached,
         )
         if detach and as_json:

@@ -19,6 +19,7 @@ from tui.cli.arguments import (
     HeadlessOption,
     NgpuOption,
     RunsDirOption,
+    TakeOverOption,
     TrustCodeOption,
     TrustOwnerOption,
     after_flags,
@@ -88,6 +89,7 @@ def run(
     share: Annotated[str | None, typer.Option("--share")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     runs_dir: RunsDirOption = None,
+    take_over: TakeOverOption = False,
     trust_owner: TrustOwnerOption = False,
     as_json: EventsJsonOption = False,
     dry_run: Annotated[
@@ -120,6 +122,7 @@ def run(
             dry_run=dry_run,
             trust_owner=trust_owner,
             trust_code=trust_code,
+            take_over=take_over,
             detached=detached,
         )
         if detach and (as_json or dry_run):
@@ -197,6 +200,7 @@ def build_request(
     dry_run: bool = False,
     trust_owner: bool = False,
     trust_code: bool = False,
+    take_over: bool = False,
     detached: bool = False,
 ) -> RunRequest:
     """Return the request to run a config; `stem` names its run unless the config does.
@@ -223,6 +227,7 @@ def build_request(
         dry_run,
         problems=problems,
         trust_owner=trust_owner,
+        take_over=take_over,
         code_trust=trust,
         detached=detached,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -15,12 +15,15 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from engine.utils.files import read_bytes
-from engine.utils.text import pluralize, printable
+from engine.utils.text import format_duration, pluralize, printable
 from tui.keymap import Command
 from tui.palette import ACCENT, BAD, MUTED, STRONG
 from tui.text.tables import wrap_text
 from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines, Row, escape_markup
+
+if TYPE_CHECKING:
+    from engine.runs.claim import ObservedClaim
 
 # Of a dialog with a text: frame, empty line and hint.
 FRAME_ROWS = 4
@@ -61,6 +64,17 @@ class ChoiceDialog(ModalScreen[str | None]):
 def stop_dialog(question: str) -> ChoiceDialog:
     """Ask whether to stop a run. Returns "yes" or "no"; "no" is first, so a stray enter stops nothing."""
     return ChoiceDialog(question, [Row("no", Text("Keep it running")), Row("yes", Text("Stop"))])
+
+
+def take_over_dialog(name: str, observed: ObservedClaim) -> ChoiceDialog:
+    """Ask whether to take over a run that another host claims. Returns "yes" or "no"; "no" is first."""
+    claim = observed.claim
+    about = (
+        f"It is claimed by {claim.process}, whose heartbeat has not moved for {format_duration(observed.still_s)} "
+        f"(the last one: {claim.last_heartbeat()}). Take it over only if that process has ended."
+    )
+    rows = [Row("no", Text("Leave it")), Row("yes", Text("Take it over and resume"))]
+    return ChoiceDialog(f"Take over {printable(name)}?", rows, about)
 
 
 class MultiChoiceDialog(ModalScreen[list[str] | None]):

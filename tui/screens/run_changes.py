@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.text import Text
 from textual.screen import Screen
 
+from engine.runs.claim import uncertain_claims, watch_claims
 from engine.runs.folder import RunFolder
 from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, check_labels
 from engine.runs.manage import check_new_name, rename_run
@@ -37,11 +38,20 @@ class RunChanges:
     def __init__(self, app: AppServices, screen: Screen[None]) -> None:
         self._app, self._screen = app, screen
 
-    def _in_thread(self, rows: Sequence[RunRow], change: Callable[[RunRow], object], done: str) -> None:
-        """Change each of the runs in a thread, then report `done`, or how many could not be changed and why."""
+    def _in_thread(
+        self, rows: Sequence[RunRow], change: Callable[[RunRow], object], done: str, *, take_over: bool = False
+    ) -> None:
+        """Change each of the runs in a thread, then report `done`, or how many could not be changed and why.
+
+        `take_over`: the change needs runs that no process of another host owns, so their heartbeats are watched."""
 
         def work() -> None:
             problems = []
+            owners = [RunFolder(Path(row.folder)).owner for row in rows] if take_over else []
+            if waits := uncertain_claims(owners, take_over=True):
+                watching = f"Watching heartbeats on another host for up to {max(waits.values()):g} s"
+                self._screen.app.call_from_thread(self._app.show_toast, watching)
+                watch_claims(owners, take_over=True)
             for row in rows:
                 try:
                     change(row)
@@ -152,12 +162,12 @@ class RunChanges:
         marked = self._app.marked_runs
 
         def move(row: RunRow) -> None:
-            move_to_trash(RunFolder(Path(row.folder)))
+            move_to_trash(RunFolder(Path(row.folder)), take_over=True)
             marked.pop(row.folder, None)
 
         def answer(key: str | None) -> None:
             if key == "yes":
-                self._in_thread(rows, move, f"Moved {names(rows)} to the trash; z shows it")
+                self._in_thread(rows, move, f"Moved {names(rows)} to the trash; z shows it", take_over=True)
 
         lines = [
             f"{printable(row.name)}  {row.state}  {item}"

@@ -13,6 +13,8 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
+from engine.runs.claim import watch_claims
+from engine.runs.folder import RunFolder
 from engine.runs.trash import RunContents, TrashedRun, delete_for_good, list_trash, restore_run, run_contents
 from engine.utils.errors import UsageError
 from engine.utils.host import format_bytes
@@ -143,6 +145,7 @@ class TrashScreen(GputrainScreen):
 
     def _ask_to_delete(self, runs: Sequence[TrashedRun], question: str, about: str) -> None:
         def delete_all() -> None:
+            watch_claims([RunFolder(run.path).owner for run in runs], take_over=True)
             for run in runs:
                 delete_for_good(run)
 

@@ -76,13 +76,6 @@ def test_live_run_is_neither_renamed_nor_deleted(root: Path) -> None:
     assert "run-1" not in names(root)
 
 
-def test_run_of_live_owner_on_other_host_is_not_deleted(root: Path) -> None:
-    folder = RunFolder(root / "run-1")
-    folder.owner.write_text('{"host": "elsewhere", "pid": 7, "heartbeat": 4e9}')
-    with pytest.raises(UsageError, match="process 7 on elsewhere"):
-        move_to_trash(folder)
-
-
 def test_foreign_run_is_neither_renamed_nor_deleted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(root / "run-1")
     folder.path.chmod(0o777)

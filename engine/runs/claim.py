@@ -1,0 +1,264 @@
+"""The claim of a process on a run, `owner.json`: who claims the run, and whether that process still lives.
+
+The lock of the run decides about a process of this kernel, in whatever container and under whatever host name it runs.
+Not every network file system shares locks between hosts, so a heartbeat decides about another host. Clocks differ, so
+a process is alive if its heartbeat was seen to change, and dead if it was seen unchanged for
+`HEARTBEAT_TIMEOUT_SECONDS`. Until then, lists show a guess from its date, and `watch_claims` waits for more.
+
+`engine.runs.ownership` writes claims. `engine.runs.folder` asks `is_claimed` for the state of a run.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+
+from engine.runs.records import number
+from engine.utils.errors import UsageError
+from engine.utils.files import is_locked, open_regular_file, parse_json
+from engine.utils.process import boot_id, process_start_ticks
+from engine.utils.text import format_duration, printable
+
+# An owner on another host counts as dead after this time without a new heartbeat.
+HEARTBEAT_TIMEOUT_SECONDS = 30.0
+# A live owner renews its heartbeat every 5 s, so one that lives is seen within this time.
+MOVE_TIMEOUT_SECONDS = 12.0
+WATCH_POLL_SECONDS = 0.25
+# One of another user may be of any size.
+MAX_OWNER_BYTES = 1 << 20
+MAX_HOST_CHARS = 100
+MAX_SIGHTINGS = 4096
+
+
+class Origin(Enum):
+    """Where the process of a claim runs, as seen from this process."""
+
+    THIS_KERNEL = auto()
+    """Locks are visible between its processes, also between containers."""
+    NAMESAKE = auto()
+    """A host of the same name, before it booted again or another one."""
+    ELSEWHERE = auto()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Content of `owner.json`. `heartbeat` is in Unix seconds by the clock of the owner, None once it has released the
+    run. An earlier version wrote no `boot_id`, no `start_ticks` and no `token`.
+    """
+
+    host: str
+    pid: int | None
+    heartbeat: float | None
+    boot_id: str = ""
+    start_ticks: int | None = None
+    """When the process started, in clock ticks since the boot."""
+    token: str = ""
+    """Random text that no other claim has."""
+    marker: tuple[object, ...] = field(default=(), compare=False)
+    """Changes with each heartbeat."""
+
+    @property
+    def process(self) -> str:
+        """The process as text, like `process 7 on node7`."""
+        return f"process {'?' if self.pid is None else self.pid} on {self.host or 'another host'}"
+
+    @property
+    def origin(self) -> Origin:
+        same_name = self.host in ("", socket.gethostname())
+        if self.boot_id and boot_id():
+            same_boot = self.boot_id == boot_id()
+            return Origin.THIS_KERNEL if same_boot else Origin.NAMESAKE if same_name else Origin.ELSEWHERE
+        return Origin.THIS_KERNEL if same_name else Origin.ELSEWHERE
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether the last heartbeat is not old by the clock of this host. One of the future is not."""
+        return self.heartbeat is not None and time.time() - self.heartbeat < HEARTBEAT_TIMEOUT_SECONDS
+
+    @property
+    def is_in_future(self) -> bool:
+        """Whether the last heartbeat is of the future by the clock of this host, by more than clocks usually differ."""
+        return self.heartbeat is not None and self.heartbeat - time.time() > HEARTBEAT_TIMEOUT_SECONDS
+
+    @property
+    def is_process_here(self) -> bool:
+        """Whether `pid` is that process in this PID namespace. Of an earlier version, only the host name is known."""
+        if self.origin is not Origin.THIS_KERNEL or self.pid is None or self.pid <= 1:
+            return False
+        return self.start_ticks in (None, process_start_ticks(self.pid))
+
+    def last_heartbeat(self) -> str:
+        """Return when the last heartbeat was, by the clock of its host, and how far that is in the future."""
+        if self.heartbeat is None:
+            return "unknown"
+        try:
+            date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.heartbeat))
+        except (ValueError, OverflowError, OSError):
+            return f"{self.heartbeat:g}"
+        return f"{date}, {format_duration(self.heartbeat - time.time())} in the future" if self.is_in_future else date
+
+
+@dataclass(frozen=True)
+class ObservedClaim:
+    """A claim of a process that may be on another host. `moves`: this process has seen its heartbeat change lately.
+    `still_s` is for how long it has seen it unchanged, in seconds."""
+
+    claim: Claim
+    moves: bool
+    still_s: float
+
+
+@dataclass
+class _Sighting:
+    """A heartbeat that this process saw first at `since`, in monotonic seconds, and whether it saw another before."""
+
+    marker: tuple[object, ...]
+    since: float
+    moved: bool = False
+
+
+_sightings: dict[tuple[int, int], _Sighting] = {}
+"""The latest heartbeat that this process has seen of each run, by device and inode of the run folder."""
+_sightings_lock = threading.Lock()
+
+
+def read_claim(owner: Path) -> Claim | None:
+    """Return the claim in an `owner.json`; None if there is none that can be read."""
+    try:
+        with open_regular_file(owner, MAX_OWNER_BYTES) as file:
+            status = os.fstat(file.fileno())
+            values = parse_json(file.read(MAX_OWNER_BYTES))
+    except OSError:
+        return None
+    if values is None:
+        return None
+    heartbeat, pid, ticks = number(values.get("heartbeat")), values.get("pid"), values.get("start_ticks")
+    return Claim(
+        host=_text(values.get("host")),
+        pid=pid if isinstance(pid, int) and not isinstance(pid, bool) else None,
+        heartbeat=heartbeat,
+        boot_id=_text(values.get("boot_id")),
+        start_ticks=ticks if isinstance(ticks, int) and not isinstance(ticks, bool) else None,
+        token=_text(values.get("claim")),
+        # Some file systems have times of 2 s, some reuse inodes, and a clock that was set back repeats heartbeats.
+        marker=(status.st_mtime_ns, status.st_ino, heartbeat, number(values.get("uptime_s"))),
+    )
+
+
+def _text(value: object) -> str:
+    return printable(value)[:MAX_HOST_CHARS] if isinstance(value, str) else ""
+
+
+def observe_claim(owner: Path) -> ObservedClaim | None:
+    """Return the claim of a process that has not released the run, and what this process has seen of its heartbeat.
+
+    None if no process of another kernel claims the run: then the lock alone decides."""
+    return _observe(owner, read_claim(owner))
+
+
+def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
+    if claim is None or claim.heartbeat is None or claim.origin is Origin.THIS_KERNEL:
+        return None
+    try:
+        folder = owner.parent.stat()
+    except OSError:
+        return None
+    key, now = (folder.st_dev, folder.st_ino), time.monotonic()
+    with _sightings_lock:
+        # Taken out and put back, so that those that were not seen for the longest time are dropped.
+        sighting = _sightings.pop(key, None) or _Sighting(claim.marker, now)
+        if sighting.marker != claim.marker:
+            sighting = _Sighting(claim.marker, now, moved=True)
+        _sightings[key] = sighting
+        while len(_sightings) > MAX_SIGHTINGS:
+            del _sightings[next(iter(_sightings))]
+    still_s = now - sighting.since
+    return ObservedClaim(claim, sighting.moved and still_s < HEARTBEAT_TIMEOUT_SECONDS, still_s)
+
+
+def is_claimed(owner: Path, lock: Path) -> bool:
+    """Whether a live process owns the run, as far as this process can know without waiting."""
+    claim = read_claim(owner)
+    origin = Origin.THIS_KERNEL if claim is None else claim.origin
+    observed = _observe(owner, claim)
+    if observed is not None and observed.moves:
+        return True
+    if origin is Origin.ELSEWHERE:
+        if observed is None or observed.still_s >= HEARTBEAT_TIMEOUT_SECONDS:
+            return False
+        return _seems_recent(observed.claim, owner)
+    try:
+        return is_locked(lock)
+    except OSError:
+        return False
+
+
+def _seems_recent(claim: Claim, owner: Path) -> bool:
+    """Whether the last heartbeat was lately, by its date or by that of the file, which a file server may have set."""
+    try:
+        modified = owner.stat().st_mtime
+    except OSError:
+        return False
+    return claim.is_recent or abs(time.time() - modified) < HEARTBEAT_TIMEOUT_SECONDS
+
+
+def uncertain_claims(owners: Sequence[Path], *, take_over: bool = False) -> dict[Path, float]:
+    """Return those `owner.json` of which nothing certain is known yet, with the seconds for which a heartbeat must be
+    seen unchanged: longer to take over a run whose last heartbeat is not old."""
+    waits = {}
+    for owner in owners:
+        observed = observe_claim(owner)
+        if observed is None or observed.moves:
+            continue
+        if observed.claim.origin is Origin.NAMESAKE and not observed.claim.is_recent:
+            # This host before it booted again, in nearly all cases.
+            continue
+        long = take_over and observed.claim.is_recent
+        patience_s = HEARTBEAT_TIMEOUT_SECONDS if long else MOVE_TIMEOUT_SECONDS
+        if observed.still_s < patience_s:
+            waits[owner] = patience_s
+    return waits
+
+
+def watch_claims(
+    owners: Sequence[Path], *, take_over: bool = False, check_stop: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until each claim of another host is known to live or to be dead: its heartbeat was seen to change, or seen
+    unchanged for `MOVE_TIMEOUT_SECONDS`, or with `take_over` for `HEARTBEAT_TIMEOUT_SECONDS`.
+
+    All are watched at the same time. `check_stop` is called repeatedly, and may raise."""
+    waits = uncertain_claims(owners, take_over=take_over)
+    while waits:
+        check_stop()
+        time.sleep(WATCH_POLL_SECONDS)
+        observed = {owner: observe_claim(owner) for owner in waits}
+        waits = {
+            owner: patience_s
+            for owner, patience_s in waits.items()
+            if (each := observed[owner]) is not None and not each.moves and each.still_s < patience_s
+        }
+
+
+def check_unclaimed(owner: Path, name: str, running_advice: str, command: str, *, take_over: bool = False) -> None:
+    """Raise UsageError if a process on another host owns the run, or may own it, as far as this process has seen.
+
+    `command` is what takes the run over; `take_over` that it does. Call `watch_claims` before."""
+    observed = observe_claim(owner)
+    if observed is None:
+        return
+    claim = observed.claim
+    if observed.moves:
+        raise UsageError.one(name, f"is already running as {claim.process}", running_advice)
+    if claim.is_recent and claim.origin is Origin.ELSEWHERE and not take_over:
+        reason = (
+            f"is claimed by {claim.process}, whose heartbeat has not moved for {format_duration(observed.still_s)} "
+            f"(the last one: {claim.last_heartbeat()})"
+        )
+        advice = f"if that process has ended, go on with `{command} --take-over`"
+        raise UsageError.one(name, reason, advice)

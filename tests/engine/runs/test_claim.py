@@ -1,0 +1,257 @@
+"""Claims of other hosts: clocks that differ, heartbeats that move or not, container names, and a run taken over."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from engine.runs import claim as claims
+from engine.runs.claim import Origin, is_claimed, read_claim, watch_claims
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.ownership import Ownership, RunTakenOverError, check_claim, claim_run
+from engine.runs.run_row import make_run_row
+from engine.runs.trash import move_to_trash
+from engine.runs.watcher import RunWatcher
+from engine.utils.errors import UsageError
+from engine.utils.files import is_locked
+from engine.utils.process import boot_id, seconds_since_boot
+from factories import make_epoch, make_run_folder, make_run_started
+
+HOUR = 3600.0
+INTERVAL = 5.0
+
+
+@dataclass
+class FakeClock:
+    """The clocks that `engine.runs.claim` reads. `sleep` only advances them, `step_s` changes the system time."""
+
+    step_s: float = 0.0
+    passed_s: float = 0.0
+    on_sleep: Callable[[], object] = field(default=lambda: None)
+    strftime = staticmethod(time.strftime)
+    localtime = staticmethod(time.localtime)
+    _start: tuple[float, float] = field(default_factory=lambda: (time.time(), time.monotonic()))
+
+    def time(self) -> float:
+        return self._start[0] + self.passed_s + self.step_s
+
+    def monotonic(self) -> float:
+        return self._start[1] + self.passed_s
+
+    def sleep(self, seconds: float) -> None:
+        self.passed_s += seconds
+        self.on_sleep()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr(claims, "time", clock)
+    monkeypatch.setattr(claims, "_sightings", {})
+    return clock
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))
+
+
+def write_claim(folder: RunFolder, heartbeat: float | None, *, modified: float | None = None, **fields: object) -> None:
+    values = {"format": 1, "host": "node7", "pid": 7, "heartbeat": heartbeat} | fields
+    folder.owner.write_text(json.dumps(values))
+    modified = heartbeat if modified is None else modified
+    if modified is not None:
+        os.utime(folder.owner, (modified, modified))
+
+
+class OtherHost:
+    """A live owner on another host whose clock differs by `skew_s`."""
+
+    def __init__(self, folder: RunFolder, clock: FakeClock, skew_s: float) -> None:
+        self._folder, self._clock, self._skew_s = folder, clock, skew_s
+        self._renewed_s = clock.passed_s - 3.0
+        self.renew()
+        clock.on_sleep = self.renew_if_due
+
+    def renew(self) -> None:
+        write_claim(self._folder, self._clock.time() + self._skew_s, boot_id="boot-of-node7")
+
+    def renew_if_due(self) -> None:
+        if self._clock.passed_s - self._renewed_s >= INTERVAL:
+            self._renewed_s += INTERVAL
+            self.renew()
+
+
+@pytest.mark.parametrize("skew_s", [0.0, HOUR, 10 * 365 * 24 * HOUR], ids=["right", "hour", "years"])
+def test_dead_owner_on_other_host_blocks_no_longer_than_timeout(
+    folder: RunFolder, clock: FakeClock, skew_s: float
+) -> None:
+    write_claim(folder, clock.time() + skew_s)
+    assert folder.is_owned()
+    clock.sleep(29.0)
+    assert folder.is_owned() and folder.state(folder.history()) is RunState.RUNNING
+    clock.sleep(2.0)
+    assert not folder.is_owned() and folder.state(folder.history()) is RunState.CRASHED
+
+
+@pytest.mark.parametrize("skew_s", [-HOUR, 0.0, HOUR], ids=["behind", "right", "ahead"])
+def test_live_owner_on_other_host_is_never_taken_over(folder: RunFolder, clock: FakeClock, skew_s: float) -> None:
+    OtherHost(folder, clock, skew_s)
+    for take_over in (False, True):
+        with pytest.raises(
+            UsageError, match="a: is already running as process 7 on node7; stop it with `gputrain stop"
+        ):
+            claim_run(folder.path.parent, "a", "x", resume=True, take_over=take_over)
+        with pytest.raises(UsageError, match="is already running as process 7 on node7; stop it first"):
+            move_to_trash(folder, take_over=take_over)
+    # It renews its heartbeat every 5 s, so nobody waited longer.
+    assert clock.passed_s <= INTERVAL
+    clock.sleep(INTERVAL)
+    assert folder.is_owned()
+
+
+def test_clock_of_reader_that_is_set_does_not_change_state_of_seen_owner(folder: RunFolder, clock: FakeClock) -> None:
+    OtherHost(folder, clock, 0.0)
+    states = []
+    for step_s in (0.0, HOUR, -HOUR, 0.0):
+        clock.step_s = step_s
+        clock.sleep(INTERVAL)
+        states.append(folder.is_owned())
+    assert states == [True] * 4
+
+
+def test_future_heartbeat_is_taken_over_only_on_request_and_unmoved(folder: RunFolder, clock: FakeClock) -> None:
+    root = folder.path.parent
+    write_claim(folder, clock.time() + HOUR)
+    with pytest.raises(UsageError) as refused:
+        claim_run(root, "a", "x", resume=True)
+    assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
+    message = str(refused.value)
+    assert message.startswith(
+        "a: is claimed by process 7 on node7, whose heartbeat has not moved for 12s (the last one: "
+    )
+    assert message.endswith(
+        "59m48s in the future); if that process has ended, go on with `gputrain resume a --take-over`"
+    )
+    with pytest.raises(UsageError, match="`gputrain runs delete a --take-over`"):
+        move_to_trash(folder)
+    with pytest.raises(UsageError, match="--take-over"):
+        check_claim(root, "a", resume=True)
+    claim_run(root, "a", "x", resume=True, take_over=True).ownership.release()
+    assert clock.passed_s == claims.HEARTBEAT_TIMEOUT_SECONDS
+    written = read_claim(folder.owner)
+    assert written is not None and (written.host, written.pid) == (socket.gethostname(), os.getpid())
+
+
+def test_old_heartbeat_is_watched_before_run_is_resumed(folder: RunFolder, clock: FakeClock) -> None:
+    write_claim(folder, clock.time() - 31)
+    assert not folder.is_owned()
+    claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
+    assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
+
+
+def test_several_claims_are_watched_at_the_same_time(tmp_path: Path, clock: FakeClock) -> None:
+    folders = [make_run_folder(tmp_path, f"run-{number}") for number in range(5)]
+    for each in folders:
+        write_claim(each, clock.time() - HOUR)
+    watch_claims([each.owner for each in folders])
+    for each in folders:
+        move_to_trash(each)
+    assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
+
+
+def test_file_time_of_server_shows_live_owner_whose_clock_is_behind(folder: RunFolder, clock: FakeClock) -> None:
+    write_claim(folder, clock.time() - HOUR, modified=clock.time() - 3)
+    assert folder.is_owned()
+
+
+def test_owner_of_same_boot_is_judged_by_lock_under_any_host_name(folder: RunFolder, clock: FakeClock) -> None:
+    """A container that was restarted has another host name, and the same kernel."""
+    write_claim(folder, clock.time() - 1, host="3f2a9c1d0e4b", pid=1, boot_id=boot_id())
+    assert not folder.is_owned()
+    ownership = claim_run(folder.path.parent, "a", "x", resume=True).ownership
+    assert clock.passed_s == 0
+    write_claim(folder, clock.time() - HOUR, host="3f2a9c1d0e4b", pid=1, boot_id=boot_id())
+    assert folder.is_owned() and is_locked(folder.lock)
+    os.close(ownership._lock_fd)
+    assert not folder.is_owned()
+
+
+@pytest.mark.parametrize("fields", [{}, {"boot_id": "the-boot-before"}], ids=["earlier version", "rebooted"])
+def test_owner_of_same_host_name_is_judged_by_lock(folder: RunFolder, clock: FakeClock, fields: dict[str, str]) -> None:
+    write_claim(folder, clock.time() - 60, host=socket.gethostname(), **fields)
+    assert not folder.is_owned()
+    claim_run(folder.path.parent, "a", "x", resume=True).ownership.release()
+    assert clock.passed_s == 0
+
+
+def test_namesake_whose_heartbeat_moves_owns_run(folder: RunFolder, clock: FakeClock) -> None:
+    fields = {"host": socket.gethostname(), "boot_id": "another-machine"}
+    write_claim(folder, clock.time(), **fields)
+    assert not folder.is_owned()
+    clock.on_sleep = lambda: write_claim(folder, clock.time(), **fields)
+    with pytest.raises(UsageError, match="is already running as process 7"):
+        claim_run(folder.path.parent, "a", "x", resume=True)
+    assert folder.is_owned()
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ('{"host": "node7", "pid": 7, "heartbeat": 1e300}', Origin.ELSEWHERE),
+        ('{"host": "node7", "pid": "7", "heartbeat": 4e9, "boot_id": 5, "claim": []}', Origin.ELSEWHERE),
+        ('{"host": "\\u001b[2J", "pid": true, "heartbeat": -5}', Origin.ELSEWHERE),
+        ('{"pid": 7, "heartbeat": 4e9}', Origin.THIS_KERNEL),
+    ],
+)
+def test_claim_of_odd_values_is_described_in_printable_text(
+    folder: RunFolder, clock: FakeClock, text: str, origin: Origin
+) -> None:
+    folder.owner.write_text(text)
+    claim = read_claim(folder.owner)
+    assert claim is not None and claim.origin is origin
+    assert f"{claim.process} {claim.last_heartbeat()}".isprintable()
+    is_claimed(folder.owner, folder.lock)
+
+
+def test_owner_record_identifies_boot_and_process(folder: RunFolder) -> None:
+    ownership = Ownership(folder.hold())
+    values, claim = json.loads(folder.owner.read_text()), read_claim(folder.owner)
+    assert values["boot_id"] == boot_id() and abs(values["uptime_s"] - seconds_since_boot()) < 60
+    assert claim is not None and claim.is_process_here and claim.origin is Origin.THIS_KERNEL
+    ownership.release()
+    reused = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": boot_id(), "start_ticks": 1}
+    write_claim(folder, 1.0, **reused)
+    claim = read_claim(folder.owner)
+    assert claim is not None and not claim.is_process_here
+
+
+def test_owner_that_was_taken_over_ends_without_writing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a host that was suspended: its lock is not visible to the one that took the run over."""
+    ownership = Ownership(folder.hold())
+    write_claim(folder, 1e9, claim="another")
+    taken_over = folder.owner.read_bytes()
+    monkeypatch.setattr("engine.runs.ownership.seconds_since_boot", lambda: seconds_since_boot() + 6)
+    with pytest.raises(RunTakenOverError, match="process 7 on node7 has taken over the run"):
+        ownership.renew_heartbeat()
+    ownership.release()
+    assert folder.owner.read_bytes() == taken_over
+
+
+def test_row_of_dead_claim_names_process_and_command(folder: RunFolder, clock: FakeClock) -> None:
+    write_claim(folder, clock.time() + HOUR)
+    live = make_run_row(RunWatcher(folder))
+    assert live.state == "running" and live.message.startswith("the clocks differ: heartbeat of process 7 on node7: ")
+    clock.sleep(31)
+    row = make_run_row(RunWatcher(folder))
+    assert row.state == "crashed" and row.message.startswith(
+        "no more heartbeats from process 7 on node7 (the last one: "
+    )
+    assert "`gputrain resume --take-over`" in row.message
