@@ -61,6 +61,11 @@ class Holder:
             assert "waits" in message, message
         return message
 
+    def read_until_waits_because(self, reason: str) -> None:
+        """Read messages until one has this reason: each change of any GPU is a message."""
+        while reason not in self.read_message()["waits"]:
+            pass
+
     def wait_for_gpus(self) -> list[int]:
         """Return the indices of the reserved GPUs, after any wait."""
         indices: list[int] = self.read_until_taken()["took"]
@@ -123,8 +128,10 @@ def test_reservation_of_killed_run_is_released(gputrain: Gputrain, four_gpus: Fa
 
 
 def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four_gpus: FakeGpuHost) -> None:
-    first, second = Holder(gputrain, four_gpus, "0,1,2", "first"), Holder(gputrain, four_gpus, "free:1", "second")
-    assert (first.wait_for_gpus(), second.wait_for_gpus()) == ([0, 1, 2], [3])
+    first = Holder(gputrain, four_gpus, "0,1,2", "first")
+    assert first.wait_for_gpus() == [0, 1, 2]
+    second = Holder(gputrain, four_gpus, "free:1", "second")
+    assert second.wait_for_gpus() == [3]
     big = Holder(gputrain, four_gpus, "free:2", "big", wait=True)
     assert (
         "2 free GPUs requested, 0 available: GPU 0, 1, 2: reserved by run first (user " in big.read_message()["waits"]
@@ -133,8 +140,8 @@ def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four
     assert "waits" in small.read_message()
     second.release()
     # One GPU is free now, but the first run in the queue needs two.
-    assert "2 free GPUs requested, 1 available" in big.read_message()["waits"]
-    assert "run big (user " in small.read_message()["waits"]
+    big.read_until_waits_because("2 free GPUs requested, 1 available")
+    small.read_until_waits_because("run big (user ")
     later = Holder(gputrain, four_gpus, "free:1", "late")
     assert "run big (user " in later.read_message()["refused"]
     first.release()
