@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +41,69 @@ def change_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
         other_user = os.geteuid() + 1
         monkeypatch.setattr(os, "geteuid", lambda: other_user)
     return path.stat().st_uid
+
+
+def test_request_counters_say_what_each_request_changes() -> None:
+    counters = RequestCounters()
+    outcomes = [
+        ("continue", "not paused", [0, 0, 0, 0]),
+        ("checkpoint", "at the next step", [0, 1, 0, 0]),
+        ("pause", "at the next step", [0, 1, 1, 0]),
+        ("pause", "already paused", [0, 1, 1, 0]),
+        ("continue", "immediately", [0, 1, 2, 0]),
+        ("hold", "ignored: the run does not wait for GPUs", [0, 1, 2, 0]),
+        ("dance", "unknown request, ignored", [0, 1, 2, 0]),
+        ("stop", "at the next step, with a checkpoint", [1, 1, 2, 0]),
+        ("stop", "already requested", [1, 1, 2, 0]),
+    ]
+    for request, outcome, numbers in outcomes:
+        assert (counters.apply(request), counters.to_list()) == (outcome, numbers)
+        assert counters.paused == (request == "pause")
+    counters.timed_checkpoints = 3
+    assert RequestCounters.from_list(counters.to_list()) == counters
+
+
+def test_send_request_writes_documented_fields(control_folder: Path) -> None:
+    before = time.time()
+    send_request(control_folder, "order", priority=5)
+    [path] = control_folder.iterdir()
+    values = json.loads(path.read_text())
+    assert before - 0.001 <= values.pop("time") <= time.time() + 0.001
+    assert values.pop("by").endswith(f"@{socket.gethostname()} (process {os.getpid()})")
+    assert values == {"format": 1, "request": "order", "priority": 5}
+    [request] = consume_requests(control_folder)
+    assert (request.request, request.values["priority"]) == ("order", 5)
+    assert request.by.endswith(f"(process {os.getpid()})")
+
+
+def test_send_request_refuses_linked_control_folder(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    (tmp_path / "autostart").mkdir()
+    folder.control.symlink_to(tmp_path / "autostart")
+    with pytest.raises(UsageError, match="no permission to stop this run"):
+        send_request(folder.control, "stop")
+    assert list((tmp_path / "autostart").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_consume_requests_accepts_request_of_root(control_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_request(control_folder, "stop")
+    monkeypatch.setattr(os, "geteuid", lambda: ANOTHER_USER)
+    assert [request.request for request in consume_requests(control_folder)] == ["stop"]
+
+
+def test_consume_requests_survives_folder_that_cannot_be_listed(
+    control_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_request(control_folder, "stop")
+
+    def fail(_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", fail)
+        assert list(consume_requests(control_folder)) == []
+    assert [request.request for request in consume_requests(control_folder)] == ["stop"]
 
 
 def test_consume_requests_returns_each_request_once_in_order(tmp_path: Path) -> None:
