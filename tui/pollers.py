@@ -158,7 +158,7 @@ class RunListPoller(Poller):
 
     def __init__(self, runs_dir: Path, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
         super().__init__("runs", interval_s)
-        self._index = RunIndex(runs_dir)
+        self._index = RunIndex(runs_dir, check_later=True)
         self.enabled = True
         self.rows: list[RunRow] | None = None
         self.complete = False

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from engine.runs.run_config import default_values
-from engine.runs.run_row import RunRow, age_of
+from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError, did_you_mean
 
 
@@ -51,10 +51,6 @@ def _end_known(read: Callable[[RunRow], float]) -> Callable[[RunRow], float | No
     return lambda row: read(row) or None
 
 
-def _age(row: RunRow) -> float:
-    return row.age_seconds if row.updated_at is None else age_of(row.updated_at)
-
-
 FIGURES: Mapping[str, Field] = {
     field.name: field
     for field in (
@@ -76,7 +72,7 @@ FIGURES: Mapping[str, Field] = {
         Field("data_wait", Kind.SHARE, lambda row: row.data_wait, descending=True),
         Field("mfu", Kind.SHARE, lambda row: row.mfu, descending=True),
         Field("grad_norm", Kind.NUMBER, lambda row: row.grad_norm, descending=True),
-        Field("age", Kind.DURATION, _age),
+        Field("age", Kind.DURATION, lambda row: row.age_seconds),
         Field("duration", Kind.DURATION, _end_known(lambda row: row.seconds), descending=True),
         Field("eta", Kind.DURATION, lambda row: row.eta_seconds),
         Field("started", Kind.DATE, lambda row: row.started_at, descending=True),

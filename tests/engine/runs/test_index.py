@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,10 +38,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def without_age(rows: list[RunRow]) -> list[RunRow]:
-    return [replace(row, age_seconds=0.0) for row in rows]
-
-
 def row_of(rows: list[RunRow], name: str) -> RunRow:
     return next(row for row in rows if row.name == name)
 
@@ -60,10 +55,10 @@ def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_index_gives_rows_of_list_runs_cold_and_warm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = without_age([make_run_row(RunWatcher(folder)) for folder in list_runs(root)])
-    assert without_age(read_rows(root)) == expected
+    expected = [make_run_row(RunWatcher(folder)) for folder in list_runs(root)]
+    assert read_rows(root) == expected
     read = read_names(monkeypatch)
-    assert without_age(read_rows(root)) == expected and read == []
+    assert read_rows(root) == expected and read == []
 
 
 def test_index_reads_newest_runs_first_within_time(root: Path) -> None:
@@ -103,6 +98,21 @@ def test_index_keeps_rows_that_have_not_changed(root: Path) -> None:
     index.poll()
     index.poll()
     assert {row.name for row in before} ^ {row.name for row in index.rows} == {"run-7", "run-8", "new"}
+
+
+def test_index_shows_stored_rows_before_it_compares_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_rows(root)
+    edited, labelled = (RunFolder(root / f"run-{number}") for number in (3, 4))
+    write_labels(labelled, RunLabels(("night",)))
+    edited.config.write_text("optim:\n  lr: 0.7\n")
+    read = read_names(monkeypatch)
+    index = RunIndex(root, check_later=True)
+    index.poll(0)
+    # Only a folder that has changed is read at once.
+    assert index.complete and read == ["run-4"] and row_of(index.rows, "run-4").tags == ("night",)
+    assert [row for row in index.rows if row.name != "run-4"] == [row for row in before if row.name != "run-4"]
+    index.poll(0)
+    assert row_of(index.rows, "run-3").config == {"optim.lr": 0.7}
 
 
 def test_index_reads_live_run_at_each_poll(root: Path) -> None:
@@ -195,15 +205,15 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_index_is_ignored_and_replaced(root: Path, damage: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = without_age(read_rows(root))
+    expected = read_rows(root)
     path = IndexFile(root).path
     damage(path)  # type: ignore[operator]
-    assert without_age(read_rows(root)) == expected
+    assert read_rows(root) == expected
     if path.is_dir():
         path.rmdir()
         read_rows(root)
     read = read_names(monkeypatch)
-    assert without_age(read_rows(root)) == expected and read == []
+    assert read_rows(root) == expected and read == []
     assert path.stat().st_mode & 0o777 == 0o600 and not path.is_symlink()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -18,16 +17,16 @@ from engine.utils.errors import UsageError
 HOUR, DAY = 3600.0, 86_400.0
 NOW = time.time()
 BEST = RunRow(
-    "resnet-best", "finished", 6, 6, 0.94, 2 * HOUR, "/runs/resnet-best", val_accuracy=0.93, val_loss=0.2,
+    "resnet-best", "finished", 6, 6, 0.94, "/runs/resnet-best", val_accuracy=0.93, val_loss=0.2,
     seconds=2 * HOUR, updated_at=NOW - 2 * HOUR, started_at=time.mktime((2026, 11, 1, 14, 30, 0, 0, 0, -1)), gpus=2,
     config={"model.name": "resnet18", "optim.lr": 0.01, "model.options": {"width": 2}, "device.gpus": "0,2"},
     tags=("night", "keep"), note="the Paper's run", config_known=True, parameters=11_000_000,
 )  # fmt: skip
 FAILED = RunRow(
-    "cnn-3", "failed", 1, 6, 0.5, 3 * DAY, "/runs/cnn-3", seconds=60.0, updated_at=NOW - 3 * DAY,
+    "cnn-3", "failed", 1, 6, 0.5, "/runs/cnn-3", seconds=60.0, updated_at=NOW - 3 * DAY,
     config={"optim.name": "adamw", "run.seed": 3}, config_known=True, started_at=0.0,
 )  # fmt: skip
-NEW = RunRow("Stopped-early", "running", 0, None, None, 0.0, "/runs/Stopped-early", archived=True)
+NEW = RunRow("Stopped-early", "running", 0, None, None, "/runs/Stopped-early", archived=True)
 ROWS = [BEST, FAILED, NEW]
 MATCHES = {
     "": [BEST, FAILED, NEW],
@@ -110,6 +109,15 @@ def test_query_selects_matching_rows_in_their_order(text: str, expected: list[Ru
     assert parse_query(text).filter(ROWS) == expected
 
 
+def test_query_names_age_and_archive_flag() -> None:
+    queries = [parse_query(text) for text in ("age<2d failed", "-archived=no", "failed")]
+    assert [(query.names_age, query.names_archived) for query in queries] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
+
+
 @pytest.mark.parametrize(("text", "message"), ERRORS.items(), ids=ERRORS)
 def test_query_refuses_invalid_condition_in_one_sentence(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
@@ -129,7 +137,7 @@ def test_query_of_words_splits_each_at_blanks() -> None:
 
 
 def test_unknown_config_matches_no_condition() -> None:
-    unread = replace(BEST, config={}, config_known=False)
+    unread = BEST._replace(config={}, config_known=False)
     assert parse_query("model=cnn").filter([unread]) == parse_query("model!=cnn").filter([unread]) == []
     assert value_of(unread, "lr") is None and value_of(FAILED, "lr") == 0.05
 
@@ -156,7 +164,7 @@ def test_negated_condition_matches_all_other_rows(name: str, sign: str, value: s
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=8), st.booleans())
 def test_sort_puts_unknown_values_last_and_keeps_order_of_equals(values: list[float | None], reverse: bool) -> None:
-    rows = [replace(BEST, name=str(number), best_val_accuracy=value) for number, value in enumerate(values)]
+    rows = [BEST._replace(name=str(number), best_val_accuracy=value) for number, value in enumerate(values)]
     sorted_rows = SortOrder.parse("accuracy", reverse=reverse).sort(rows)
     direction = 1 if reverse else -1
     expected = sorted(
@@ -170,7 +178,7 @@ def test_sort_begins_with_best_newest_and_first_name() -> None:
     assert SortOrder.parse("-accuracy").sort(ROWS) == [FAILED, BEST, NEW]
     assert SortOrder.parse("name").sort(ROWS) == [FAILED, BEST, NEW]
     assert SortOrder.parse("model", reverse=True).sort(ROWS) == [BEST, FAILED, NEW]
-    mixed = [replace(BEST, name=str(value), config={"data.workers": value}) for value in ("auto", 4, 10)]
+    mixed = [BEST._replace(name=str(value), config={"data.workers": value}) for value in ("auto", 4, 10)]
     assert [row.name for row in SortOrder.parse("workers").sort(mixed)] == ["4", "10", "auto"]
 
 

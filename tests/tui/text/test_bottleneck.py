@@ -31,14 +31,14 @@ def row(root: Path, *events: Event) -> RunRow:
 
 
 def test_bottleneck_text_fits_width(tmp_path: Path) -> None:
-    run_row = replace(row(tmp_path, GPU_RUN, DATA_WAIT_EPOCH), state="running")
+    run_row = row(tmp_path, GPU_RUN, DATA_WAIT_EPOCH)._replace(state="running")
     assert bottleneck_text(run_row, 80).plain == (
         " waiting for data 34% of the time; try data.workers=4    data wait 34%   MFU 6%"
     )
     assert bottleneck_text(run_row, 78).plain == " waiting for data 34% of the time; try data.workers=4"
     assert bottleneck_text(run_row, 30).plain == " waiting for data 34% of the…"
-    assert bottleneck_text(replace(run_row, bottleneck=None), 80).plain == " data wait 34%   MFU 6%"
-    assert bottleneck_text(replace(run_row, bottleneck=None, data_wait=None, mfu=None), 80).plain == ""
+    assert bottleneck_text(run_row._replace(bottleneck=None), 80).plain == " data wait 34%   MFU 6%"
+    assert bottleneck_text(run_row._replace(bottleneck=None, data_wait=None, mfu=None), 80).plain == ""
 
 
 def test_bottleneck_message_fits_80_columns_or_starts_with_advice() -> None:

@@ -19,7 +19,7 @@ from tui.text.config import ConfigChange, config_changes
 from tui.text.preview import change_lines, figure_lines
 from tui.text.preview_reader import PreviewReader
 
-ROW = RunRow("a-run", "finished", 6, 6, 0.9376, 60.0, "/runs/a-run")
+ROW = RunRow("a-run", "finished", 6, 6, 0.9376, "/runs/a-run")
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_config_changes_bounds_nested_values() -> None:
 
 def test_figure_lines_wrap_whole_failure_message() -> None:
     message = "rank 1 on GPU-1: CUDA out of memory, tried to allocate 2 GiB; lower data.batch_size"
-    lines = figure_lines(replace(ROW, state="failed", message=message), None, 50)
+    lines = figure_lines(ROW._replace(state="failed", message=message), None, 50)
     assert all(line.cell_len <= 50 for line in lines)
     assert message in " ".join(" ".join(line.plain for line in lines).split())
 
@@ -114,7 +114,7 @@ def test_figure_lines_show_results_and_hardware(folder: RunFolder) -> None:
 
 
 def test_figure_lines_escape_text_of_other_users() -> None:
-    row = replace(ROW, state="failed", message="\x1b[31mred", foreign="belongs to \x1b]0;x")
+    row = ROW._replace(state="failed", message="\x1b[31mred", foreign="belongs to \x1b]0;x")
     assert "\x1b" not in "".join(line.plain for line in figure_lines(row, None, 60))
 
 

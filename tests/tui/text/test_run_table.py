@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,14 +14,14 @@ from tui.text.run_table import DEFAULT_COLUMNS, RunTable, default_fields
 from tui.text.run_view import RunView, ViewRequest, make_view, query_of
 
 ROW = RunRow(
-    name="base", state="finished", epoch=3, epochs=3, best_val_accuracy=0.9376, age_seconds=7200.0, folder="/runs/base",
+    name="base", state="finished", epoch=3, epochs=3, best_val_accuracy=0.9376, folder="/runs/base",
     val_loss=0.2398, seconds=125.0, global_batch=512, images_per_second=6438.0, tags=("best", "paper"),
     config={"model.name": "resnet50", "optim.lr": 0.2, "data.dataset": "folder"}, config_known=True,
 )  # fmt: skip
 
 
 def row(name: str, **values: Any) -> RunRow:
-    return replace(ROW, name=name, folder=f"/runs/{name}", **values)
+    return ROW._replace(name=name, folder=f"/runs/{name}", **values)
 
 
 def view_of(rows: list[RunRow], text: str = "", **options: Any) -> RunView:
