@@ -6,8 +6,9 @@ Later layers take precedence: defaults, each file in `base:`, the file itself, t
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from engine.config.rules import config_conflicts
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict, fields, is_text_field, sections
 from engine.config.settings import read_code_packages, settings_file
 from engine.config.user_code import TRUST_ADVICE, user_code_names
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
+from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, yaml_problem
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.files import (
     config_folder,
@@ -72,6 +73,9 @@ class ConfigError(UsageError):
 
 FOREIGN_URLS_ADVICE = "set notify.urls on the command line ([] for none), or trust the file with --trust-code"
 PRESETS_FOLDER = "presets"
+# Files that each name ten base files can name the same ten files again: their number grows with the power of the depth.
+MAX_BASE_FILES = 100
+MAX_SHOWN_CHARACTERS = 100
 # Keys whose values do not carry over to another optimizer.
 OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
 
@@ -144,9 +148,7 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UsageError.one(
-            f"{shown}{line}", f"is not valid YAML: {getattr(error, 'problem', None) or error}"
-        ) from error
+        raise UsageError.one(f"{shown}{line}", yaml_problem(error)) from error
     if content is None:
         return {}, foreign
     if not isinstance(content, dict):
@@ -154,8 +156,13 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
     return content, foreign
 
 
-def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[_Layer]:
+def _file_layers(path: Path) -> list[_Layer]:
     """Return the layers of a file, starting with those of its `base:` files."""
+    return _read_layers(path, (), itertools.count(1))
+
+
+def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int]) -> list[_Layer]:
+    """Return the layers of a file that the files of `chain` name; `base_numbers` counts all base files."""
     resolved = path.resolve()
     if resolved in chain:
         cycle = " -> ".join(str(part) for part in (*chain[chain.index(resolved) :], resolved))
@@ -171,7 +178,10 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[_Layer]:
         base_path = resolved.parent / expand_user(base)
         if not is_file(base_path):
             raise UsageError.one(str(path), f"base file {base} does not exist (resolved to {base_path})")
-        layers += _file_layers(base_path, (*chain, resolved))
+        if next(base_numbers) > MAX_BASE_FILES:
+            reason = f"names more than {MAX_BASE_FILES} base files, counting those that base files name"
+            raise UsageError.one(str((*chain, resolved)[0]), reason, "merge some of them")
+        layers += _read_layers(base_path, (*chain, resolved), base_numbers)
     problems = [
         Problem(section, f"must be a section with keys, not {type(keys).__name__}", source=str(shown_path(path)))
         for section, keys in content.items()
@@ -213,8 +223,9 @@ def parse_value(key: str, text: str) -> Any:
         return parse_yaml(text)
     except yaml.YAMLError as error:
         # A URL that was typed by mistake is not shown: it may contain a password or a token.
-        shown = "the value" if key == URLS_KEY else f"the value {text!r}"
-        raise UsageError.one(key, f"{shown} is not valid YAML: {getattr(error, 'problem', error)}") from error
+        start = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
+        shown = "the value" if key == URLS_KEY else f"the value {start!r}"
+        raise UsageError.one(key, f"{shown} {yaml_problem(error)}") from error
 
 
 def resolve_config(

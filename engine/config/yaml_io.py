@@ -1,4 +1,4 @@
-"""Read and write YAML with the scalars of YAML 1.2 and without duplicate keys."""
+"""Read and write YAML with the scalars of YAML 1.2, without duplicate keys, and of bounded size."""
 
 from __future__ import annotations
 
@@ -10,10 +10,45 @@ import yaml
 
 # A complete config has 6 KB.
 MAX_CONFIG_BYTES = 1 << 20
+# A complete config has 300 values and keys. PyYAML parses 20,000 in about 2 s.
+MAX_YAML_NODES = 20_000
+MAX_YAML_DEPTH = 50
+
+
+class YamlLimitError(yaml.MarkedYAMLError):
+    """The text has more values, or deeper ones, than a config may have."""
 
 
 class _Yaml12Loader(yaml.SafeLoader):
-    """Loader for YAML 1.2 scalars: `off` is a string and `1e-3` a number. Duplicate keys are errors."""
+    """Loader for YAML 1.2 scalars: `off` is a string and `1e-3` a number. Duplicate keys are errors.
+
+    Each alias counts as many nodes as what it refers to: ten lines of aliases can expand to 10**10 values.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._num_nodes = 0
+        self._anchored_nodes: dict[str, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node and those in it. Raises `YamlLimitError`."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        anchor = event.anchor if isinstance(event, yaml.NodeEvent) else None
+        before = self._num_nodes
+        self._num_nodes += self._anchored_nodes.get(anchor or "", 1) if isinstance(event, yaml.AliasEvent) else 1
+        if self._num_nodes > MAX_YAML_NODES:
+            problem = f"has more than {MAX_YAML_NODES:,} values and keys, with its aliases expanded"
+            raise YamlLimitError(problem=problem, problem_mark=event.start_mark)
+        if self._depth == MAX_YAML_DEPTH:
+            problem = f"nests values more than {MAX_YAML_DEPTH} levels deep"
+            raise YamlLimitError(problem=problem, problem_mark=event.start_mark)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if anchor is not None:
+            self._anchored_nodes[anchor] = self._num_nodes - before
+        return node
 
 
 _Yaml12Loader.yaml_implicit_resolvers = {
@@ -62,7 +97,7 @@ _Yaml12Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML text. Raises `yaml.YAMLError` if it is not valid."""
+    """Parse YAML text. Raises `yaml.YAMLError` if it is not valid, `YamlLimitError` if it is too large."""
     try:
         return yaml.load(text, _Yaml12Loader)  # noqa: S506 - the loader is a SafeLoader
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -74,6 +109,12 @@ def compose_yaml(text: str) -> yaml.Node | None:
     """Return the nodes of valid YAML text with their positions; None if it is empty. Raises `yaml.YAMLError`."""
     node: yaml.Node | None = yaml.compose(text, _Yaml12Loader)
     return node
+
+
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """Return why text is not accepted as YAML, as the end of a sentence about it."""
+    problem = str(getattr(error, "problem", None) or error)
+    return problem if isinstance(error, YamlLimitError) else f"is not valid YAML: {problem}"
 
 
 class _QuotingDumper(yaml.SafeDumper):
