@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.config.schema import Config
-from engine.config.user_code import TRUST_ADVICE, UserModule, code_root, find_user_module, user_code_names
+from engine.config.user_code import TRUST_ADVICE, UserModule, find_user_module, user_code_names
+from engine.config.user_errors import code_root
 from engine.utils.errors import Problem, UsageError
 from engine.utils.trust import foreign_lookup_reason
 

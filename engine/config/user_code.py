@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import time
-import traceback
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -24,6 +23,13 @@ from typing import Any
 from engine.config.schema import Config
 from engine.config.section import USER_CODE_PATTERN
 from engine.config.settings import settings_file
+from engine.config.user_errors import (
+    INSTALLED_PACKAGES,
+    code_root,
+    describe_exception,
+    shadowed_package_hint,
+    user_location,
+)
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
@@ -32,7 +38,6 @@ _IMPORT_TIMEOUT_SECONDS = 120.0
 RUN_USER_CODE_ADVICE = "run the code on its own to see why"
 TRUST_ADVICE = "read the code, then repeat the command with --trust-code"
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
-_INSTALLED_PACKAGES = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,6 @@ def user_code_names(config: Config) -> dict[str, str]:
         "augment.transform": config.augment.transform,
     }
     return {key: name for key, name in names.items() if name is not None and is_user_code(name)}
-
-
-def code_root(folder: str | None) -> Path:
-    """Return the folder that user code is imported from: `run.code`, else the working folder."""
-    return Path(folder or Path.cwd()).absolute()
 
 
 def find_user_module(key: str, name: str, folder: str | None, packages: Collection[str] = ()) -> UserModule:
@@ -127,7 +127,7 @@ def _find_files(key: str, name: str, root: Path) -> tuple[Path, ...] | None:
 
 
 def _is_standard_library(file: Path) -> bool:
-    return file.is_relative_to(_STANDARD_LIBRARY) and not set(_INSTALLED_PACKAGES) & set(file.parts)
+    return file.is_relative_to(_STANDARD_LIBRARY) and not set(INSTALLED_PACKAGES) & set(file.parts)
 
 
 def _is_namespace(spec: ModuleSpec) -> bool:
@@ -172,7 +172,7 @@ def load_user_code(key: str, name: str, folder: str | None, packages: Collection
         target: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         # Importing user code runs it: any exception is possible, and sys.exit().
-        reason = f"{name}: {module} cannot be imported: {describe_exception(error, code_root(folder))}"
+        reason = f"{name}: {module} cannot be imported: {describe_exception(error, folder, packages)}"
         raise UsageError.one(key, reason) from error
     if location.files and not getattr(target, "__file__", None):
         raise UsageError.one(key, f"{name}: {module} is not the module in {location.files[-1]}; rename that file")
@@ -216,21 +216,12 @@ def _standard_library_module(target: Any) -> str | None:
     return module if module.partition(".")[0] in sys.stdlib_module_names else None
 
 
-def describe_exception(error: BaseException, folder: Path | str | None = None) -> str:
-    """Describe an exception of user code in one line, with the file and line that raised it.
-
-    The location is the last frame in `folder`, or else the last frame outside of gputrain.
-    """
-    name = type(error).__name__
-    if isinstance(error, SyntaxError):
-        return f"{name}: {error.msg} ({error.filename}, line {error.lineno})"
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    frames = traceback.extract_tb(error.__traceback__)
-    in_folder = [frame for frame in frames if folder is not None and Path(frame.filename).is_relative_to(folder)]
-    outside = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent.parent)]
-    raised_at = (in_folder or outside)[-1:]
-    place = f" ({raised_at[0].filename}, line {raised_at[0].lineno})" if raised_at else ""
-    return f"{name}: {text}{place}" if text else f"{name}{place}"
+def locate_in_user_code(error: BaseException, config: Config) -> str:
+    """Return ` (FILE, line N)` of the user code in which an exception was raised, an empty string if in none."""
+    if not user_code_names(config):
+        return ""
+    place = user_location(error, config.run.code, config.run.code_packages)
+    return place + shadowed_package_hint(error, config.run.code)
 
 
 def describe_value(value: Any) -> str:

@@ -85,7 +85,10 @@ def _line_of(error: BaseException) -> str:
 
 
 def describe_cause(error: BaseException, config: Config | None = None) -> str:
-    """Describe an exception in one sentence. For an out-of-memory error, advise changes to `config`."""
+    """Describe an exception in one sentence.
+
+    With the `config` of the run, advise changes to it for an out-of-memory error, and name the line of user code that
+    raised any other."""
     name, text = type(error).__name__, _line_of(error)
     if (location := oom_location(error)) is not None:
         return _describe_oom(error, location, config)
@@ -101,7 +104,18 @@ def describe_cause(error: BaseException, config: Config | None = None) -> str:
             f"it lost the connection to another rank ({text}); that rank failed or is unreachable, see the log for its "
             "error"
         )
-    return f"{name}: {text}" if text else name
+    place = ""
+    if config is not None:
+        # Imported here because it imports pydantic, which the watcher of messages does not need.
+        from engine.config.user_code import locate_in_user_code
+
+        place = locate_in_user_code(error, config)
+    return f"{name}: {text}{place}" if text else f"{name}{place}"
+
+
+def has_known_cause(error: BaseException) -> bool:
+    """Whether the cause is outside of the model's code: no memory left, another rank, or the GPU and its driver."""
+    return oom_location(error) is not None or lost_peer(error) or _known_error(error) is not None
 
 
 def _describe_oom(error: BaseException, location: Literal["gpu", "host"], config: Config | None) -> str:

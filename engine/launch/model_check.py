@@ -70,7 +70,7 @@ def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     except UsageError as error:
         return {"problems": problems_to_json(error.problems)}
     except Exception as error:
-        return {"error": describe_cause(error)}
+        return {"error": describe_cause(error, config)}
 
 
 def torch_gpu_problems() -> list[Problem]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
-from engine.config.user_code import describe_exception, is_user_code, load_user_code
+from engine.config.user_code import is_user_code, load_user_code
+from engine.config.user_errors import describe_exception
 from engine.models.builtin import BUILTIN_BUILDERS
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 
@@ -98,7 +99,8 @@ def build_user_model(config: Config, channels: int, num_classes: int, image_size
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError.one("model.name", f"{name} failed: {describe_exception(error, folder)}") from error
+        reason = describe_exception(error, folder, config.run.code_packages)
+        raise UsageError.one("model.name", f"{name} failed: {reason}") from error
     if not isinstance(built, nn.Module):
         raise UsageError.one("model.name", f"{name} must return a torch.nn.Module, not {type(built).__name__}")
     return built
@@ -271,8 +273,9 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
 
 
-def check_model(model: nn.Module, name: str, channels: int, image_size: int, num_classes: int) -> None:
-    """Raise UsageError unless the model maps a 1 x C x H x W image to 1 x `num_classes` logits."""
+def check_model(model: nn.Module, config: Config, channels: int, image_size: int, num_classes: int) -> None:
+    """Raise UsageError unless the model of a config maps a 1 x C x H x W image to 1 x `num_classes` logits."""
+    name, run = config.model.name, config.run
     training, deterministic = model.training, torch.are_deterministic_algorithms_enabled()
     model.eval()
     if deterministic:
@@ -283,8 +286,11 @@ def check_model(model: nn.Module, name: str, channels: int, image_size: int, num
             out = model(torch.zeros(1, channels, image_size, image_size))
     except Exception as error:
         # User code can raise anything.
-        text = str(error).partition("\n")[0] or type(error).__name__
-        text = describe_exception(error) if is_user_code(name) else f"{text}; change model.name or data.image_size"
+        if is_user_code(name):
+            text = describe_exception(error, run.code, run.code_packages)
+        else:
+            text = str(error).partition("\n")[0] or type(error).__name__
+            text += "; change model.name or data.image_size"
         raise UsageError.one(
             "model.name", f"{name} does not accept {channels}x{image_size}x{image_size} images: {text}"
         ) from error

@@ -51,7 +51,7 @@ def build_training_model(
     `problems`. Raises UsageError if the model cannot be built."""
     notes: list[str] = []
     model = build_model(config, image_format.channels, len(classes), image_format.size)
-    check_model(model, config.model.name, image_format.channels, image_format.size, len(classes))
+    check_model(model, config, image_format.channels, image_format.size, len(classes))
     with collect_problems(problems):
         if checkpoint:
             load_checkpoint_weights(model, checkpoint, config)

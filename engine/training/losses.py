@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code, load_user_code
+from engine.config.user_errors import describe_exception
 from engine.utils.errors import UsageError
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -93,10 +94,10 @@ def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criter
             )
     except Exception as error:
         or_probabilities = " or class probabilities (N x classes, from mixup and cutmix)" if mixed else ""
+        reason = describe_exception(error, config.run.code, config.run.code_packages)
         raise UsageError.one(
             "loss.name",
-            f"{config.loss.name} fails with logits (N x {num_classes}) and labels (N){or_probabilities}: "
-            f"{type(error).__name__}: {error}",
+            f"{config.loss.name} fails with logits (N x {num_classes}) and labels (N){or_probabilities}: {reason}",
         ) from error
     if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
         result = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

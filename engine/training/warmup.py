@@ -15,6 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from engine.config.user_code import locate_in_user_code
+from engine.config.user_errors import describe_exception
+from engine.distributed.failures import has_known_cause
 from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
 from engine.models.compile import compile_usage_error, stop_compile_workers
@@ -61,10 +64,10 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     batch_size = warmup_batch_size(state.sampler)
     try:
         _forward_backward(state, batch_size)
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:
         if state.config.model.compile and (refusal := compile_usage_error(state.config, error)) is not None:
             raise refusal from error
-        problem = None if isinstance(error, torch.OutOfMemoryError) else _diagnose_failure(state, batch_size, error)
+        problem = None if has_known_cause(error) else _diagnose_failure(state, batch_size, error)
         if problem is None:
             raise
         raise UsageError([problem]) from error
@@ -215,13 +218,17 @@ def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Pr
             f"{config.model.name} cannot train on the smallest batch of an epoch, {pluralize(batch_size, 'image')} per "
             f"rank: {str(error).strip().splitlines()[-1]}; change data.batch_size, or set data.drop_last=true",
         )
-    if state.input_dtype == torch.float16:
-        reason = f"{config.model.name} cannot compute in pure float16 ({error}); use fp16, bf16 or off"
+    place = locate_in_user_code(error, config)
+    if state.input_dtype == torch.float16 and isinstance(error, ValueError | RuntimeError):
+        reason = f"{config.model.name} cannot compute in pure float16 ({error}){place}; use fp16, bf16 or off"
         return Problem("precision.amp", f"{config.precision.amp}: {reason}")
+    images = pluralize(batch_size, "image")
+    if place:
+        # User code can raise anything.
+        reason = describe_exception(error, config.run.code, config.run.code_packages)
+        return Problem("model.name", f"{config.model.name} fails on a batch of {images}: {reason}")
     if isinstance(error, ValueError):
-        return Problem(
-            "model.name", f"{config.model.name} fails on a batch of {pluralize(batch_size, 'image')}: {error}"
-        )
+        return Problem("model.name", f"{config.model.name} fails on a batch of {images}: {error}")
     return None
 
 

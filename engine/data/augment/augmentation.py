@@ -19,7 +19,8 @@ from torch import Tensor
 from engine.config.data_sections import AugmentConfig
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
-from engine.config.user_code import describe_exception, describe_value, load_user_code
+from engine.config.user_code import describe_value, load_user_code
+from engine.config.user_errors import describe_exception
 from engine.data.augment.batch_ops import erase, horizontal_flip, pad_and_crop
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_box, random_resized_crop_boxes
 from engine.data.rng import fork_all_rngs, fork_torch_rng, single_torch_thread
@@ -244,7 +245,8 @@ def _user_transform(name: str, run: RunConfig) -> ImageTransform:
         try:
             result = transform(image)
         except Exception as error:
-            raise UserTransformError(f"augment.transform {name} failed: {describe_exception(error)}") from error
+            reason = describe_exception(error, run.code, run.code_packages)
+            raise UserTransformError(f"augment.transform {name} failed: {reason}") from error
         if isinstance(result, Tensor) and result.dtype == torch.uint8 and result.shape == shape:
             return result
         expected = f"a Tensor of uint8, {' x '.join(map(str, shape))}, like its input"

@@ -19,7 +19,8 @@ from PIL import Image
 
 from engine.config.data_sections import DataConfig
 from engine.config.run_sections import RunConfig
-from engine.config.user_code import describe_exception, describe_value, load_user_code
+from engine.config.user_code import describe_value, load_user_code
+from engine.config.user_errors import describe_exception
 from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.rng import fork_all_rngs
 from engine.data.sampler import PARTS, Indices, Part
@@ -52,6 +53,10 @@ class UserDataset:
     def describe(self, part: Part) -> str:
         return f"{self.name}({part!r})"
 
+    def describe_error(self, error: Exception) -> str:
+        """Return an exception of the dataset in one line, with the line of the user's file."""
+        return describe_exception(error, self.code, self.packages)
+
     def item(self, part: Part, index: int) -> tuple[Image.Image, int]:
         """Return image and label of an item. Raises UnreadableImageError if it fails or has an unsupported type."""
         item_name = f"item {index} of {self.describe(part)}"
@@ -59,7 +64,7 @@ class UserDataset:
         try:
             item = dataset[index]
         except Exception as error:
-            raise UnreadableImageError(f"{item_name} cannot be read: {describe_exception(error)}") from error
+            raise UnreadableImageError(f"{item_name} cannot be read: {self.describe_error(error)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UnreadableImageError(f"{item_name} is {describe_value(item)}; it must be an (image, label) pair")
         image, label = item
@@ -170,7 +175,9 @@ def _build_dataset(dataset: UserDataset, part: Part) -> Any:
             seed_rng(dataset.seed)
             return build(part, **kwargs)
     except Exception as error:
-        raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} failed: {describe_exception(error)}") from error
+        raise UsageError.one(
+            DATASET_KEY, f"{dataset.describe(part)} failed: {dataset.describe_error(error)}"
+        ) from error
 
 
 def _length(dataset: UserDataset, part: Part) -> int:
@@ -185,7 +192,7 @@ def _length(dataset: UserDataset, part: Part) -> int:
         length = len(built)
     except Exception as error:
         raise UsageError.one(
-            DATASET_KEY, f"len() of {dataset.describe(part)} failed: {describe_exception(error)}"
+            DATASET_KEY, f"len() of {dataset.describe(part)} failed: {dataset.describe_error(error)}"
         ) from error
     if length == 0:
         raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} is empty")
@@ -227,7 +234,7 @@ def _all_labels(dataset: UserDataset, part: Part) -> Labels:
         raise UsageError.one(DATASET_KEY, str(error)) from error
     except Exception as error:
         raise UsageError.one(
-            DATASET_KEY, f"the labels of {dataset.describe(part)} cannot be read: {describe_exception(error)}"
+            DATASET_KEY, f"the labels of {dataset.describe(part)} cannot be read: {dataset.describe_error(error)}"
         ) from error
     if labels.dtype.kind not in "iu" or labels.shape != (count,) or labels.min() < 0:
         raise UsageError.one(

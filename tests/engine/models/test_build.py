@@ -15,8 +15,9 @@ from engine.utils.errors import UsageError
 
 
 def build(name: str, channels: int = 3, classes: int = 10, size: int = 32, **more: Any) -> nn.Module:
-    model = build_model(Config(model=ModelConfig(name=name, **more)), channels, classes, size)
-    check_model(model, name, channels, size, classes)
+    config = Config(model=ModelConfig(name=name, **more))
+    model = build_model(config, channels, classes, size)
+    check_model(model, config, channels, size, classes)
     return model
 
 

@@ -55,6 +55,10 @@ class Picky(Spare):
         if self.training:
             raise ValueError("no more than it wants")
         return self.used(x.flatten(1))
+
+class Twice(Spare):
+    def forward(self, x):
+        return self.used(x.flatten(1).repeat(1, 2 if self.training else 1))
 """
 
 
@@ -62,7 +66,9 @@ class Picky(Spare):
     ("name", "recipe", "message"),
     [
         ("Spare", (), "nets:Spare does not use spare.weight, spare.bias in its forward pass"),
-        ("Picky", (), "nets:Picky fails on a batch of 2 images: no more than it wants"),
+        ("Picky", (), "nets:Picky fails on a batch of 2 images: ValueError: no more than it wants ({code}, line 33)"),
+        ("Twice", (), "nets:Twice fails on a batch of 2 images: RuntimeError: "),
+        ("Twice", (), "({code}, line 38)"),
         ("Alone", ("precision.amp=O3",), "precision.amp: O3: nets:Alone cannot compute in pure float16"),
     ],
 )
@@ -75,7 +81,7 @@ def test_warmup_rejects_model_that_cannot_train(
         single_rank_trainer(f"model.name=nets:{name}", f"run.code={tmp_path}", *recipe),
     ):
         pass
-    assert message in str(caught.value)
+    assert message.format(code=tmp_path / "nets.py") in str(caught.value)
 
 
 def test_train_without_supervisor_checks_config_on_ranks() -> None:
