@@ -45,7 +45,7 @@ class ControlRequest:
 
     request: str
     by: str
-    values: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass

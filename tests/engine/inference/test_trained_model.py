@@ -71,6 +71,7 @@ def save_changed(run: RunFolder, **changes: Any) -> Path:
         ("config", [1]),
         ("config", {"model": 3}),
         ("image_format", None),
+        ("image_format", {"size": 0, "channels": 1, "mean": [0.5], "std": [0.5]}),
         ("image_format", {"size": 10**9, "channels": 1, "mean": [0.5], "std": [0.5]}),
         ("image_format", {"size": 8, "channels": 3, "mean": [0.5], "std": [0.5]}),
         ("image_format", {"size": 8, "channels": 1, "mean": [math.nan], "std": [0.5]}),
