@@ -12,7 +12,9 @@ from engine.data.sampler import (
     Part,
     RandomStream,
     _splitmix64,
+    batch_random_bits,
     epoch_permutation,
+    image_random_bits,
     random_bits,
     random_integers,
     stratified_split,
@@ -45,6 +47,16 @@ def test_random_bits_match_scalar_splitmix64() -> None:
     key = _splitmix64(_splitmix64(_splitmix64(7) ^ RandomStream.SHUFFLE) ^ 2)
     bits = random_bits(7, RandomStream.SHUFFLE, 2, np.arange(5))
     assert [int(value) for value in bits] == [_splitmix64(index ^ key) for index in range(5)]
+    assert [image_random_bits(7, RandomStream.SHUFFLE, 2, index) for index in range(5)] == bits.tolist()
+
+
+def test_random_draws_are_those_of_earlier_versions() -> None:
+    # A run of an earlier version resumes with the same split, order and augmentation.
+    per_stream = [image_random_bits(7, stream, 2, 5) >> 56 for stream in RandomStream]
+    assert per_stream == [93, 95, 16, 123, 86, 54, 90, 35, 54, 159, 212, 223, 167, 169, 49]
+    assert [batch_random_bits(7, RandomStream.MIXUP, 2, 5, rank) >> 48 for rank in range(3)] == [43260, 42081, 22246]
+    assert epoch_permutation(8, 7, 2).tolist() == [1, 0, 4, 5, 2, 6, 7, 3]
+    assert stratified_split(np.repeat([0, 1], 8), 0.25, seed=7)[1].tolist() == [0, 5, 12, 13]
 
 
 def test_random_integers_are_independent_of_other_indices() -> None:
@@ -139,6 +151,12 @@ def test_sampler_continues_epoch_from_any_batch() -> None:
     assert [batch.indices.tolist() for batch in resumed] == [batch.indices.tolist() for batch in whole[3:]]
 
 
+def test_sampler_repeats_epochs_without_validation_for_at_least_the_steps() -> None:
+    # Six steps per epoch.
+    epochs = [[request.epoch for request in make_sampler(0, 2).repeated_train_requests(steps)] for steps in (6, 7)]
+    assert epochs == [[1] * 6, [1] * 6 + [2] * 6]
+
+
 def test_sampler_drops_or_distributes_last_partial_batch() -> None:
     assert make_sampler(0, 2).steps_per_epoch == 6
     assert make_sampler(0, 2, drop_last=False).steps_per_epoch == 7
@@ -149,8 +167,8 @@ def test_sampler_drops_or_distributes_last_partial_batch() -> None:
 
 
 def test_sampler_gives_rank_without_images_zero_weight() -> None:
-    last = [list(make_sampler(rank, 3, train=25, drop_last=False).train_requests(1))[-1] for rank in range(3)]
-    assert [batch.loss_weight for batch in last] == [3.0, 0.0, 0.0]
+    last = [list(make_sampler(rank, 3, train=26, drop_last=False).train_requests(1))[-1] for rank in range(3)]
+    assert [batch.loss_weight for batch in last] == [1.5, 1.5, 0.0]
     assert all(len(batch.indices) == 1 for batch in last)
 
 
