@@ -1,34 +1,325 @@
-"""The owner of a run keeps its place in the queue, its heartbeat and its reservation up to date."""
+"""The owner of a run: what it claims, announces, records and leaves behind, in each way in which a run can end."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from engine.config.schema import Config
+from engine.distributed.node_plan import NodePlan
 from engine.gpus import reservation
-from engine.launch.lifecycle import OwnedRun
-from engine.launch.preflight import RunRequest
+from engine.gpus.allocation import GpuAllocation
+from engine.gpus.reservation_reader import ReservedRank, read_reservations
+from engine.launch import lifecycle
+from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
+from engine.launch.preflight import Preflight, RunRequest
+from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs import ownership
-from engine.runs.events import RankFailed
-from engine.runs.folder import list_runs
-from engine.training.job import RunResult
+from engine.runs.events import Event, RankFailed, RunFinished, RunStarting, WarningEvent
+from engine.runs.folder import RunFolder, list_runs
+from engine.runs.history import history_from_events
+from engine.runs.journal import from_line
+from engine.runs.records import RankDevice
+from engine.training.job import ExitCode, RunResult
+from factories import make_epoch, make_run_folder, make_run_started
+
+PREFLIGHT = Preflight(plan=NodePlan(("cpu",), (None,), 1, 1, 0, "gloo"))
+FAILED = RunResult("failed", RankFailed(time=1.0, rank=0, device="cpu", cause="killed"))
+
+
+class Owner:
+    """An owner of the run `a`, and the events that it shows."""
+
+    def __init__(self, root: Path, **sections: Any) -> None:
+        self.shown: list[Event] = []
+        config = Config.model_validate(sections | {"run": {"name": "a"} | sections.get("run", {})})
+        self.run = OwnedRun(RunRequest(config, root, "a"), self.shown.append)
+        self.folder = RunFolder(root / "a")
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.shown if isinstance(event, WarningEvent)]
+
+    def recorded(self) -> list[Event]:
+        lines = self.folder.journal.read_text().splitlines()
+        return [event for line in lines if (event := from_line(line)) is not None]
+
+
+@pytest.fixture(autouse=True)
+def outside_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+@contextmanager
+def owner(root: Path, **options: Any) -> Iterator[Owner]:
+    owned = Owner(root, **options)
+    try:
+        yield owned
+    finally:
+        owned.run.release()
+
+
+def make_ended_run(root: Path, state: str, epochs: int = 2) -> RunFolder:
+    events = [make_run_started(), *(make_epoch(number) for number in range(1, epochs + 1))]
+    return make_run_folder(root, "a", *events, RunFinished(state=state))
+
+
+def test_owner_announces_new_run_and_gives_its_folder_to_the_ranks(tmp_path: Path) -> None:
+    with owner(tmp_path, run={"resume": True}) as owned:
+        job = owned.run.prepare(PREFLIGHT)
+        assert job is not None
+        assert job.folder is not None
+        assert (job.folder.path, job.resumed, job.config.run.resume) == (owned.folder.path, False, False)
+        [announced] = owned.shown
+        assert isinstance(announced, RunStarting)
+        assert (announced.name, announced.folder) == ("a", str(owned.folder.path))
+        # It did not wait for GPUs.
+        assert read_queue_state(owned.folder) is None
+
+
+def test_owner_names_unnamed_run_in_its_config(tmp_path: Path) -> None:
+    with owner(tmp_path, run={"name": None}) as owned:
+        job = owned.run.prepare(PREFLIGHT)
+        assert job is not None
+        assert job.config.run.name == "a-1"
+
+
+def test_owner_records_warnings_of_allocation_and_shows_them_once(tmp_path: Path) -> None:
+    with owner(tmp_path) as owned:
+        owned.run.allocation = GpuAllocation(warnings=["on the CPU", "shared"], cpu_fallback="on the CPU")
+        owned.run.show_gpu_warnings()
+        owned.run.prepare(PREFLIGHT)
+        for events in (owned.shown, owned.recorded()):
+            warnings = [(each.message, each.cpu_fallback) for each in events if isinstance(each, WarningEvent)]
+            assert warnings == [("on the CPU", True), ("shared", False)]
+
+
+@pytest.mark.parametrize(("requeue", "job", "warns"), [(True, None, True), (True, "77", False), (False, None, False)])
+def test_owner_warns_that_requeue_has_no_effect_outside_of_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requeue: bool, job: str | None, warns: bool
+) -> None:
+    if job is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    with owner(tmp_path, run={"requeue": requeue}) as owned:
+        owned.run.prepare(PREFLIGHT)
+        assert owned.warnings == ["run.requeue has no effect: this is not a Slurm job"] * warns
+
+
+@pytest.mark.parametrize(
+    ("state", "epochs", "is_left"),
+    [("finished", 2, False), ("finished", 3, True), ("stopped", 2, True), ("failed", 2, True)],
+)
+def test_owner_resumes_run_that_has_something_left_to_do(
+    tmp_path: Path, state: str, epochs: int, is_left: bool
+) -> None:
+    make_ended_run(tmp_path, state)
+    with owner(tmp_path, run={"resume": True, "epochs": epochs}) as owned:
+        job = owned.run.prepare(PREFLIGHT)
+        assert (job is not None and job.resumed) == is_left
+        assert owned.warnings == ["a has already finished 2 epochs; increase run.epochs to resume"] * (not is_left)
+
+
+def test_owner_does_not_queue_run_that_has_nothing_left_to_do(tmp_path: Path) -> None:
+    make_ended_run(tmp_path, "finished")
+    with owner(tmp_path, run={"resume": True, "epochs": 2}) as owned, pytest.raises(AlreadyFinishedError):
+        owned.run.enter_queue()
+
+
+@pytest.mark.parametrize(
+    ("result", "has_checkpoint", "code", "message"),
+    [
+        (FAILED, False, ExitCode.FAILED, "rank 0 (cpu) failed: killed; there is no checkpoint to resume from"),
+        (RunResult("finished"), True, ExitCode.FINISHED, ""),
+        (RunResult("stopped"), True, ExitCode.STOPPED, "resume with `gputrain resume a`"),
+        (RunResult("stopped"), False, ExitCode.FAILED, "there is no checkpoint to resume from"),
+        (RunResult("killed", reason="no news"), True, ExitCode.STOPPED, "no news; resume with `gputrain resume a`"),
+    ],
+)
+def test_owner_records_how_the_run_ended(
+    tmp_path: Path, result: RunResult, has_checkpoint: bool, code: ExitCode, message: str
+) -> None:
+    with owner(tmp_path) as owned:
+        owned.run.prepare(PREFLIGHT)
+        if has_checkpoint:
+            (owned.folder.checkpoints / "last.pt").touch()
+        assert owned.run.end(result) == code
+        *before, finished = owned.recorded()
+    assert isinstance(finished, RunFinished)
+    assert (finished.state, finished.message) == (result.state.replace("killed", "stopped"), message)
+    assert before == ([result.failure] if result.failure is not None else [])
+
+
+@pytest.mark.parametrize(
+    ("state", "should_requeue", "calls"),
+    [("stopped", True, "requeue 77\n"), ("finished", True, ""), ("stopped", False, "")],
+)
+def test_owner_requeues_slurm_job_only_of_run_that_its_time_limit_stops(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: Literal["stopped", "finished"],
+    should_requeue: bool,
+    calls: str,
+) -> None:
+    log, scontrol = tmp_path / "calls", tmp_path / "bin" / "scontrol"
+    log.touch()
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(scontrol.parent), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    with owner(tmp_path / "runs") as owned:
+        owned.run.prepare(PREFLIGHT)
+        owned.run.end(RunResult(state), should_requeue=should_requeue)
+        assert log.read_text() == calls
+        finished = owned.recorded()[-1]
+        assert isinstance(finished, RunFinished)
+        assert finished.message.endswith("; job 77 is requeued") == bool(calls)
+
+
+@pytest.mark.parametrize(
+    ("result", "stopping", "restarts"),
+    [
+        (FAILED, False, True),
+        (FAILED, True, False),
+        (RunResult("failed", replace(FAILED.failure, repeats=True)), False, False),  # type: ignore[type-var]
+        (RunResult("finished"), False, False),
+    ],
+)
+def test_ranks_restart_after_failure_that_may_not_recur(result: RunResult, stopping: bool, restarts: bool) -> None:
+    history = history_from_events([make_run_started()])
+    history.stopping = stopping
+    assert should_restart(result, history) == restarts
+
+
+def test_restart_is_recorded_behind_the_failure_that_causes_it(tmp_path: Path) -> None:
+    with owner(tmp_path) as owned:
+        owned.run.prepare(PREFLIGHT)
+        assert owned.run.recorder is not None
+        record_restart(FAILED, owned.run.recorder, 1, 3)
+        failure, warning = owned.recorded()
+    assert failure == FAILED.failure
+    assert isinstance(warning, WarningEvent)
+    assert warning.message == "rank 0 (cpu) failed: killed; restarting from the beginning (restart 1 of 3)"
+
+
+def test_owner_publishes_gpu_ranks_of_started_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    with owner(tmp_path / "runs") as owned:
+        owned.run.allocation.reservation.reserve(["GPU-1"], "all", ["GPU-1"], "a")
+        owned.run.prepare(PREFLIGHT)
+        ranks = [RankDevice(0, socket.gethostname(), os.getpid(), "GPU-1")]
+        owned.run.emit(replace(make_run_started(), ranks=ranks))
+        [published] = read_reservations()
+        assert published.ranks == (ReservedRank("a", 0, os.getpid(), "GPU-1"),)
+
+
+def test_owner_deletes_folder_of_new_run_that_does_not_start(tmp_path: Path) -> None:
+    with owner(tmp_path / "new" / "runs") as owned:
+        owned.run.prepare(PREFLIGHT)
+        owned.run.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_owner_keeps_folder_of_resumed_run_that_does_not_start(tmp_path: Path) -> None:
+    make_ended_run(tmp_path, "stopped")
+    with owner(tmp_path, run={"resume": True}) as owned:
+        owned.run.enter_queue()
+        owned.run.discard()
+    state = read_queue_state(owned.folder)
+    assert state is not None
+    assert state.stage is QueueStage.ENDED
+    assert owned.folder.journal.exists()
 
 
 def test_owner_takes_run_out_of_queue_that_fails_before_it_starts(tmp_path: Path) -> None:
     owned = OwnedRun(RunRequest(Config(), tmp_path, "a"), lambda _: None)
     owned.enter_queue().leave([])
-    owned.end(RunResult("failed", RankFailed(rank=0, device="cpu", cause="it was killed by SIGKILL")))
+    owned.end(FAILED)
     owned.release()
     [folder] = list_runs(tmp_path)
     state = read_queue_state(folder)
     assert state is not None
     assert state.stage is QueueStage.ENDED
     assert not is_interrupted(folder)
+
+
+def test_owner_waits_for_the_runs_that_the_config_names(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="finished"))
+    with owner(tmp_path, queue={"after": ["b"]}) as owned:
+        place = owned.run.enter_queue()
+        assert [dependency.name for dependency in place.state.after] == ["b"]
+
+
+def test_owner_keeps_dependencies_of_run_whose_wait_was_interrupted(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="finished"))
+    with owner(tmp_path, queue={"after": ["b"]}) as owned:
+        owned.run.enter_queue()
+    with owner(tmp_path, run={"resume": True}) as owned:
+        place = owned.run.enter_queue()
+        assert [dependency.name for dependency in place.state.after] == ["b"]
+
+
+def test_interrupted_wait_of_run_can_be_resumed(tmp_path: Path) -> None:
+    with owner(tmp_path) as owned:
+        owned.run.enter_queue()
+        assert owned.run.interrupt() == ExitCode.FAILED
+        [warning] = owned.warnings
+        assert "`gputrain queue resume a`" in warning
+    assert is_interrupted(owned.folder)
+
+
+@pytest.mark.parametrize(
+    ("resumes", "has_waited", "starts", "is_kept"),
+    [
+        (False, True, False, False),
+        (True, False, False, False),
+        (True, True, False, True),
+        (True, True, True, False),
+    ],
+)
+def test_folder_of_run_that_ends_before_it_starts_is_kept_if_it_holds_more_than_a_wait(
+    tmp_path: Path, resumes: bool, has_waited: bool, starts: bool, is_kept: bool
+) -> None:
+    if resumes:
+        make_ended_run(tmp_path, "stopped")
+    with owner(tmp_path, run={"resume": resumes}) as owned:
+        assert not owned.run.is_kept
+        place = owned.run.enter_queue()
+        if has_waited:
+            place.report("no GPU is free")
+        if starts:
+            owned.run.emit(make_run_started())
+        assert owned.run.is_kept == is_kept
+
+
+@pytest.mark.parametrize(("state", "watched"), [("failed", True), ("stopped", False)])
+def test_run_that_ends_in_the_queue_is_reported_unless_its_user_cancelled_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Literal["failed", "stopped"], watched: bool
+) -> None:
+    watchers = []
+
+    def start_watcher(*_: object, **__: object) -> tuple[RunNotifier, list[str]]:
+        watchers.append(1)
+        return RunNotifier(), []
+
+    monkeypatch.setattr(lifecycle, "start_watcher", start_watcher)
+    with owner(tmp_path) as owned:
+        owned.run.enter_queue()
+        assert owned.run.end_before_start(state, "b failed") == ExitCode.FAILED
+        assert bool(watchers) == watched
+        finished = owned.recorded()[-1]
+        assert isinstance(finished, RunFinished)
+        assert (finished.state, finished.message) == (state, "b failed")
+    assert not is_interrupted(owned.folder)
 
 
 def test_owner_renews_heartbeat_and_keeps_reservation_from_tmp_cleaners(

@@ -1,0 +1,314 @@
+"""The supervisor in this process, with forked ranks that run a function: requests, failures, stalls and kills."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config.schema import Config
+from engine.distributed.channel import PipeChannel
+from engine.distributed.node_plan import NodePlan
+from engine.distributed.watchdog import Phase
+from engine.launch import supervisor
+from engine.launch.supervisor import Supervisor
+from engine.runs.control import RequestCounters, send_request
+from engine.runs.events import ControlEvent, Event, WarningEvent
+from engine.runs.folder import RunFolder
+from engine.training.job import Job, Outcome, RunResult
+from engine.utils.errors import UsageError
+from engine.utils.process import SignalHandler
+from forked_ranks import Body, ForkedRanks
+
+PLAN = NodePlan(("cpu", "cpu"), (None, None), 2, 1, 0, "gloo")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    path = tmp_path / "a"
+    path.mkdir()
+    return RunFolder(path).hold()
+
+
+class Supervised:
+    """One start of the ranks, and the events that it emits."""
+
+    def __init__(self, *bodies: Body, folder: RunFolder | None = None, watchdog: float = 0.0) -> None:
+        config = Config.model_validate({"run": {"watchdog": watchdog}, "device": {"start_method": "fork"}})
+        self.job = Job(config, PLAN, folder, resumed=False, source=None)
+        self.ranks, self.signals, self.requests = ForkedRanks(*bodies), SignalHandler(), RequestCounters()
+        self.events: list[Event] = []
+
+    def run(self, on_tick: Callable[[], None] = lambda: None) -> RunResult:
+        return Supervisor(self.job, self.ranks, self.signals, self.events.append, on_tick, self.requests).run()
+
+    @property
+    def messages(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, WarningEvent)]
+
+
+def finish(channel: PipeChannel) -> Outcome:
+    return "finished"
+
+
+def hang(channel: PipeChannel) -> Outcome:
+    channel.enter_phase(3, Phase.FORWARD)
+    channel.send(WarningEvent(message="hangs"))
+    time.sleep(100)
+    return "finished"
+
+
+def wait_for_stop(channel: PipeChannel) -> Outcome:
+    while not channel.poll_requests().stop:
+        time.sleep(0.01)
+    return "stopped"
+
+
+def fail(channel: PipeChannel) -> Outcome:
+    raise ValueError("bad image")
+
+
+def abort(channel: PipeChannel) -> Outcome:
+    os.abort()
+
+
+def cause_of(result: RunResult) -> str:
+    assert result.state == "failed"
+    assert result.failure is not None
+    return f"{result.failure.rank}: {result.failure.cause}"
+
+
+def test_supervisor_leaves_ranks_without_progress_alone_until_something_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "STOP_TIMEOUT_SECONDS", 0.05)
+
+    def idle(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(1, Phase.FORWARD)
+        time.sleep(0.4)
+        channel.send(WarningEvent(message="idled"))
+        return "finished"
+
+    run = Supervised(idle, idle)
+    assert (run.run(), run.messages) == (RunResult("finished"), ["idled"] * 2)
+
+
+def test_supervisor_forwards_requests_and_records_their_outcome(folder: RunFolder) -> None:
+    folder.control.mkdir()
+    send_request(folder.control, "pause")
+    send_request(folder.control, "stop")
+    (folder.control / "2.json").write_text('{"request": "dance", "by": "a"}')
+
+    def report_pause(channel: PipeChannel) -> Outcome:
+        wait_for_stop(channel)
+        channel.send(WarningEvent(message=f"paused {channel.poll_requests().paused}"))
+        return "stopped"
+
+    run = Supervised(report_pause, report_pause, folder=folder)
+    assert run.run() == RunResult("stopped")
+    assert run.messages == ["paused True", "paused True"]
+    controls = [(event.request, event.outcome) for event in run.events if isinstance(event, ControlEvent)]
+    assert controls == [
+        ("pause", "at the next step"),
+        ("stop", "at the next step, with a checkpoint"),
+        ("dance", "unknown request, ignored"),
+    ]
+
+
+def test_supervisor_turns_signal_into_one_stop_request() -> None:
+    run = Supervised(wait_for_stop, wait_for_stop)
+    run.signals.request_stop("SIGTERM")
+    assert run.run() == RunResult("stopped")
+    [control] = run.events
+    assert isinstance(control, ControlEvent)
+    assert (control.request, control.by) == ("stop", "SIGTERM")
+
+
+@pytest.mark.parametrize("requests", [[], ["pause"], ["pause", "continue"]])
+def test_supervisor_pauses_restarted_ranks_if_the_run_is_paused(requests: list[str]) -> None:
+    def report_pause(channel: PipeChannel) -> Outcome:
+        # The answer comes behind the requests of the start.
+        channel.flush()
+        channel.send(WarningEvent(message=str(channel.poll_requests().paused)))
+        return "finished"
+
+    run = Supervised(report_pause, finish)
+    for request in requests:
+        run.requests.apply(request)
+    assert run.run().state == "finished"
+    assert run.messages == [str(requests == ["pause"])]
+
+
+def test_supervisor_kills_ranks_on_second_sigint() -> None:
+    run = Supervised(hang, hang)
+
+    def interrupt() -> None:
+        run.signals.kill_requested = True
+
+    assert run.run(interrupt) == RunResult("killed", reason="killed by a second SIGINT")
+
+
+def test_supervisor_kills_ranks_that_do_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STOP_TIMEOUT_SECONDS", 0.2)
+    run = Supervised(hang, hang)
+    run.signals.request_stop("SIGTERM")
+    reason = "no rank made progress for 0.2 s after the stop request, so no checkpoint was saved"
+    assert run.run() == RunResult("killed", reason=reason)
+
+
+def test_supervisor_waits_for_slow_checkpoint_after_stop_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STOP_TIMEOUT_SECONDS", 0.05)
+
+    def save(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(3, Phase.CHECKPOINT)
+        channel.send(WarningEvent(message="saves"))
+        wait_for_stop(channel)
+        time.sleep(0.4)
+        return "stopped"
+
+    run = Supervised(save, save)
+
+    def stop_once_both_save() -> None:
+        if len(run.messages) == 2:
+            run.signals.request_stop("SIGTERM")
+
+    assert run.run(stop_once_both_save) == RunResult("stopped")
+
+
+def test_supervisor_ends_run_soon_after_failure_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.2)
+    run = Supervised(hang, fail)
+    assert cause_of(run.run()) == "1: ValueError: bad image"
+    assert run.ranks.alive() == []
+
+
+def test_supervisor_names_rank_that_exits_without_report(folder: RunFolder) -> None:
+    result = Supervised(finish, lambda _: os._exit(4), folder=folder).run()
+    assert cause_of(result) == "1: it ended with exit code 4 and reported no error; the log may contain the cause"
+
+
+def test_supervisor_reads_cause_of_abort_in_log_of_this_start_only(folder: RunFolder) -> None:
+    folder.log.write_text("[rank1]: terminated with exception: of an earlier start\n")
+
+    def abort_with_message(channel: PipeChannel) -> Outcome:
+        os.write(2, b"[rank1]: terminated with exception: of this start\n")
+        abort(channel)
+        raise AssertionError
+
+    assert cause_of(Supervised(finish, abort_with_message, folder=folder).run()).endswith(": of this start")
+    result = Supervised(finish, abort, folder=folder).run()
+    assert cause_of(result) == "1: it was killed by SIGABRT; the log may contain the cause"
+
+
+def test_supervisor_reports_ranks_that_cannot_be_started() -> None:
+    assert cause_of(Supervised().run()) == "0: OSError: the ranks cannot be forked"
+
+
+def test_supervisor_raises_problem_of_config_that_ranks_find_once() -> None:
+    def refuse(channel: PipeChannel) -> Outcome:
+        raise UsageError.one("model.name", "unknown")
+
+    with pytest.raises(UsageError) as caught:
+        Supervised(refuse, refuse).run()
+    assert [problem.location for problem in caught.value.problems] == ["model.name"]
+
+
+def test_supervisor_reports_killed_rank_starter() -> None:
+    run = Supervised(hang, hang)
+
+    def kill_starter() -> None:
+        if run.ranks.pids:
+            run.ranks._process.kill()
+
+    assert cause_of(run.run(kill_starter)).startswith(
+        "0: the process that started the ranks exited: it was killed by SIGKILL"
+    )
+
+
+def test_supervisor_names_process_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.05)
+
+    def fail_on_stop(channel: PipeChannel) -> Outcome:
+        wait_for_stop(channel)
+        return fail(channel)
+
+    run = Supervised(hang, fail_on_stop)
+
+    def end_one_rank_once_both_run() -> None:
+        if run.ranks.pids:
+            run.signals.request_stop("SIGTERM")
+        while run.requests.stop and run.ranks.exit_code(1) is None:
+            run.ranks.poll()
+
+    kill = run.ranks.kill
+    # A process in uninterruptible sleep outlives SIGKILL.
+    monkeypatch.setattr(run.ranks, "kill", lambda: None)
+    result = run.run(end_one_rank_once_both_run)
+    reason = f"process {run.ranks.pids[0]} cannot be killed and still holds its memory and its GPU"
+    kill()
+    assert cause_of(result) == f"1: ValueError: bad image; {reason}"
+    assert result.failure is not None
+    assert result.failure.repeats, "a restart would find the GPU occupied"
+
+
+def test_watchdog_names_rank_that_hangs_and_logs_its_traceback(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "TRACEBACK_WAIT_SECONDS", 1.0)
+
+    def wait(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(4, Phase.BACKWARD)
+        time.sleep(100)
+        return "finished"
+
+    result = Supervised(wait, hang, folder=folder, watchdog=0.3).run()
+    assert cause_of(result) == (
+        "1: no progress for 0.3 s (run.watchdog); the other ranks wait for rank 1; this rank completed 3 steps and is "
+        "in the forward pass; its traceback is in the log"
+    )
+    assert " in hang\n" in folder.log.read_text()
+    assert " in wait\n" not in folder.log.read_text()
+
+
+def test_watchdog_blames_stopped_process_among_equally_late_ranks() -> None:
+    def freeze(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(3, Phase.FORWARD)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return "finished"
+
+    assert cause_of(Supervised(hang, freeze, watchdog=1.0).run()) == (
+        "1: no progress for 1 s (run.watchdog); the other ranks wait for rank 1; this rank completed 3 steps and is "
+        "in the forward pass; its process is stopped (SIGSTOP)"
+    )
+
+
+@pytest.mark.parametrize("loses_peer", [False, True])
+def test_supervisor_blames_rank_that_others_waited_for_in_vain(
+    monkeypatch: pytest.MonkeyPatch, loses_peer: bool
+) -> None:
+    # A rank that loses its connection exits by itself, so nothing is left to wait for.
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 30.0 if loses_peer else 0.1)
+    both_train = multiprocessing.get_context("fork").Barrier(2)
+
+    def time_out(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(4, Phase.BACKWARD)
+        both_train.wait()
+        raise RuntimeError("gloo: timed out")
+
+    def fall_behind(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(3, Phase.DATA)
+        both_train.wait()
+        if loses_peer:
+            raise RuntimeError("gloo: connection reset by peer")
+        return hang(channel)
+
+    details = "waiting for data" if loses_peer else "in the forward pass; its traceback is in the log"
+    assert cause_of(Supervised(time_out, fall_behind).run()) == (
+        "1: a collective timed out; the other ranks wait for rank 1; this rank completed 3 steps and is " + details
+    )
