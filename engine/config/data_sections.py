@@ -79,6 +79,11 @@ class DataConfig(Section):
         max_length=3,
         description="Standard deviation of each channel, for images scaled to [0, 1]. Default: the dataset's own.",
     )
+    allow_empty: bool = Field(
+        False,
+        title="empty classes",
+        description="Allow class folders without a readable image. Their classes stay in the output of the model.",
+    )
     on_bad: Literal["fail", "skip"] = Field(
         "fail",
         title="unreadable image",

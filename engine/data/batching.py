@@ -13,6 +13,7 @@ from engine.config.schema import Config
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageSource
 from engine.utils.errors import Problem, UsageError
+from engine.utils.text import list_names
 
 # Share of the training images that drop_last may drop in each epoch without a warning.
 MAX_DROPPED_SHARE = 0.1
@@ -99,6 +100,15 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
             )
     if problems:
         raise UsageError(problems)
+
+
+def empty_class_warnings(source: ImageSource) -> list[Problem]:
+    """Return a warning if classes have no training image, which `data.allow_empty` permits."""
+    empty = [name for name, count in zip(source.classes, class_counts(source), strict=True) if count == 0]
+    if not empty:
+        return []
+    subject = "a class has" if len(empty) == 1 else f"{len(empty)} classes have"
+    return [Problem("data.allow_empty", f"{subject} no training image and cannot be learned: {list_names(empty)}")]
 
 
 def class_counts(source: ImageSource) -> NDArray[np.int64]:

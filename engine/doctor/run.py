@@ -48,6 +48,10 @@ def preflight_checks(config: Config, preflight: Preflight, allocation: GpuAlloca
         yield device_check(config, preflight.plan, allocation)
     elif preflight.plan is None and allocation.warnings:
         yield Check("run", "devices", "warning", "; ".join(allocation.warnings), BUSY_GPUS_ADVICE)
+    for warning in preflight.warnings:
+        yield Check(
+            "run", warning.location.partition(".")[0], "warning", f"{warning.label}: {warning.reason}", warning.advice
+        )
     if preflight.counts is not None and "data" not in names:
         counts, data = preflight.counts, config.data
         where = "" if data.path is None else f" in {data.path}"

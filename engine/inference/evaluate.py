@@ -25,6 +25,7 @@ from engine.inference.trained_model import TrainedCheckpoint, build_trained_mode
 from engine.training.losses import build_loss
 from engine.training.metrics import Evaluation, EvaluationAccumulator
 from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.text import list_names
 
 EvaluationPart = Literal["val", "train", "all"]
 # Keys of data that define the model's input format, which is fixed by the checkpoint.
@@ -153,16 +154,11 @@ def class_indices(data_classes: Sequence[str], model_classes: Sequence[str]) -> 
         raise UsageError.one(
             "data.path",
             (
-                f"the model has no class {_format_class_list(unknown_names)}; its classes are "
-                f"{_format_class_list(model_classes)}"
+                f"the model has no class {list_names(unknown_names, MAX_LISTED_CLASSES)}; its classes are "
+                f"{list_names(model_classes, MAX_LISTED_CLASSES)}"
             ),
         )
     return np.array([index_by_name[name] for name in data_classes], np.int64)
-
-
-def _format_class_list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_LISTED_CLASSES} more" if len(names) > MAX_LISTED_CLASSES else ""
-    return ", ".join(names[:MAX_LISTED_CLASSES]) + more
 
 
 def expand_parts(parts: EvaluationPart) -> tuple[Part, ...]:

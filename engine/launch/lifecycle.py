@@ -56,7 +56,7 @@ class OwnedRun:
     place: QueuePlace | None = None
     """Its place in the queue, also after it has left it; None if it neither waited nor is detached."""
     _started: bool = field(default=False, init=False)
-    _gpu_warnings: list[WarningEvent] = field(default_factory=list, init=False)
+    _early_warnings: list[WarningEvent] = field(default_factory=list, init=False)
     _early_usage: GpuEvent | None = field(default=None, init=False)
     _notifier: RunNotifier = field(default_factory=RunNotifier, init=False)
     _waiting_since: float | None = field(default=None, init=False)
@@ -67,13 +67,15 @@ class OwnedRun:
         self.listener(event)
 
     def show_gpu_warnings(self) -> None:
-        """Show the warnings of the allocation before there is a journal, which will contain them, too."""
+        """Show the warnings of the allocation."""
         fallback = self.allocation.cpu_fallback
-        self._gpu_warnings = [
-            WarningEvent(message=message, cpu_fallback=message == fallback) for message in self.allocation.warnings
-        ]
-        for warning in self._gpu_warnings:
-            self.listener(warning)
+        for message in self.allocation.warnings:
+            self._show_early_warning(WarningEvent(message=message, cpu_fallback=message == fallback))
+
+    def _show_early_warning(self, warning: WarningEvent) -> None:
+        """Show a warning before there is a journal, which will contain it, too."""
+        self._early_warnings.append(warning)
+        self.listener(warning)
 
     def enter_queue(self) -> QueuePlace:
         """Claim the run folder and take a place in the queue, before the run has GPUs.
@@ -110,6 +112,8 @@ class OwnedRun:
         `check_stop` is called repeatedly during the search for a batch size, and may raise. Raises UsageError if a step
         fails."""
         job = self._claim(preflight)
+        for warning in preflight.warnings if job is not None else ():
+            self._show_early_warning(WarningEvent(message=str(warning)))
         if job is not None:
             job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
             self._record(job)
@@ -165,7 +169,7 @@ class OwnedRun:
         if self.recorder is None:
             self.recorder = open_recorder(job.folder, job.config, self.listener)
         self.recorder.set_config(job.config)
-        for warning in self._gpu_warnings:
+        for warning in self._early_warnings:
             self.recorder.record(warning, notify=False)
         if job.config.run.requeue and slurm_job_id() is None:
             self.listener(WarningEvent(message="run.requeue has no effect: this is not a Slurm job"))

@@ -14,10 +14,10 @@ from pathlib import Path
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
 from engine.config.resume import find_changes, immutable_key_problems
-from engine.config.rules import sync_bn_problems
+from engine.config.rules import cpu_precision_warnings, sync_bn_problems
 from engine.config.schema import Config, as_dict
 from engine.config.user_code import check_user_code
-from engine.data.batching import build_sampler_from_counts, check_source, sampler_problems
+from engine.data.batching import build_sampler_from_counts, check_source, empty_class_warnings, sampler_problems
 from engine.data.inspection_process import ImageCounts, check_user_data_code
 from engine.data.pipelines.choose import pipeline_problems
 from engine.data.sources.base import ImageSource
@@ -42,6 +42,7 @@ from engine.runs.checkpoint_files import read_saved_config
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import check_claim
 from engine.utils.errors import Problem, UsageError, collect_problems
+from engine.utils.host import has_bfloat16_instructions
 
 # Choose the GPUs of this host, none for the CPU; the argument is whether to wait for them. Raises UsageError.
 ChooseGpus = Callable[[bool], Sequence[CudaDevice]]
@@ -74,11 +75,12 @@ class RunRequest:
 
 @dataclass
 class Preflight:
-    """The problems of a run request, and what the preflight learned for the ranks.
+    """The problems and warnings of a run request, and what the preflight learned for the ranks.
 
     `source` and `counts` are None if the dataset was not opened, `plan` if no devices could be chosen."""
 
     problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
     source: ImageSource | None = None
     counts: ImageCounts | None = None
     plan: NodePlan | None = None
@@ -120,6 +122,7 @@ def run_preflight(
         if first_of_host:
             world_size = plan.local_world_size if rank_info is None else rank_info.world_size
             _check_plan(config, preflight, plan, world_size, devices_known=devices_known)
+            preflight.warnings += _find_warnings(config, preflight)
     except UsageError as error:
         # If no GPU could be chosen, the limits of the CPU do not matter.
         preflight.problems += error.problems if devices_known else []
@@ -238,6 +241,16 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
             if preflight.counts is None and user_counts is not None:
                 preflight.counts = user_counts
                 _check_batches(config, preflight, plan, world_size)
+
+
+def _find_warnings(config: Config, preflight: Preflight) -> list[Problem]:
+    """Return what the run is allowed to do, although the user may not have meant it."""
+    warnings = list[Problem]()
+    if preflight.plan is not None and not preflight.plan.on_gpu:
+        warnings += cpu_precision_warnings(config, has_bfloat16=has_bfloat16_instructions())
+    if config.data.allow_empty and preflight.source is not None:
+        warnings += empty_class_warnings(preflight.source)
+    return warnings
 
 
 def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_size: int) -> None:

@@ -21,7 +21,8 @@ from engine.utils.helper_process import ParentPipe
 
 # Values of other keys leave the scan of a dataset valid.
 SCAN_KEYS = {
-    *("dataset", "path", "download", "val_split", "num_classes", "image_size", "channels", "fake_train", "fake_val"),
+    *("dataset", "path", "allow_empty", "download", "val_split"),
+    *("num_classes", "image_size", "channels", "fake_train", "fake_val"),
 }
 
 
@@ -75,7 +76,10 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         "problems": problems_to_json(preflight.problems),
         "devices": 0 if plan is None else plan.local_world_size * plan.devices_per_rank,
         "cpu_fallback": cpu_fallback,
-        "warnings": [warning for warning in warnings if warning != cpu_fallback],
+        "warnings": [
+            *(warning for warning in warnings if warning != cpu_fallback),
+            *map(str, preflight.warnings),
+        ],
         "on_gpu": None if plan is None else plan.on_gpu,
         "images": None if counts is None else [counts.train, counts.val],
         "classes": None if source is None else len(source.classes),

@@ -25,6 +25,7 @@ from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, load_newest
 from engine.utils.errors import Problem, UsageError, collect_problems, problems_from_json, problems_to_json
 from engine.utils.files import shown_path
+from engine.utils.text import list_names
 
 PART_NOUNS: dict[Part, str] = {"train": "training", "val": "validation"}
 MAX_LISTED_CLASSES = 5
@@ -123,17 +124,12 @@ def _check_format(checkpoint: Mapping[str, Any], config: Config, source: ImageSo
     saved_classes, classes = list(checkpoint["classes"]), list(source.classes)
     if saved_classes != classes:
         lists = {"new": set(classes) - set(saved_classes), "missing": set(saved_classes) - set(classes)}
-        details = [f"{word} {_shortened(sorted(names))}" for word, names in lists.items() if names]
+        details = [f"{word} {list_names(sorted(names), MAX_LISTED_CLASSES)}" for word, names in lists.items() if names]
         raise _data_error(config, f"its classes differ ({', '.join(details) or 'in another order'})")
     saved, current = checkpoint["image_format"], asdict(model_input_format(config, source))
     shape, saved_shape = ("{channels}x{size}x{size}".format(**values) for values in (current, saved))
     if shape != saved_shape:
         raise _data_error(config, f"its images are {shape} instead of {saved_shape}")
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - MAX_LISTED_CLASSES
-    return ", ".join(names[:MAX_LISTED_CLASSES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[str]:
@@ -162,7 +158,7 @@ def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: Image
         elif "sizes" in changed:
             resized.append(noun)
     if differences:
-        skipped = f" (skipped: {_shortened(source.skipped)})" if source.skipped else ""
+        skipped = f" (skipped: {list_names(source.skipped, MAX_LISTED_CLASSES)})" if source.skipped else ""
         raise _data_error(config, ", ".join(differences) + skipped)
     if not resized:
         return []

@@ -27,7 +27,7 @@ from engine.runs.events import WarningEvent
 from engine.training.rank_state import RankState
 from engine.training.rng import rng_state, set_rng_state
 from engine.utils.errors import Problem, UsageError
-from engine.utils.text import pluralize
+from engine.utils.text import list_names, pluralize
 
 # Steps shorter than this are timed EXTRA_TIMED_STEPS more times, because of noise from other processes.
 SHORT_STEP_SECONDS, EXTRA_TIMED_STEPS = 0.01, 8
@@ -73,10 +73,9 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
         raise UsageError([problem]) from error
     unused = [name for name, p in state.model.named_parameters() if p.requires_grad and p.grad is None]
     if unused:
-        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise UsageError.one(
             "model.name",
-            f"{state.config.model.name} does not use {', '.join(unused[:3])}{more} in its forward pass, so they get no "
+            f"{state.config.model.name} does not use {list_names(unused)} in its forward pass, so they get no "
             "gradient; remove them from the model, or freeze them with model.freeze",
         )
     seconds = _fastest_step_seconds(state, batch_size, cpu_group)

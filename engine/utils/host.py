@@ -11,6 +11,19 @@ from typing import NamedTuple
 import psutil
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+CPU_INFO = Path("/proc/cpuinfo")
+CPU_INFO_BYTES = 1 << 14  # contains the first core; a host with many cores has megabytes
+# avx512_bf16 and amx_bf16 on x86, bf16 on Arm
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+def has_bfloat16_instructions() -> bool:
+    """Whether the CPU multiplies bfloat16 numbers without converting them to float32 first."""
+    try:
+        with CPU_INFO.open(errors="replace") as file:
+            return not BFLOAT16_FLAGS.isdisjoint(file.read(CPU_INFO_BYTES).split())
+    except OSError:
+        return False
 
 
 def free_memory() -> tuple[int, int]:

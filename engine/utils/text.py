@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def printable(text: str) -> str:
     """Return the text with unprintable characters escaped, like `\\x1b`, so that it cannot control the terminal."""
@@ -13,6 +15,12 @@ def printable(text: str) -> str:
 def pluralize(count: int, noun: str) -> str:
     """Return the count and the noun, with a plural s unless the count is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def list_names(names: Sequence[str], limit: int = 3) -> str:
+    """Return the first `limit` names separated by commas, and how many more there are: `a, b, c and 5 more`."""
+    shown = ", ".join(names[:limit])
+    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
 
 
 def format_duration(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,8 +30,10 @@ from engine.data.sources.image_file import (
 )
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, read_user_json, write_user_json
+from engine.utils.text import list_names
 
 DEFAULT_IMAGE_SIZE = 224
+ALLOW_EMPTY = "data.allow_empty=true"
 # The record of readable images takes about 150 bytes per image.
 MAX_RECORD_BYTES = 1 << 28
 # ImageNet mean and std as in torchvision's models; for grayscale, their means over the channels.
@@ -136,23 +138,22 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
     for part, folder in parts.items():
         unknown = sorted(set(_subfolders(folder)) - set(classes))
         problems += [Problem("data.path", f"{folder / name} is not a class of {parts['train']}") for name in unknown]
+        empty: list[tuple[Path, list[str]]] = []
         part_paths, part_labels, part_sizes = list[str](), list[int](), list[int]()
         for label, name in enumerate(classes):
             sizes_by_path, unreadable = _readable_images(folder / name)
             skipped += [f"{path.relative_to(root)} ({reason})" for path, reason in unreadable]
             if not sizes_by_path and (part == "train" or (folder / name).is_dir()):
-                problems.append(Problem("data.path", f"the class folder {folder / name} contains no readable image"))
+                empty.append((folder / name, [f"{path.name}: {reason}" for path, reason in unreadable]))
             part_paths += [str(path.relative_to(root)) for path in sizes_by_path]
             part_labels += [label] * len(sizes_by_path)
             part_sizes += sizes_by_path.values()
-        if not part_paths and part == "val":
-            problems.append(
-                Problem(
-                    "data.path",
-                    f"{folder} contains no image",
-                    f"add images, or delete this folder to split {parts['train']}",
-                )
-            )
+        if not part_paths:
+            other = f"delete this folder to split {parts['train']}" if part == "val" else "set another data.path"
+            reason = f"{folder} contains no readable image{_list_files([file for _, files in empty for file in files])}"
+            problems.append(Problem("data.path", reason, f"add images, or {other}"))
+        elif empty and not data.allow_empty:
+            problems.append(_empty_class_problem(empty))
         paths[part], labels[part] = tuple(part_paths), np.array(part_labels, np.int64)
         sizes[part] = np.array(part_sizes, np.int64)
     if problems:
@@ -166,6 +167,21 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
     mean, std = IMAGENET_RGB_STATS if (data.channels or 3) == 3 else IMAGENET_GRAY_STATS
     image_format = ImageFormat(data.image_size or DEFAULT_IMAGE_SIZE, data.channels or 3, mean, std)
     return FolderSource(str(root), image_format, classes, paths, labels, sizes, tuple(skipped))
+
+
+def _empty_class_problem(empty: Sequence[tuple[Path, Sequence[str]]]) -> Problem:
+    """Return the problem of class folders without a readable image, each with its files and why they are none."""
+    folder, files = empty[0]
+    if len(empty) == 1:
+        reason = f"the class folder {folder} contains no readable image{_list_files(files)}"
+        return Problem("data.path", reason, f"add images, delete the folder, or keep its class with {ALLOW_EMPTY}")
+    names = list_names([folder.name for folder, _ in empty])
+    reason = f"{len(empty)} class folders of {folder.parent} contain no readable image ({names})"
+    return Problem("data.path", reason, f"add images, delete the folders, or keep their classes with {ALLOW_EMPTY}")
+
+
+def _list_files(files: Sequence[str]) -> str:
+    return f" ({list_names(files)})" if files else ""
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from tui.form.model import (
     save_last_form,
     validate_form,
 )
+from tui.form.plan import plan_text
 from tui.widgets.field_lines import LABEL_COLUMNS
 
 TYPED = {
@@ -278,6 +279,10 @@ def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
     assert checked is not None and checked.sampler is not None
     assert (checked.total_ranks, checked.sampler.steps_per_epoch, checked.sampler.train_images) == (2, 22, 1438)
     assert check(checker, demo_snapshot(0.0), device__gpus="2,3") == (2, [])
+    config = Form("digits", {"device.gpus": "cpu", "precision.amp": "O2"}).config()
+    warned = checker.check(checker.begin(config), config, None)
+    shown = plan_text(config, [], warned).plain
+    assert "! precision.amp: O2 computes in float16, which makes steps on the CPU many times slower" in shown
 
 
 def test_checker_reports_missing_host_resources(checker: FormChecker) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.batching import build_sampler, check_source
+from engine.data.batching import build_sampler, check_source, class_counts, empty_class_warnings
 from engine.data.sources import folder, image_file
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.formats import model_input_format
@@ -313,9 +313,39 @@ def test_folder_source_accepts_trailing_bytes_after_jpeg(animal_folder: Path) ->
     assert (source.num_images("train") + source.num_images("val"), source.skipped) == (21, ())
 
 
-def test_folder_source_rejects_empty_class(animal_folder: Path) -> None:
-    (animal_folder / "eel").mkdir()
-    assert f"the class folder {animal_folder / 'eel'} contains no readable image" in usage_error(animal_folder)
+def test_folder_source_rejects_empty_class_with_remedy(animal_folder: Path) -> None:
+    eel = animal_folder / "eel"
+    eel.mkdir()
+    advice = "add images, delete the folder, or keep its class with data.allow_empty=true"
+    assert usage_error(animal_folder) == f"data.path: the class folder {eel} contains no readable image; {advice}"
+    (eel / "notes.txt").write_text("no eels yet")
+    (eel / "cut.png").write_bytes((animal_folder / "dog" / "1.png").read_bytes()[:40])
+    message = usage_error(animal_folder)
+    assert "contains no readable image (cut.png: not an image, " in message and "notes.txt: not an image)" in message
+    for name in ("ant", "fox", "yak"):
+        (animal_folder / name).mkdir()
+    names = "4 class folders of {} contain no readable image (ant, eel, fox and 1 more); add images, delete"
+    assert names.format(animal_folder) in usage_error(animal_folder)
+
+
+def test_folder_source_keeps_empty_class_if_allowed(animal_folder: Path) -> None:
+    (animal_folder / "bee").mkdir()
+    (animal_folder / "bee" / "notes.txt").write_text("no bees yet")
+    source = open_source(config("data.dataset=folder", f"data.path={animal_folder}", "data.allow_empty=true"))
+    assert source.classes == ("bee", "cat", "dog")
+    assert (source.num_images("train"), source.num_images("val")) == (16, 4)
+    assert class_counts(source).tolist() == [0, 8, 8]
+    [warning] = empty_class_warnings(source)
+    assert str(warning) == "data.allow_empty: a class has no training image and cannot be learned: bee"
+
+
+def test_folder_source_rejects_folder_without_any_image(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "table.csv").write_text("1,2")
+    message = f"{tmp_path} contains no readable image (table.csv: not an image, table.csv: not an image); add images"
+    for overrides in ((), ("data.allow_empty=true",)):
+        assert message in usage_error(tmp_path, *overrides)
 
 
 def test_folder_source_skips_png_with_flipped_byte(animal_folder: Path) -> None:
@@ -379,7 +409,9 @@ def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png"):
         write_image(tmp_path / path)
     (tmp_path / "val").mkdir()
-    assert f"{tmp_path / 'val'} contains no image; add images, or delete this folder to split" in usage_error(tmp_path)
+    assert f"{tmp_path / 'val'} contains no readable image; add images, or delete this folder to split" in usage_error(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize(("names", "message"), [((), "contains no folder"), (("one",), "contains only the folder one")])

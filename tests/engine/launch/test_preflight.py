@@ -1,0 +1,86 @@
+"""The warnings of the preflight, and where a run and `gputrain doctor` show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.loader import resolve_config
+from engine.doctor.run import preflight_checks
+from engine.gpus.allocation import GpuAllocation
+from engine.gpus.selection import CudaDevice
+from engine.launch.lifecycle import OwnedRun
+from engine.launch.preflight import Preflight, RunRequest, run_preflight
+from engine.runs.events import WarningEvent
+from engine.runs.folder import list_runs
+from engine.utils.host import has_bfloat16_instructions
+
+SLOW = "computes in float16, which makes steps on the CPU many times slower than float32"
+
+
+@pytest.fixture(autouse=True)
+def cpu_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the kernel that lists what the CPU can do."""
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor : 0\nflags : fpu avx512f avx512_bf16 amx_tile\n")
+    monkeypatch.setattr("engine.utils.host.CPU_INFO", path)
+    return path
+
+
+def preflight_of(folder: Path, *overrides: str, gpus: tuple[CudaDevice, ...] = ()) -> tuple[RunRequest, Preflight]:
+    request = RunRequest(resolve_config("digits", ["device.ranks=1", *overrides]).config, folder / "runs", "run")
+    return request, run_preflight(request, lambda wait: gpus)
+
+
+def warnings_of(folder: Path, *overrides: str, gpus: tuple[CudaDevice, ...] = ()) -> list[str]:
+    return [str(warning) for warning in preflight_of(folder, *overrides, gpus=gpus)[1].warnings]
+
+
+@pytest.mark.parametrize("level", ["fp16", "O1", "O2", "O3"])
+def test_preflight_warns_of_float16_on_cpu(level: str, tmp_path: Path) -> None:
+    remedy = "use --amp bf16, for which this CPU has instructions, or --amp off"
+    assert warnings_of(tmp_path, f"precision.amp={level}") == [f"precision.amp: {level} {SLOW}; {remedy}"]
+
+
+def test_preflight_advises_against_bfloat16_without_instructions(tmp_path: Path, cpu_info: Path) -> None:
+    cpu_info.write_text("flags : fpu avx2 avx512f\n")
+    [warning] = warnings_of(tmp_path, "precision.amp=fp16")
+    assert "use --amp off; bf16 is faster than float16 but slower than off, because this CPU" in warning
+
+
+def test_has_bfloat16_instructions_without_cpu_info(cpu_info: Path) -> None:
+    assert has_bfloat16_instructions()
+    cpu_info.unlink()
+    assert not has_bfloat16_instructions()
+
+
+@pytest.mark.parametrize("level", ["off", "O0", "bf16"])
+def test_preflight_does_not_warn_of_other_precisions(level: str, tmp_path: Path) -> None:
+    assert warnings_of(tmp_path, f"precision.amp={level}") == []
+
+
+def test_preflight_does_not_warn_of_float16_on_gpu(tmp_path: Path) -> None:
+    assert warnings_of(tmp_path, "precision.amp=fp16", gpus=(CudaDevice(0, "GPU-0", "H200", None),)) == []
+
+
+def test_doctor_repeats_warnings_of_preflight(tmp_path: Path) -> None:
+    request, preflight = preflight_of(tmp_path, "precision.amp=fp16")
+    checks = {check.name: check for check in preflight_checks(request.config, preflight, GpuAllocation())}
+    assert (checks["precision"].state, checks["precision"].found) == ("warning", f"precision.amp: fp16 {SLOW}")
+    assert checks["precision"].advice.startswith("use --amp bf16")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_run_shows_warnings_of_preflight_and_records_them(dry_run: bool, tmp_path: Path) -> None:
+    request, preflight = preflight_of(tmp_path, "precision.amp=fp16")
+    shown: list[str] = []
+    request = RunRequest(request.config, request.runs_dir, "run", dry_run=dry_run)
+    owned = OwnedRun(request, lambda event: shown.append(event.message) if isinstance(event, WarningEvent) else None)
+    try:
+        assert owned.prepare(preflight) is not None
+    finally:
+        owned.release()
+    assert [message for message in shown if SLOW in message] == [str(preflight.warnings[0])]
+    recorded = [folder.journal.read_text() for folder in list_runs(request.runs_dir)]
+    assert [SLOW in journal for journal in recorded] == ([] if dry_run else [True])
