@@ -101,7 +101,7 @@ def bench_run_from_history(history: History, ranks: int, repeat: int, launched_a
         repeat=repeat,
         message="",
         global_batch=started.global_batch,
-        startup_seconds=round(started.time - launched_at, 3),
+        startup_seconds=round(max(started.time - launched_at, 0.0), 3),
         epochs=tuple(epochs),
         data_wait=median_of_known([valid_share(epoch.data_wait) for epoch in measured_epochs]),
         mfu=median_of_known([model_flops_utilization(started, epoch) for epoch in measured_epochs]),

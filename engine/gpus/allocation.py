@@ -27,6 +27,7 @@ from engine.utils.text import pluralize
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
 ALL_GPUS_TIMEOUT_SECONDS = 5.0  # for every GPU to answer, if at least one has
 WAIT_POLL_SECONDS = 1.0
+CLOCK_STEP_SECONDS = 5.0  # a larger change of the system time is published
 MAX_PROBLEMS = 10
 MAX_CONFLICTS = 5  # with runs that reserve the same GPUs at the same time
 UNMONITORED_WARNING = "NVML reports no GPU, but torch does: their readings and other users' processes are unknown"
@@ -203,6 +204,8 @@ class _Allocator:
 
     def __post_init__(self) -> None:
         self._queue = RunQueue(wait=self.wait, time_limit_s=self.backfill.time_limit_s)
+        self._backfill_end: float | None = None
+        """Until when runs behind may use the devices that this run claims, in monotonic seconds."""
 
     def wait_while_blocked(self, on_wait: Callable[[str], None]) -> Reservation:
         """Wait without querying the driver until the run is not blocked. Return its reservation, if it has one yet."""
@@ -314,8 +317,16 @@ class _Allocator:
 
     def _start_backfill(self, reservation: Reservation, devices: Sequence[CudaDevice]) -> None:
         """Let runs behind this one use the devices that it claims, from the first time that it claims any."""
-        if self.backfill.allowed_s and not reservation.backfill_until and any(device.is_free for device in devices):
-            reservation.set_backfill_until(time.time() + self.backfill.allowed_s)
+        if not self.backfill.allowed_s:
+            return
+        if self._backfill_end is None:
+            if not any(device.is_free for device in devices):
+                return
+            self._backfill_end = time.monotonic() + self.backfill.allowed_s
+        # The clock of the host may be set while the run waits.
+        until = time.time() + self._backfill_end - time.monotonic()
+        if abs(until - reservation.backfill_until) > CLOCK_STEP_SECONDS:
+            reservation.set_backfill_until(until)
 
     def _current_devices(
         self, list_devices: DeviceLister, visible_ids: Sequence[str], own: Reservation

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from engine.runs.claim import Origin, read_claim
+from engine.runs.claim import Claim, Origin, read_claim
 from engine.runs.folder import RunFolder, list_runs
 from engine.utils.errors import UsageError
+from engine.utils.process import process_start_ticks
 
 if TYPE_CHECKING:
-    from engine.runs.watcher import RunWatcher
+    from engine.runs.history import History
+    from engine.runs.journal import JournalReader
 
 ACCEPT_POLL_SECONDS = 0.05
 LOGINCTL_TIMEOUT_SECONDS = 3.0
-# File timestamps may lag behind time.time() by one kernel tick.
-MTIME_TOLERANCE_SECONDS = 0.05
 
 
 @dataclass
@@ -40,7 +40,12 @@ class LaunchedRun:
     """Unix seconds."""
     title: str = "new run"
     """What was started, for the title of the screen."""
-    _watchers: dict[Path, RunWatcher] = field(default_factory=dict)
+    start_ticks: int | None = None
+    """When the process started, in clock ticks since the boot; None if that is unknown."""
+    _sessions: dict[Path, tuple[JournalReader, History]] = field(default_factory=dict)
+    """What each run that this process owns has recorded since."""
+    _other_owners: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """Modification time and inode of each `owner.json` that names another process."""
 
     def output_lines(self) -> list[str]:
         """Return what the supervisor has printed so far."""
@@ -54,19 +59,22 @@ class LaunchedRun:
             runs = list_runs(self.runs_dir)
         except UsageError:
             return None
-        return next((run for run in runs if self._is_owner(run) and self._has_begun(run)), None)
+        return next((run for run in runs if (claim := self._claim(run)) and self._has_begun(run, claim)), None)
 
-    def _has_begun(self, run: RunFolder) -> bool:
+    def _has_begun(self, run: RunFolder, claim: Claim) -> bool:
         """Return whether the journal has the start or the end of this session. Warnings may precede its start."""
-        from engine.runs.watcher import RunWatcher
+        from engine.runs.history import History
+        from engine.runs.journal import JournalReader
 
-        if _mtime(run.journal) <= self.launched_at:
-            return False
-        history = self._watchers.setdefault(run.path, RunWatcher(run)).poll()
-        return any(
-            event is not None and event.time >= self.launched_at
-            for event in (history.waiting, history.started, history.finished)
-        )
+        # By the place in the journal: the clock of the host may be set while the run starts.
+        if run.path not in self._sessions:
+            reader = JournalReader(run.journal)
+            reader.offset = claim.journal_start
+            self._sessions[run.path] = reader, History()
+        reader, history = self._sessions[run.path]
+        for event in reader.poll():
+            history.add(event)
+        return any(event is not None for event in (history.waiting, history.started, history.finished))
 
     def wait_until_accepted(self) -> RunFolder | None:
         """Return the folder of a run that was started with `--detach`, once it stays whatever becomes of the run.
@@ -83,31 +91,34 @@ class LaunchedRun:
         from engine.queue.state import read_queue_state
 
         for run in list_runs(self.runs_dir):
-            # PIDs are reused, so queue.json must be newer than the launch.
-            if run.is_own and _mtime(run.queue) >= self.launched_at:
+            if self._claim(run) is not None:
                 state = read_queue_state(run)
                 if state is not None and state.pid == self.process.pid:
                     return run
         return None
 
-    def _is_owner(self, run: RunFolder) -> bool:
-        """Return whether this process owns the run. PIDs are reused, so owner.json must be newer than the launch."""
-        if not run.is_own or _mtime(run.owner) < self.launched_at:
-            return False
+    def _claim(self, run: RunFolder) -> Claim | None:
+        """Return the claim of this process on a run, which may have ended; None if it has none."""
+        try:
+            status = run.owner.stat()
+        except OSError:
+            return None
+        stamp = (status.st_mtime_ns, status.st_ino)
+        # There may be thousands of runs.
+        if self._other_owners.get(run.path) == stamp or not run.is_own:
+            return None
         claim = read_claim(run.owner)
-        return claim is not None and claim.pid == self.process.pid and claim.origin is Origin.THIS_KERNEL
+        # PIDs are reused, but not with the same start in the same boot.
+        process = self.process.pid, self.start_ticks
+        if claim is not None and (claim.pid, claim.start_ticks) == process and claim.origin is Origin.THIS_KERNEL:
+            return claim
+        self._other_owners[run.path] = stamp
+        return None
 
     @property
     def exit_code(self) -> int | None:
         """Exit code of the supervisor, or None while it runs."""
         return self.process.poll()
-
-
-def _mtime(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def start_detached(command: Sequence[str], runs_dir: Path, title: str = "new run") -> LaunchedRun:
@@ -118,7 +129,7 @@ def start_detached(command: Sequence[str], runs_dir: Path, title: str = "new run
     scope, warning = systemd_scope_prefix()
     output = tempfile.TemporaryFile()  # noqa: SIM115 (read while the run starts)
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-    launched_at = time.time() - MTIME_TOLERANCE_SECONDS
+    launched_at = time.time()
     try:
         process = subprocess.Popen(  # noqa: S603 (our own command)
             [*scope, *command],
@@ -131,7 +142,7 @@ def start_detached(command: Sequence[str], runs_dir: Path, title: str = "new run
     except OSError as error:
         output.close()
         raise UsageError.one(command[0], f"cannot be started: {error.strerror}") from error
-    return LaunchedRun(process, output, runs_dir, warning, launched_at, title)
+    return LaunchedRun(process, output, runs_dir, warning, launched_at, title, process_start_ticks(process.pid))
 
 
 def systemd_scope_prefix() -> tuple[list[str], str | None]:

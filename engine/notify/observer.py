@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.distributed.failures import describe_failure
 from engine.notify.message import Message, granted_sentence, make_message, stall_sentence
 from engine.runs.bottleneck import BottleneckKind, heat_bottleneck
 from engine.runs.claim import read_claim
-from engine.runs.events import RankFailed, RunFinished
+from engine.runs.events import Event, RankFailed, RunFinished, RunResumed, RunStarted
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
+from engine.runs.journal import JournalReader, from_line
 from engine.runs.run_row import RunRow, end_message, row_of_history
 from engine.runs.watcher import RunWatcher
 from engine.utils.files import shown_path
@@ -36,6 +37,9 @@ STALL_RATIO = 3.0
 SLOWED_REPEAT_SECONDS = 6 * 3600.0
 # A poll that comes this late means that this process or the host was suspended.
 SUSPENDED_SECONDS = 60.0
+# Beginnings of the lines of events that start or end the ranks of a session.
+SESSION_EVENTS = (RunStarted, RunResumed, RunFinished, RankFailed)
+SESSION_LINES = tuple(f'{{"type": "{event.type}"'.encode() for event in SESSION_EVENTS)
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,9 @@ class WatchOptions:
     inode: int
     """Inode number of the folder: another folder may take its place."""
     owner_pid: int
-    session_start: float
-    """Unix seconds. Earlier events belong to earlier sessions."""
+    journal_start: int
+    """Size of the journal when the session starts, in bytes: earlier events belong to earlier sessions. Their times say
+    nothing if the clock of the host was set since."""
     urls: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
     min_minutes: float = 0.0
@@ -80,7 +85,7 @@ class SessionObserver:
     clock: Callable[[], float] = time.monotonic
     ended: bool = False
     _started: bool = False
-    _session: float | None = None
+    _finished: RunFinished | None = None
     _failure: RankFailed | None = None
     _unowned_since: float | None = None
     _slowed_at: float | None = None
@@ -90,6 +95,8 @@ class SessionObserver:
 
     def __post_init__(self) -> None:
         self._watcher = RunWatcher(self.folder)
+        self._session = JournalReader(self.folder.journal)
+        self._session.offset = self.options.journal_start
         self._host = socket.gethostname()
 
     def poll(self) -> list[Message]:
@@ -101,6 +108,7 @@ class SessionObserver:
     def _poll(self) -> Iterator[Message]:
         # Before the journal: an owner writes the end of the run before it releases the folder.
         owned = self._is_owned()
+        events = list(self._session_events())
         history = self._watcher.poll()
         if self._is_deleted():
             self.ended = True
@@ -110,11 +118,10 @@ class SessionObserver:
         if not self._granted_told and self.options.waited_s > 0:
             self._granted_told = True
             yield self._message("granted", granted_sentence(self.options.gpus, self.options.waited_s), history)
-        yield from self._poll_restarts(history)
-        finished = history.finished
-        if finished is not None and finished.time >= self.options.session_start:
+        yield from self._follow_session(events, history)
+        if self._finished is not None:
             self.ended = True
-            yield from self._end(finished, history)
+            yield from self._end(self._finished, history)
         elif owned is None:
             # Another process resumed the run, and has a watcher of its own.
             self.ended = True
@@ -139,16 +146,23 @@ class SessionObserver:
             # NFS: another host deleted it.
             return True
 
-    def _poll_restarts(self, history: History) -> Iterator[Message]:
-        """Find a start of the ranks after a failure in this session (`run.max_restarts`)."""
-        started = history.started
-        if started is not None and started.time >= self.options.session_start and started.time != self._session:
-            if self._session is not None and self._failure is not None:
-                yield self._message("restarted", describe_failure(self._failure), history)
-            self._session, self._started, self._failure = started.time, True, None
-            self._progress = _Progress()
-        failures = [failure for failure in history.failures if failure.time >= self.options.session_start]
-        self._failure = failures[-1] if failures else self._failure
+    def _session_events(self) -> Iterator[Event]:
+        """Yield the new events of this session that start or end its ranks."""
+        for line in self._session.poll_lines():
+            if line.startswith(SESSION_LINES) and (event := from_line(line.decode(errors="replace"))) is not None:
+                yield event
+
+    def _follow_session(self, events: Sequence[Event], history: History) -> Iterator[Message]:
+        """Find a start of the ranks after a failure in this session (`run.max_restarts`), and its end."""
+        for event in events:
+            if isinstance(event, RunStarted):
+                if self._started and self._failure is not None:
+                    yield self._message("restarted", describe_failure(self._failure), history)
+                self._started, self._failure, self._progress = True, None, _Progress()
+            elif isinstance(event, RankFailed):
+                self._failure = event
+            elif isinstance(event, RunFinished):
+                self._finished = event
 
     def _end(self, finished: RunFinished, history: History) -> Iterator[Message]:
         if finished.state == "failed":

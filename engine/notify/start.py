@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, W
 from engine.notify.outbox import RETRY_DELAYS_SECONDS
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem, not_installed
+from engine.utils.files import file_size
 
 # Slurm and a container kill all processes when the main one ends, the watcher too. There, the end of a run waits this
 # long for its messages.
@@ -69,7 +69,7 @@ def start_watcher(
         folder=str(folder.path),
         inode=os.fstat(folder.held_fd).st_ino,
         owner_pid=os.getpid(),
-        session_start=round(time.time() - 0.01, 3),
+        journal_start=file_size(folder.journal),
         urls=notify.urls,
         on=notify.when,
         min_minutes=notify.min_minutes,

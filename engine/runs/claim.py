@@ -33,6 +33,7 @@ WATCH_POLL_SECONDS = 0.25
 # One of another user may be of any size.
 MAX_OWNER_BYTES = 1 << 20
 MAX_HOST_CHARS = 100
+MAX_INTEGER = 1 << 62
 MAX_SIGHTINGS = 4096
 
 
@@ -60,6 +61,8 @@ class Claim:
     """When the process started, in clock ticks since the boot."""
     token: str = ""
     """Random text that no other claim has."""
+    journal_start: int = 0
+    """Size of the journal in bytes when the process acquired the run: its events follow."""
     marker: tuple[object, ...] = field(default=(), compare=False)
     """Changes with each heartbeat."""
 
@@ -138,17 +141,23 @@ def read_claim(owner: Path) -> Claim | None:
         return None
     if values is None:
         return None
-    heartbeat, pid, ticks = number(values.get("heartbeat")), values.get("pid"), values.get("start_ticks")
+    heartbeat, uptime_s = number(values.get("heartbeat")), number(values.get("uptime_s"))
     return Claim(
         host=_text(values.get("host")),
-        pid=pid if isinstance(pid, int) and not isinstance(pid, bool) else None,
+        pid=_integer(values.get("pid")),
         heartbeat=heartbeat,
         boot_id=_text(values.get("boot_id")),
-        start_ticks=ticks if isinstance(ticks, int) and not isinstance(ticks, bool) else None,
+        start_ticks=_integer(values.get("start_ticks")),
         token=_text(values.get("claim")),
+        journal_start=max(_integer(values.get("journal_start")) or 0, 0),
         # Some file systems have times of 2 s, some reuse inodes, and a clock that was set back repeats heartbeats.
-        marker=(status.st_mtime_ns, status.st_ino, heartbeat, number(values.get("uptime_s"))),
+        marker=(status.st_mtime_ns, status.st_ino, heartbeat, uptime_s),
     )
+
+
+def _integer(value: object) -> int | None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_INTEGER
+    return value if is_integer else None  # type: ignore[return-value]
 
 
 def _text(value: object) -> str:

@@ -39,6 +39,9 @@ from engine.runs.events import (
 )
 from engine.runs.records import GpuSample, number
 
+# Events of the ranks are recorded up to seconds after later ones of the supervisor.
+CLOCK_STEP_SECONDS = 10.0
+
 
 @dataclass(frozen=True)
 class RunSummary:
@@ -170,6 +173,8 @@ class History:
     saving: bool = False
     """Whether a checkpoint is being written."""
     _epoch_phase: str = ""
+    _session_epochs: int = 0
+    """Number of epochs of earlier sessions in `epochs`."""
     _session_start: float | None = None
     _latest_time: float = 0.0
 
@@ -198,6 +203,7 @@ class History:
                     self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
                     if self.latest_step is not None and self.latest_step.step > event.from_step:
                         self.latest_step = None
+                self._session_epochs = len(self.epochs)
             case StepEvent():
                 self.latest_step = event
             case EpochEvent():
@@ -218,6 +224,13 @@ class History:
                 self.failures.append(event)
             case RunFinished():
                 self.finished, self.waiting = event, None
+        if (
+            self._session_start is not None
+            and event.time < self._latest_time - CLOCK_STEP_SECONDS
+            and not isinstance(event, RunStarted)
+        ):
+            # The clock of the host was set back during the session.
+            self._session_start -= self._latest_time - event.time
         self._latest_time = event.time
         if isinstance(event, RunFinished):
             self._end_session()
@@ -245,7 +258,7 @@ class History:
 
     def _end_session(self) -> None:
         if self._session_start is not None:
-            self.seconds += self._latest_time - self._session_start
+            self.seconds += max(self._latest_time - self._session_start, 0.0)
             self._session_start = None
 
     def _median_images_per_second(self) -> float | None:
@@ -279,15 +292,13 @@ class History:
     @property
     def latest_session_epoch(self) -> EpochEvent | None:
         """Latest epoch of this session. Earlier sessions may have used other devices, so their speed does not count."""
-        return self.epochs[-1] if self.epochs and self.started and self.epochs[-1].time >= self.started.time else None
+        return self.epochs[-1] if self.started and len(self.epochs) > self._session_epochs else None
 
     @property
     def bottleneck(self) -> Bottleneck | None:
         """What limits the run; None if unknown."""
-        session = [
-            epoch for epoch in self.epochs[-STRAGGLER_EPOCHS:] if self.started and epoch.time >= self.started.time
-        ]
-        return diagnose(self.started, session, self.throttling)
+        session = self.epochs[self._session_epochs :] if self.started else []
+        return diagnose(self.started, session[-STRAGGLER_EPOCHS:], self.throttling)
 
     @property
     def throttling(self) -> dict[str, GpuThrottling]:
@@ -315,7 +326,7 @@ class History:
     def total_seconds(self) -> float:
         """Duration of all sessions together, up to the latest event."""
         running = self._latest_time - self._session_start if self._session_start is not None else 0.0
-        return self.seconds + running
+        return self.seconds + max(running, 0.0)
 
     def summary(self) -> RunSummary:
         """Return the content of `summary.json`."""

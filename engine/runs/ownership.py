@@ -27,7 +27,7 @@ from engine.runs.claim import check_unclaimed, observe_claim, read_claim, watch_
 from engine.runs.control import consume_requests
 from engine.runs.folder import LAST_RUN, OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_run_folder, require_own
 from engine.utils.errors import UsageError
-from engine.utils.files import shown_path, write_json
+from engine.utils.files import file_size, shown_path, write_json
 from engine.utils.host import nearest_existing
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
 from engine.utils.trust import is_shared
@@ -76,7 +76,7 @@ class Ownership:
         except BaseException:
             os.close(handle)
             raise
-        self._lock_fd = handle
+        self._lock_fd, self._journal_start = handle, file_size(folder.journal)
         self._renew()
 
     def renew_heartbeat(self) -> str | None:
@@ -138,6 +138,7 @@ class Ownership:
             "uptime_s": round(seconds_since_boot(), 3),
             "start_ticks": process_start_ticks(os.getpid()),
             "claim": self._token,
+            "journal_start": self._journal_start,
         }
         with suppress(OSError):
             write_json(self.folder.owner, values)

@@ -141,7 +141,7 @@ def _row(run: RunFolder, trial: FrozenTrial, *, is_running: bool) -> TrialRow:
     if state == "running" and not is_running and not run.is_owned():
         state = "stopped"
     ended = trial.datetime_complete or datetime.now()
-    seconds = None if trial.datetime_start is None else round((ended - trial.datetime_start).total_seconds(), 1)
+    past_s = None if trial.datetime_start is None else (ended - trial.datetime_start).total_seconds()
     return TrialRow(
         number=trial.number,
         run=run.name,
@@ -151,5 +151,6 @@ def _row(run: RunFolder, trial: FrozenTrial, *, is_running: bool) -> TrialRow:
         params=dict(trial.params),
         preset=bool(trial.user_attrs.get(PRESET)),
         reason=str(trial.user_attrs.get(REASON, "")),
-        seconds=seconds,
+        # Negative if the clock was set back since.
+        seconds=None if past_s is None else round(max(past_s, 0.0), 1),
     )

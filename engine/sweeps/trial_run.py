@@ -19,7 +19,7 @@ from pathlib import Path
 from engine.launch.detached import LaunchedRun, start_detached
 from engine.runs.claim import read_claim
 from engine.runs.control import send_request
-from engine.runs.events import ControlEvent, EpochEvent
+from engine.runs.events import ControlEvent, EpochEvent, RunFinished
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
@@ -65,6 +65,8 @@ class TrialRun:
     _stopped_by: str = ""
     _requested_at: float = -math.inf
     _reader: JournalReader | None = None
+    _earlier_end: RunFinished | None = None
+    """How the session before the one of `process` ended."""
 
     def start(self, command: Sequence[str], runs_dir: Path) -> None:
         """Start the command of the trial. Raises UsageError if it cannot be started."""
@@ -72,6 +74,7 @@ class TrialRun:
         self.stop_requested, self._stopped_by, self._requested_at = False, "", -math.inf
         # A refused start deletes the folder with its journal again.
         self._reader, self.history = None, History()
+        self._earlier_end = self.folder.history().finished
         self.process = start_detached(command, runs_dir)
 
     def release(self) -> None:
@@ -101,7 +104,7 @@ class TrialRun:
 
     def _ended(self, code: int | None) -> Ended:
         finished = self.history.finished
-        if self.process is not None and (finished is None or finished.time < self.process.launched_at):
+        if self.process is not None and (finished is None or finished == self._earlier_end):
             if code == ExitCode.FINISHED and finished is not None and finished.state == RunState.FINISHED:
                 # The run had finished before, and its command had nothing to do.
                 return Ended.FINISHED

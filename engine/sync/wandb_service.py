@@ -190,7 +190,7 @@ class WandbRun(RemoteRun):
                 values = {**row.metrics, "_timestamp": row.time}
                 if self._started_at is not None:
                     # W&B's own relative time counts from the start of the sync.
-                    values["train/seconds"] = row.time - self._started_at
+                    values["train/seconds"] = max(row.time - self._started_at, 0.0)
                 self._run.log(values, step=row.step)
 
     def finish(self, state: RunState, figures: Row, message: str) -> None:

@@ -50,6 +50,14 @@ def _home() -> Path:
         return _MISSING_HOME
 
 
+def file_size(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if it is missing or inaccessible."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def cache_folder() -> Path:
     """Return the folder for this user's cached data: $XDG_CACHE_HOME/gputrain."""
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "gputrain"

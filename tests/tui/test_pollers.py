@@ -7,7 +7,6 @@ import os
 import queue
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,12 @@ import pytest
 from engine.gpus.recording import RecordingMonitor
 from engine.launch.detached import LaunchedRun
 from engine.runs.events import Event, RunFinished
+from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from factories import (
+    append_events,
     append_to_journal,
     make_epoch,
     make_run_folder,
@@ -191,28 +192,31 @@ def test_run_list_poller_keeps_row_of_ended_run_until_it_changes(tmp_path: Path)
     assert {row.name for row in poller.rows or []} == {"a", "b"}
 
 
-def owned_by(root: Path, name: str, owner: dict[str, object], *events: Event, age: float = 0.0) -> None:
+def owned_by(root: Path, name: str, owner: dict[str, object], *events: Event) -> RunFolder:
     folder = make_run_folder(root, name, *events)
     folder.owner.write_text(json.dumps(owner))
-    for path in (folder.owner, folder.journal):
-        os.utime(path, (time.time() - age, time.time() - age))
+    return folder
 
 
-def test_started_run_is_matched_by_pid_and_host(tmp_path: Path) -> None:
+def test_started_run_is_matched_by_process_whatever_the_clock_says(tmp_path: Path) -> None:
     class Process:
         pid = 4242
 
-    host = os.uname().nodename
+    root = tmp_path / "runs"
     output = (tmp_path / "out").open("w+b")
-    launched = LaunchedRun(Process(), output, tmp_path / "runs", None, time.time() - 5)  # type: ignore[arg-type]
-    owned_by(tmp_path / "runs", "old", {"pid": 4242, "host": host}, make_run_started(), age=100)
-    owned_by(tmp_path / "runs", "elsewhere", {"pid": 4242, "host": "other"}, make_run_started())
-    owned_by(tmp_path / "runs", "another", {"pid": 4243, "host": host}, make_run_started())
+    # It began an hour ahead of what the clock says since.
+    launched = LaunchedRun(Process(), output, root, None, time.time() + 3600, start_ticks=77)  # type: ignore[arg-type]
+    mine: dict[str, object] = {"pid": 4242, "start_ticks": 77, "host": os.uname().nodename}
+    owned_by(root, "reused-pid", mine | {"start_ticks": 76}, make_run_started())
+    owned_by(root, "earlier-version", {"pid": 4242, "host": os.uname().nodename}, make_run_started())
+    owned_by(root, "elsewhere", mine | {"host": "other"}, make_run_started())
+    owned_by(root, "another", mine | {"pid": 4243}, make_run_started())
+    # The journal has an earlier session.
+    resumed = owned_by(root, "mine", mine, make_run_started(), RunFinished(state="stopped"))
+    resumed.owner.write_text(json.dumps(mine | {"journal_start": resumed.journal.stat().st_size}))
     assert launched.find_folder() is None
-    started = replace(make_run_started(), time=time.time())
-    owned_by(tmp_path / "runs", "mine", {"pid": 4242, "host": host}, started)
-    started_folder = launched.find_folder()
-    assert started_folder is not None and started_folder.name == "mine"
+    append_events(resumed, make_run_resumed(3, time=time.time()))
+    assert launched.find_folder() == resumed
     output.close()
 
 

@@ -66,7 +66,7 @@ class StartingScreen(GputrainScreen):
 
     def _state_line(self, code: int | None) -> Text:
         if code is None:
-            seconds = time.time() - self.launched.launched_at
+            seconds = max(time.time() - self.launched.launched_at, 0.0)
             state, style, note = "◌ starting", WARNING, f"{seconds:.0f} s; the run continues when you leave this screen"
         elif code == 0:
             state, style, note = "○ nothing left to do", STRONG, "press esc to go back"

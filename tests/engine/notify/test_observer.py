@@ -48,7 +48,7 @@ class ObservedRun:
             folder=str(self.folder.path),
             inode=self.folder.path.stat().st_ino,
             owner_pid=os.getpid(),
-            session_start=START,
+            journal_start=self.folder.journal.stat().st_size,
             on=OCCASIONS,
             stall_minutes=5.0,
             watchdog_s=600.0,
@@ -121,7 +121,7 @@ def test_unselected_occasion_and_short_run_send_nothing(run: ObservedRun) -> Non
     assert run.poll(events=(make_run_started(START), FINISHED)) == []
     assert run.observer.ended
     run.watch(min_minutes=1.0)
-    assert run.poll() == []
+    assert run.poll(events=(make_run_started(START), FINISHED)) == []
     assert run.observer.ended
 
 
@@ -167,9 +167,20 @@ def test_restart_of_ranks_is_no_crash(run: ObservedRun) -> None:
 
 def test_earlier_sessions_are_not_reported(run: ObservedRun) -> None:
     run.record(make_run_started(1.0), replace(FAILURE, time=2.0), RunFinished(time=3.0, state="failed"))
+    run.watch()
     assert run.poll() == []
     assert not run.observer.ended
     assert run.poll(events=(make_run_resumed(3, START), FINISHED)) == ["finished"]
+
+
+def test_end_is_reported_after_clock_was_set_back(run: ObservedRun) -> None:
+    """The end of the run has an earlier time than its start."""
+    run.poll(events=(make_run_started(START), make_step(5, time=START + 1)))
+    run.record(make_epoch(1, time=START - 3600), replace(FINISHED, time=START - 3590))
+    run.release()
+    (message,) = run.observer.poll()
+    assert message.occasion == "finished" and run.observer.ended
+    assert "1 of 3 epochs in 11s" in message.body
 
 
 def test_observer_leaves_run_to_the_watcher_of_the_next_session(run: ObservedRun) -> None:

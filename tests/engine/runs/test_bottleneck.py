@@ -335,9 +335,8 @@ NOTHING: Any = None
         make_timed_epoch(data_wait=-1.0),
         make_timed_epoch(images_per_second=NOTHING),
         make_timed_epoch(images_per_second=0.0),
-        make_timed_epoch(time=-5.0),
     ],
-    ids=["old journal", "null", "negative", "no rate", "zero rate", "previous session"],
+    ids=["old journal", "null", "negative", "no rate", "zero rate"],
 )
 def test_bottleneck_is_none_for_unknown_values(epoch: EpochEvent) -> None:
     assert bottleneck_message(make_gpu_run_started(), epoch) == ""
