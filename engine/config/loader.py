@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 from pydantic import ValidationError
 
+from engine.config.effects import NoEffect, keys_without_effect
 from engine.config.messages import problem_from_pydantic
 from engine.config.notify_section import FILE_PREFIX, URLS_KEY
 from engine.config.rules import config_conflicts
@@ -45,7 +46,8 @@ class ResolvedConfig:
 
     `sources` maps each `section.key` to the layer that set it; `typed` has the keys set by a flag or `key=value`.
     `foreign_code` maps the keys of user code that somebody else's file set to the reason, see `CodeTrust.foreign`.
-    `missing` are the values that a run needs and the config lacks, if that was allowed.
+    `missing` are the values that a run needs and the config lacks, if that was allowed. `no_effect` are the keys that
+    are set and have no effect.
     """
 
     config: Config
@@ -53,6 +55,7 @@ class ResolvedConfig:
     typed: frozenset[str]
     foreign_code: Mapping[str, str]
     missing: tuple[Problem, ...] = ()
+    no_effect: tuple[NoEffect, ...] = ()
 
 
 class _Layer(NamedTuple):
@@ -245,6 +248,7 @@ def resolve_config(
     """
     layers = _settings_layers()
     layers += _file_layers(find_config(file)) if file is not None else []
+    file_layers = [layer.values for layer in layers]
     typed: dict[str, tuple[str, Any]] = {}
     problems: list[Problem] = []
     for key, (flag, flag_value) in (flags or {}).items():
@@ -302,7 +306,12 @@ def resolve_config(
     if len(missing) < len(problems):
         raise ConfigError(problems, _with_defaults(config, [*foreign_code, *foreign.keys() & {URLS_KEY}]))
     sources = {key: sources.get(key, "default") for key, _ in fields()}
-    return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing)
+    typed_layer: ConfigLayer = {}
+    for key in typed:
+        section, _, name = key.partition(".")
+        typed_layer.setdefault(section, {})[name] = None
+    no_effect = tuple(keys_without_effect(config, [*file_layers, typed_layer]))
+    return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing, no_effect)
 
 
 def _settings_layers() -> list[_Layer]:

@@ -196,12 +196,10 @@ def optimizer_kwargs(
 
 
 def option_problems(optim: OptimConfig, options: Mapping[str, OptimizerOption]) -> Iterator[Problem]:
-    """Yield a problem for each key and option in `optim` that an optimizer with these `options` does not support."""
+    """Yield a problem for each entry of `optim.options` that an optimizer with these `options` does not support.
+
+    Keys that it does not support have no effect, see `engine.config.effects`."""
     others = ("optim.name",)
-    for key in COMMON_OPTIONS:
-        # 0, false and null need no support: the feature is off.
-        if getattr(optim, key) and not accepts_key(options, key):
-            yield Problem(f"optim.{key}", _unsupported_key_message(optim.name, key, options), others=others)
     extra_keys = [key for key in options if not (key in COMMON_OPTIONS and accepts_key(options, key))]
     for key, value in optim.options.items():
         if key in COMMON_OPTIONS and accepts_key(options, key):
@@ -213,14 +211,6 @@ def option_problems(optim: OptimConfig, options: Mapping[str, OptimizerOption]) 
         elif not options[key].rule.is_valid(value):
             reason = f"{key} must be {options[key].rule.allowed}, not {_short_repr(value)}"
             yield Problem("optim.options", reason, others=others)
-
-
-def _unsupported_key_message(name: str, key: str, options: Mapping[str, OptimizerOption]) -> str:
-    if key in options:
-        return f"{name} expects {options[key].rule.allowed} for {key}; set it in optim.options"
-    supported_by = f"{', '.join(sorted(optimizers_accepting(key)))} and some timm optimizers"
-    off_value = "0" if key == "weight_decay" else "null"
-    return f"not supported by {name}, only by {supported_by}; remove it or set optim.{key}={off_value}"
 
 
 def _short_repr(value: object) -> str:

@@ -1,6 +1,7 @@
 """Rules between config keys: which keys apply only with certain values of others, and which values conflict.
 
-`engine.config.loader` reports the conflicts; the form hides keys without effect (DEPENDS_ON).
+`engine.config.loader` reports the conflicts. The form hides keys without effect (DEPENDS_ON), and
+`engine.config.effects` warns of them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,6 @@ def config_conflicts(config: Config) -> Iterator[Problem]:
         _data_conflicts,
         _augment_conflicts,
         _model_conflicts,
-        _loss_conflicts,
         _optim_conflicts,
         _schedule_conflicts,
     ):
@@ -93,18 +93,14 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
     device = config.device
     if (reason := init_method_problem(device.init_method)) is not None:
         yield Problem("device.init_method", reason)
-    if device.static_graph and config.optim.accumulate > 1:
+    if device.static_graph and device.parallel == "ddp" and config.optim.accumulate > 1:
         # pytorch#143580: DDP treats the backward passes under no_sync() as the whole graph.
         reason = "does not support gradient accumulation; set device.static_graph=false or optim.accumulate=1"
         yield Problem("device.static_graph", reason, others=("optim.accumulate",))
-    if device.parallel == "dp":
-        if device.static_graph:
-            reason = "applies only to ddp; remove it or set device.parallel=ddp"
-            yield Problem("device.static_graph", reason, others=("device.parallel",))
-        if config.precision.amp == "bf16":
-            # DataParallel enters autocast in its threads without a dtype, which means float16.
-            reason = "device.parallel=dp does not support bf16; use fp16 or off, or set device.parallel=ddp"
-            yield Problem("precision.amp", reason, others=("device.parallel",))
+    if device.parallel == "dp" and config.precision.amp == "bf16":
+        # DataParallel enters autocast in its threads without a dtype, which means float16.
+        reason = "device.parallel=dp does not support bf16; use fp16 or off, or set device.parallel=ddp"
+        yield Problem("precision.amp", reason, others=("device.parallel",))
 
 
 def _data_conflicts(config: Config) -> Iterator[Problem]:
@@ -123,11 +119,6 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
             "size; use stream or auto"
         )
         yield Problem("data.pipeline", reason, others=("data.dataset", "augment.resized_crop"))
-    if data.download and data.dataset not in IMAGE_FILE_DATASETS:
-        reason = (
-            f"{data.dataset} cannot be downloaded, only {', '.join(IMAGE_FILE_DATASETS)} can; set data.download=false"
-        )
-        yield Problem("data.download", reason, others=("data.dataset",))
     for key in ("mean", "std"):
         values = getattr(data, key)
         if values is not None and data.channels is not None and len(values) != data.channels:
@@ -174,14 +165,10 @@ def _model_conflicts(config: Config) -> Iterator[Problem]:
         yield Problem("model.compile_mode", reason, others=("model.compile", "optim.accumulate"))
 
 
-def sync_bn_problems(config: Config, world_size: int, *, on_gpu: bool) -> list[Problem]:
-    """Return the problem if `model.sync_bn` cannot work with this world size and device."""
-    if not config.model.sync_bn:
-        return []
-    if not on_gpu:
+def sync_bn_problems(config: Config, *, on_gpu: bool) -> list[Problem]:
+    """Return the problem if `model.sync_bn` cannot work on this device."""
+    if config.model.sync_bn and not on_gpu:
         return [Problem("model.sync_bn", "needs GPUs: torch's SyncBatchNorm does not support the CPU")]
-    if world_size == 1:
-        return [Problem("model.sync_bn", "one rank has nothing to synchronize with; train on more GPUs or remove it")]
     return []
 
 
@@ -202,18 +189,6 @@ def cpu_precision_warnings(config: Config, *, has_bfloat16: bool) -> list[Proble
     return [Problem("precision.amp", reason, advice)]
 
 
-def _loss_conflicts(config: Config) -> Iterator[Problem]:
-    loss = config.loss
-    if is_user_code(loss.name):
-        for key, is_set in (
-            ("label_smoothing", loss.label_smoothing > 0),
-            ("class_weights", loss.class_weights != "none"),
-        ):
-            if is_set:
-                reason = f"has no effect on user code; remove it, or implement it in {loss.name}"
-                yield Problem(f"loss.{key}", reason, others=("loss.name",))
-
-
 def _optim_conflicts(config: Config) -> Iterator[Problem]:
     optim = config.optim
     yield from torch_optimizer_problems(optim)
@@ -226,20 +201,16 @@ def _optim_conflicts(config: Config) -> Iterator[Problem]:
 
 def _schedule_conflicts(config: Config) -> Iterator[Problem]:
     schedule, epochs = config.schedule, config.run.epochs
-    if schedule.warmup_epochs > epochs:
+    warms_up = schedule.name != "onecycle"
+    if warms_up and schedule.warmup_epochs > epochs:
         yield Problem("schedule.warmup_epochs", f"must be at most run.epochs ({epochs})", others=("run.epochs",))
-    if schedule.warmup_epochs and schedule.warmup_steps:
+    if warms_up and schedule.warmup_epochs and schedule.warmup_steps:
         reason = f"conflicts with schedule.warmup_epochs={schedule.warmup_epochs:g}; set one of the two to 0"
         yield Problem("schedule.warmup_steps", reason, others=("schedule.warmup_epochs",))
     yield from _milestone_conflicts(schedule, epochs)
-    if schedule.name == "onecycle":
-        for key in ("warmup_epochs", "warmup_steps"):
-            if getattr(schedule, key):
-                reason = f"schedule onecycle has its own warmup (schedule.peak_at); set {key}=0"
-                yield Problem(f"schedule.{key}", reason, others=("schedule.name",))
-        if by_epoch(schedule) and epochs < 2:
-            reason = "schedule onecycle by epoch needs at least two epochs; use step"
-            yield Problem("schedule.by", reason, others=("schedule.name", "run.epochs"))
+    if schedule.name == "onecycle" and by_epoch(schedule) and epochs < 2:
+        reason = "schedule onecycle by epoch needs at least two epochs; use step"
+        yield Problem("schedule.by", reason, others=("schedule.name", "run.epochs"))
     if schedule.name == "plateau":
         if schedule.by == "step":
             reason = "schedule plateau reads the validation loss once per epoch; use epoch or auto"

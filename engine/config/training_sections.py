@@ -18,7 +18,9 @@ def by_epoch(schedule: ScheduleConfig) -> bool:
 
 
 def warmup_steps(schedule: ScheduleConfig, steps_per_epoch: int) -> int:
-    """Number of warmup steps, from `schedule.warmup_steps` or `schedule.warmup_epochs`."""
+    """Number of warmup steps, from `schedule.warmup_steps` or `schedule.warmup_epochs`; onecycle has its own warmup."""
+    if schedule.name == "onecycle":
+        return 0
     return schedule.warmup_steps or round(schedule.warmup_epochs * steps_per_epoch)
 
 

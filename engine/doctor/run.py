@@ -49,9 +49,9 @@ def preflight_checks(config: Config, preflight: Preflight, allocation: GpuAlloca
     elif preflight.plan is None and allocation.warnings:
         yield Check("run", "devices", "warning", "; ".join(allocation.warnings), BUSY_GPUS_ADVICE)
     for warning in preflight.warnings:
-        yield Check(
-            "run", warning.location.partition(".")[0], "warning", f"{warning.label}: {warning.reason}", warning.advice
-        )
+        name = warning.location.partition(".")[0] or "config"
+        found = f"{warning.label}: {warning.reason}" if warning.location else warning.reason
+        yield Check("run", name, "warning", found, warning.advice)
     if preflight.counts is not None and "data" not in names:
         counts, data = preflight.counts, config.data
         where = "" if data.path is None else f" in {data.path}"

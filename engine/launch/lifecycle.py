@@ -171,8 +171,6 @@ class OwnedRun:
         self.recorder.set_config(job.config)
         for warning in self._early_warnings:
             self.recorder.record(warning, notify=False)
-        if job.config.run.requeue and slurm_job_id() is None:
-            self.listener(WarningEvent(message="run.requeue has no effect: this is not a Slurm job"))
         self.listener(RunStarting(name=job.folder.name, folder=str(job.folder.path)))
         self.allocation.reservation.set_run_name(job.folder.name)
         self._start_watcher(job.folder, job.config)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.config.code_trust import CodeTrust
+from engine.config.effects import NoEffect, keys_without_effect_on_devices, optimizer_keys_without_effect
 from engine.config.loader import resolve_config
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import cpu_precision_warnings, sync_bn_problems
@@ -29,12 +31,13 @@ from engine.distributed.rendezvous import check_rendezvous
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.batch_size import with_batch_size
+from engine.launch.slurm import slurm_job_id
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
 from engine.notify.start import notify_problems
 from engine.optim.lr_range import LrRange
 from engine.optim.lr_schedule import schedule_length_problems
-from engine.optim.timm_optimizers import timm_optimizer_problems
+from engine.optim.timm_optimizers import TIMM_PREFIX, timm_optimizer_problems, timm_options
 from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
 from engine.queue.place import fixed_terms
 from engine.queue.state import Dependency
@@ -58,7 +61,8 @@ class RunRequest:
     that other users can change, `take_over` one that another host claims and whose heartbeat does not move;
     `code_trust` says whose code the config may name. With `lr_range`, a learning rate
     range test replaces the training; such a request is a dry run. A `detached` run has no terminal: once its folder
-    exists, it stays, also if the run is refused later."""
+    exists, it stays, also if the run is refused later. `typed` are the keys that the user typed, and `warnings` what
+    the config alone gives reason to warn of."""
 
     config: Config
     runs_dir: Path
@@ -71,13 +75,16 @@ class RunRequest:
     code_trust: CodeTrust = field(default_factory=CodeTrust)
     lr_range: LrRange | None = None
     detached: bool = False
+    typed: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass
 class Preflight:
     """The problems and warnings of a run request, and what the preflight learned for the ranks.
 
-    `source` and `counts` are None if the dataset was not opened, `plan` if no devices could be chosen."""
+    `warnings` are those of the request, and of keys that have no effect on these devices. `source` and `counts` are
+    None if the dataset was not opened, `plan` if no devices could be chosen."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
@@ -122,6 +129,8 @@ def run_preflight(
         if first_of_host:
             world_size = plan.local_world_size if rank_info is None else rank_info.world_size
             _check_plan(config, preflight, plan, world_size, devices_known=devices_known)
+            known_plan = plan if devices_known else None
+            preflight.warnings += _keys_without_effect(request, rank_info, known_plan, world_size)
             preflight.warnings += _find_warnings(config, preflight)
     except UsageError as error:
         # If no GPU could be chosen, the limits of the CPU do not matter.
@@ -131,6 +140,28 @@ def run_preflight(
     valid = [problem for problem in preflight.problems if problem.location not in invalid_keys]
     preflight.problems = [*request.problems, *valid]
     return preflight
+
+
+def _keys_without_effect(
+    request: RunRequest, rank_info: RankInfo | None, plan: NodePlan | None, world_size: int
+) -> list[Problem]:
+    """Return the warnings of the request, and of keys without effect on this host. `plan` is None if its devices are
+    not known yet."""
+    config, found = request.config, list[NoEffect]()
+    if config.optim.name.startswith(TIMM_PREFIX):
+        # A problem of its name is reported by `_check_host`.
+        with suppress(UsageError):
+            found += optimizer_keys_without_effect(config, timm_options(config.optim.name))
+    if plan is not None:
+        external = rank_info is not None
+        found += keys_without_effect_on_devices(
+            config, request.typed, world_size, on_gpu=plan.on_gpu, external=external
+        )
+    messages = [*request.warnings, *(part.message for part in found if part.message not in request.warnings)]
+    if config.run.requeue and slurm_job_id() is None:
+        messages.append("run.requeue=true has no effect: this is not a Slurm job")
+    # A message names its key.
+    return [Problem("", message) for message in messages]
 
 
 def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> list[Problem]:
@@ -231,7 +262,7 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
     """Check what depends on the number of ranks: batches, schedule, input pipeline and SyncBatchNorm."""
     problems = preflight.problems
     if devices_known:
-        problems += sync_bn_problems(config, world_size, on_gpu=plan.on_gpu)
+        problems += sync_bn_problems(config, on_gpu=plan.on_gpu)
     problems += pipeline_problems(config, preflight.source, plan.local_world_size)
     _check_batches(config, preflight, plan, world_size)
     if not problems:

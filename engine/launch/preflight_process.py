@@ -42,7 +42,13 @@ def main(parent: ParentPipe) -> None:
 def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None]) -> dict[str, Any]:
     problems = tuple(problems_from_json(values["problems"]))
     request = RunRequest(
-        Config.model_validate(values["config"]), Path(values["runs_dir"]), "form", dry_run=True, problems=problems
+        Config.model_validate(values["config"]),
+        Path(values["runs_dir"]),
+        "form",
+        dry_run=True,
+        problems=problems,
+        typed=frozenset(values["typed"]),
+        warnings=tuple(values["warnings"]),
     )
 
     cpu_fallback, warnings = "", list[str]()

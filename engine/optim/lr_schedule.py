@@ -96,7 +96,7 @@ def schedule_length_problems(schedule: ScheduleConfig, steps_per_epoch: int, epo
     """Return the problems of a schedule that depend on the steps per epoch: warmup or milestones beyond the run."""
     steps = steps_per_epoch * epochs
     problems = []
-    if schedule.warmup_steps > steps:
+    if schedule.warmup_steps > steps and schedule.name != "onecycle":
         problems.append(
             Problem(
                 "schedule.warmup_steps", f"must be at most the {steps} steps of this run, not {schedule.warmup_steps}"

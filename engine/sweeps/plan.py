@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.code_trust import CodeTrust
+from engine.config.effects import deciding_keys
 from engine.config.loader import ConfigError, resolve_config
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
@@ -37,13 +38,14 @@ class SweepPlan:
     """A validated sweep.
 
     `config` is the config of trial 0, without a name. `preset` holds the values of trial 0 that lie in their space, and
-    `outside` the searched keys whose value does not.
+    `outside` the searched keys whose value does not. `warnings` name the keys that have no effect in any trial.
     """
 
     settings: SweepSettings
     config: Config
     preset: Mapping[str, Value]
     outside: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def config_yaml(self) -> str:
@@ -53,7 +55,7 @@ class SweepPlan:
 
 def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, trust_code: bool = False) -> SweepPlan:
     """Validate the settings and choose the devices of the trials. Raises UsageError with every problem."""
-    problems = check_numbers(settings)
+    problems, warnings = check_numbers(settings), list[str]()
     spaces: dict[str, Space] = {}
     try:
         spaces = settings.spaces()
@@ -63,10 +65,14 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
         resolved = resolve_config(settings.config, overrides_of(settings.fixed), trust_code=trust_code)
         config = without_name(resolved.config)
         trust = replace(trust, foreign=resolved.foreign_code)
+        # A searched key may give it an effect.
+        warnings += [message for key, message in resolved.no_effect if not spaces.keys() & deciding_keys(key)]
     except ConfigError as error:
         problems += error.problems
         config = without_name(error.valid_part)
-    problems += _value_problems(config, spaces, {problem.location for problem in problems}, trust_code=trust_code)
+    found, unused = _check_values(config, spaces, {problem.location for problem in problems}, trust_code=trust_code)
+    problems += found
+    warnings += unused
     device: dict[str, str] = {}
     if not problems:
         device = device_overrides(config, settings.parallel)
@@ -77,7 +83,7 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
     outside = tuple(key for key in spaces if key not in preset)
     if settings.sampler == "grid":
         settings = replace(settings, trials=min(settings.trials, grid_size(spaces, preset)))
-    return SweepPlan(replace(settings, device=device), config, preset, outside)
+    return SweepPlan(replace(settings, device=device), config, preset, outside, tuple(warnings))
 
 
 def without_name(config: Config) -> Config:
@@ -86,18 +92,26 @@ def without_name(config: Config) -> Config:
     return config.model_copy(update={"run": run})
 
 
-def _value_problems(config: Config, spaces: Mapping[str, Space], known: set[str], *, trust_code: bool) -> list[Problem]:
-    """Return the problems of every end and choice, alone and, if there are few, together with those of other keys."""
+def _check_values(
+    config: Config, spaces: Mapping[str, Space], known: set[str], *, trust_code: bool
+) -> tuple[list[Problem], list[str]]:
+    """Return the problems of every end and choice, alone and, if there are few, together with those of other keys.
+
+    Also return why searched keys have no effect, unless another searched key can give them one."""
     problems: dict[str, Problem] = {}
+    warnings: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(to_yaml(as_stored(config)))
 
         def check(values: Mapping[str, Value]) -> None:
             try:
-                changed = resolve_config(str(file), overrides_of(values), trust_code=trust_code).config
+                changed = resolve_config(str(file), overrides_of(values), trust_code=trust_code)
                 if len(values) == 1:
-                    _check_names(changed, next(iter(values)))
+                    key = next(iter(values))
+                    _check_names(changed.config, key)
+                    if not spaces.keys() & deciding_keys(key):
+                        warnings.update({part.key: part.message for part in changed.no_effect if part.key == key})
             except UsageError as error:
                 shown = ", ".join(overrides_of(values))
                 for problem in error.problems:
@@ -112,7 +126,7 @@ def _value_problems(config: Config, spaces: Mapping[str, Space], known: set[str]
         if not problems:
             for values in _combinations(spaces):
                 check(values)
-    return list(problems.values())
+    return list(problems.values()), list(warnings.values())
 
 
 def _check_names(config: Config, key: str) -> None:

@@ -143,7 +143,7 @@ def _check(job: Job, rank_info: RankInfo, source: ImageSource, sampler: Distribu
     """Check that the config fits the data and the number of ranks. Raises UsageError."""
     config = job.config
     check_source(config, source, sampler)
-    problems = sync_bn_problems(config, rank_info.world_size, on_gpu=job.plan.on_gpu)
+    problems = sync_bn_problems(config, on_gpu=job.plan.on_gpu)
     problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)
     if problems:
         raise UsageError(problems)

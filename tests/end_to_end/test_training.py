@@ -134,8 +134,14 @@ def test_run_trains_on_image_folder_and_writes_class_indices(gputrain: Gputrain)
 
 
 def test_dry_run_prints_plan_and_leaves_no_folder(gputrain: Gputrain) -> None:
-    done = gputrain("run", "--headless", "digits", "--dry-run", "--ranks", "1")
+    unused = ("schedule.power=2", "device.empty_cache=true", "run.requeue=true", "--name", "a")
+    done = gputrain("run", "--headless", "digits", "--dry-run", "--ranks", "1", *unused)
     assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "no effect" in line] == [
+        "warning: schedule.power=2.0 has no effect with schedule.name=cosine, only with polynomial",
+        "warning: device.empty_cache=true has no effect on the CPU",
+        "warning: run.requeue=true has no effect: this is not a Slurm job",
+    ]
     rows = {line[:18].strip(): line[18:].strip() for line in done.stdout.splitlines()}
     assert rows["ranks"] == "1"
     assert rows["devices"] == "cpu"

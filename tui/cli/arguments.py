@@ -58,6 +58,12 @@ def watch_other_hosts(folders: Sequence[RunFolder], *, take_over: bool = False) 
     watch_claims([*owners], take_over=take_over)
 
 
+def print_no_effect(resolved: ResolvedConfig) -> None:
+    """Print a warning for each key of a config that is set and has no effect."""
+    for _, message in resolved.no_effect:
+        print_warning(message)
+
+
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
     """Split the arguments into CONFIG (or None) and the `section.key=value` overrides.
 

@@ -14,6 +14,7 @@ from tui.cli.arguments import (
     code_trust,
     exit_on_usage_error,
     flag_overrides,
+    print_no_effect,
     resolve_arguments,
     split_arguments,
 )
@@ -90,6 +91,7 @@ def bench(
         flags = flag_overrides(flag_values)
         file, overrides = split_arguments(arguments)
         resolved = resolve_arguments([file or "digits", *overrides], flags, trust_code=trust_code)
+        print_no_effect(resolved)
         code_trust(resolved, granted=trust_code).check(resolved.config)
         # A config trains for more epochs than a measurement needs.
         epochs = resolved.config.run.epochs if "run.epochs" in resolved.typed else DEFAULT_EPOCHS

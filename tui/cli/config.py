@@ -14,6 +14,7 @@ from tui.cli.arguments import (
     NgpuOption,
     after_flags,
     exit_on_usage_error,
+    print_no_effect,
     print_warning,
     resolve_arguments,
     run_flags,
@@ -87,6 +88,7 @@ def config(
 
     for problem in resolved.missing:
         print_warning(str(problem))
+    print_no_effect(resolved)
     values = as_dict(resolved.config, only_changed=diff)
     if not sources:
         # The YAML may become a config file.

@@ -14,6 +14,7 @@ from tui.cli.arguments import (
     code_trust,
     exit_on_usage_error,
     flag_overrides,
+    print_no_effect,
     resolve_arguments,
 )
 from tui.cli.help import TRAIN, ConfigCommand, HelpCommand, make_epilog
@@ -100,6 +101,7 @@ def summary(
     flag_values = {"model": model, "dataset": dataset, "data_path": data_path}
     with exit_on_usage_error():
         resolved = resolve_arguments(arguments, flag_overrides(flag_values), trust_code=trust_code)
+        print_no_effect(resolved)
         config = resolved.config
         from engine.models.catalog import check_model_name
 

@@ -16,6 +16,7 @@ from tui.cli.arguments import (
     TrustCodeOption,
     TrustOwnerOption,
     exit_on_usage_error,
+    print_warning,
     split_arguments,
     trust_option,
 )
@@ -181,6 +182,8 @@ def _prepare(root: Path, name: str | None, settings: SweepSettings, *, trust_cod
     require_optuna()
     # Before the name, so that all problems of the arguments are in one message.
     plan = plan_sweep(settings, root, trust=trust_option(granted=trust_code), trust_code=trust_code)
+    for warning in plan.warnings:
+        print_warning(warning)
     folder = choose_folder(root, name, settings)
     if is_sweep_folder(folder.path):
         require_own(folder, trust_owner=False)

@@ -161,8 +161,8 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     request.code_trust.check(request.config)
     rest = [argument for argument in arguments[1:] if argument not in ("--detach", "--headless")]
     launched = launch_run([arguments[0], "--headless", "--detached", *rest], runs_root(runs_dir))
-    if launched.warning is not None:
-        print_warning(launched.warning)
+    for warning in (*([launched.warning] if launched.warning is not None else []), *request.warnings):
+        print_warning(warning)
     try:
         folder = wait_until_queued(launched)
     except KeyboardInterrupt:
@@ -213,10 +213,12 @@ def build_request(
     from engine.runs.folder import runs_root, sanitize_run_name
 
     problems: tuple[Problem, ...] = ()
+    typed, warnings = frozenset[str](), tuple[str, ...]()
     trust = trust_option(granted=trust_code)
     try:
         resolved = resolve()
         config, trust = resolved.config, code_trust(resolved, granted=trust_code)
+        typed, warnings = resolved.typed, tuple(message for _, message in resolved.no_effect)
     except ConfigError as error:
         config, problems = error.valid_part, tuple(error.problems)
     name = sanitize_run_name(stem or f"{config.data.dataset}-{config.model.name}")
@@ -230,6 +232,8 @@ def build_request(
         take_over=take_over,
         code_trust=trust,
         detached=detached,
+        typed=typed,
+        warnings=warnings,
     )
 
 

@@ -6,7 +6,7 @@ A helper process, `engine.launch.preflight_process`, computes the same problems 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -76,15 +76,25 @@ class FormChecker:
         return self._replace(scan_key(config))
 
     def check(
-        self, canceled: threading.Event, config: Config, snapshot: Snapshot | None, problems: Sequence[Problem] = ()
+        self,
+        canceled: threading.Event,
+        config: Config,
+        snapshot: Snapshot | None,
+        problems: Sequence[Problem] = (),
+        *,
+        typed: Iterable[str] = (),
+        warnings: Sequence[str] = (),
     ) -> FormCheckResult | None:
         """Run the preflight of a config, the valid part of what was typed if it has `problems`.
 
+        `typed` are the keys that the user typed; `warnings` those of the config, which the result repeats.
         Blocks until the data is scanned. Return None if a newer check canceled this one."""
         request = {
             "config": as_dict(config),
             "runs_dir": str(self._runs_dir),
             "problems": problems_to_json(problems),
+            "typed": list(typed),
+            "warnings": list(warnings),
             "snapshot": None if snapshot is None else snapshot.to_line(),
         }
         answer = self._ask("preflight", canceled, request)

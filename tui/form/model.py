@@ -16,6 +16,7 @@ from engine.config.loader import (
     OPTIMIZER_SPECIFIC_KEYS,
     PRESETS_FOLDER,
     ConfigError,
+    ResolvedConfig,
     resolve_config,
     user_presets_folder,
 )
@@ -62,7 +63,17 @@ class Form:
 
     def config(self) -> Config:
         """Return the resolved config. Raises UsageError for its invalid values. Does not check the host."""
-        return resolve_config(self.base, flags={key: (key, text) for key, text in self.overrides.items()}).config
+        return self._resolve().config
+
+    def warnings(self) -> list[str]:
+        """Return what the values give reason to warn of, such as keys without effect; none if some are invalid."""
+        try:
+            return [message for _, message in self._resolve().no_effect]
+        except UsageError:
+            return []
+
+    def _resolve(self) -> ResolvedConfig:
+        return resolve_config(self.base, flags={key: (key, text) for key, text in self.overrides.items()})
 
     @cached_property
     def base_values(self) -> dict[str, str]:

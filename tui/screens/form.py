@@ -264,7 +264,9 @@ class FormScreen(GputrainScreen):
     ) -> None:
         snapshot = self.gputrain_app.gpu_poller.snapshot
         try:
-            checked = self._checker.check(canceled, config, snapshot, problems)
+            checked = self._checker.check(
+                canceled, config, snapshot, problems, typed=form.overrides, warnings=form.warnings()
+            )
             if checked is None:
                 return
             checked = replace(checked, run_name=next_run_name(form, config, self.gputrain_app.runs_dir))

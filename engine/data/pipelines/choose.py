@@ -64,7 +64,8 @@ def pipeline_warnings(config: Config, pipeline_choice: PipelineChoice) -> list[s
     if pipeline_choice.pipeline == "fixed":
         return ["data.pipeline=fixed repeats a single batch: the trained weights and the accuracy are meaningless"]
     workers = config.data.workers
-    if pipeline_choice.pipeline == "memory" and workers != "auto" and workers > 0:
+    # `engine.config.effects` warns of it if the pipeline was set.
+    if config.data.pipeline == "auto" and pipeline_choice.pipeline == "memory" and workers != "auto" and workers > 0:
         return [
             f"data.workers={workers} has no effect in the memory pipeline ({pipeline_choice.why}); set "
             "data.pipeline=stream to load with workers"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
+from engine.config.loader import validate_config
 from engine.config.schema import Config
 from engine.distributed.node_plan import NodePlan
 from engine.gpus import reservation
@@ -20,7 +21,7 @@ from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation_reader import ReservedRank, read_reservations
 from engine.launch import lifecycle
 from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
-from engine.launch.preflight import Preflight, RunRequest
+from engine.launch.preflight import Preflight, RunRequest, run_preflight
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs import ownership
@@ -104,14 +105,15 @@ def test_owner_records_warnings_of_allocation_and_shows_them_once(tmp_path: Path
 
 
 @pytest.mark.parametrize(("requeue", "job", "warns"), [(True, None, True), (True, "77", False), (False, None, False)])
-def test_owner_warns_that_requeue_has_no_effect_outside_of_slurm(
+def test_preflight_warns_that_requeue_has_no_effect_outside_of_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requeue: bool, job: str | None, warns: bool
 ) -> None:
     if job is not None:
         monkeypatch.setenv("SLURM_JOB_ID", job)
-    with owner(tmp_path, run={"requeue": requeue}) as owned:
-        owned.run.prepare(PREFLIGHT)
-        assert owned.warnings == ["run.requeue has no effect: this is not a Slurm job"] * warns
+    config = validate_config({"run": {"requeue": requeue, "name": "a"}, "device": {"gpus": "cpu"}})
+    preflight = run_preflight(RunRequest(config, tmp_path, "a"), lambda wait: [])
+    message = "run.requeue=true has no effect: this is not a Slurm job"
+    assert [str(warning) for warning in preflight.warnings] == [message] * warns
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from engine.config.effects import keys_without_effect_on_devices
 from engine.config.loader import validate_config
 from engine.config.rules import sync_bn_problems
 from engine.config.schema import Config
@@ -181,14 +182,16 @@ def test_sync_batch_norm_rejects_model_without_trainable_batch_norm() -> None:
         validate_config({"model": {"sync_bn": True}, "device": {"parallel": "dp"}})
 
 
-@pytest.mark.parametrize(
-    ("ranks", "on_gpu", "expected"), [(1, True, "one rank has nothing"), (2, False, "needs GPUs"), (2, True, None)]
-)
-def test_sync_bn_problems_require_gpus_and_several_ranks(ranks: int, on_gpu: bool, expected: str | None) -> None:
-    problems = sync_bn_problems(config(sync_bn=True), ranks, on_gpu=on_gpu)
-    assert [problem.location for problem in problems] == (["model.sync_bn"] if expected else [])
-    assert all(expected and expected in problem.message for problem in problems)
-    assert sync_bn_problems(config(), ranks, on_gpu=on_gpu) == []
+def test_sync_bn_problems_require_gpus() -> None:
+    (problem,) = sync_bn_problems(config(sync_bn=True), on_gpu=False)
+    assert problem.location == "model.sync_bn" and "needs GPUs" in problem.message
+    assert sync_bn_problems(config(sync_bn=True), on_gpu=True) == sync_bn_problems(config(), on_gpu=False) == []
+
+
+def test_sync_bn_has_no_effect_with_one_rank() -> None:
+    found = keys_without_effect_on_devices(config(sync_bn=True), frozenset(), 1, on_gpu=True)
+    assert [part.message for part in found] == ["model.sync_bn=true has no effect with one rank"]
+    assert keys_without_effect_on_devices(config(sync_bn=True), frozenset(), 2, on_gpu=True) == []
 
 
 def half_a_batch(rank: int, folder: str) -> None:

@@ -256,10 +256,6 @@ def test_plateau_is_inactive_for_other_schedules() -> None:
             "schedule.warmup_steps: conflicts with schedule.warmup_epochs=1; set one of the two to 0",
         ),
         (
-            {"name": "onecycle", "warmup_steps": 3},
-            "schedule.warmup_steps: schedule onecycle has its own warmup (schedule.peak_at); set warmup_steps=0",
-        ),
-        (
             {"name": "multistep"},
             "schedule.milestones: schedule multistep needs at least one milestone, such as [30, 60]",
         ),
@@ -281,6 +277,13 @@ def test_plateau_is_inactive_for_other_schedules() -> None:
 def test_schedule_rules_reject_invalid_config(values: dict[str, Any], problem: str) -> None:
     config = Config(schedule=ScheduleConfig(**values), run=RunConfig(epochs=10))
     assert list(map(str, config_conflicts(config))) == [problem]
+
+
+def test_onecycle_ignores_warmup() -> None:
+    assert our_rates(name="onecycle", warmup_steps=3) == our_rates(name="onecycle")
+    late = ScheduleConfig(name="onecycle", warmup_epochs=11.0, warmup_steps=10**6)
+    assert list(config_conflicts(Config(schedule=late, run=RunConfig(epochs=10)))) == []
+    assert schedule_length_problems(late, STEPS, EPOCHS) == []
 
 
 def test_schedule_rules_require_two_epochs_for_onecycle_by_epoch() -> None:

@@ -11,6 +11,8 @@ import pytest
 import timm
 import torch
 
+from engine.config.effects import optimizer_keys_without_effect
+from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.optim import timm_optimizers
 from engine.optim.optimizers import build_optimizer, optimizer_step
@@ -68,21 +70,32 @@ def test_timm_adamc_uses_scaled_lr_as_maximum() -> None:
             "optim.name: timm:bnbadam cannot be used: it needs bitsandbytes, which is not",
         ),
         (OptimConfig(name="timm:lookahead_adam"), "timm's lookahead wrapper is not supported"),
-        (OptimConfig(name="timm:lamb", momentum=0.9), "optim.momentum: not supported by timm:lamb"),
         (OptimConfig(name="timm:lamb", options={"trust_clp": True}), "did you mean trust_clip?"),
         (
             OptimConfig(name="timm:lamb", options={"trust_clip": 3}),
             "optim.options: trust_clip must be true or false, not 3",
-        ),
-        (
-            OptimConfig(name="timm:adan", betas=(0.9, 0.9)),
-            "timm:adan expects 3 numbers for betas; set it in optim.options",
         ),
     ],
 )
 def test_timm_optimizer_rejects_unsupported_config(config: OptimConfig, message: str) -> None:
     assert message in str(UsageError(timm_optimizer_problems(config)))
     assert message in refused(config, small())
+
+
+@pytest.mark.parametrize(
+    ("optim", "message"),
+    [
+        (OptimConfig(name="timm:lamb", momentum=0.9), "optim.momentum=0.9 has no effect with optim.name=timm:lamb"),
+        (
+            OptimConfig(name="timm:adan", betas=(0.9, 0.9)),
+            "optim.betas=[0.9, 0.9] has no effect with optim.name=timm:adan, whose betas is set in optim.options",
+        ),
+    ],
+)
+def test_key_that_timm_optimizer_lacks_has_no_effect(optim: OptimConfig, message: str) -> None:
+    assert timm_optimizer_problems(optim) == []
+    found = optimizer_keys_without_effect(Config(optim=optim), timm_options(optim.name))
+    assert [part.message for part in found] == [message]
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,18 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
 
 
 def test_plan_reports_values_that_conflict_only_together(tmp_path: Path) -> None:
-    (found,) = problems(tmp_path, "schedule.name=cosine,onecycle", "schedule.warmup_epochs=0..1")
-    assert "schedule.warmup_epochs" in found
-    assert "schedule.name=onecycle" in found
+    (found,) = problems(tmp_path, "schedule.warmup_steps=0..9", "schedule.warmup_epochs=0..1")
+    assert "schedule.warmup_steps" in found
+    assert "schedule.warmup_epochs=1" in found
+
+
+def test_plan_warns_of_keys_without_effect_in_all_trials(tmp_path: Path) -> None:
+    planned = plan(tmp_path, "optim.eps=1e-9..1e-7", "optim.lr=0.1,0.2", "schedule.power=2")
+    assert planned.warnings == (
+        "schedule.power=2.0 has no effect with schedule.name=cosine, only with polynomial",
+        "optim.eps=1e-07 has no effect with optim.name=sgd",
+    )
+    assert plan(tmp_path, "optim.eps=1e-9..1e-7", "optim.name=sgd,adamw").warnings == ()
 
 
 def test_plan_refuses_reserved_keys_and_points_without_grid(tmp_path: Path) -> None:

@@ -285,6 +285,19 @@ def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
     assert "! precision.amp: O2 computes in float16, which makes steps on the CPU many times slower" in shown
 
 
+def test_checker_warns_of_keys_without_effect(checker: FormChecker) -> None:
+    form = Form("digits", {"schedule.power": "2", "device.empty_cache": "true", "device.gpus": "cpu"})
+    config = form.config()
+    checked = checker.check(checker.begin(config), config, None, typed=form.overrides, warnings=form.warnings())
+    assert checked is not None
+    warnings = [
+        "schedule.power=2.0 has no effect with schedule.name=cosine, only with polynomial",
+        "device.empty_cache=true has no effect on the CPU",
+    ]
+    assert list(checked.warnings) == warnings
+    assert [f"! {warning}" in plan_text(config, [], checked).plain.splitlines() for warning in warnings] == [True, True]
+
+
 def test_checker_reports_missing_host_resources(checker: FormChecker) -> None:
     assert "there is no GPU '9'" in check(checker, demo_snapshot(0.0), device__gpus="9")[1][0]
     assert "did you mean cnn?" in check(checker, model__name="cnnn")[1][0]

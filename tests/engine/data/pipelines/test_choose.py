@@ -196,6 +196,9 @@ def test_pipeline_warnings_name_unused_keys() -> None:
         "set data.pipeline=stream to load with workers"
     )
     assert pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, in_memory) == [warning]
+    memory = resolve_config("digits", ["data.workers=2", "data.pipeline=memory"])
+    assert pipeline_warnings(memory.config, in_memory) == []
+    assert [key for key, _ in memory.no_effect] == ["data.workers"]
     assert pipeline_warnings(resolve_config("digits", ["data.workers=0"]).config, in_memory) == []
     assert pipeline_warnings(resolve_config("digits", []).config, in_memory) == []
     fixed = resolve_config("digits", ["data.pipeline=fixed"]).config

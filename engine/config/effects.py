@@ -1,0 +1,220 @@
+"""Config keys that are set and have no effect, such as a momentum of adamw: always a warning, never an error.
+
+`engine.config.loader` finds those that follow from other keys, `engine.launch.preflight` those that follow from the
+devices of the run. Every front end shows the same messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
+from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
+from engine.config.schema import UNSTORED_KEYS, Config, fields, sections
+from engine.config.user_code import is_user_code, user_code_names
+
+GRAYSCALE_DATASETS = ("digits", "mnist", "fashion-mnist")
+# Longer lists of the values with which a key has an effect do not help.
+MAX_LISTED_VALUES = 4
+
+
+class NoEffect(NamedTuple):
+    """A key that is set and has no effect, and the sentence that says so."""
+
+    key: str
+    message: str
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """`why` returns why `key` has no effect with this config, as a clause that follows "has no effect"; "" if it has
+    one. `others` are the keys that decide it."""
+
+    key: str
+    others: tuple[str, ...]
+    why: Callable[[Config], str]
+
+
+def keys_without_effect(config: Config, layers: Sequence[Mapping[str, Any]]) -> list[NoEffect]:
+    """Return the keys that the layers of a config set, and that have no effect because of other keys.
+
+    A key does not count if it has its default, or if a later layer changed the key that controls it: a preset for
+    another schedule is no mistake. Nor does one of a stored config, which sets every key of its sections.
+    """
+    set_at: dict[str, int] = {}
+    stored: set[str] = set()
+    for number, layer in enumerate(layers):
+        for section, keys in layer.items():
+            names = set(keys) if isinstance(keys, Mapping) else set()
+            keys_set = {f"{section}.{name}" for name in names}
+            set_at |= dict.fromkeys(keys_set, number)
+            stored = stored | keys_set if _is_complete(section, names) else stored - keys_set
+    found = []
+    for rule in _RULES:
+        decided_at = max(set_at.get(other, -1) for other in rule.others)
+        if rule.key not in set_at or rule.key in stored or set_at[rule.key] < decided_at:
+            continue
+        if not _is_default(config, rule.key) and (why := rule.why(config)):
+            found.append(_no_effect(config, rule.key, why))
+    return found
+
+
+def keys_without_effect_on_devices(
+    config: Config, typed: frozenset[str], world_size: int, *, on_gpu: bool, external: bool = False
+) -> list[NoEffect]:
+    """Return the typed keys that have no effect on the devices of a run. A file may be meant for other hosts, so of its
+    keys only `model.sync_bn` counts, which is off by default and changes what a run learns.
+
+    `external` means that torchrun or srun started the ranks."""
+    why: dict[str, str] = {}
+    if on_gpu:
+        why["device.ranks"] = "on GPUs, which have one rank each; select GPUs with device.gpus (--gpus)"
+    else:
+        why |= dict.fromkeys(("device.cudnn_benchmark", "device.empty_cache"), "on the CPU")
+    if world_size == 1 and config.device.parallel == "ddp":
+        keys = ("device.bucket_view", "device.static_graph", "optim.lr_scaling", "model.sync_bn")
+        why |= dict.fromkeys(keys, "with one rank")
+    if external:
+        why["run.max_restarts"] = "under torchrun and srun; use the --max-restarts of torchrun"
+        why["device.start_method"] = "under torchrun and srun, which start the ranks"
+    return [
+        _no_effect(config, key, reason)
+        for key, reason in why.items()
+        if key in typed | {"model.sync_bn"} and not _is_default(config, key)
+    ]
+
+
+def deciding_keys(key: str) -> set[str]:
+    """Return the keys that decide whether a key has an effect."""
+    return {other for rule in _RULES if rule.key == key for other in rule.others}
+
+
+def optimizer_keys_without_effect(config: Config, accepted: Mapping[str, Any]) -> list[NoEffect]:
+    """Return the optimizer keys that are set and that an optimizer with these options does not have."""
+    name = config.optim.name
+    return [
+        _no_effect(config, f"optim.{key}", f"with optim.name={name}{_own_form(key, accepted)}")
+        for key in COMMON_OPTIONS
+        if getattr(config.optim, key) and not accepts_key(accepted, key)
+    ]
+
+
+def _own_form(key: str, options: Mapping[str, Any]) -> str:
+    """Return where to set a key that an optimizer takes in a form of its own, as a clause."""
+    return f", whose {key} is set in optim.options" if key in options else ""
+
+
+def _no_effect(config: Config, key: str, why: str) -> NoEffect:
+    value = _value(config, key)
+    shown = value if isinstance(value, str) else json.dumps(value)
+    return NoEffect(key, f"{key}={shown} has no effect {why}")
+
+
+def _value(config: Config, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _is_default(config: Config, key: str) -> bool:
+    value = _value(config, key)
+    # 0 and false turn a feature of an optimizer off.
+    return value == _DEFAULTS[key] or (key.startswith("optim.") and _DEFAULTS[key] is None and not value)
+
+
+def _is_complete(section: str, names: set[str]) -> bool:
+    model = sections().get(section)
+    unstored = {key.partition(".")[2] for key in UNSTORED_KEYS if key.startswith(f"{section}.")}
+    return model is not None and names >= set(model.model_fields) - unstored
+
+
+def _dependency_rules() -> Iterator[_Rule]:
+    """Yield a rule for each key of `DEPENDS_ON`."""
+    for key, (other, enabling) in DEPENDS_ON.items():
+        yield _Rule(key, (other,), partial(_dependency, key, other, enabling))
+
+
+def _dependency(key: str, other: str, enabling: set[str], config: Config) -> str:
+    value = _value(config, other)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    is_enabled = text in enabling or (ANY_USER_CODE in enabling and is_user_code(text))
+    # What an optimizer of timm accepts is in its catalog, see `engine.optim.timm_optimizers`.
+    if is_enabled or (other == "optim.name" and text not in OPTIMIZERS):
+        return ""
+    if own_form := _own_form(key.partition(".")[2], OPTIMIZERS.get(text, {})):
+        return f"with {other}={text}{own_form}"
+    *most, last = sorted(enabling)
+    listed = f", only with {', '.join(most)} and {last}" if most else f", only with {last}"
+    return f"with {other}={text}{listed if len(enabling) <= MAX_LISTED_VALUES else ''}"
+
+
+def _unsupported(config: Config, key: str) -> str:
+    options = OPTIMIZERS.get(config.optim.name)
+    if options is None or accepts_key(options, key):
+        return ""
+    return f"with optim.name={config.optim.name}"
+
+
+def _on_user_loss(config: Config) -> str:
+    name = config.loss.name
+    return f"with loss.name={name}; implement it there" if is_user_code(name) else ""
+
+
+def _on_grayscale(config: Config) -> str:
+    return "on grayscale images" if config.data.channels == 1 or config.data.dataset in GRAYSCALE_DATASETS else ""
+
+
+def _unless(has_effect: Callable[[Config], object], why: str) -> Callable[[Config], str]:
+    return lambda config: "" if has_effect(config) else why
+
+
+_DEFAULTS = {key: field.default for key, field in fields()}
+_RULES = (
+    *_dependency_rules(),
+    _Rule("optim.weight_decay", ("optim.name",), lambda config: _unsupported(config, "weight_decay")),
+    _Rule(
+        "run.early_stop_min_delta",
+        ("run.early_stop",),
+        _unless(lambda config: config.run.early_stop, "without run.early_stop"),
+    ),
+    _Rule(
+        "run.code",
+        (*("model.name", "data.dataset", "loss.name", "augment.transform"),),
+        _unless(user_code_names, "without user code (module:name)"),
+    ),
+    _Rule("data.prefetch", ("data.workers",), _unless(lambda config: config.data.workers, "with data.workers=0")),
+    _Rule("augment.saturation", ("data.dataset", "data.channels"), _on_grayscale),
+    _Rule("augment.hue", ("data.dataset", "data.channels"), _on_grayscale),
+    _Rule("loss.label_smoothing", ("loss.name",), _on_user_loss),
+    _Rule("loss.class_weights", ("loss.name",), _on_user_loss),
+    _Rule(
+        "optim.clip_norm_type",
+        ("optim.clip_norm",),
+        _unless(lambda config: config.optim.clip_norm, "without optim.clip_norm"),
+    ),
+    _Rule(
+        "optim.decay_norms",
+        ("optim.weight_decay",),
+        _unless(lambda config: config.optim.weight_decay, "without optim.weight_decay"),
+    ),
+    _Rule(
+        "device.ranks",
+        ("device.gpus",),
+        _unless(
+            lambda config: config.device.gpus in ("auto", "cpu"),
+            "on GPUs, which have one rank each; select GPUs with device.gpus (--gpus)",
+        ),
+    ),
+    _Rule(
+        "device.wait",
+        ("device.gpus",),
+        _unless(lambda config: config.device.gpus != "cpu" or config.queue.after, "with device.gpus=cpu"),
+    ),
+    *(
+        _Rule(key, ("device.wait", "queue.after"), _unless(lambda config: config.waits, "without device.wait (--wait)"))
+        for key in ("queue.priority", "queue.backfill")
+    ),
+)

@@ -1,0 +1,89 @@
+"""Keys that are set and have no effect: which ones, and when they are worth a warning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.effects import keys_without_effect_on_devices
+from engine.config.loader import presets, resolve_config
+from engine.config.schema import as_stored
+from engine.config.yaml_io import to_yaml
+
+
+def no_effect(*overrides: str, base: str | None = "digits") -> list[str]:
+    return [message for _, message in resolve_config(base, overrides).no_effect]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["optim.name=adamw", "optim.momentum=0.9"], "with optim.name=adamw, only with muon, rmsprop and sgd"),
+        (["optim.name=rprop", "optim.weight_decay=0.1"], "with optim.name=rprop"),
+        (["optim.name=adafactor", "optim.eps=0.1"], "with optim.name=adafactor, whose eps is set in optim.options"),
+        (["schedule.name=onecycle", "schedule.warmup_epochs=2"], "with schedule.name=onecycle"),
+        (["schedule.milestones=[3]"], "with schedule.name=cosine, only with multistep"),
+        (["data.pipeline=memory", "data.workers=3"], "with data.pipeline=memory, only with auto and stream"),
+        (["data.download=true"], "with data.dataset=digits, only with cifar10, cifar100, fashion-mnist and mnist"),
+        (["device.parallel=dp", "device.static_graph=true"], "with device.parallel=dp, only with ddp"),
+        (["loss.name=my:loss", "loss.label_smoothing=0.1"], "with loss.name=my:loss; implement it there"),
+        (["run.early_stop_min_delta=0.1"], "without run.early_stop"),
+        (["data.workers=0", "data.prefetch=2"], "with data.workers=0"),
+        (["augment.hue=0.1"], "on grayscale images"),
+        (["optim.clip_norm_type=inf"], "without optim.clip_norm"),
+        (["optim.weight_decay=0", "optim.decay_norms=false"], "without optim.weight_decay"),
+        (["device.gpus=free:2", "device.ranks=3"], "on GPUs, which have one rank each; select GPUs with device.gpus"),
+        (["device.gpus=cpu", "device.wait=true"], "with device.gpus=cpu"),
+        (["queue.priority=3"], "without device.wait (--wait)"),
+        (["run.code=."], "without user code (module:name)"),
+    ],
+)
+def test_set_key_without_effect_is_a_warning(overrides: list[str], message: str) -> None:
+    (found,) = no_effect(*overrides)
+    key, _, _ = overrides[-1].partition("=")
+    assert found.startswith(f"{key}=") and f" has no effect {message}" in found
+
+
+def test_key_of_a_preset_for_another_value_is_no_warning(tmp_path: Path) -> None:
+    assert no_effect("optim.name=adamw", "schedule.name=constant", base="cifar10-fast") == []
+    assert no_effect("device.gpus=free:2") == []
+    base = tmp_path / "a.yaml"
+    base.write_text("schedule: {name: cosine, milestones: [3]}")
+    assert [key for key, _ in resolve_config(str(base)).no_effect] == ["schedule.milestones"]
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_set_no_key_without_effect(name: str) -> None:
+    assert resolve_config(name, allow_missing=True).no_effect == ()
+
+
+def test_stored_config_sets_no_key_without_effect(tmp_path: Path) -> None:
+    """Else each resume of a run would repeat the warnings of its start, and more."""
+    resolved = resolve_config("digits", ["optim.name=adamw", "optim.momentum=0.9"])
+    stored = tmp_path / "config.yaml"
+    stored.write_text(to_yaml(as_stored(resolved.config)))
+    assert resolved.no_effect and resolve_config(str(stored)).no_effect == ()
+    assert [key for key, _ in resolve_config(str(stored), ["optim.momentum=0.8"]).no_effect] == ["optim.momentum"]
+
+
+@pytest.mark.parametrize("setting", ["optim.momentum=0", "optim.nesterov=false", "optim.betas=null"])
+def test_feature_that_is_off_needs_no_support(setting: str) -> None:
+    assert no_effect("optim.name=adagrad", setting) == []
+
+
+def test_typed_keys_without_effect_on_devices() -> None:
+    resolved = resolve_config("digits", ["device.ranks=3", "device.empty_cache=true", "optim.lr_scaling=sqrt"])
+
+    def keys(world_size: int, *, on_gpu: bool, external: bool = False) -> list[str]:
+        found = keys_without_effect_on_devices(
+            resolved.config, resolved.typed, world_size, on_gpu=on_gpu, external=external
+        )
+        return [key for key, _ in found]
+
+    assert keys(2, on_gpu=True) == ["device.ranks"]
+    assert keys(3, on_gpu=False) == ["device.empty_cache"]
+    assert keys(1, on_gpu=False) == ["device.empty_cache", "optim.lr_scaling"]
+    preset = resolve_config("digits")
+    assert preset.config.device.ranks == 2
+    assert keys_without_effect_on_devices(preset.config, preset.typed, 4, on_gpu=True) == []
