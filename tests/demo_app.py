@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ from engine.runs.events import Event, GpuEvent, RankFailed, RunFinished, RunStar
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from tui.app import GputrainApp
+from tui.charts.gpu_loads import GpuLoads
+from tui.charts.history import LoadHistory
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
 from tui.host import HostPoller
 from tui.pollers import GpuPoller
@@ -41,8 +44,8 @@ class FrozenGpuFeed(GpuPoller):
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
         self.snapshot = snapshot
-        for past in past_snapshots(snapshot):
-            self.loads.record(past)
+        # With the default snapshot, the past is the same in every test.
+        self.loads = deepcopy(default_loads()) if snapshot == demo_snapshot(FROZEN_NOW) else past_loads(snapshot)
 
     def poll(self) -> None:
         self._stop_event.wait(0.2)
@@ -53,13 +56,39 @@ class FrozenHost(HostPoller):
 
     def __init__(self) -> None:
         super().__init__(Path())
-        for seconds in range(PAST_SECONDS, -1, -1):
-            cpu = 37.0 + 25 * math.sin(seconds / 23) * math.sin(seconds / 7)
-            self.load = HostLoad(cpu, 12 << 30, 64 << 30, 1_300 << 30, 2.1e6, 48.3e6)
-            self.record(FROZEN_NOW - seconds)
+        self.load = host_load(0)
+        self.cpu, self.memory = deepcopy(host_past())
 
     def poll(self) -> None:
         self._stop_event.wait(0.2)
+
+
+def host_load(seconds: float) -> HostLoad:
+    """Return the load of the host `seconds` before `FROZEN_NOW`."""
+    cpu = 37.0 + 25 * math.sin(seconds / 23) * math.sin(seconds / 7)
+    return HostLoad(cpu, 12 << 30, 64 << 30, 1_300 << 30, 2.1e6, 48.3e6)
+
+
+@cache
+def host_past() -> tuple[LoadHistory, LoadHistory]:
+    """Return the past of CPU and memory."""
+    host = HostPoller(Path())
+    for seconds in range(PAST_SECONDS, -1, -1):
+        host.load = host_load(seconds)
+        host.record(FROZEN_NOW - seconds)
+    return host.cpu, host.memory
+
+
+def past_loads(snapshot: Snapshot) -> GpuLoads:
+    loads = GpuLoads()
+    for past in past_snapshots(snapshot):
+        loads.record(past)
+    return loads
+
+
+@cache
+def default_loads() -> GpuLoads:
+    return past_loads(demo_snapshot(FROZEN_NOW))
 
 
 def past_snapshots(latest: Snapshot) -> Iterator[Snapshot]:

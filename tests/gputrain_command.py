@@ -178,7 +178,6 @@ def clean_environment(folder: Path) -> dict[str, str]:
     return kept | {
         "GPUTRAIN_RUNS": str(folder / "runs"),
         "GPUTRAIN_TEST": str(folder),
-        "XDG_CACHE_HOME": str(folder.parent / "cache"),
         "XDG_CONFIG_HOME": str(folder / "settings"),
         "XDG_STATE_HOME": str(folder / "state"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor"),

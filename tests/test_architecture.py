@@ -82,12 +82,6 @@ def test_notification_watcher_imports_no_large_library() -> None:
     assert not heavy & modules_after("import engine.notify.watcher")
 
 
-def test_engine_never_imports_tui() -> None:
-    loaded = modules_after("; ".join(f"import {name}" for name in names_in("engine")))
-    assert "torch" in loaded
-    assert not {"tui", "textual", "typer", "rich"} & loaded
-
-
 def test_tui_never_imports_torch() -> None:
     loaded = modules_after("; ".join(f"import {name}" for name in names_in("tui")))
     assert "textual" in loaded

@@ -33,13 +33,7 @@ WRONG = {
 # Rejected after checking the host: files, devices, dataset and environment.
 REFUSED = {
     "unknown model": (["--model", "resnet18-smal"], "no model is named 'resnet18-smal'"),
-    "data path missing": (["--dataset", "folder", "--data-path", "/nowhere"], "/nowhere does not exist"),
-    "image set missing": (["--dataset", "cifar10", "--data-path", "."], "is missing; set data.path to the folder"),
     "no GPU": (["--gpus", "0"], "device.gpus: 0 cannot be used"),
-    "no GPU at all": (["--gpus", "all"], "train on the CPU with --gpus cpu"),
-    "too many ranks": (["--ranks", "4000"], "4000 ranks are too many for"),
-    "batch too large": (["--batch-size", "1439"], "there are 1438 training images; reduce data.batch_size"),
-    "wrong classes": (["data.num_classes=3"], "is 3, but digits has 10 classes"),
     "env without torchrun": (["--launcher", "env"], "RANK is not set; start with torchrun"),
 }  # fmt: skip
 

@@ -58,6 +58,7 @@ def test_torchrun_matches_spawned_run(gputrain: Gputrain, spawned_run_events: li
     assert json.loads((gputrain.runs / "a" / "summary.json").read_text())["state"] == "finished"
 
 
+@pytest.mark.nightly
 def test_torchrun_sigterm_stops_with_checkpoint(gputrain: Gputrain) -> None:
     arguments = ["run", "--headless", "--model", "linear", "--epochs", "100000", "--name", "a"]
     agent = torchrun(gputrain, "--nproc-per-node", "2", "--master-port", str(find_free_port()), arguments=arguments)
@@ -93,11 +94,12 @@ def test_torchrun_restarts_from_checkpoint_after_killed_worker_and_agent(gputrai
     assert 0 < resumed[0]["from_step"] < resumed[1]["from_step"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "state"),
     [
         ("hang", "this rank completed 11 steps and is waiting for data; its traceback is on stderr"),
-        pytest.param("freeze", "this rank did not respond", marks=pytest.mark.nightly),
+        ("freeze", "this rank did not respond"),
     ],
 )
 def test_torchrun_journal_names_rank_that_hangs(gputrain: Gputrain, kind: str, state: str) -> None:
@@ -138,6 +140,7 @@ def test_torchrun_prints_error_once(gputrain: Gputrain) -> None:
     assert list((gputrain.runs / "a").iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_torchrun_interrupted_in_batch_size_search_leaves_no_folder(gputrain: Gputrain) -> None:
     options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
     agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a", "--batch-size", "auto"])

@@ -47,7 +47,10 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         ["schedule.warmup_steps: must be at most the 330 steps"],
     ),
     "unknown timm optimizer": (["optim.name=timm:sgdd"], ["optim.name: timm"]),
+    "missing image set": (["data.dataset=cifar10", "data.path=FOLDER"], ["data.path: cifar10 is not in FOLDER"]),
+    "other number of classes": (["data.num_classes=3"], ["data.num_classes: is 3, but digits has 10 classes"]),
     "missing GPU": (["device.gpus=7"], ["device.gpus: 7 cannot be used"]),
+    "no GPU at all": (["device.gpus=all"], ["device.gpus: all"]),
     "too many ranks": (["device.ranks=4000"], ["device.ranks: 4000 ranks are too many"]),
     "SyncBatchNorm on the CPU": (["model.sync_bn=true"], ["model.sync_bn: needs GPUs"]),
     "pipeline without memory": (
@@ -175,7 +178,10 @@ FRONT_ENDS: dict[str, tuple[Callable[..., list[str]], int]] = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("value and host", marks=pytest.mark.nightly), "two problems", "weights of another model"],
+    [
+        "two problems",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("value and host", "weights of another model")),
+    ],
 )
 @pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS.keys())
 def test_run_prints_problems_once(

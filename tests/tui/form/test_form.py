@@ -26,7 +26,7 @@ from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight import RunRequest
 from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import UsageError
-from gputrain_command import Gputrain, clean_environment, wait_for
+from gputrain_command import Gputrain, wait_for
 from tui.cli.main import app
 from tui.flags import run_arguments
 from tui.form.checks import FormChecker
@@ -62,7 +62,7 @@ TYPED = {
 
 @pytest.fixture(autouse=True)
 def isolated_xdg_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "GPUTRAIN_RESERVATIONS"):
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "GPUTRAIN_RESERVATIONS"):
         monkeypatch.setenv(name, str(tmp_path / name))
 
 
@@ -256,9 +256,7 @@ def test_form_of_run_picks_free_name(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FormChecker]:
-    # The catalog of model names is built once for all tests.
-    monkeypatch.setenv("XDG_CACHE_HOME", clean_environment(tmp_path)["XDG_CACHE_HOME"])
+def checker(tmp_path: Path) -> Iterator[FormChecker]:
     checker = FormChecker(tmp_path / "runs")
     yield checker
     checker.cancel()

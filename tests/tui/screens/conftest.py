@@ -33,7 +33,6 @@ def isolated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "GPUTRAIN_RESERVATIONS"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def demo_runs_folder(tmp_path: Path) -> Iterator[Path]:
 def frozen_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For snapshots: isolated folders, and a fixed time, time zone and number of CPU cores."""
     monkeypatch.chdir(tmp_path)
-    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path / "reservations"))
     monkeypatch.delenv("GPUTRAIN_RUNS", raising=False)
