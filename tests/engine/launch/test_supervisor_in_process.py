@@ -312,3 +312,30 @@ def test_supervisor_blames_rank_that_others_waited_for_in_vain(
     assert cause_of(Supervised(time_out, fall_behind).run()) == (
         "1: a collective timed out; the other ranks wait for rank 1; this rank completed 3 steps and is " + details
     )
+
+
+def test_supervisor_reports_failure_that_arrives_while_it_examines_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    both_train, examined = context.Barrier(2), context.Event()
+
+    def fail_late(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(4, Phase.BACKWARD)
+        both_train.wait()
+        examined.wait()
+        return fail(channel)
+
+    def fall_behind(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(3, Phase.DATA)
+        both_train.wait()
+        return hang(channel)
+
+    run, blocked_reason = Supervised(fail_late, fall_behind, watchdog=0.3), supervisor._blocked_reason
+
+    def let_other_rank_fail(pid: int) -> str:
+        examined.set()
+        while run.ranks.exit_code(0) is None:
+            run.ranks.poll()
+        return blocked_reason(pid)
+
+    monkeypatch.setattr(supervisor, "_blocked_reason", let_other_rank_fail)
+    assert cause_of(run.run()) == "0: ValueError: bad image"
