@@ -134,16 +134,16 @@ class Reservation:
 
     def _create_lock(self) -> Path:
         """Create and open a lock file of a unique name. Raises OSError or UsageError."""
-        for is_last_attempt in (False, False, True):
-            try:
-                lock = _user_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
-                self._lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                return lock
-            except FileNotFoundError:
-                # Another run of this user ended and removed the empty folder in the meantime.
-                if is_last_attempt:
-                    raise
-        raise FileNotFoundError
+        for _ in range(2):
+            # Another run of this user may end and remove the empty folder in the meantime.
+            with suppress(FileNotFoundError):
+                return self._try_create_lock()
+        return self._try_create_lock()
+
+    def _try_create_lock(self) -> Path:
+        lock = _user_folder() / f"{os.getpid()}-{time.time_ns()}.lock"
+        self._lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return lock
 
     @property
     def key(self) -> tuple[int, str] | None:
@@ -189,7 +189,6 @@ class Reservation:
         """Write the JSON file atomically. Raises UsageError if it cannot be written."""
         if self._lock_path is None:
             return
-        self._touched_at = time.monotonic()
         path = self._lock_path.with_suffix(".json")
         try:
             data = json.dumps(self._values).encode()

@@ -119,6 +119,14 @@ def test_entry_with_invalid_value_is_reported_and_ignored(
     assert f": {folder.name}/1-2.json {reason}; only that user can remove them" in ignored
 
 
+def test_entry_with_terms_of_its_user_is_read(folder: Path) -> None:
+    terms = {"priority": -1000, "position": 2.5, "blocked": "held", "share": 4, "backfill_until": 9.0, "reason": "held"}
+    plant(folder, ENTRY | terms | {"folder": "/runs/a"})
+    [found], ignored = read()
+    assert {name: getattr(found, name) for name in terms} == terms
+    assert (found.folder, ignored) == ("/runs/a", [])
+
+
 def make_sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(30 << 30)
@@ -225,6 +233,21 @@ def test_place_in_queue_is_not_before_creation_of_lock_file(folder: Path, base: 
     assert [each.run for each in found] == ["honest", "planted"]
     assert found[0].since == waiting.since
     waiting.release()
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_files_of_dead_run_are_removed_only_on_request_and_once_published(
+    folder: Path, reservation: Reservation, is_published: bool
+) -> None:
+    plant(folder, ENTRY)
+    os.close(_locks.pop())
+    dead = [folder / "1-2.json", folder / "1-2.lock"]
+    # A new lock file gets its final mode once it is locked.
+    dead[1].chmod(0o644 if is_published else 0o600)
+    assert [each.run for each in read_reservations()] == ["honest"]
+    assert [path.exists() for path in dead] == [True, True]
+    assert [each.run for each in read_reservations(remove_stale=True)] == ["honest"]
+    assert [path.exists() for path in dead] == [not is_published] * 2
 
 
 RUN = """
