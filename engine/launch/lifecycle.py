@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -97,7 +98,8 @@ class OwnedRun:
         self.place = QueuePlace(folder, state, config.queue.share, recorder, self.keep_alive, followed)
         if self.request.detached:
             # From here on, whoever started it may be gone.
-            redirect_output(folder.log)
+            with suppress(OSError):
+                redirect_output(folder.log)
             recorder.set_listener(lambda _: None)
             self.listener = lambda _: None
         self.place.save()
@@ -212,8 +214,13 @@ class OwnedRun:
     def keep_alive(self) -> None:
         """Renew the heartbeats of the run and of its GPU reservation. Raises OwnershipLostError."""
         self.allocation.reservation.touch()
-        if self.claimed is not None and (warning := self.claimed.ownership.renew_heartbeat()) is not None:
+        problem = None if self.recorder is None else self.recorder.problem
+        if self.claimed is not None and (warning := self.claimed.ownership.renew_heartbeat(problem)) is not None:
             self.emit(WarningEvent(message=warning))
+        if self.recorder is not None:
+            self.recorder.catch_up()
+            for message in self._notifier.keep_alive(self.recorder.folder, self.request.config):
+                self.emit(WarningEvent(message=message))
 
     def end(self, result: RunResult, *, should_requeue: bool = False) -> ExitCode:
         """Record how the run ended, requeue its Slurm job if `should_requeue`, and return the exit code."""

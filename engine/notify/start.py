@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from engine.config.notify_section import URLS_KEY
 from engine.config.schema import Config
@@ -17,7 +17,9 @@ from engine.notify.destinations import has_destinations, read_destinations
 from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, WatchOptions
 from engine.notify.outbox import RETRY_DELAYS_SECONDS
 from engine.runs.folder import RunFolder
+from engine.runs.sinks import Sink, SinkError
 from engine.utils.errors import Problem, not_installed
+from engine.utils.exits import exit_status
 from engine.utils.files import file_size
 
 # Slurm and a container kill all processes when the main one ends, the watcher too. There, the end of a run waits this
@@ -30,6 +32,33 @@ class RunNotifier:
     """The watcher of a run, as its owner sees it."""
 
     process: subprocess.Popen[bytes] | None = None
+    journal_start: int = 0
+    """See `WatchOptions`."""
+    _warnings: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._sink = Sink("the process that sends messages", self._warnings.append)
+
+    def keep_alive(self, folder: RunFolder, config: Config) -> list[str]:
+        """Start another watcher if this one has failed, some time after; return warnings. Called at each tick."""
+        code = None if self.process is None else self.process.poll()
+        if not code:
+            return []
+        status = exit_status(code)
+        self._sink.attempt(lambda: self._restart(folder, config, status))
+        warnings = list(self._warnings)
+        self._warnings.clear()
+        return warnings
+
+    def _restart(self, folder: RunFolder, config: Config, status: str) -> None:
+        """Raises SinkError. The first call only reports the failure."""
+        if not self._sink.failed:
+            raise SinkError(f"it {status}")
+        # Without `waited_s`: the message that the run has its GPUs was sent.
+        notifier, warnings = start_watcher(folder, config, journal_start=self.journal_start)
+        if notifier.process is None:
+            raise SinkError("; ".join(warnings))
+        self.process = notifier.process
 
     def wait_for_last_message(self) -> None:
         """Wait until the watcher has ended, if it would be killed with this process; at most `LAST_MESSAGE_SECONDS`."""
@@ -56,20 +85,27 @@ def _problems(config: Config) -> list[str]:
 
 
 def start_watcher(
-    folder: RunFolder, config: Config, *, waited_s: float = 0.0, gpus: Sequence[str] = ()
+    folder: RunFolder,
+    config: Config,
+    *,
+    waited_s: float = 0.0,
+    gpus: Sequence[str] = (),
+    journal_start: int | None = None,
 ) -> tuple[RunNotifier, list[str]]:
     """Start the watcher of a session in a held folder, and return it with warnings.
 
-    Without destinations there is none. `waited_s` is how long the run waited for its GPUs. Never fails a run.
+    Without destinations there is none. `waited_s` is how long the run waited for its GPUs; `journal_start` is
+    that of an earlier watcher of the session, which has failed. Never fails a run.
     """
     if not is_notified(config):
         return RunNotifier(), []
     notify = config.notify
+    journal_start = file_size(folder.journal) if journal_start is None else journal_start
     options = WatchOptions(
         folder=str(folder.path),
         inode=os.fstat(folder.held_fd).st_ino,
         owner_pid=os.getpid(),
-        journal_start=file_size(folder.journal),
+        journal_start=journal_start,
         urls=notify.urls,
         on=notify.when,
         min_minutes=notify.min_minutes,
@@ -97,4 +133,4 @@ def start_watcher(
             process.stdin.write(json.dumps(asdict(options)).encode())
     except OSError as error:
         return RunNotifier(), [*warnings, f"no messages are sent: their process cannot be started: {error.strerror}"]
-    return RunNotifier(process), warnings
+    return RunNotifier(process, journal_start), warnings

@@ -32,7 +32,7 @@ MOVE_TIMEOUT_SECONDS = 12.0
 WATCH_POLL_SECONDS = 0.25
 # One of another user may be of any size.
 MAX_OWNER_BYTES = 1 << 20
-MAX_HOST_CHARS = 100
+MAX_TEXT_CHARS = 100
 MAX_INTEGER = 1 << 62
 MAX_SIGHTINGS = 4096
 
@@ -63,6 +63,8 @@ class Claim:
     """Random text that no other claim has."""
     journal_start: int = 0
     """Size of the journal in bytes when the process acquired the run: its events follow."""
+    problem: str = ""
+    """Why the owner cannot record the run, as a clause; "" if it can."""
     marker: tuple[object, ...] = field(default=(), compare=False)
     """Changes with each heartbeat."""
 
@@ -150,6 +152,7 @@ def read_claim(owner: Path) -> Claim | None:
         start_ticks=_integer(values.get("start_ticks")),
         token=_text(values.get("claim")),
         journal_start=max(_integer(values.get("journal_start")) or 0, 0),
+        problem=_text(values.get("problem")),
         # Some file systems have times of 2 s, some reuse inodes, and a clock that was set back repeats heartbeats.
         marker=(status.st_mtime_ns, status.st_ino, heartbeat, uptime_s),
     )
@@ -161,7 +164,7 @@ def _integer(value: object) -> int | None:
 
 
 def _text(value: object) -> str:
-    return printable(value)[:MAX_HOST_CHARS] if isinstance(value, str) else ""
+    return printable(value)[:MAX_TEXT_CHARS] if isinstance(value, str) else ""
 
 
 def observe_claim(owner: Path) -> ObservedClaim | None:

@@ -3,20 +3,28 @@
 A request is one JSON file in `RUN/control/`, created by rename and removed when the supervisor (or rank 0 under
 torchrun and srun) receives it. A shared runs folder can be writable for a group, so write permission is not enough: a
 request must come from a file that belongs to the run's user or to root.
+
+A full disk still takes an empty file, whose name holds the request: `TIME-PID-stop.json`. If it does not even take
+that, a stop request is a SIGTERM to the owner on this host.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from engine.runs.claim import read_claim
+from engine.runs.sinks import disk_problem
 from engine.utils.errors import UsageError
 from engine.utils.files import open_folder, opened_folder, shown_path, write_json
 from engine.utils.process import user_name
@@ -29,6 +37,8 @@ QueueRequestName = Literal["hold", "release", "order"]
 QUEUE_REQUEST_NAMES: tuple[str, ...] = get_args(QueueRequestName)
 # A valid request has about 200 bytes.
 MAX_REQUEST_BYTES = 1 << 16
+# Name of an empty request file: time, process and request. A file with content appears by rename, so it is never empty.
+_EMPTY_REQUEST = re.compile(r"\d+-\d+-([a-z]+)\.json")
 # Outcome of each kind of file that is not read as a request. The keys stand for the request in `ControlEvent`.
 REFUSAL_OUTCOMES = {
     "foreign file": "refused: the file must belong to the user of the run, or to root",
@@ -96,7 +106,7 @@ class RequestCounters:
 def send_request(control_folder: Path, request: RequestName | QueueRequestName, **fields: float) -> None:
     """Write a control request for the owner of the run. Raises UsageError if this user may not control the run."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
-    name = f"{time.time_ns()}-{os.getpid()}.json"
+    name = f"{time.time_ns()}-{os.getpid()}"
     location = str(shown_path(control_folder))
     values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)} | fields
     try:
@@ -107,9 +117,42 @@ def send_request(control_folder: Path, request: RequestName | QueueRequestName, 
         control_folder.mkdir(exist_ok=True)
         # A link could lead to a folder in which another program executes files.
         with opened_folder(control_folder) as folder:
-            write_json(folder / name, values)
+            try:
+                write_json(folder / f"{name}.json", values)
+            except OSError as error:
+                if disk_problem(error) is None or fields:
+                    raise
+                _send_without_content(control_folder, folder / f"{name}-{request}.json", request)
     except OSError as error:
-        raise UsageError.one(location, f"no permission to {request} this run: {error.strerror}") from error
+        problem = disk_problem(error)
+        reason = f"no permission to {request} this run: {error.strerror}"
+        reason = reason if problem is None else f"cannot {request} this run: {problem}; free space there"
+        raise UsageError.one(location, reason) from error
+
+
+def _send_without_content(control_folder: Path, path: Path, request: str) -> None:
+    """Send a request through a full disk. Raises OSError if that is impossible."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    except OSError:
+        if request != "stop" or not _terminate_owner(control_folder.parent):
+            raise
+
+
+def _terminate_owner(run: Path) -> bool:
+    """Send SIGTERM, a stop request, to the owner of a run; return whether it is on this host and holds the lock."""
+    claim = read_claim(run / "owner.json")
+    if claim is None or claim.pid is None or not claim.is_process_here:
+        return False
+    with suppress(OSError):
+        lock = (run / "lock").stat()
+        # A claim of an earlier version does not tell whether another process has the PID by now, or in this container.
+        for opened in Path(f"/proc/{claim.pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.path.samestat(opened.stat(), lock):
+                    os.kill(claim.pid, signal.SIGTERM)
+                    return True
+    return False
 
 
 def _owner_uid(control_folder: Path) -> int | None:
@@ -163,6 +206,8 @@ def _read_request(folder: int, name: str) -> ControlRequest:
             return ControlRequest("foreign file", by)
         if status.st_size > MAX_REQUEST_BYTES:
             return ControlRequest("large file", by)
+        if status.st_size == 0 and (match := _EMPTY_REQUEST.fullmatch(name)) is not None:
+            return ControlRequest(match[1], by)
         values = json.loads(os.read(handle, MAX_REQUEST_BYTES))
         return ControlRequest(str(values["request"]), str(values.get("by", "someone")), values)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):

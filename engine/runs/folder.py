@@ -110,6 +110,11 @@ class RunFolder:
         return self.root / "events.jsonl"
 
     @property
+    def reserve(self) -> Path:
+        """Disk space that is kept for the last events of a live run, see `engine.runs.journal`."""
+        return self.root / ".reserve"
+
+    @property
     def summary(self) -> Path:
         """Summary of the run, see `engine.runs.history.RunSummary`."""
         return self.root / "summary.json"

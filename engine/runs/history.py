@@ -252,6 +252,11 @@ class History:
             self.saving = isinstance(event, PhaseChanged) and event.phase == "saving"
 
     @property
+    def latest_time(self) -> float | None:
+        """Time of the latest event, in Unix seconds; None before the first one."""
+        return self._latest_time or None
+
+    @property
     def phase(self) -> str:
         """What the ranks do: training, validating or saving; "" if the journal does not name it."""
         return "saving" if self.saving else self._epoch_phase

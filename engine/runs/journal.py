@@ -8,20 +8,28 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from engine.runs.events import EVENT_TYPES, Event
+from engine.runs.events import EVENT_TYPES, EpochEvent, Event, GpuEvent, PhaseChanged, StepEvent
 from engine.runs.records import LARGEST, GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
-from engine.utils.files import append_to_file, open_regular_file
+from engine.utils.files import append_to_file, open_regular_file, replace_file
 
 READ_CHUNK_BYTES = 1 << 20
 # From this size, a journal is parsed with pydantic-core: three times as fast, but its import takes 20 ms.
 BULK_BYTES = 1 << 18
 # Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.
 MAX_LINE_BYTES = 1 << 24
+# What a full disk does not take waits in memory. Beyond this size, readings that come often are dropped.
+MAX_UNWRITTEN_BYTES = 1 << 26
+DROPPED_TYPES = frozenset({StepEvent.type, GpuEvent.type, PhaseChanged.type})
+# Disk space that is kept for the last events of a run: it must not look crashed because its disk is full. A part of it
+# is for its summary and the end of its log.
+RESERVED_BYTES, RESERVED_JOURNAL_BYTES = 1 << 16, 3 << 14
 # Replaces the beginning of a line that is too long. It is not JSON, so neither is the line.
 _SKIPPED_BEGINNING = b"\0"
 
@@ -144,27 +152,124 @@ def _to_event(values: Any) -> Event | None:
 
 
 class Journal:
-    """Appends events to a journal, each with a single write. Raises OSError if writing fails."""
+    """Appends events to a journal, each with a single write.
 
-    def __init__(self, path: Path) -> None:
-        self._file = append_to_file(path)
+    Events that cannot be written wait in memory, in their order, and are written with the next one. With a `reserve`,
+    that file keeps disk space for the last events until the journal is closed.
+    """
+
+    def __init__(self, path: Path, reserve: Path | None = None) -> None:
+        """Open the journal. Raises OSError."""
+        self._path, self._file = path, append_to_file(path)
         size = os.fstat(self._file).st_size
         # Terminate a line that a crash left incomplete, or the next event would become part of it.
         self._incomplete = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+        self._unwritten: deque[tuple[str, bytes]] = deque()
+        self._unwritten_bytes = 0
+        self._is_torn = self._is_deleted = False
+        self.dropped = 0
+        """Number of events that are lost, because memory or disk space did not suffice for them."""
+        self._reserve = reserve
+        if reserve is not None:
+            _reserve_space(reserve)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether events are not in the file."""
+        return bool(self._unwritten) or self._is_deleted
 
     def append(self, event: Event) -> None:
-        """Append one event. Raises OSError."""
-        data = ("\n" if self._incomplete else "") + to_line(event) + "\n"
-        encoded = data.encode()
-        self._incomplete = True
-        self._incomplete = os.write(self._file, encoded) != len(encoded)
+        """Append one event. Raises OSError if it has to wait in memory."""
+        data = (("\n" if self._incomplete else "") + to_line(event) + "\n").encode()
+        self._incomplete = False
+        if self._unwritten_bytes + len(data) > MAX_UNWRITTEN_BYTES and event.type in DROPPED_TYPES:
+            self.dropped += 1
+        else:
+            self._unwritten.append((event.type, data))
+            self._unwritten_bytes += len(data)
+        self.catch_up()
 
-    def sync(self) -> None:
-        """Flush all appended events to disk (fsync). Raises OSError."""
+    def catch_up(self) -> None:
+        """Write the events that wait in memory. Raises OSError."""
+        if self._is_deleted:
+            self._restore()
+        while self._unwritten:
+            kind, data = self._unwritten[0]
+            count = os.write(self._file, data)
+            self._unwritten_bytes -= count
+            # The rest of a line continues where the disk was full, so the line is not torn.
+            self._is_torn = count < len(data)
+            if self._is_torn:
+                self._unwritten[0] = (kind, data[count:])
+            else:
+                self._unwritten.popleft()
+
+    def use_reserve(self) -> None:
+        """Give up the reserved disk space, and drop what does not fit there: frequent events first, then old epochs."""
+        if self._reserve is None:
+            return
+        with suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+        self._reserve = None
+        if self._unwritten_bytes <= RESERVED_JOURNAL_BYTES:
+            return
+        waiting = list(self._unwritten)
+        # The rest of a line that is partly written must follow it.
+        kept = {0} if self._is_torn else set[int]()
+        room = RESERVED_JOURNAL_BYTES - sum(len(waiting[index][1]) for index in kept)
+        for is_epoch in (False, True):
+            for index in reversed(range(len(waiting))):
+                kind, data = waiting[index]
+                if index in kept or kind in DROPPED_TYPES or (kind == EpochEvent.type) != is_epoch or len(data) > room:
+                    continue
+                kept.add(index)
+                room -= len(data)
+        self.dropped += len(waiting) - len(kept)
+        self._unwritten = deque(waiting[index] for index in sorted(kept))
+        self._unwritten_bytes = sum(len(data) for _, data in self._unwritten)
+
+    def sync(self) -> bool:
+        """Flush all events to disk (fsync). Return whether the file was deleted and is written anew. Raises OSError."""
+        was_deleted = self._is_deleted = self._is_deleted or os.fstat(self._file).st_nlink == 0
+        self.catch_up()
         os.fsync(self._file)
+        return was_deleted
+
+    def _restore(self) -> None:
+        """Copy the deleted file, which is readable as long as it is open, to its path. Raises OSError."""
+
+        def copy(file: BinaryIO) -> None:
+            position = 0
+            while data := os.pread(self._file, READ_CHUNK_BYTES, position):
+                file.write(data)
+                position += len(data)
+
+        replace_file(self._path, copy, durable=True)
+        deleted, self._file = self._file, append_to_file(self._path)
+        os.close(deleted)
+        self._is_deleted = False
 
     def close(self) -> None:
+        """Write what waits, if there is space by now, and close the file."""
+        self.use_reserve()
+        with suppress(OSError):
+            self.catch_up()
         os.close(self._file)
+
+
+def _reserve_space(path: Path) -> None:
+    """Allocate `RESERVED_BYTES` of disk space. Without space or permission, there is no reserve."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return
+    try:
+        os.posix_fallocate(handle, 0, RESERVED_BYTES)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+    finally:
+        os.close(handle)
 
 
 class JournalReader:

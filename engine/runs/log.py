@@ -1,20 +1,59 @@
-"""Read `log.txt` of a run for a terminal: text without control characters, in bounded memory.
+"""Write `log.txt` of a run, and read it for a terminal: text without control characters, in bounded memory.
 
-`gputrain logs` calls it. Ranks, and other users who can write to the run folder, put arbitrary bytes into the log.
+`engine.runs.recorder` writes it, `gputrain logs` reads it. Ranks, and other users who can write to the run folder, put
+arbitrary bytes into the log.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.utils.files import open_regular_file
+from engine.utils.files import append_to_file, open_regular_file
 from engine.utils.text import printable
 
 # Longer lines are read in parts.
 MAX_PART_BYTES = 1 << 16
+MAX_UNWRITTEN_BYTES = 1 << 20
+
+
+class LogWriter:
+    """Appends text to a log. What cannot be written waits in memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Never raises OSError: a log that cannot be written must not keep a run from starting."""
+        self._path = path
+        self._unwritten = b""
+        self._fd: int | None = None
+        with suppress(OSError):
+            self._fd = append_to_file(path)
+
+    def add(self, text: str) -> None:
+        """Add text for the next `flush`. More than `MAX_UNWRITTEN_BYTES` are not kept."""
+        if text and len(self._unwritten) < MAX_UNWRITTEN_BYTES:
+            self._unwritten += text.encode(errors="backslashreplace")
+
+    def flush(self) -> str | None:
+        """Write the text. Return a warning if the log was deleted, which begins a new one. Raises OSError."""
+        if not self._unwritten:
+            return None
+        warning = None
+        if self._fd is not None and os.fstat(self._fd).st_nlink == 0:
+            self.close()
+            warning = f"{self._path.name} was deleted; a new one begins here, without what the ranks print"
+        if self._fd is None:
+            self._fd = append_to_file(self._path)
+        while self._unwritten:
+            self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
+        return warning
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 class LogReader:

@@ -27,7 +27,7 @@ from engine.runs.claim import check_unclaimed, observe_claim, read_claim, watch_
 from engine.runs.control import consume_requests
 from engine.runs.folder import LAST_RUN, OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_run_folder, require_own
 from engine.utils.errors import UsageError
-from engine.utils.files import file_size, shown_path, write_json
+from engine.utils.files import file_size, overwrite_json, shown_path, write_json
 from engine.utils.host import nearest_existing
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
 from engine.utils.trust import is_shared
@@ -62,6 +62,7 @@ class Ownership:
         `take_over`, a run whose heartbeat does not move is acquired although its last one is not old."""
         self.folder, self._agents = folder, list(agents)
         self._last_heartbeat, self._is_lost, self._token = -math.inf, False, uuid.uuid4().hex
+        self._problem: str | None = None
         self._location, self._owner_problem = folder.path, folder.owner_problem()
         handle = _retry(partial(_try_lock, folder.lock))
         if handle is None:
@@ -79,14 +80,17 @@ class Ownership:
         self._lock_fd, self._journal_start = handle, file_size(folder.journal)
         self._renew()
 
-    def renew_heartbeat(self) -> str | None:
+    def renew_heartbeat(self, problem: str | None = None) -> str | None:
         """Write the heartbeat if it is due, and return a warning if the folder was moved or opened to others since.
 
-        Errors are ignored, because a full disk must not end a run. Raises RunFolderDeletedError and RunTakenOverError.
+        `problem` is why the run is not recorded; if it changes, the heartbeat is due. Errors are ignored, because a
+        full disk must not end a run. Raises RunFolderDeletedError and RunTakenOverError.
         """
         # Includes suspended time: after it, this process may own the run no longer.
-        if seconds_since_boot() - self._last_heartbeat < HEARTBEAT_INTERVAL_SECONDS:
+        is_due = seconds_since_boot() - self._last_heartbeat >= HEARTBEAT_INTERVAL_SECONDS
+        if problem == self._problem and not is_due:
             return None
+        self._problem = problem
         claim = read_claim(self.folder.owner)
         if claim is not None and claim.token != self._token:
             self._is_lost = True
@@ -139,9 +143,14 @@ class Ownership:
             "start_ticks": process_start_ticks(os.getpid()),
             "claim": self._token,
             "journal_start": self._journal_start,
+            "problem": None if heartbeat is None else self._problem,
         }
-        with suppress(OSError):
+        try:
             write_json(self.folder.owner, values)
+        except OSError:
+            # Without heartbeats, other hosts would take the run on a full disk for dead.
+            with suppress(OSError):
+                overwrite_json(self.folder.owner, values)
 
     def release(self) -> None:
         """Release the lock; a heartbeat of null marks the run as unowned for other hosts."""

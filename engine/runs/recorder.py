@@ -1,11 +1,10 @@
-"""Record a run: each event goes to the journal, the log, TensorBoard and the summary.
+"""Record a run: each event goes to the journal, and to the log, TensorBoard and the summary, which it can do without.
 
 The supervisor uses it; under torchrun and srun, rank 0 does.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +13,23 @@ from contextlib import suppress
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.runs.event_lines import event_lines
-from engine.runs.events import EpochEvent, Event, FlushJournal, RankFailed, RunFinished, RunStarted, WarningEvent
+from engine.runs.events import (
+    EpochEvent,
+    Event,
+    FlushJournal,
+    RankFailed,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    WarningEvent,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal
+from engine.runs.log import LogWriter
+from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
-from engine.utils.files import append_to_file, replace_file, write_json
-from engine.utils.text import printable
+from engine.utils.files import replace_file, shown_path, write_json
+from engine.utils.text import pluralize, printable
 
 Listener = Callable[[Event], None]
 
@@ -27,10 +37,13 @@ Listener = Callable[[Event], None]
 class Recorder:
     """Writes every event of a run to its folder and passes it to the listener.
 
-    If the disk is full, training continues; the listener receives one warning.
+    If the journal cannot be written, as on a full disk, training continues and the events wait in memory. Any other
+    file that cannot be written is switched off with a warning, and tried again later.
     """
 
-    def __init__(self, folder: RunFolder, config: Config, listener: Listener) -> None:
+    def __init__(
+        self, folder: RunFolder, config: Config, listener: Listener, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Open the files of the run folder. Raises OSError if it cannot be written to."""
         self.folder = folder
         self.history = folder.history()
@@ -40,10 +53,22 @@ class Recorder:
         self._config = config
         if not folder.config.exists():
             self._write_config()
-        self._journal = Journal(folder.journal)
-        self._log = append_to_file(folder.log)
+        self._journal = Journal(folder.journal, folder.reserve)
+        self._log = LogWriter(folder.log)
         self._tensorboard = TensorBoardWriter(folder.tensorboard)
-        self._disk_full = False
+        self._warnings: list[WarningEvent] = []
+        self.problem: str | None = None
+        """Why the run folder is not written, as a clause; None if it is."""
+
+        def make_sink(name: str) -> Sink:
+            return Sink(name, self._warn, on_error=self._report_disk, clock=clock)
+
+        self._state_sink = Sink("the state of the run", self._warn, clock=clock)
+        self._log_sink, self._config_sink = make_sink(folder.log.name), make_sink(folder.config.name)
+        self._tensorboard_sink = make_sink(f"{folder.tensorboard.name}/")
+        self._summary_sink = make_sink(folder.summary.name)
+        self._sinks = (self._log_sink, self._config_sink, self._tensorboard_sink, self._summary_sink)
+        self._config_is_due = self._curves_are_due = self._summary_is_due = False
         self._lock = threading.Lock()
         self.closed = threading.Event()
 
@@ -63,36 +88,123 @@ class Recorder:
         """Pass an event to the listener without recording it."""
         self._listener(event)
 
+    def catch_up(self) -> None:
+        """Write what waits in memory, if the disk takes it again. Safe to call from any thread."""
+        if self.problem is None:
+            return
+        with self._lock:
+            if not self.closed.is_set():
+                self._write_journal(self._journal.catch_up)
+                self._write_sinks()
+                self._report_recovery()
+                self._record_warnings()
+
     def _record(self, event: Event, listener: Listener) -> None:
         if isinstance(event, FlushJournal):
-            with suppress(OSError):
-                self._journal.sync()
-            return
-        self.history.add(event)
-        try:
-            self._journal.append(event)
-            for line in event_lines(event, self.history):
-                stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
-                os.write(self._log, f"{stamp}  {line}\n".encode())
-            if isinstance(event, RankFailed):
-                os.write(self._log, "".join(f"{printable(row)}\n" for row in event.traceback.splitlines()).encode())
+            self._write_journal(self._sync_journal)
+        elif isinstance(event, RunFinished):
+            self._record_end(event, listener)
+        else:
+            self._state_sink.attempt(lambda: self.history.add(event), force=True)
+            self._write_journal(lambda: self._journal.append(event))
+            self._log.add(self._log_text(event))
             if isinstance(event, RunStarted):
-                # Not earlier, because a resume that fails during setup must leave the run unchanged.
-                self._write_config()
+                self._begin_session(event)
             if isinstance(event, EpochEvent):
-                self._tensorboard.write(event, self.history.latest_step)
-            if isinstance(event, EpochEvent | RunFinished):
-                self._journal.sync()
-                write_json(self.folder.summary, self.history.summary().to_dict())
-        except OSError as error:
-            if not self._disk_full:
-                self._disk_full = True
-                message = (
-                    f"the run folder cannot be written to ({error.strerror}); training continues, but its journal and "
-                    "log will be incomplete"
-                )
-                self._listener(WarningEvent(message=message))
+                self._write_journal(self._sync_journal)
+                self._curves_are_due = self._summary_is_due = True
+            self._write_sinks()
+            listener(event)
+        self._report_recovery()
+        self._record_warnings()
+
+    def _record_end(self, event: RunFinished, listener: Listener) -> None:
+        self._state_sink.attempt(lambda: self.history.add(event), force=True)
+        self._write_journal(lambda: self._journal.append(event))
+        self._log.add(self._log_text(event))
+        if self._journal.is_behind:
+            self._journal.use_reserve()
+        self._write_journal(self._sync_journal)
+        self._summary_is_due = True
+        self._write_sinks(force=True)
         listener(event)
+        if self._journal.is_behind:
+            self._warn(f"the end of the run is not recorded: {self.problem}")
+        # The journal ends with `run_finished`, so these are only shown.
+        for warning in self._take_warnings():
+            self._listener(warning)
+        self.problem = None
+
+    def _begin_session(self, event: RunStarted) -> None:
+        # Not earlier, because a resume that fails during setup must leave the run unchanged.
+        self._config_is_due = True
+        with suppress(OSError):
+            self._tensorboard.restart(event.from_step if isinstance(event, RunResumed) else 0)
+
+    def _sync_journal(self) -> None:
+        if self._journal.sync():
+            self._warn(f"{self.folder.journal.name} was deleted; its events are written anew")
+
+    def _write_journal(self, write: Callable[[], None]) -> None:
+        was_behind = self._journal.is_behind
+        try:
+            write()
+        except OSError as error:
+            if not self._report_disk(error) and self.problem is None:
+                self._report_problem(f"{self.folder.journal.name} cannot be written ({describe_error(error)})")
+        if was_behind and not self._journal.is_behind:
+            for sink in self._sinks:
+                sink.retry_now()
+
+    def _report_disk(self, error: Exception) -> bool:
+        """Report a full disk once for all files. Return whether that is the error."""
+        problem = disk_problem(error)
+        if problem is not None and self.problem is None:
+            self._report_problem(problem)
+        return problem is not None
+
+    def _report_problem(self, problem: str) -> None:
+        self.problem = problem
+        place = printable(str(shown_path(self.folder.root)))
+        self._warn(f"{problem}: training continues, and its events wait in memory until {place} can be written again")
+
+    def _report_recovery(self) -> None:
+        if self.problem is None or self._journal.is_behind or any(sink.handled for sink in self._sinks):
+            return
+        self.problem = None
+        lost = self._journal.dropped
+        lost_text = f"{pluralize(lost, 'reading')} did not fit into the memory" if lost else "no event is lost"
+        self._warn(f"the run folder can be written again; {lost_text}")
+
+    def _write_sinks(self, *, force: bool = False) -> None:
+        """Write what is due to the files that a run can do without."""
+        # The smallest first, which fit on a disk that is nearly full.
+        if self._summary_is_due:
+            self._summary_sink.attempt(self._write_summary, force=force)
+        if self._config_is_due:
+            self._config_sink.attempt(self._write_config, force=force)
+        self._log_sink.attempt(self._log.flush, force=force)
+        if self._curves_are_due:
+            self._tensorboard_sink.attempt(self._write_curves, force=force)
+
+    def _log_text(self, event: Event) -> str:
+        try:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
+            text = "".join(f"{stamp}  {line}\n" for line in event_lines(event, self.history))
+        except Exception as error:
+            return f"{event.type}: {printable(describe_error(error))}\n"
+        if isinstance(event, RankFailed):
+            text += "".join(f"{printable(row)}\n" for row in event.traceback.splitlines())
+        return text
+
+    def _write_curves(self) -> str | None:
+        warning = self._tensorboard.write(self.history.epochs, self.history.latest_step)
+        self._curves_are_due = False
+        return warning
+
+    def _write_summary(self) -> None:
+        write_json(self.folder.summary, self.history.summary().to_dict())
+        self._summary_is_due = False
 
     def set_config(self, config: Config) -> None:
         """Set the config that is written when training starts: the ranks may use other values than were requested."""
@@ -101,6 +213,19 @@ class Recorder:
     def _write_config(self) -> None:
         text = to_yaml(as_stored(self._config))
         replace_file(self.folder.config, lambda file: file.write(text.encode()), durable=True)
+        self._config_is_due = False
+
+    def _warn(self, message: str) -> None:
+        self._warnings.append(WarningEvent(message=message))
+
+    def _take_warnings(self) -> list[WarningEvent]:
+        warnings, self._warnings = self._warnings, []
+        return warnings
+
+    def _record_warnings(self) -> None:
+        """Record the warnings about the files. Each is new, so this ends: a file that fails is not tried again."""
+        for warning in self._take_warnings():
+            self._record(warning, self._listener)
 
     def close(self) -> None:
         with self._lock:
@@ -108,4 +233,4 @@ class Recorder:
         with suppress(OSError):
             self._tensorboard.close()
         self._journal.close()
-        os.close(self._log)
+        self._log.close()

@@ -11,10 +11,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.runs.claim import observe_claim
+from engine.runs.claim import observe_claim, read_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
 from engine.runs.labels import RunLabels, read_labels
+from engine.runs.sinks import file_system_problem
 from engine.utils.files import read_json
+from engine.utils.text import format_duration
 
 if TYPE_CHECKING:
     from engine.runs.events import RunFinished
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 MAX_SUMMARY_BYTES = 1 << 22
 # Shared by the rows whose config is not known; nobody changes it.
 NO_CONFIG: Mapping[str, Any] = {}
+# A live run with a problem of its disk has no news if its journal is older than this.
+NO_NEWS_SECONDS = 2.0
 
 
 class RunRow(NamedTuple):
@@ -32,10 +36,11 @@ class RunRow(NamedTuple):
 
     `eta_seconds` is the remaining time at the latest throughput. `step` of `steps` is the global step. `bottleneck` is
     the bottleneck message, `data_wait` the share of the training time spent waiting for data, `mfu` the model FLOPs
-    utilization. `message` says why the run ended, or why its files are `unreadable`. `foreign` is why other users can
-    change the run, None if they cannot. `cpu_fallback` is why it trains on the CPU although the host has GPUs. `phase`
-    is what its ranks do: training, validating, saving, or "" if unknown or ended. `current_epoch` is the epoch that
-    they are in, and `grad_norm` the latest norm of the gradient. `seconds` is the duration of all sessions.
+    utilization. `message` says why the run ended, why its files are `unreadable`, or why a live run records nothing.
+    `foreign` is why other users can change the run, None if they cannot. `cpu_fallback` is why it trains on the CPU
+    although the host has GPUs. `phase` is what its ranks do: training, validating, saving, or "" if unknown or ended.
+    `current_epoch` is the epoch that they are in, and `grad_norm` the latest norm of the gradient. `seconds` is the
+    duration of all sessions.
 
     `config` holds the config values that differ from the defaults, by `section.key`, if `config_known`. `tags`, `note`
     and `archived` are the labels of the run. `started_at` is the start of the latest session and `updated_at` the time
@@ -150,7 +155,10 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         steps=started.epochs * started.steps_per_epoch if started else None,
         images_per_second=None if is_paused else rate,
         eta_seconds=history.eta_s if state.live and not is_paused else None,
-        message=problem or claim_message(folder, history, state) or state_message(history, state),
+        message=problem
+        or claim_message(folder, history, state)
+        or state_message(history, state)
+        or (recording_problem(folder, history) if state.live else ""),
         data_wait=history.data_wait,
         mfu=history.mfu,
         bottleneck=bottleneck.message if bottleneck else None,
@@ -226,6 +234,21 @@ def state_message(history: History, state: RunState) -> str:
     if state is RunState.CRASHED and history.waiting is not None:
         return "its supervisor was killed while it waited; `gputrain queue resume` starts it again"
     return end_message(history.finished, state)
+
+
+def recording_problem(folder: RunFolder, history: History) -> str:
+    """Return why a live run cannot record; "" if it can."""
+    # Not the time of the file: on tmpfs, a write to a full disk changes it.
+    age_s = age_of(history.latest_time)
+    claim = read_claim(folder.owner)
+    problem = "" if claim is None else claim.problem
+    if not problem and age_s >= NO_NEWS_SECONDS:
+        # On some file systems, an owner can write nothing at all to a full disk.
+        problem = file_system_problem(folder.root) or ""
+    if not problem:
+        return ""
+    news = f"no news for {format_duration(age_s)}: " if age_s >= NO_NEWS_SECONDS else ""
+    return f"{news}{problem}; the run goes on, and stop works"
 
 
 def end_message(finished: RunFinished | None, state: RunState) -> str:

@@ -2,15 +2,25 @@
 the latest step event) and `top5`.
 
 `engine.runs.recorder` calls it after each epoch. Training, validation and EMA metrics are separate TensorBoard runs.
+An event file is a TFRecord file of `Event` protocol buffers:
+https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 """
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 from engine.runs.events import EpochEvent, StepEvent
+from engine.utils.files import append_to_file
+
+FILE_VERSION = "brain.Event:2"
 
 
 class TensorBoardWriter:
@@ -21,34 +31,93 @@ class TensorBoardWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._writers: dict[str, Any] = {}
+        self._files: dict[str, _EventFile] = {}
+        self._written_step = 0
+        self._file_numbers = count()
 
-    def write(self, epoch: EpochEvent, latest_step: StepEvent | None) -> None:
-        """Write the metrics of one epoch. Raises OSError."""
+    def restart(self, from_step: int) -> None:
+        """Begin a session, which trains again what follows `from_step`."""
+        self.close()
+        self._written_step = from_step
+
+    def write(self, epochs: Sequence[EpochEvent], latest_step: StepEvent | None) -> str | None:
+        """Write the metrics of all `epochs` of the run that are not written yet, of the last one with `latest_step`.
+
+        Return a warning if the files were deleted; all epochs are then written again. Raises OSError, after which the
+        next call begins new files, because a record may be incomplete.
+        """
+        warning = None
+        if any(file.is_deleted for file in self._files.values()):
+            self.restart(0)
+            warning = f"{self._folder.name}/ was deleted; its curves are written anew"
+        due = [epoch for epoch in epochs if epoch.step > self._written_step]
+        try:
+            for epoch in due:
+                self._write_epoch(epoch, latest_step if epoch is epochs[-1] else None)
+                self._written_step = epoch.step
+        except BaseException:
+            self.close()
+            raise
+        return warning
+
+    def _write_epoch(self, epoch: EpochEvent, latest_step: StepEvent | None) -> None:
         norm = {"gradient_norm": latest_step.grad_norm} if latest_step is not None else {}
         train = {"loss": epoch.train_loss, "accuracy": epoch.train_accuracy, "learning_rate": epoch.lr, **norm}
-        self._write("train", epoch, **train)
-        self._write("val", epoch, loss=epoch.val_loss, accuracy=epoch.val_accuracy, top5=epoch.val_top5)
+        self._write("train", epoch, train)
+        self._write("val", epoch, {"loss": epoch.val_loss, "accuracy": epoch.val_accuracy, "top5": epoch.val_top5})
         if epoch.ema_val_accuracy is not None and math.isfinite(epoch.ema_val_accuracy):
-            self._write("ema", epoch, loss=epoch.ema_val_loss, accuracy=epoch.ema_val_accuracy)
+            self._write("ema", epoch, {"loss": epoch.ema_val_loss, "accuracy": epoch.ema_val_accuracy})
 
-    def _write(self, series: str, epoch: EpochEvent, **values: float) -> None:
+    def _write(self, series: str, epoch: EpochEvent, values: Mapping[str, float | None]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if series not in self._writers:
-            self._writers[series] = EventFileWriter(str(self._folder / series))
+        if series not in self._files:
+            self._files[series] = _EventFile(self._folder / series, next(self._file_numbers))
             # SessionLog.START makes TensorBoard drop what an earlier session wrote for this epoch and later ones.
             restart = SessionLog(status=SessionLog.START)
-            self._writers[series].add_event(
-                TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, session_log=restart)
-            )
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        self._writers[series].add_event(TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, summary=summary))
-        self._writers[series].flush()
+            records = [
+                TensorBoardEvent(wall_time=epoch.time, file_version=FILE_VERSION),
+                TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, session_log=restart),
+            ]
+        else:
+            records = []
+        # A journal stores a number that is not finite as null.
+        scalars = [
+            Summary.Value(tag=tag, simple_value=math.nan if value is None else value) for tag, value in values.items()
+        ]
+        records.append(TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, summary=Summary(value=scalars)))
+        file = RecordWriter(self._files[series])
+        for record in records:
+            file.write(record.SerializeToString())
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        """Close all files. Raises OSError."""
+        files = list(self._files.values())
+        self._files.clear()
+        for file in files:
+            file.close()
+
+
+class _EventFile:
+    """One new event file. TensorBoard's own writer has a thread that dies, with a traceback, if a write fails."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        """Create the file. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
+        self._fd = append_to_file(folder / name)
+
+    @property
+    def is_deleted(self) -> bool:
+        return os.fstat(self._fd).st_nlink == 0
+
+    def write(self, record: bytes) -> None:
+        """Append one record. Raises OSError if only a part of it is written."""
+        if os.write(self._fd, record) != len(record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        os.close(self._fd)

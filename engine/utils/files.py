@@ -149,6 +149,19 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
         fsync_folder(path.parent)
 
 
+def overwrite_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Overwrite an existing file by a JSON object in place, which needs no space on a full disk. Raises OSError.
+
+    Blanks replace the rest of a longer file, so that a reader finds one of the two objects.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        data = (json.dumps(dict(values), allow_nan=False) + "\n").encode()
+        os.pwrite(handle, data.ljust(os.fstat(handle).st_size), 0)
+    finally:
+        os.close(handle)
+
+
 def fsync_folder(folder: Path) -> None:
     """Flush a folder to disk, so that a rename in it survives a power failure."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -236,6 +236,7 @@ def test_full_disk_does_not_stop_training_but_fails_run_at_end(
     assert "epoch   4" in done.stderr
     assert "its last checkpoint could not be written (No space left on device); fix the cause" in last_line(done)
     assert done.returncode == 1
+    assert read_events(gputrain.folder / "kept" / "a")[-1]["state"] == "failed", "the end is recorded"
     kept = gputrain.folder / "kept" / "a" / "checkpoints"
     assert not list(kept.glob(".*")), "no incomplete file"
     path, _, damaged = load_newest(kept)

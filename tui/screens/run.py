@@ -162,7 +162,8 @@ class RunScreen(ChartScreen):
         elif snapshot.row.foreign:
             line.append(f" {printable(f'This run {snapshot.row.foreign}')}", WARNING)
         elif snapshot.row.message and snapshot.row.state != RunState.FINISHED:
-            line.append(f" {printable(snapshot.row.message)}", MUTED)
+            is_problem = snapshot.row.live and snapshot.row.state != RunState.WAITING
+            line.append(f" {printable(snapshot.row.message)}", WARNING if is_problem else MUTED)
         elif snapshot.row.state == RunState.STARTING:
             line.append(" Starting the ranks", MUTED)
         elif not self._poller.caught_up:

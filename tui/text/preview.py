@@ -53,7 +53,8 @@ def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Te
     lines = _field("state", state, width)
     if row.message:
         failed = row.state in (RunState.FAILED, RunState.CRASHED)
-        lines += _field("reason" if failed else "result", Text(printable(row.message), BAD if failed else ""), width)
+        style = BAD if failed else WARNING if row.live and row.state != RunState.WAITING else ""
+        lines += _field("reason" if failed or row.live else "result", Text(printable(row.message), style), width)
     if row.foreign:
         lines += _field("foreign", Text(f"This run {printable(row.foreign)}", WARNING), width)
     if preview is not None:

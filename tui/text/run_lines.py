@@ -57,7 +57,7 @@ def run_line(row: RunRow, name_width: int, width: int) -> Text:
     line.append(f"{sign} ", style)
     line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else "")
     line.append("  ")
-    if row.state in (RunState.WAITING, RunState.STARTING) and row.message:
+    if row.live and row.message:
         waiting = f"{row.state}  " if row.state == RunState.WAITING else ""
         return line.append(waiting).append(printable(row.message), MUTED if waiting else WARNING)
     if row.state in ENDED_BADLY and row.message and width - name_width - FIGURE_COLUMNS < MIN_CAUSE_COLUMNS:

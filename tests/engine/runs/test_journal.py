@@ -217,15 +217,15 @@ def test_journal_append_adds_only_the_lines_of_events(tmp_path: Path) -> None:
     assert path not in [fd.resolve() for fd in Path("/proc/self/fd").iterdir()]
 
 
-def test_journal_append_after_partial_write_starts_new_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_append_continues_line_after_partial_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write = tmp_path / "events.jsonl", os.write
     journal = Journal(path)
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))  # as on a disk that is almost full
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
     journal.append(make_step(1))
     monkeypatch.undo()
     journal.append(make_step(2))
     journal.close()
-    assert [event.step for event in JournalReader(path).poll() if isinstance(event, StepEvent)] == [2]
+    assert [event.step for event in JournalReader(path).poll() if isinstance(event, StepEvent)] == [1, 2]
 
 
 def test_journal_reader_of_missing_file_is_empty(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Record a run on a full file system, the folder of the first argument. `test_recorder` mounts it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from engine.config.schema import Config
+from engine.runs import ownership as ownership_module
+from engine.runs.control import consume_requests, send_request
+from engine.runs.events import Event, RunFinished, WarningEvent
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.ownership import claim_run
+from engine.runs.recorder import Recorder
+from engine.runs.run_row import make_run_row, recording_problem
+from engine.runs.watcher import RunWatcher
+from engine.utils.errors import UsageError
+from factories import make_epoch, make_run_started, make_step
+
+
+def fill(path: Path) -> None:
+    with path.open("ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
+def main(root: Path) -> None:
+    ownership_module.HEARTBEAT_INTERVAL_SECONDS = 0.0
+    shown: list[Event] = []
+    claimed = claim_run(root, "a", "x", resume=False)
+    recorder = Recorder(claimed.folder, Config(), shown.append)
+    folder, ownership = RunFolder(root / "a"), claimed.ownership
+    recorder.record(make_run_started(time.time() - 60))
+    recorder.record(make_epoch(1))
+    ownership.renew_heartbeat(recorder.problem)
+
+    fill(root / "ballast")
+    first = folder.owner.read_text()
+    for number in range(1, 1200):
+        recorder.record(make_step(number, time=time.time() - 60))
+    ownership.renew_heartbeat(recorder.problem)
+    assert [event.message for event in shown if isinstance(event, WarningEvent)] == [
+        f"the disk is full: training continues, and its events wait in memory until {root}/a can be written again"
+    ]
+    assert folder.owner.read_text() != first, "the heartbeat goes on"
+    row = make_run_row(RunWatcher(folder))
+    assert row.state == "running"
+    assert row.message.startswith("no news for 1m0"), row.message
+    assert row.message.endswith("s: the disk is full; the run goes on, and stop works"), row.message
+
+    send_request(folder.control, "stop")
+    assert [(request.request, request.by) for request in consume_requests(folder.control)] == [("stop", "uid 0")]
+
+    for number in range(100):
+        try:
+            (root / f"inode-{number}").touch()
+        except OSError:
+            break
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    send_request(folder.control, "stop")
+    assert signals == [signal.SIGTERM], "without a file, the owner gets a signal"
+    try:
+        send_request(folder.control, "pause")
+    except UsageError as error:
+        assert "cannot pause this run: the disk is full; free space there" in str(error), error
+    else:
+        raise AssertionError("nobody received the request")
+
+    # Other programs report a full disk only if the owner cannot.
+    folder.owner.write_text("{}")
+    assert "the disk is full" in recording_problem(folder, recorder.history)
+    for path in root.glob("inode-*"):
+        path.unlink()
+
+    for number in range(2, 400):
+        recorder.record(make_epoch(number))
+    recorder.record(RunFinished(state="stopped", message="done"))
+    recorder.close()
+    ownership.release()
+    history = folder.history()
+    assert folder.state(history) is RunState.STOPPED
+    assert history.epochs[0].epoch == 1
+    assert history.epochs[-1].epoch == 399, "the latest epochs are kept"
+    assert '"stopped"' in folder.summary.read_text()
+    assert not folder.reserve.exists()
+    assert os.statvfs(root).f_bfree * os.statvfs(root).f_frsize < 1 << 16, "the disk was full to the end"
+    print("all seen")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

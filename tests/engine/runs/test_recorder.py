@@ -1,0 +1,188 @@
+"""The recorder of a run when its files cannot be written: a full disk, deleted and replaced files."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from engine.config.schema import Config
+from engine.runs.events import Event, FlushJournal, RunFinished, WarningEvent
+from engine.runs.folder import RunFolder
+from engine.runs.journal import JournalReader
+from engine.runs.recorder import Recorder
+from engine.runs.sinks import RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
+from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
+from gputrain_command import ROOT
+
+FULL_DISK = Path(__file__).with_name("full_disk.py")
+
+
+class Recording:
+    """A recorder with a clock, and what its listener received."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder, self.now, self.shown = folder, 0.0, list[Event]()
+        self.recorder = Recorder(folder, Config(), self.shown.append, clock=lambda: self.now)
+
+    def record(self, *events: Event) -> None:
+        for event in events:
+            self.recorder.record(event)
+
+    def warnings(self) -> list[str]:
+        """The warnings of the journal, which the listener received too."""
+        found = [event.message for event in self.events() if isinstance(event, WarningEvent)]
+        assert [event.message for event in self.shown if isinstance(event, WarningEvent)] == found
+        return found
+
+    def events(self) -> list[Event]:
+        return list(JournalReader(self.folder.journal).poll())
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Iterator[Recording]:
+    recording = Recording(make_run_folder(tmp_path, "a"))
+    yield recording
+    recording.recorder.close()
+
+
+def accuracies(folder: RunFolder) -> dict[int, float]:
+    """The validation accuracy of each epoch that TensorBoard shows."""
+    scalars = EventAccumulator(str(folder.tensorboard / "val")).Reload().Scalars("accuracy")
+    return {scalar.step: round(scalar.value, 3) for scalar in scalars}
+
+
+def replace_by_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.touch()
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    (path / "content").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "reason"),
+    [("tensorboard", replace_by_file, "Not a directory"), ("summary.json", replace_by_folder, "Is a directory")],
+)
+def test_recorder_switches_failing_file_off_with_one_warning_and_tries_again(
+    recording: Recording, name: str, damage: Callable[[Path], None], reason: str
+) -> None:
+    folder = recording.folder
+    recording.record(make_run_started(), make_epoch(1, 0.1))
+    damage(folder.path / name)
+    # An open file of a deleted folder can be written, so TensorBoard begins new files.
+    recording.record(make_run_resumed(10, 1.0), *(make_epoch(number, number / 10) for number in (2, 3)))
+    [warning] = recording.warnings()
+    shown = "tensorboard/" if name == "tensorboard" else name
+    assert warning == (
+        f"{shown} is switched off ({reason}); the run goes on without it and tries again every {RETRY_SECONDS:g} s"
+    )
+    (folder.path / name).rename(folder.path / "damaged")
+    recording.record(make_epoch(4, 0.4))
+    recording.now += RETRY_SECONDS
+    recording.record(make_epoch(5, 0.5))
+    assert recording.warnings() == [warning, f"{shown} works again"]
+    assert json.loads(folder.summary.read_text())["epochs"] == 5
+    missing = {1} if name == "tensorboard" else set()
+    assert accuracies(folder) == {number: number / 10 for number in range(1, 6) if number not in missing}
+    assert [event.epoch for event in recording.recorder.history.epochs] == [1, 2, 3, 4, 5]
+
+
+def test_recorder_writes_deleted_files_anew(recording: Recording) -> None:
+    folder = recording.folder
+    recording.record(make_run_started(), make_epoch(1, 0.1))
+    shutil.rmtree(folder.tensorboard)
+    for path in (folder.journal, folder.log, folder.summary):
+        path.unlink()
+    recording.record(make_epoch(2, 0.2), make_epoch(3, 0.3))
+    assert recording.warnings() == [
+        "events.jsonl was deleted; its events are written anew",
+        "log.txt was deleted; a new one begins here, without what the ranks print",
+        "tensorboard/ was deleted; its curves are written anew",
+    ]
+    assert accuracies(folder) == {1: 0.1, 2: 0.2, 3: 0.3}
+    assert [event.type for event in recording.events()[:3]] == ["run_started", "epoch", "epoch"]
+    assert "epoch   2" in folder.log.read_text()
+    assert json.loads(folder.summary.read_text())["epochs"] == 3
+
+
+def test_recorder_goes_on_after_any_error_of_tensorboard(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.summary_pb2", None)
+    recording.record(make_run_started(), make_epoch(1), make_epoch(2), RunFinished(state="finished"))
+    [warning] = recording.warnings()
+    assert warning.startswith("tensorboard/ is switched off (ModuleNotFoundError: ")
+    assert json.loads(recording.folder.summary.read_text())["state"] == "finished"
+    assert recording.events()[-1].type == "run_finished"
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """Let this process write no file beyond a size: a write up to it is short, the next one fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_journal_that_cannot_be_written_catches_up_without_a_torn_line(recording: Recording) -> None:
+    folder = recording.folder
+    recording.record(make_run_started(), *map(make_step, range(1, 4)))
+    size = folder.journal.stat().st_size
+    with file_size_limit(size + 20):
+        recording.record(*map(make_step, range(4, 11)), FlushJournal())
+        assert folder.journal.stat().st_size == size + 20
+        assert recording.recorder.problem == "events.jsonl cannot be written (File too large)"
+    recording.recorder.catch_up()
+    assert recording.recorder.problem is None
+    assert [event.step for event in recording.events() if event.type == "step"] == list(range(1, 11))  # type: ignore[attr-defined]
+    assert recording.warnings() == [
+        "events.jsonl cannot be written (File too large): training continues, and its events wait in memory until "
+        f"{folder.path} can be written again",
+        "the run folder can be written again; no event is lost",
+    ]
+    assert all(json.loads(line) for line in folder.journal.read_text().splitlines())
+
+
+def test_full_disk_keeps_heartbeat_stop_and_end_of_run(tmp_path: Path) -> None:
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-Urm", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("unprivileged mount namespaces are not available")
+    script = 'mount -t tmpfs -o size=300k,nr_inodes=40 tmpfs "$1" && exec "$2" "$3" "$1"'
+    command = [unshare, "-Urm", "sh", "-c", script, "sh", str(tmp_path), sys.executable, str(FULL_DISK)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "all seen\n"), done.stderr
+
+
+def test_sink_warns_once_per_interval_and_not_about_handled_errors() -> None:
+    warnings, now, is_handled = list[str](), [0.0], [False]
+    sink = Sink("x", warnings.append, on_error=lambda _: is_handled[0], clock=lambda: now[0])
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    sink.attempt(fail)
+    sink.attempt(lambda: pytest.fail("is switched off"))
+    now[0] += RETRY_SECONDS
+    sink.attempt(lambda: None)
+    sink.attempt(fail)
+    assert warnings[1:] == ["x works again"]
+    now[0] += WARNING_INTERVAL_SECONDS
+    sink.attempt(lambda: None)
+    is_handled[0] = True
+    sink.attempt(fail)
+    assert sink.handled
+    assert len(warnings) == 2
