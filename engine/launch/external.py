@@ -54,10 +54,11 @@ from engine.launch.node import (
 from engine.launch.preflight import Preflight, RunRequest, find_problems, run_preflight
 from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
-from engine.runs.events import ControlEvent, Event, RunStarted
+from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import OwnershipLostError, RunTakenOverError
 from engine.runs.recorder import Listener, Recorder
+from engine.runs.sinks import Sink
 from engine.training.job import ExitCode, Job, RunResult, StartMethod
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.process import STOP_SIGNALS, die_with_parent, exit_now
@@ -362,6 +363,11 @@ def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuU
 
     Not earlier, because DataLoader workers are forked before and must not inherit the thread."""
     control = recorder.folder.control
+    readings = Sink("the reading of the GPUs", lambda message: run.emit(WarningEvent(message=message)))
+
+    def read_gpus() -> None:
+        for event in nodes.poll():
+            run.emit(event)
 
     def watch() -> None:
         while not recorder.closed.wait(POLL_SECONDS):
@@ -374,8 +380,7 @@ def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuU
                     exit_now(ExitCode.FAILED)
                 run.requests.stop = True
                 return
-            for event in nodes.poll():
-                run.emit(event)
+            readings.attempt(read_gpus)
             for request in consume_requests(control):
                 outcome = run.requests.apply(request.request)
                 recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))

@@ -28,6 +28,7 @@ from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener
+from engine.runs.sinks import Sink
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import UsageError
 from engine.utils.host import raise_open_files_limit
@@ -141,11 +142,15 @@ def _train(run: OwnedRun, job: Job, signals: SignalHandler, rank_starter: RankSt
     recorder, restart, max_restarts = run.recorder, 0, job.config.run.max_restarts
     limit_min, began = job.config.queue.time_limit, time.monotonic()
     usage = GpuUsagePoller([device.uuid for device in run.allocation.devices] if recorder else [])
+    readings = Sink("the reading of the GPUs", lambda message: run.emit(WarningEvent(message=message)))
+
+    def read_gpus() -> None:
+        if (event := usage.poll()) is not None:
+            run.emit(event)
 
     def on_tick() -> None:
         run.keep_alive()
-        if (event := usage.poll()) is not None:
-            run.emit(event)
+        readings.attempt(read_gpus)
         if limit_min and time.monotonic() - began > 60 * limit_min:
             signals.request_stop(f"queue.time_limit ({limit_min:g} min)")
 

@@ -182,7 +182,11 @@ def main() -> None:
             raise problem
         os.environ.update(environment)
         job = job.with_folder_fd(folder_fd)
-        redirect_output(job.folder.log if job.folder else None)
+        try:
+            redirect_output(job.folder.log if job.folder else None)
+        except OSError:
+            # The supervisor reports it. What the ranks print goes where its own messages go.
+            redirect_output(None)
         if job.folder is not None:
             job.folder.restrict_umask()
         processes = _start_ranks(job, handles, pipe)

@@ -37,6 +37,7 @@ from engine.runs.events import (
 )
 from engine.runs.folder import MAX_EVALUATION_BYTES
 from engine.runs.records import RankDevice, RankEpochTiming
+from engine.runs.sinks import Sink, disk_problem
 from engine.training.checkpoint_writer import CheckpointWriter
 from engine.training.disk import disk_warnings
 from engine.training.job import Job, Outcome
@@ -77,6 +78,12 @@ class Trainer:
     def __post_init__(self) -> None:
         self.config = self.job.config
         self._checkpoint_writer = CheckpointWriter(self.state, self.source, self.job.folder, self.cpu_group)
+        self._evaluation_sink = Sink(
+            "evaluation.json",
+            lambda message: self.emit(WarningEvent(message=message)),
+            # The recorder reports a full disk.
+            on_error=lambda error: disk_problem(error) is not None,
+        )
         self._epoch_clock, self._first_step = Stopwatch(), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
         self.collect_garbage: Callable[[], None] = lambda: None
@@ -203,11 +210,14 @@ class Trainer:
         epoch = self.state.position.epoch
         best = self._checkpoint_writer.update_best(epoch, evaluation.metrics.accuracy)
         if self.rank_info.rank == 0 and self.job.folder is not None:
-            last = evaluation.to_dict(epoch)
-            previous = read_json(self.job.folder.evaluation, MAX_EVALUATION_BYTES) or {}
-            best_so_far = last if best else previous.get("best", last)
-            with suppress(OSError):
-                write_json(self.job.folder.evaluation, evaluation_file_content(self.source.classes, last, best_so_far))
+            folder, last = self.job.folder, evaluation.to_dict(epoch)
+
+            def write() -> None:
+                previous = read_json(folder.evaluation, MAX_EVALUATION_BYTES) or {}
+                best_so_far = last if best else previous.get("best", last)
+                write_json(folder.evaluation, evaluation_file_content(self.source.classes, last, best_so_far))
+
+            self._evaluation_sink.attempt(write, force=best)
         return best
 
     def save_epoch_checkpoint(self, epoch: int, *, best: bool) -> None:

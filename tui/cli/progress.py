@@ -184,7 +184,10 @@ class BackgroundPrinter:
 
     def _print_events(self) -> None:
         while (event := self._queue.get()) is not None:
-            self._printer(event)
+            # The journal has the event. A printer that fails must not leave a traceback in its output, and later
+            # events may be printed again.
+            with suppress(Exception):
+                self._printer(event)
         self._printer.close()
 
     def close(self) -> None:
