@@ -47,39 +47,42 @@ def check_model_name(model: ModelConfig) -> None:
     if is_user_code(model.name):
         return
     sources = MODEL_SOURCES if model.source == "auto" else (model.source,)
-    candidates: list[str] = []
+    candidates, unavailable = list[str](), ""
     for source in sources:
-        names = model_names(source, missing_ok=source not in (model.source, "torchvision"))
+        try:
+            names = model_names(source)
+        except UsageError as error:
+            if source in (model.source, "torchvision"):
+                raise
+            unavailable = f" ({error.problems[0].message})"
+            continue
         if model.name in names:
             return
         candidates += names
     prefix = "no model" if model.source == "auto" else f"no model of {model.source}"
-    other_sources = [
-        source
-        for source in MODEL_SOURCES
-        if source not in sources and model.name in model_names(source, missing_ok=True)
-    ]
+    other_sources = [source for source in MODEL_SOURCES if source not in sources and _has_model(source, model.name)]
     hint = (
         f"; {other_sources[0]} has one: model.source={other_sources[0]}"
         if other_sources
         else did_you_mean(model.name, candidates)
     )
-    if model.source == "auto" and library_version("timm") is None:
-        hint += f" ({not_installed('timm')})"
-    raise UsageError.one("model.name", f"{prefix} is named {model.name!r}; list them with `gputrain models`{hint}")
+    reason = f"{prefix} is named {model.name!r}; list them with `gputrain models`{hint}{unavailable}"
+    raise UsageError.one("model.name", reason)
 
 
-def model_names(source: str, *, missing_ok: bool) -> list[str]:
-    """Return the valid values of `model.name` for a source. If its library is missing or broken, return none with
-    `missing_ok`, else raise UsageError."""
+def _has_model(source: str, name: str) -> bool:
+    """Whether a source has a model, False if its library is missing or broken."""
+    try:
+        return name in model_names(source)
+    except UsageError:
+        return False
+
+
+def model_names(source: str) -> list[str]:
+    """Return the valid values of `model.name` for a source. Raises UsageError if its library is missing or broken."""
     if source == "builtin":
         return list(BUILTIN_MODELS)
-    try:
-        models = library_models(source)
-    except UsageError:
-        if missing_ok:
-            return []
-        raise
+    models = library_models(source)
     if source == "timm":
         # timm selects weights by a tag after a dot.
         return [model.name for model in models] + [
@@ -113,6 +116,8 @@ def library_models(source: str) -> list[CatalogModel]:
         listing = ask_helper(_HELPER_MODULE, {"task": "list", "source": source})
     except HelperError as error:
         raise UsageError.one("model.source", f"the models of {source} cannot be listed: {error}") from error
+    if "problem" in listing:
+        raise UsageError.one("model.source", listing["problem"])
     _write_cache(name, listing)
     return _parse_models(listing)
 
@@ -149,10 +154,14 @@ def cached_parameter_counts(source: str) -> dict[str, int]:
 
 
 def with_parameter_counts(
-    models: Sequence[CatalogModel], on_count: Callable[[str, int], None]
+    models: Sequence[CatalogModel],
+    on_count: Callable[[str, int], None],
+    on_problem: Callable[[str], None] = lambda _: None,
 ) -> Iterator[CatalogModel]:
-    """Yield the models grouped by source, each once its parameters are counted. `on_count` receives each source and the
-    number of models left to count."""
+    """Yield the models grouped by source, each once its parameters are counted.
+
+    `on_count` receives each source and the number of models left to count, `on_problem` why a library cannot be used.
+    """
     for source in MODEL_SOURCES:
         of_source = [model for model in models if model.source == source]
         if any(model.parameters is None for model in of_source):
@@ -162,14 +171,18 @@ def with_parameter_counts(
             ]
         missing = [model.name for model in of_source if model.parameters is None]
         on_count(source, len(missing))
-        with closing(count_model_parameters(source, missing)) as counts:
+        with closing(count_model_parameters(source, missing, on_problem)) as counts:
             for model in of_source:
                 yield replace(model, parameters=next(counts)) if model.parameters is None else model
 
 
-def count_model_parameters(source: str, names: Sequence[str]) -> Generator[int | None, None, None]:
-    """Yield the parameter count of each model in order, None if it cannot be built. Models are built on the meta
-    device. Counts are cached even if the caller stops early."""
+def count_model_parameters(
+    source: str, names: Sequence[str], on_problem: Callable[[str], None] = lambda _: None
+) -> Generator[int | None, None, None]:
+    """Yield the parameter count of each model in order, None if it cannot be built.
+
+    Models are built on the meta device. Counts are cached even if the caller stops early. `on_problem` receives why the
+    library cannot be used."""
     if not names:
         return
     counted: dict[str, int] = {}
@@ -181,6 +194,10 @@ def count_model_parameters(source: str, names: Sequence[str]) -> Generator[int |
                 # After the helper has exited, every remaining count fails like this.
                 with suppress(HelperError):
                     count = helper.receive()
+                if isinstance(count, dict):
+                    # The last answer of the helper, which then exits.
+                    on_problem(count["problem"])
+                    count = None
                 if count is not None:
                     counted[name] = count
                 yield count

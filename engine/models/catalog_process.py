@@ -5,14 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from engine.models.meta_device import build_on_meta
+from engine.utils.errors import UsageError
 from engine.utils.helper_process import ParentPipe
 from engine.utils.host import available_cores
+from engine.utils.libraries import import_library
 from engine.utils.process import die_with_parent
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MAX_PROCESSES = 8
 # Fewer models are not worth another process.
@@ -20,9 +22,18 @@ MIN_MODELS_PER_PROCESS = 10
 
 
 def main(parent: ParentPipe) -> None:
-    """Answer the task `list` with one JSON object, the task `count` with one line per name: its parameters or null."""
+    """Answer the task `list` with one JSON object, the task `count` with one line per name: its parameters or null.
+
+    If the library cannot be imported, the only answer is an object with the `problem`."""
     request = parent.receive()
     source = request["source"]
+    try:
+        if source != "builtin":
+            # Before the fork of `parameter_counts`, so that it is imported once.
+            import_library(source, "model.source")
+    except UsageError as error:
+        parent.send({"problem": error.problems[0].message})
+        return
     if request["task"] == "list":
         parent.send({"known": MODEL_LISTERS[source]()})
         return
@@ -83,6 +94,9 @@ def _model_entry(
 
 def parameter_count(source: str, name: str) -> int | None:
     """Return the parameter count of a library's default model, None if it cannot be built."""
+    # Imported here because it imports torch, which takes longer than to find that timm is broken.
+    from engine.models.meta_device import build_on_meta
+
     try:
         model = build_on_meta(lambda: _build_default_model(source, name))
     except Exception:
@@ -122,8 +136,5 @@ def parameter_counts(source: str, names: Sequence[str]) -> Iterator[int | None]:
     if processes < 2:
         yield from map(_parameter_count_task, tasks)
         return
-    if source == "timm":
-        # Before the fork, so that it is imported once.
-        import timm  # noqa: F401
     with multiprocessing.get_context("fork").Pool(processes, die_with_parent, (os.getpid(),)) as pool:
         yield from pool.imap(_parameter_count_task, tasks, chunksize=4)

@@ -17,6 +17,7 @@ from engine.config.user_code import is_user_code, load_user_code
 from engine.config.user_errors import describe_exception
 from engine.models.builtin import BUILTIN_BUILDERS
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
+from engine.utils.libraries import import_library
 
 ModelSource = Literal["user", "builtin", "torchvision", "timm"]
 
@@ -67,13 +68,10 @@ def resolve_model_source(model: ModelConfig) -> ModelSource:
             return "torchvision"
         candidates += names
     if source in ("auto", "timm"):
-        if find_spec("timm") is None:
-            if source == "timm":
-                raise UsageError.one("model.source", not_installed("timm"))
+        if find_spec("timm") is None and source == "auto":
             hint = f"{did_you_mean(name, candidates)} ({not_installed('timm')})"
             raise UsageError.one("model.name", f"there is no model {name!r}{hint}")
-        import timm
-
+        timm = import_library("timm", "model.source")
         if timm.is_model(name):
             return "timm"
         candidates += timm.list_models()

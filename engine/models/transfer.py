@@ -24,6 +24,7 @@ from engine.models.weights_file import weights_file_problem
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError, check_expansion, verify_checksum
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import exclusive_lock
+from engine.utils.libraries import import_library
 from engine.utils.trust import foreign_path_reason
 
 StateDict = dict[str, Tensor]
@@ -242,7 +243,7 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
 
 
 def _timm_weights(name: str, image_size: int) -> StateDict:
-    import timm
+    timm = import_library("timm", "model.source")
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()

@@ -21,6 +21,7 @@ from engine.optim.lr_schedule import scaled_lr
 from engine.optim.param_groups import ParamGroup, build_param_groups
 from engine.optim.timm_optimizers import TIMM_PREFIX, timm_optimizer_problems, timm_options
 from engine.utils.errors import UsageError
+from engine.utils.libraries import import_library
 
 OPTIMIZER_CLASSES: dict[str, type[Optimizer]] = {
     "sgd": optim.SGD,
@@ -148,21 +149,20 @@ def _build_muon(param_groups: list[ParamGroup], lr: float, arguments: dict[str, 
 def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) -> Optimizer:
     if problems := timm_optimizer_problems(config):
         raise UsageError(problems)
-    from timm.optim import create_optimizer_v2, get_optimizer_class
-
+    timm_optim = import_library("timm.optim", "optim.name")
     options, name = timm_options(config.name), config.name.removeprefix(TIMM_PREFIX)
     momentum = {"momentum": options["momentum"].default} if "momentum" in options else {}
     arguments = {
         **optimizer_kwargs(config, options, momentum),
-        **fused_kwargs(get_optimizer_class(name, bind_defaults=False)),
+        **fused_kwargs(timm_optim.get_optimizer_class(name, bind_defaults=False)),
     }
     try:
-        built: Optimizer = create_optimizer_v2(param_groups, name, lr, **arguments)
+        built: Optimizer = timm_optim.create_optimizer_v2(param_groups, name, lr, **arguments)
         if config.options:
             # Some optimizers validate their options only in the first step.
             trial = nn.Linear(8, 8)
             trial(torch.ones(1, 8)).sum().backward()
-            create_optimizer_v2(trial.parameters(), name, lr, **arguments).step()
+            timm_optim.create_optimizer_v2(trial.parameters(), name, lr, **arguments).step()
     except Exception as error:
         # timm rejects invalid options with exceptions of any type.
         reason = f"{config.name} cannot be created with these options: {type(error).__name__}: {error}"

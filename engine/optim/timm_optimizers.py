@@ -24,6 +24,7 @@ from engine.config.training_sections import OptimConfig
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
+from engine.utils.libraries import import_library
 
 TIMM_PREFIX = "timm:"
 
@@ -104,6 +105,8 @@ def _catalog() -> dict[str, Any]:
         catalog: dict[str, Any] = ask_helper("engine.optim.timm_optimizers")
     except HelperError as error:
         raise UsageError.one("optim.name", f"timm's optimizers cannot be listed: {error}") from error
+    if isinstance(catalog.get("problem"), str):
+        raise UsageError.one("optim.name", catalog["problem"])
     try:
         write_user_json(cache_folder(), name, {"optimizers": catalog})
     except OSError:
@@ -128,7 +131,12 @@ def _are_options(value: object) -> bool:
 
 
 def main(parent: ParentPipe) -> None:
-    """Entry point of the helper process, which imports timm."""
+    """Entry point of the helper process, which imports timm: send its optimizers, or the `problem` of the import."""
+    try:
+        import_library("timm.optim", "optim.name")
+    except UsageError as error:
+        parent.send({"problem": error.problems[0].message})
+        return
     parent.send(describe_optimizers())
 
 

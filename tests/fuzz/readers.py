@@ -232,13 +232,14 @@ def no_helper(*_: object, **__: object) -> Any:
     raise HelperError("not started")
 
 
-def no_counts(_: str, names: list[str]) -> Iterator[int | None]:
+def no_counts(_: str, names: list[str], *__: object) -> Iterator[int | None]:
     yield from (None for _ in names)
 
 
 def read_models(_: Path) -> None:
     catalog.ask_helper, catalog.count_model_parameters = no_helper, no_counts  # type: ignore[assignment]
-    catalog.model_names("torchvision", missing_ok=True)
+    with contextlib.suppress(UsageError):
+        catalog.model_names("torchvision")
     models = list_models("torchvision")
     if not models:
         return

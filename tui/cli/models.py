@@ -47,7 +47,13 @@ def models(
     with 10 classes of 3x32x32 images. Counts are cached for each installed version.
     """
     from engine.models.catalog import filter_models, with_parameter_counts
-    from tui.text.models import announce_parameter_count, list_models, no_match_message, print_models
+    from tui.text.models import (
+        announce_parameter_count,
+        announce_problem,
+        list_models,
+        no_match_message,
+        print_models,
+    )
 
     with exit_on_usage_error():
         available = list_models(source)
@@ -55,7 +61,7 @@ def models(
     if not matches:
         typer.echo(no_match_message(available, pattern, pretrained=pretrained), err=True)
         raise typer.Exit(1)
-    with_counts = with_parameter_counts(matches, announce_parameter_count)
+    with_counts = with_parameter_counts(matches, announce_parameter_count, announce_problem)
     if as_json:
         rows = [model.to_dict() for model in with_counts]
         typer.echo(json.dumps({"format": MODELS_FORMAT, "models": rows}, indent=2))

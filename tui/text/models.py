@@ -13,9 +13,8 @@ from engine.models.catalog import (
     builtin_models,
     filter_models,
     library_models,
-    library_version,
 )
-from engine.utils.errors import not_installed
+from engine.utils.errors import UsageError
 from engine.utils.text import printable
 from tui.text.tables import UNKNOWN
 
@@ -27,16 +26,23 @@ MAX_SUGGESTIONS = 5
 
 
 def list_models(source: str | None) -> list[CatalogModel]:
-    """Return the models of one source, or of all installed sources. Raises UsageError if `source` is not installed."""
-    models: list[CatalogModel] = []
-    for name in MODEL_SOURCES if source is None else (source,):
-        if name == "builtin":
-            models += builtin_models()
-        elif source is None and library_version(name) is None:
-            typer.echo(not_installed(name), err=True)
-        else:
+    """Return the models of one source, or of all sources that work, and print why the others do not.
+
+    Raises UsageError if `source` is missing or broken."""
+    if source is not None:
+        return builtin_models() if source == "builtin" else library_models(source)
+    models = builtin_models()
+    for name in MODEL_SOURCES[1:]:
+        try:
             models += library_models(name)
+        except UsageError as error:
+            announce_problem(error.problems[0].message)
     return models
+
+
+def announce_problem(message: str) -> None:
+    """Print why the models of a library cannot be used."""
+    typer.echo(printable(message), err=True)
 
 
 def announce_parameter_count(source: str, missing: int) -> None:

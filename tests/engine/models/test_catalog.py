@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
+from engine.config.schema import Config
+from engine.config.training_sections import BUILTIN_MODELS, ModelConfig, OptimConfig
 from engine.models import catalog
 from engine.models.catalog import (
     cached_parameter_counts,
@@ -20,6 +22,8 @@ from engine.models.catalog import (
     library_models,
     with_parameter_counts,
 )
+from engine.models.factory import build_model
+from engine.optim.timm_optimizers import timm_optimizer_problems
 from engine.utils.errors import UsageError
 from tui.cli.models import app
 
@@ -148,6 +152,66 @@ def test_check_model_name_reports_broken_library(tmp_path: Path, monkeypatch: py
     run_in_place_of_the_catalog(tmp_path, monkeypatch, "raise ImportError('no libjpeg')")
     with pytest.raises(UsageError, match="the models of torchvision cannot be listed: ImportError: no libjpeg"):
         check_model_name(ModelConfig(name="resnet50"))
+
+
+@pytest.fixture
+def break_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replace timm in this process and its children by version 9.9.9, which runs a program when it is imported."""
+
+    def replace(program: str) -> None:
+        (tmp_path / "timm").mkdir()
+        (tmp_path / "timm" / "__init__.py").write_text(program)
+        (tmp_path / "timm-9.9.9.dist-info").mkdir()
+        (tmp_path / "timm-9.9.9.dist-info" / "METADATA").write_text("Name: timm\nVersion: 9.9.9\n")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.syspath_prepend(tmp_path)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+            monkeypatch.delitem(sys.modules, name)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        ("import surely_not_installed", "ModuleNotFoundError: No module named 'surely_not_installed'"),
+        ("raise RuntimeError('operator does not exist\\nsecond line')", "RuntimeError: operator does not exist"),
+        ("print('{}')\nraise ImportError('no _C')", "ImportError: no _C"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3"),
+    ],
+)
+def test_broken_timm_is_reported_in_one_sentence(
+    program: str, cause: str, break_timm: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    break_timm(program)
+    reason = f"timm 9.9.9 cannot be imported: {cause}; repair it with `pip install --force-reinstall timm`, or use a"
+    with pytest.raises(UsageError) as caught:
+        library_models("timm")
+    assert str(caught.value) == f"model.source: {reason} model of torchvision"
+    # Its models may have been listed before it broke.
+    with pytest.raises(UsageError) as caught:
+        build_model(Config(model=ModelConfig(name="resnet10t")), 3, 10, 32)
+    assert str(caught.value) == f"model.source: {reason} model of torchvision"
+    assert capfd.readouterr().out == ""
+
+
+def test_broken_timm_leaves_other_models_usable(break_timm: Callable[[str], None], cache: Path) -> None:
+    assert library_models("torchvision")
+    break_timm("import surely_not_installed")
+    check_model_name(ModelConfig(name="resnet18"))
+    with pytest.raises(UsageError, match=r"no model is named 'resnet10t'.* \(timm 9.9.9 cannot be imported: "):
+        check_model_name(ModelConfig(name="resnet10t"))
+    listed = CliRunner().invoke(app, ["models", "resnet18"])
+    assert listed.exit_code == 0 and "torchvision  resnet18 " in listed.stdout
+    assert listed.stderr.startswith("timm 9.9.9 cannot be imported: ModuleNotFoundError: ")
+    [problem] = timm_optimizer_problems(OptimConfig(name="timm:lamb"))
+    assert str(problem).startswith("optim.name: timm 9.9.9 cannot be imported: ModuleNotFoundError: ")
+    # A list of before it broke: the parameters cannot be counted any more.
+    known = {"source": "timm", "name": "resnet10t", "parameters": None, "weights": [], "top1": None}
+    (cache / "gputrain" / "models-timm-9.9.9.json").write_text(json.dumps({"known": [known]}))
+    counted = CliRunner().invoke(app, ["models", "resnet10t"])
+    assert counted.stdout.splitlines()[1].split() == ["timm", "resnet10t", "–", "–", "–"]
+    assert counted.stderr.startswith("timm 9.9.9 cannot be imported: ")
 
 
 def test_builtin_model_names_match_networks() -> None:
