@@ -43,7 +43,7 @@ from engine.launch.handshake import (
     share_exit_code,
     wait_for_key,
 )
-from engine.launch.lifecycle import OwnedRun, watch_other_claim, with_run_name
+from engine.launch.lifecycle import OwnedRun, with_run_name
 from engine.launch.node import (
     MultiNodeGpuUsage,
     allocate_node_gpus,
@@ -51,7 +51,7 @@ from engine.launch.node import (
     publish_gpu_usage,
     share_problems,
 )
-from engine.launch.preflight import Preflight, RunRequest, find_problems, run_preflight
+from engine.launch.preflight import Preflight, RunRequest, find_problems, run_preflight, watch_other_claim
 from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
@@ -128,6 +128,9 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
         print(f"error: {error}", file=sys.stderr)
         code = ExitCode.FAILED
         this_rank.share_exit_code(code)
+    except OwnershipLostError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = ExitCode.FAILED
     except KeyboardInterrupt:
         run.discard()
         print(f"rank {this_rank.rank} was stopped before the run began", file=sys.stderr)
@@ -336,7 +339,7 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
             # Stopped by a signal, to this rank or to another one.
             recorder.record(ControlEvent(request="stop", by=stop_flag.signal_name or "a signal", outcome="done"))
         return RunResult(outcome)
-    except UsageError:
+    except (UsageError, OwnershipLostError):
         raise
     except Exception as error:
         failure = rank_failure(this_rank.rank, device, error, job.config)

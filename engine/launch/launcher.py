@@ -17,8 +17,8 @@ from engine.distributed.rendezvous import remove_rendezvous_file
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import CudaDevice
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
-from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart, watch_other_claim
-from engine.launch.preflight import RunRequest, run_preflight
+from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
+from engine.launch.preflight import RunRequest, run_preflight, watch_other_claim
 from engine.launch.rank_starter import RankStarter
 from engine.launch.supervisor import Supervisor
 from engine.queue.dependencies import DependencyError

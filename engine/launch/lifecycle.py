@@ -25,7 +25,6 @@ from engine.notify.start import RunNotifier, start_watcher
 from engine.queue.dependencies import FollowedRun
 from engine.queue.place import QueuePlace, initial_state
 from engine.queue.state import Dependency, QueueStage
-from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
 from engine.runs.control import RequestCounters
 from engine.runs.early_stop import has_stopped_early
 from engine.runs.events import BatchSizeFound, Event, GpuEvent, RunFinished, RunStarted, RunStarting, WarningEvent
@@ -193,10 +192,13 @@ class OwnedRun:
         """Record an event of the ranks or of their GPUs; a dry run only shows it.
 
         A GPU sample that precedes `run_started` is recorded behind it, because it belongs to the session that starts.
+        Raises RunTakenOverError.
         """
         if isinstance(event, GpuEvent) and not self._started:
             self._early_usage = event
             return
+        if self.claimed is not None:
+            self.claimed.ownership.check_late()
         (self.listener if self.recorder is None else self.recorder.record)(event)
         if not isinstance(event, RunStarted):
             return
@@ -281,24 +283,6 @@ class OwnedRun:
             self.claimed.ownership.release()
         self.allocation.reservation.release()
         self._notifier.wait_for_last_message()
-
-
-def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Callable[[], None] = lambda: None) -> None:
-    """If the run to resume is claimed by another host, watch until it is known whether its process lives.
-
-    Before the preflight, which would reserve GPUs for a run that cannot start. `check_stop` may raise."""
-    run = request.config.run
-    if run.name is None or not (run.resume or run.requeue) or request.dry_run or request.problems:
-        return
-    owner = RunFolder(request.runs_dir / run.name).owner
-    observed, waits = observe_claim(owner), uncertain_claims([owner], take_over=request.take_over)
-    if observed is None or not waits:
-        return
-    message = (
-        f"{run.name} is claimed by {observed.claim.process}; watching its heartbeat for up to {max(waits.values()):g} s"
-    )
-    listener(WarningEvent(message=message))
-    watch_claims([owner], take_over=request.take_over, check_stop=check_stop)
 
 
 def _nothing_left(request: RunRequest) -> str:

@@ -42,8 +42,11 @@ from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles
 from engine.queue.place import fixed_terms
 from engine.queue.state import Dependency
 from engine.runs.checkpoint_files import read_saved_config
+from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
+from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import check_claim
+from engine.runs.recorder import Listener
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.host import has_bfloat16_instructions
 
@@ -91,6 +94,24 @@ class Preflight:
     source: ImageSource | None = None
     counts: ImageCounts | None = None
     plan: NodePlan | None = None
+
+
+def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Callable[[], None] = lambda: None) -> None:
+    """If the run to resume is claimed by another host, watch until it is known whether its process lives.
+
+    Before the preflight, which would reserve GPUs for a run that cannot start. `check_stop` may raise."""
+    run = request.config.run
+    if run.name is None or not (run.resume or run.requeue) or request.dry_run or request.problems:
+        return
+    owner = RunFolder(request.runs_dir / run.name).owner
+    observed, waits = observe_claim(owner), uncertain_claims([owner], take_over=request.take_over)
+    if observed is None or not waits:
+        return
+    message = (
+        f"{run.name} is claimed by {observed.claim.process}; watching its heartbeat for up to {max(waits.values()):g} s"
+    )
+    listener(WarningEvent(message=message))
+    watch_claims([owner], take_over=request.take_over, check_stop=check_stop)
 
 
 def run_preflight(

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 OWNER_FORMAT = 1
 HEARTBEAT_INTERVAL_SECONDS = 5.0
+# Less than `MOVE_TIMEOUT_SECONDS` of `engine.runs.claim`.
+LATE_HEARTBEAT_SECONDS = 10.0
 
 
 class OwnershipLostError(Exception):
@@ -78,6 +80,7 @@ class Ownership:
             os.close(handle)
             raise
         self._lock_fd, self._journal_start = handle, file_size(folder.journal)
+        self._earlier_claim = read_claim(folder.owner)
         self._renew()
 
     def renew_heartbeat(self, problem: str | None = None) -> str | None:
@@ -91,14 +94,24 @@ class Ownership:
         if problem == self._problem and not is_due:
             return None
         self._problem = problem
+        self._check_token()
+        return self._renew()
+
+    def check_late(self) -> None:
+        """Before something is recorded: raise RunTakenOverError if another process has taken over the run while this
+        one was suspended. Reads nothing unless the heartbeat is late."""
+        if seconds_since_boot() - self._last_heartbeat > LATE_HEARTBEAT_SECONDS:
+            self._check_token()
+
+    def _check_token(self) -> None:
         claim = read_claim(self.folder.owner)
-        if claim is not None and claim.token != self._token:
+        # If the disk is full, that of the owner before is still there.
+        if claim is not None and claim.token != self._token and claim != self._earlier_claim:
             self._is_lost = True
             raise RunTakenOverError(
                 f"{claim.process} has taken over the run, whose heartbeat it had not seen for a while; this process "
                 "ends without a checkpoint"
             )
-        return self._renew()
 
     def _renew(self) -> str | None:
         self._last_heartbeat = seconds_since_boot()
@@ -356,7 +369,8 @@ def _check_unclaimed(folder: RunFolder, advice: str | None = None, command: str 
 def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageError:
     claim = read_claim(folder.owner)
     process = "process ? on another host" if claim is None else claim.process
-    if observe_claim(folder.owner) is not None:
+    observed = observe_claim(folder.owner)
+    if observed is not None and not observed.moves:
         # The lock of a host that is gone stays until the file server notices.
         reason = f"is locked, perhaps still by {process}"
         return UsageError.one(folder.name, reason, "try again later, or use a new name with --name")

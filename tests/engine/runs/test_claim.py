@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -238,11 +239,28 @@ def test_owner_that_was_taken_over_ends_without_writing(folder: RunFolder, monke
     ownership = Ownership(folder.hold())
     write_claim(folder, 1e9, claim="another")
     taken_over = folder.owner.read_bytes()
-    monkeypatch.setattr("engine.runs.ownership.seconds_since_boot", lambda: seconds_since_boot() + 6)
+    ownership.check_late()
+    monkeypatch.setattr("engine.runs.ownership.seconds_since_boot", lambda: seconds_since_boot() + 11)
+    with pytest.raises(RunTakenOverError):
+        ownership.check_late()
     with pytest.raises(RunTakenOverError, match="process 7 on node7 has taken over the run"):
         ownership.renew_heartbeat()
     ownership.release()
     assert folder.owner.read_bytes() == taken_over
+
+
+def test_owner_that_cannot_write_its_claim_owns_the_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume on a full disk leaves the claim of the session before."""
+    write_claim(folder, None, host=socket.gethostname(), claim="the session before")
+
+    def full(path: Path, values: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("engine.runs.ownership.write_json", full)
+    ownership = Ownership(folder.hold())
+    monkeypatch.setattr("engine.runs.ownership.HEARTBEAT_INTERVAL_SECONDS", 0.0)
+    assert ownership.renew_heartbeat() is None
+    ownership.release()
 
 
 def test_row_of_dead_claim_names_process_and_command(folder: RunFolder, clock: FakeClock) -> None:

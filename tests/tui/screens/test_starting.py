@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -231,5 +233,25 @@ def test_resume_of_failed_run_starts_at_once(demo_runs_folder: Path, launches: l
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "j", "j", "u")
         assert launches == [(["resume", "--headless", str(run.path)], "resume cifar-4")]
+
+    drive(real_app(demo_runs_folder), act)
+
+
+def test_resume_of_run_that_another_host_claims_asks_whether_to_take_it_over(
+    demo_runs_folder: Path, launches: list[tuple[list[str], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The screen has seen the heartbeat long enough at its first poll.
+    monkeypatch.setattr("engine.runs.claim.HEARTBEAT_TIMEOUT_SECONDS", 0.0)
+    run = RunFolder(demo_runs_folder / "cifar-4")
+    add_checkpoint(run)
+    run.owner.write_text(json.dumps({"host": "node7", "pid": 7, "heartbeat": time.time() + 3600}))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "j", "j", "u")
+        assert "It is claimed by process 7 on node7" in visible_text(pilot)
+        await press(pilot, "enter")
+        assert launches == []
+        await press(pilot, "u", "j", "enter")
+        assert launches == [(["resume", "--headless", "--take-over", str(run.path)], "resume cifar-4")]
 
     drive(real_app(demo_runs_folder), act)
