@@ -84,6 +84,8 @@ class Reservation:
             self._create(selection, visible, run)
             self._write()
         except UsageError:
+            # The new lock file, if it is only the entry that could not be written.
+            self.release()
             self._lock_path, self._lock_fd, self._values = old_path, old_fd, old_values
             raise
         if old_path is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -13,6 +15,7 @@ from engine.gpus import reservation
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import read_reservations
+from engine.utils.errors import UsageError
 
 
 @pytest.fixture
@@ -120,3 +123,59 @@ def test_allocation_lock_is_taken_although_its_holder_removes_the_file(
     with allocation_lock() as problem:
         assert problem is None
         assert len(paths) == 2
+
+
+def test_rejoining_the_queue_replaces_the_entry(base: Path) -> None:
+    own = Reservation()
+    own.enqueue("free:1", ["GPU-1"], "a")
+    [before] = read_reservations()
+    own.rejoin("free:1", ["GPU-1"], "a")
+    [after] = read_reservations()
+    assert after.since > before.since
+    assert own.key == after.key != before.key
+    own.release()
+    assert list(base.iterdir()) == []
+
+
+def test_failed_attempt_to_rejoin_the_queue_keeps_the_old_place(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, write: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    own = Reservation()
+    own.enqueue("free:1", ["GPU-1"], "a")
+    before, files = read_reservations(), sorted(base.glob("*/*"))
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patched, pytest.raises(UsageError, match="No space left"):
+        patched.setattr(reservation, "replace_file", fail)
+        own.rejoin("free:1", ["GPU-1"], "a")
+    assert (read_reservations(), sorted(base.glob("*/*"))) == (before, files)
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    own.release()
+    assert list(base.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("is_file", "named", "reason"), [(False, "missing", "No such file"), (True, "gputrain", "Not a")]
+)
+def test_unusable_base_is_refused_with_the_way_out(
+    base: Path, monkeypatch: pytest.MonkeyPatch, is_file: bool, named: str, reason: str
+) -> None:
+    if is_file:
+        (base / "missing").touch()
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(base / "missing"))
+    with pytest.raises(
+        UsageError, match=f"reserved in .*{named}[^ ]*: {reason}.*; set GPUTRAIN_RESERVATIONS to another"
+    ):
+        Reservation().enqueue("free:1", ["GPU-1"], "a")
+
+
+def test_reservation_without_write_locks_is_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    own = Reservation()
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "fcntl", refuse)
+        own.enqueue("free:1", ["GPU-1"], "a")
+    assert [each.run for each in read_reservations()] == ["a"]
+    own.release()

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from engine.gpus import reservation_reader
+from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import ReservationInfo, ReservedRank, read_reservations
 from engine.utils.errors import UsageError
@@ -81,6 +82,8 @@ def test_entry_of_version_without_write_lock_is_read(folder: Path) -> None:
     plant(folder, ENTRY)
     [found], ignored = read()
     assert (found.run, found.user, found.gpus, ignored) == ("planted", name_of_user(os.getuid()), ("GPU-1",), [])
+    terms = QueueTerms(position=ENTRY["since"])
+    assert {name: getattr(found, name) for name in terms.to_dict()} == terms.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -287,6 +290,19 @@ def test_other_user_cannot_keep_reservation_of_dead_run_alive(base: Path) -> Non
     assert list(base.iterdir()) == []
 
 
+def test_folder_that_is_removed_while_it_is_read_is_not_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+
+    def remove_first(name: str, **options: Any) -> os.stat_result:
+        folder.rmdir()
+        return stat(name, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reservation_reader.os, "stat", remove_first)
+        assert read() == ([], [])
+    assert not folder.exists()
+
+
 @as_root
 def test_entry_is_judged_by_owner_of_its_files(folder: Path, base: Path, reservation: Reservation) -> None:
     foreign = base / f"gputrain-{SOMEONE}"
@@ -296,8 +312,11 @@ def test_entry_is_judged_by_owner_of_its_files(folder: Path, base: Path, reserva
     found, [ignored] = read()
     assert [each.run for each in found] == ["honest"]
     assert "gputrain-12345/1-2.lock cannot be used (belongs to root (uid 0))" in ignored
-    for path in foreign.iterdir():
-        os.chown(path, SOMEONE, -1)
+    os.chown(foreign / "1-2.lock", SOMEONE, -1)
+    found, [ignored] = read()
+    assert [each.run for each in found] == ["honest"]
+    assert "gputrain-12345/1-2.json belongs to another user" in ignored
+    os.chown(foreign / "1-2.json", SOMEONE, -1)
     found, ignored_now = read()
     assert [(each.run, each.user) for each in found] == [("honest", "root"), ("planted", f"uid {SOMEONE}")]
     assert ignored_now == []
