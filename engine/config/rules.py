@@ -181,11 +181,11 @@ def cpu_precision_warnings(config: Config, *, has_bfloat16: bool) -> list[Proble
     amp = config.precision.amp
     if amp not in FLOAT16_LEVELS:
         return []
-    reason = f"{amp} computes in float16, which makes steps on the CPU many times slower than float32"
+    reason = f"{amp} computes in float16, which is usually many times slower than float32 on the CPU"
     if has_bfloat16:
-        advice = "use --amp bf16, for which this CPU has instructions, or --amp off"
+        advice = "use --amp bf16 or --amp off"
     else:
-        advice = "use --amp off; bf16 is faster than float16 but slower than off, because this CPU has no bfloat16 math"
+        advice = "use --amp off; bf16 is slow, too, because this CPU has no instructions for it"
     return [Problem("precision.amp", reason, advice)]
 
 
