@@ -224,7 +224,9 @@ class RunIndex:
         known = stored if entry is None else StoredRow(entry.stamp, entry.row)
         config = known.row.config if known is not None and _has_same_config(known, stamp) else None
         row, watcher = self._read_files(name, entry, config)
-        stable = not row.live and not row.unreadable and time.time() - max(stamp[::3]) / 1e9 > FRESH_SECONDS
+        # Files of the future are not fresh: the clock of the host that wrote them was ahead.
+        is_fresh = abs(time.time() - max(stamp[::3]) / 1e9) <= FRESH_SECONDS
+        stable = not row.live and not row.unreadable and not is_fresh
         if row == previous:
             # The same object tells that nothing has changed.
             row = previous
@@ -312,7 +314,7 @@ class RunIndex:
 def _has_same_config(known: StoredRow, stamp: Stamp) -> bool:
     """Whether the config that was read is that of a stamp, and cannot have changed within its timestamp."""
     part = slice(_START, _START + 3)
-    is_old = time.time() - stamp[part.start] / 1e9 > FRESH_SECONDS if len(stamp) >= part.stop else False
+    is_old = abs(time.time() - stamp[part.start] / 1e9) > FRESH_SECONDS if len(stamp) >= part.stop else False
     return known.row.config_known and known.stamp[part] == stamp[part] and is_old
 
 

@@ -140,7 +140,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
         try:
             state = load_checkpoint(path)
             if state["batch"] == 0 and 0 < state["best_epoch"] == state["epoch"] - 1:
-                _link_best(path, folder / "best.pt")
+                _link_best(path, state["step"], folder / "best.pt")
             return path, state, damaged
         except DamagedCheckpointError as error:
             damaged.append(f"{path.name} {error}")
@@ -155,11 +155,21 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     return None, {}, damaged
 
 
-def _link_best(path: Path, best: Path) -> None:
-    """Complete a `save_checkpoint` that was killed before it linked the best checkpoint, which then is older."""
-    with suppress(OSError):
-        if not best.exists() or best.stat().st_mtime < path.stat().st_mtime:
+def _link_best(path: Path, step: int, best: Path) -> None:
+    """Complete a `save_checkpoint` that was killed before it linked the best checkpoint, which then is older.
+
+    Steps tell which one is older: the clock of the host may have been set back between two checkpoints."""
+    with suppress(OSError, UsageError):
+        if not best.exists() or (not best.samefile(path) and _step_of(best) < step):
             link_file(path, best)
+
+
+def _step_of(path: Path) -> int:
+    """Return the step of a checkpoint, -1 if it is damaged. Raises OSError and UsageError."""
+    try:
+        return int(load_checkpoint(path)["step"])
+    except DamagedCheckpointError:
+        return -1
 
 
 class _Format(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import NotFreeError
 from engine.launch import handshake, node, preflight
+from engine.launch.external import continue_run_of_agents
 from engine.launch.handshake import PeerFailedError, heartbeat, wait_for_key
 from engine.launch.node import allocate_node_gpus, collect_rank_problems, share_problems
 from engine.launch.preflight import RunRequest
 from engine.training.job import ExitCode
-from factories import find_free_port
+from factories import find_free_port, make_run_folder, make_run_started
 from gputrain_command import Gputrain
 
 PATCHED_RUN = """
@@ -109,6 +111,15 @@ def test_stopped_ranks_end_together(gputrain: Gputrain, tmp_path: Path) -> None:
     assert time.monotonic() - began < handshake.EXIT_TIMEOUT_SECONDS
     assert [code for code, _ in results] == [0, 0]
     assert [text.count("was stopped before the run began") for _, text in results] == [1, 1]
+
+
+def test_restart_by_torchrun_takes_over_run_of_its_own_agents(tmp_path: Path) -> None:
+    """Their host may be gone, and its clock ahead."""
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    folder.owner.write_text(json.dumps({"host": "node7", "pid": 7, "agents": ["node7/5/1.00"], "heartbeat": None}))
+    request = continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node7/5/1.00", "node8/6/2.00")))
+    assert (request.take_over, request.config.run.resume, request.config.run.name) == (True, True, "a")
+    assert not continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node8/6/2.00",))).take_over
 
 
 @pytest.mark.nightly

@@ -61,6 +61,17 @@ def test_index_gives_rows_of_list_runs_cold_and_warm(root: Path, monkeypatch: py
     assert read_rows(root) == expected and read == []
 
 
+def test_index_keeps_rows_of_runs_from_the_future(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the host was an hour ahead when they trained."""
+    ahead = time.time() + 3600
+    for folder in root.iterdir():
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (ahead, ahead))
+    rows, read = read_rows(root), read_names(monkeypatch)
+    assert read_rows(root) == rows and read == []
+    assert {row.age_seconds for row in rows} == {0.0}
+
+
 def test_index_reads_newest_runs_first_within_time(root: Path) -> None:
     index = RunIndex(root)
     names = []
