@@ -9,6 +9,8 @@ import os
 import stat
 import sys
 
+from engine.utils.entry_point import begin_process, reported_faults
+
 
 def restrict_umask() -> None:
     """Deny write access for other users on every file that this process and its children create."""
@@ -17,6 +19,7 @@ def restrict_umask() -> None:
 
 def main() -> None:
     """Entry point of `gputrain`."""
+    begin_process()
     restrict_umask()
     if sys.argv[1:2] == ["gpus"]:
         # The driver is the slowest part: the sampler queries it while the command line is imported and parsed.
@@ -25,11 +28,13 @@ def main() -> None:
         prestart_sampler()
     from tui.cli.main import app
 
-    app()
+    with reported_faults():
+        app()
 
 
 def screen() -> None:
     """Entry point of `gputrain-tui`."""
+    begin_process()
     restrict_umask()
     if len(sys.argv) == 1:
         # Imports and the first frame create many objects that stay; the app enables the collector after them.
@@ -43,11 +48,14 @@ def screen() -> None:
         from engine.utils.errors import UsageError
         from tui.cli.open_tui import open_screen
 
-        try:
-            open_screen()
-        except UsageError as error:
-            sys.exit(f"error: {error}")
+        with reported_faults():
+            try:
+                open_screen()
+            except UsageError as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(2)
         return
     from tui.cli.main import screen_app
 
-    screen_app()
+    with reported_faults():
+        screen_app()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat
+from engine.utils.errors import UsageError
 from engine.utils.host import Shortage, available_cores, format_bytes, free_bytes, max_open_files
 from engine.utils.text import pluralize
 
@@ -83,6 +84,13 @@ def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shorta
         "reduce data.workers or data.prefetch, or increase the limit (nofile in /etc/security/limits.conf, "
         f"docker run --ulimit nofile={max(65536, needed_files)})",
     )
+
+
+def check_open_files(limit: int | None) -> None:
+    """Raise UsageError if the hard open-file limit is too low for any rank; None means unlimited."""
+    if limit is not None and limit < BASE_OPEN_FILES:
+        reason = f"a process may open only {limit} files, but a run needs {BASE_OPEN_FILES}"
+        raise UsageError.one("open files", reason, "raise the limit with `ulimit -n 1024`")
 
 
 def loader_warnings(

@@ -11,8 +11,9 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.limits import LoaderFootprint, open_files_shortage, shm_shortage
+from engine.data.limits import LoaderFootprint, check_open_files, open_files_shortage, shm_shortage
 from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
+from engine.utils.errors import UsageError
 from engine.utils.host import format_bytes, nearest_existing
 from gputrain_command import Gputrain
 
@@ -42,6 +43,13 @@ def test_open_files_check_covers_prefetched_batches() -> None:
     assert open_files_shortage(FOOTPRINT, 80) is None
     assert open_files_shortage(FOOTPRINT, None) is None
     assert "the open-file limit is 79, but a rank can need 80" in str(open_files_shortage(FOOTPRINT, 79))
+
+
+def test_too_few_open_files_for_any_rank_are_refused() -> None:
+    check_open_files(None)
+    check_open_files(64)
+    with pytest.raises(UsageError, match="a process may open only 63 files, but a run needs 64; raise the limit"):
+        check_open_files(63)
 
 
 def test_disk_space_check_covers_kept_best_and_new_checkpoint(tmp_path: Path) -> None:

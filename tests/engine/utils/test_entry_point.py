@@ -1,0 +1,145 @@
+"""Standard streams that are closed or full, a deleted working folder, few descriptors, and signals at the start."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BEGIN = "import os, sys\nfrom engine.utils.entry_point import begin_process, reported_faults\nbegin_process()\n"
+PRINT_FILE = (
+    BEGIN
+    + "file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
+    + """
+print("data", flush=True)
+print("message", file=sys.stderr, flush=True)
+os.system("echo from a child; echo from a child >&2; cat")
+os.write(file, str(file).encode())
+"""
+)
+READY = "os.write(1, b'ready\\n')\n"
+FULL = "error: stdout cannot be written: No space left on device\n"
+
+
+def run(program: str, redirections: str, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a Python program through a shell that redirects its descriptors."""
+    script = f'exec "$@" {redirections}' if redirections.startswith((">", "<", "2")) else f'{redirections}\nexec "$@"'
+    return subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable, "-P", "-c", program, *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_not_reused_for_files(tmp_path: Path, closed: str) -> None:
+    done = run(PRINT_FILE, closed, tmp_path / "file", folder=tmp_path)
+    assert done.returncode == 0
+    assert int((tmp_path / "file").read_text()) > 2
+    assert done.stdout == ("" if ">&- 2" in closed or closed == ">&-" else "data\nfrom a child\n")
+    assert done.stderr == ("" if "2>&-" in closed else "message\nfrom a child\n")
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_full_stdout_is_reported_in_one_sentence(tmp_path: Path, size: int) -> None:
+    done = run(BEGIN + f"with reported_faults(): print('x' * {size})", ">/dev/full", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+def test_full_stderr_changes_no_exit_code(tmp_path: Path) -> None:
+    program = BEGIN + "with reported_faults():\n    print('m' * 100_000, file=sys.stderr)\n    sys.exit(3)"
+    assert run(program, "2>/dev/full", folder=tmp_path).returncode == 3
+
+
+def test_closed_pipe_ends_without_message(tmp_path: Path) -> None:
+    pipe = f'{sys.executable} -P -c "$1" | true; exit ${{PIPESTATUS[0]}}'
+    program = BEGIN + "with reported_faults():\n    while True: print('x')"
+    done = subprocess.run(
+        ["bash", "-c", pipe, "sh", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_deleted_working_folder_is_reported_in_one_sentence(tmp_path: Path) -> None:
+    program = BEGIN + "with reported_faults(): open('relative')"
+    done = run(program, "mkdir gone; cd gone; rmdir ../gone", folder=tmp_path)
+    message = "error: the working folder does not exist any more; change to another folder\n"
+    assert (done.returncode, done.stderr) == (2, message)
+
+
+def test_exhausted_descriptors_are_reported_in_one_sentence(tmp_path: Path) -> None:
+    program = BEGIN + "with reported_faults(): files = [open('/dev/null') for _ in range(99)]"
+    done = run(program, "ulimit -n 20", folder=tmp_path)
+    message = "error: this process may not open more files; raise the limit with `ulimit -n 1024`\n"
+    assert (done.returncode, done.stderr) == (1, message)
+
+
+def test_other_os_errors_keep_their_traceback(tmp_path: Path) -> None:
+    done = run(BEGIN + "with reported_faults(): open('missing')", ">&1", folder=tmp_path)
+    assert done.returncode == 1
+    assert "FileNotFoundError" in done.stderr
+
+
+BLOCK_IN_C = READY + "sum(range(1 << 60))"
+BLOCK_IN_COMMAND = f"""
+with reported_faults():
+    try:
+        {READY.strip()}
+        while True: pass
+    finally:
+        print("cleaned up", flush=True)
+"""
+
+
+def signal_when_ready(program: str, number: int, *prefix: str) -> tuple[int, str]:
+    """Send a signal to a program once it is ready. Return its exit code and what it prints after that."""
+    command = [*prefix, sys.executable, "-P", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(number)
+            return process.wait(60), process.stdout.read()
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_the_start_of_a_command_at_once(number: int) -> None:
+    assert signal_when_ready(BEGIN + BLOCK_IN_C, number) == (-number, "")
+
+
+def test_sigint_lets_a_command_clean_up_and_shows_no_traceback() -> None:
+    assert signal_when_ready(BEGIN + BLOCK_IN_COMMAND, signal.SIGINT) == (-signal.SIGINT, "cleaned up\n")
+
+
+def test_ignored_sigint_stays_ignored() -> None:
+    program = f"import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{BEGIN}"
+    ends = f"{READY}import time; time.sleep(0.2); print('not ended')"
+    assert signal_when_ready(program + ends, signal.SIGINT) == (0, "not ended\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_the_first_process_of_a_container(number: int) -> None:
+    unshare = [shutil.which("unshare") or "unshare", "-Urpf", "--kill-child"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("unprivileged PID namespaces are not available")
+    program = BEGIN + f"with reported_faults():\n    assert os.getpid() == 1\n    os.kill(1, {number})\n"
+    program += "    import time; time.sleep(60)"
+    done = subprocess.run([*unshare, sys.executable, "-P", "-c", program], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (128 + number, b"")
+
+
+def test_command_line_discards_and_reports_by_the_same_rules(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("gputrain")
+    script = f"{command} --version >/dev/full; echo $?; {command} --version <&- >&- 2>&-; echo $?"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1\n0\n", FULL)
+    assert not list(tmp_path.iterdir())
