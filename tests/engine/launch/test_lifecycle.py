@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,17 +21,19 @@ from engine.gpus import reservation
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation_reader import ReservedRank, read_reservations
 from engine.launch import lifecycle
+from engine.launch.batch_size import BatchSizeResult
 from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
 from engine.launch.preflight import Preflight, RunRequest, run_preflight
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs import ownership
-from engine.runs.events import Event, RankFailed, RunFinished, RunStarting, WarningEvent
+from engine.runs.events import Event, RankFailed, RunFinished, RunStarting, WaitingForGpus, WarningEvent
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.history import history_from_events
 from engine.runs.journal import from_line
 from engine.runs.records import RankDevice
 from engine.training.job import ExitCode, RunResult
+from engine.utils.errors import Problem, UsageError
 from factories import make_epoch, make_run_folder, make_run_started
 
 PREFLIGHT = Preflight(plan=NodePlan(("cpu",), (None,), 1, 1, 0, "gloo"))
@@ -40,10 +43,13 @@ FAILED = RunResult("failed", RankFailed(time=1.0, rank=0, device="cpu", cause="k
 class Owner:
     """An owner of the run `a`, and the events that it shows."""
 
-    def __init__(self, root: Path, **sections: Any) -> None:
+    def __init__(
+        self, root: Path, *, dry_run: bool = False, detached: bool = False, trust_owner: bool = False, **sections: Any
+    ) -> None:
         self.shown: list[Event] = []
         config = Config.model_validate(sections | {"run": {"name": "a"} | sections.get("run", {})})
-        self.run = OwnedRun(RunRequest(config, root, "a"), self.shown.append)
+        request = RunRequest(config, root, "a", dry_run, trust_owner=trust_owner, detached=detached)
+        self.run = OwnedRun(request, self.shown.append)
         self.folder = RunFolder(root / "a")
 
     @property
@@ -94,14 +100,14 @@ def test_owner_names_unnamed_run_in_its_config(tmp_path: Path) -> None:
         assert job.config.run.name == "a-1"
 
 
-def test_owner_records_warnings_of_allocation_and_shows_them_once(tmp_path: Path) -> None:
+def test_owner_records_early_warnings_and_shows_them_once(tmp_path: Path) -> None:
     with owner(tmp_path) as owned:
         owned.run.allocation = GpuAllocation(warnings=["on the CPU", "shared"], cpu_fallback="on the CPU")
         owned.run.show_gpu_warnings()
-        owned.run.prepare(PREFLIGHT)
+        owned.run.prepare(replace(PREFLIGHT, warnings=[Problem("data.path", "empty")]))
         for events in (owned.shown, owned.recorded()):
             warnings = [(each.message, each.cpu_fallback) for each in events if isinstance(each, WarningEvent)]
-            assert warnings == [("on the CPU", True), ("shared", False)]
+            assert warnings == [("on the CPU", True), ("shared", False), (str(Problem("data.path", "empty")), False)]
 
 
 @pytest.mark.parametrize(("requeue", "job", "warns"), [(True, None, True), (True, "77", False), (False, None, False)])
@@ -158,6 +164,77 @@ def test_owner_records_how_the_run_ended(
     assert isinstance(finished, RunFinished)
     assert (finished.state, finished.message) == (result.state.replace("killed", "stopped"), message)
     assert before == ([result.failure] if result.failure is not None else [])
+
+
+@pytest.mark.parametrize(("result", "code"), [(RunResult("finished"), ExitCode.FINISHED), (FAILED, ExitCode.FAILED)])
+def test_dry_run_leaves_no_folder_and_shows_its_failure(tmp_path: Path, result: RunResult, code: ExitCode) -> None:
+    with owner(tmp_path, dry_run=True) as owned:
+        assert owned.run.prepare(PREFLIGHT) is not None
+        assert owned.run.end(result) == code
+        messages = [event.message for event in owned.shown if isinstance(event, RunFinished)]
+        assert messages == ["rank 0 (cpu) failed: killed"] * (result is FAILED)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_detached_owner_writes_to_the_log_and_no_longer_to_its_starter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs: list[Path | None] = []
+    monkeypatch.setattr(lifecycle, "redirect_output", logs.append)
+    with owner(tmp_path, detached=True) as owned:
+        owned.run.prepare(PREFLIGHT)
+        owned.run.emit(WarningEvent(message="slow"))
+        assert [log.read_text() for log in logs if log is not None] == [owned.folder.log.read_text()]
+        assert owned.shown == []
+        assert owned.run.is_kept
+        state = read_queue_state(owned.folder)
+        assert state is not None
+        assert state.stage is QueueStage.GRANTED
+
+
+def test_owner_resumes_run_that_others_can_change_only_with_trust(tmp_path: Path) -> None:
+    make_ended_run(tmp_path, "stopped").path.chmod(0o777)
+    with owner(tmp_path, run={"resume": True}) as refused, pytest.raises(UsageError):
+        refused.run.prepare(PREFLIGHT)
+    with owner(tmp_path, run={"resume": True}, trust_owner=True) as trusted:
+        assert trusted.run.prepare(PREFLIGHT) is not None
+
+
+@pytest.mark.parametrize(("world_size", "searched"), [(None, 1), (4, 4)])
+def test_owner_searches_batch_size_for_all_ranks_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int | None, searched: int
+) -> None:
+    world_sizes = []
+
+    def find_batch_size(*arguments: Any) -> BatchSizeResult:
+        world_sizes.append(arguments[2])
+        return BatchSizeResult(48, "memory")
+
+    monkeypatch.setattr(lifecycle, "find_batch_size", find_batch_size)
+    with owner(tmp_path, data={"batch_size": "auto"}) as owned:
+        job = owned.run.prepare(PREFLIGHT, world_size)
+        assert job is not None
+        assert (job.config.data.batch_size, world_sizes) == (48, [searched])
+
+
+def test_owner_shows_why_it_waits(tmp_path: Path) -> None:
+    with owner(tmp_path) as owned:
+        owned.run.show_wait(WaitingForGpus(message="no GPU is free"))
+        assert [event.type for event in owned.shown] == ["waiting"]
+
+
+def test_owner_waits_for_last_message_of_slurm_job_and_records_nothing_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    sender = subprocess.Popen(["sleep", "0.1"])
+    monkeypatch.setattr(lifecycle, "start_watcher", lambda *_, **__: (RunNotifier(sender), []))
+    with owner(tmp_path) as owned:
+        owned.run.prepare(PREFLIGHT)
+    assert sender.returncode == 0
+    before = owned.recorded()
+    owned.run.emit(WarningEvent(message="late"))
+    assert owned.recorded() == before
 
 
 @pytest.mark.parametrize(
@@ -222,6 +299,7 @@ def test_owner_publishes_gpu_ranks_of_started_run(tmp_path: Path, monkeypatch: p
         owned.run.emit(replace(make_run_started(), ranks=ranks))
         [published] = read_reservations()
         assert published.ranks == (ReservedRank("a", 0, os.getpid(), "GPU-1"),)
+    assert read_reservations() == []
 
 
 def test_owner_deletes_folder_of_new_run_that_does_not_start(tmp_path: Path) -> None:
@@ -301,6 +379,7 @@ def test_folder_of_run_that_ends_before_it_starts_is_kept_if_it_holds_more_than_
         if starts:
             owned.run.emit(make_run_started())
         assert owned.run.is_kept == is_kept
+        assert place.state.stage is (QueueStage.STARTED if starts else QueueStage.WAITING)
 
 
 @pytest.mark.parametrize(("state", "watched"), [("failed", True), ("stopped", False)])
