@@ -86,7 +86,7 @@ class FollowedRun:
             state = self.folder.state(self.watcher.poll())
         if state.live:
             return f"after run {name}, which is {state}"
-        if is_interrupted(self.folder):
+        if state is RunState.INTERRUPTED or is_interrupted(self.folder):
             return f"after run {name}, which was interrupted while it waited; `gputrain queue resume {name}` starts it"
         if state is RunState.FINISHED or self.dependency.any_end:
             return ""

@@ -33,7 +33,8 @@ OTHER_RUNS_FOLDER_ADVICE = "select another folder with --runs-dir or GPUTRAIN_RU
 
 
 class RunState(StrEnum):
-    """State of a run. WAITING: its owner waits for GPUs. CRASHED: it did not end, and no process owns it."""
+    """State of a run. WAITING: its owner waits for GPUs. INTERRUPTED: its owner was killed while it waited. CRASHED: it
+    did not end, and no process owns it."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -44,6 +45,7 @@ class RunState(StrEnum):
     STOPPED = "stopped"
     FAILED = "failed"
     CRASHED = "crashed"
+    INTERRUPTED = "interrupted"
 
     @property
     def live(self) -> bool:
@@ -260,8 +262,9 @@ class RunFolder:
     def state(self, history: History) -> RunState:
         """Return the state of the run from its journal and its owner."""
         if not self.is_owned():
-            ended = history.finished is not None and history.waiting is None
-            return _final_state(history.finished.state) if history.finished and ended else RunState.CRASHED
+            if history.waiting is not None:
+                return RunState.INTERRUPTED
+            return _final_state(history.finished.state) if history.finished is not None else RunState.CRASHED
         if history.waiting is not None:
             return RunState.WAITING
         if history.started is None or history.finished is not None or history.failures:

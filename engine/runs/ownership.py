@@ -374,7 +374,15 @@ def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageErro
         # The lock of a host that is gone stays until the file server notices.
         reason = f"is locked, perhaps still by {process}"
         return UsageError.one(folder.name, reason, "try again later, or use a new name with --name")
-    return UsageError.one(folder.name, f"is already running as {process}", advice or _stop_advice(folder))
+    does = "waiting for GPUs" if _is_waiting(folder) else "running"
+    return UsageError.one(folder.name, f"is already {does} as {process}", advice or _stop_advice(folder))
+
+
+def _is_waiting(folder: RunFolder) -> bool:
+    # Imports the events of a journal, which only this message needs.
+    from engine.runs.watcher import RunWatcher
+
+    return RunWatcher(folder).poll().waiting is not None
 
 
 def _stop_advice(folder: RunFolder) -> str:

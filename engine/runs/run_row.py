@@ -214,7 +214,7 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
 
 def claim_message(folder: RunFolder, history: History, state: RunState) -> str:
     """Return what is known of the process on another host that claims the run; empty if none does."""
-    if (state is RunState.CRASHED and history.waiting is not None) or not (state.live or state is RunState.CRASHED):
+    if not (state.live or state is RunState.CRASHED):
         return ""
     observed = observe_claim(folder.owner)
     if observed is None:
@@ -231,7 +231,7 @@ def state_message(history: History, state: RunState) -> str:
     """Return why a run waits or ended; empty while it trains."""
     if state is RunState.WAITING and history.waiting is not None:
         return history.waiting.message
-    if state is RunState.CRASHED and history.waiting is not None:
+    if state is RunState.INTERRUPTED:
         return "its supervisor was killed while it waited; `gputrain queue resume` starts it again"
     return end_message(history.finished, state)
 

@@ -26,6 +26,7 @@ STATE_SYMBOLS = {
     RunState.STOPPED: ("■", MUTED),
     RunState.FAILED: ("✗", BAD),
     RunState.CRASHED: ("✗", BAD),
+    RunState.INTERRUPTED: ("◌", BAD),
 }
 MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 10, 32
 ENDED_BADLY = (RunState.FAILED, RunState.CRASHED)
@@ -57,8 +58,8 @@ def run_line(row: RunRow, name_width: int, width: int) -> Text:
     line.append(f"{sign} ", style)
     line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else "")
     line.append("  ")
-    if row.live and row.message:
-        waiting = f"{row.state}  " if row.state == RunState.WAITING else ""
+    if (row.live or row.state == RunState.INTERRUPTED) and row.message:
+        waiting = f"{row.state}  " if row.state in (RunState.WAITING, RunState.INTERRUPTED) else ""
         return line.append(waiting).append(printable(row.message), MUTED if waiting else WARNING)
     if row.state in ENDED_BADLY and row.message and width - name_width - FIGURE_COLUMNS < MIN_CAUSE_COLUMNS:
         return line.append(f"{row.state:<{STATE_COLUMNS}}  ", style).append(printable(row.message), MUTED)

@@ -42,7 +42,7 @@ TITLES = {
     "model.name": "model", "optim.name": "optimizer", "schedule.name": "schedule", "global_batch": "batch",
     "data.batch_size": "batch/rank",
 }  # fmt: skip
-# Columns of numbers that grow while a run trains have a fixed width.
+# Columns of numbers that grow while a run trains have a least width.
 WIDTHS = {"state": 10, "epoch": 7, "age": 10, "images_per_second": 8, "duration": 6}
 LEFT_ALIGNED = {"state", "age", "model.name", "data.dataset", "optim.name"}
 TEXT_KINDS = {Kind.TEXT, Kind.TAGS}
@@ -50,7 +50,7 @@ TEXT_KINDS = {Kind.TEXT, Kind.TAGS}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table. A column of `width` 0 is as wide as its values."""
+    """A column of the table. It is as wide as its values, and at least `width`."""
 
     name: str
     title: str
@@ -139,7 +139,7 @@ class RunTable:
         for field in fields:
             column = column_of(field)
             title = title_of(field.name, column.title)
-            fitted = FittedColumn(column, title, max(column.width or _value_columns(measured, column), len(title)))
+            fitted = FittedColumn(column, title, max(column.width, _value_columns(measured, column), len(title)))
             if (room := room - fitted.width - len(GAP)) < 0:
                 break
             columns.append(fitted)

@@ -14,10 +14,13 @@ import pytest
 
 from engine.runs import claim
 from engine.runs.control import send_request
-from engine.runs.events import ControlEvent, RunFinished
+from engine.runs.events import ControlEvent, RunFinished, WaitingForGpus
 from engine.runs.folder import RunFolder, RunState, find_run, sanitize_run_name
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership, _try_lock, check_claim, claim_run
+from engine.runs.run_row import make_run_row, state_message
+from engine.runs.trash import move_to_trash
+from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
 from factories import make_epoch, make_run_folder, make_run_started
 
@@ -48,6 +51,19 @@ def test_run_state_with_owner_is_live(tmp_path: Path) -> None:
         assert state_of(folder) == state
     ownership.release()
     assert state_of(folder) == RunState.CRASHED
+
+
+def test_run_whose_wait_was_killed_is_interrupted(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", RunFinished(state="stopped"), WaitingForGpus(message="2 runs ahead"))
+    assert state_of(folder) == RunState.INTERRUPTED and not RunState.INTERRUPTED.live
+    row = make_run_row(RunWatcher(folder))
+    assert (row.state, row.message) == ("interrupted", state_message(folder.history(), RunState.INTERRUPTED))
+    assert "gputrain queue resume" in row.message
+    ownership = Ownership(folder)
+    assert state_of(folder) == RunState.WAITING
+    with pytest.raises(UsageError, match=f"is already waiting for GPUs as process {os.getpid()}"):
+        move_to_trash(folder)
+    ownership.release()
 
 
 def test_run_state_on_other_host_follows_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
