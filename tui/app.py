@@ -245,6 +245,8 @@ class GputrainApp(TerminalApp):
             return
         if state.live or not folder.resumable:
             why = f"is {state}" if state.live else "has no checkpoint to resume from"
+            if state == "interrupted":
+                why = "was interrupted while it waited for GPUs; press Q, then u to start it again"
             self.show_toast(f"{folder.name} {why}", warning=True)
             return
 
@@ -278,16 +280,27 @@ class GputrainApp(TerminalApp):
         from tui.screens.starting import StartingScreen
 
         shown = [screen.launched for screen in self.screen_stack if isinstance(screen, StartingScreen)]
-        for launched in [run for run in self.pending_runs if run not in shown]:
-            folder, code = launched.find_folder(), launched.exit_code
-            if folder is not None:
-                self.pending_runs.remove(launched)
-                self.opened_runs.append(folder)
-                self.show_toast(f"{folder.name} has started")
-            elif code is not None:
-                self.pending_runs.remove(launched)
-                reason = "\n".join(launched.output_lines()[-MAX_TOAST_LINES:])
-                self.show_toast(f"The run did not start.\n{reason}", warning=True, timeout_s=30)
+        left = [run for run in self.pending_runs if run not in shown]
+
+        def search() -> None:
+            for launched in left:
+                # A run that has ended by now has its folder.
+                code = launched.exit_code
+                self.call_from_thread(self._report_launch, launched, launched.find_folder(), code)
+
+        self.run_worker(search, thread=True, group="pending")
+
+    def _report_launch(self, launched: LaunchedRun, folder: RunFolder | None, code: int | None) -> None:
+        if launched not in self.pending_runs:
+            return
+        if folder is not None:
+            self.pending_runs.remove(launched)
+            self.opened_runs.append(folder)
+            self.show_toast(f"{folder.name} has started")
+        elif code is not None:
+            self.pending_runs.remove(launched)
+            reason = "\n".join(launched.output_lines()[-MAX_TOAST_LINES:])
+            self.show_toast(f"The run did not start.\n{reason}", warning=True, timeout_s=30)
 
     def switch_to_run(self, folder: RunFolder) -> None:
         """Replace the form and the starting screen with the screen of the run."""

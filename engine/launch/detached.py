@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class LaunchedRun:
     """What each run that this process owns has recorded since."""
     _other_owners: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Modification time and inode of each `owner.json` that names another process."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def output_lines(self) -> list[str]:
         """Return what the supervisor has printed so far."""
@@ -54,12 +56,15 @@ class LaunchedRun:
         return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace").splitlines()
 
     def find_folder(self) -> RunFolder | None:
-        """Return the run folder once the run has begun or ended there. A refused start deletes the folder again."""
+        """Return the run folder once the run has begun or ended there. A refused start deletes the folder again.
+
+        Reads the owners of all runs, so the screen calls it in a thread."""
         try:
             runs = list_runs(self.runs_dir)
         except UsageError:
             return None
-        return next((run for run in runs if (claim := self._claim(run)) and self._has_begun(run, claim)), None)
+        with self._lock:
+            return next((run for run in runs if (claim := self._claim(run)) and self._has_begun(run, claim)), None)
 
     def _has_begun(self, run: RunFolder, claim: Claim) -> bool:
         """Return whether the journal has the start or the end of this session. Warnings may precede its start."""

@@ -8,8 +8,10 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.worker import get_current_worker
 
 from engine.launch.detached import LaunchedRun
+from engine.runs.folder import RunFolder
 from engine.utils.text import printable
 from tui.keymap import STARTING_COMMANDS, Command
 from tui.palette import BAD, MUTED, STRONG, WARNING
@@ -30,6 +32,7 @@ class StartingScreen(GputrainScreen):
     def __init__(self, app: AppServices, launched: LaunchedRun) -> None:
         super().__init__(app)
         self.launched = launched
+        self._is_searching = False
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="launch-state")
@@ -42,10 +45,21 @@ class StartingScreen(GputrainScreen):
         self.set_interval(POLL_INTERVAL_SECONDS, self._poll_launch)
 
     def _poll_launch(self) -> None:
+        """Look for the run in a thread: there may be thousands of runs."""
+        if not self._is_searching and self.app.screen is self:
+            self._is_searching = True
+            self.run_worker(self._search, thread=True)
+
+    def _search(self) -> None:
+        worker, folder = get_current_worker(), self.launched.find_folder()
+        if not worker.is_cancelled:
+            self.app.call_from_thread(self._show_launch, folder)
+
+    def _show_launch(self, folder: RunFolder | None) -> None:
+        self._is_searching = False
         # Below a dialog, this screen must not close itself.
         if self.app.screen is not self:
             return
-        folder = self.launched.find_folder()
         if folder is not None:
             if self.launched.warning is not None:
                 self.gputrain_app.show_toast(self.launched.warning, warning=True, timeout_s=15)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from textual.pilot import Pilot
 
 from demo_app import visible_text, wait_until, wait_until_idle
+from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
 from screen_driver import drive, press, real_app
 from tui.app import GputrainApp
@@ -23,6 +25,7 @@ from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
 from tui.screens.starting import StartingScreen
 
+find_folder = LaunchedRun.find_folder
 pytestmark = pytest.mark.usefixtures("isolated_folder", "unchecked")
 
 # Owns a run folder as a supervisor does. A warning precedes the start, as that about a GPU that others use.
@@ -55,6 +58,12 @@ time.sleep(40)
 """
 
 
+def find_folder_in_thread(launched: LaunchedRun) -> RunFolder | None:
+    """Read the runs folder, which may have thousands of runs, but never where keys and frames would wait for it."""
+    assert threading.current_thread() is not threading.main_thread()
+    return find_folder(launched)
+
+
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GputrainApp:
     """An app whose runs are started by the stand-in."""
@@ -63,6 +72,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GputrainApp:
     script.write_text(f"import sys; sys.path[:0] = {paths}\n{SUPERVISOR}")
     monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [sys.executable, str(script)])
     monkeypatch.setattr("engine.launch.detached.systemd_scope_prefix", lambda: ([], None))
+    monkeypatch.setattr(LaunchedRun, "find_folder", find_folder_in_thread)
     (tmp_path / "runs").mkdir(mode=0o700)
     return real_app(tmp_path / "runs")
 
@@ -107,6 +117,7 @@ def test_starting_screen_opens_run_that_begins(app: GputrainApp) -> None:
         [launched] = app.pending_runs
         let_go(app)
         await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await wait_until_idle(pilot)
         assert not any(isinstance(screen, FormScreen) for screen in app.screen_stack)
         assert [folder.name for folder in app.opened_runs] == ["a-run"]
         launched.process.kill()
