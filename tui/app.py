@@ -22,7 +22,7 @@ from textual.screen import Screen
 from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bindings
 from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
-from tui.screens.base import GputrainScreen
+from tui.screens.base import Dialog, GputrainScreen
 from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp
 
@@ -101,7 +101,7 @@ class GputrainApp(TerminalApp):
         self._compare_cache: CompareCache | None = None
 
     async def on_event(self, event: events.Event) -> None:
-        """Send keys that arrive together with the key that opens a screen to that screen.
+        """Send keys that arrive together with the key that opens a screen or a dialog to it.
 
         Textual sends them to the widget that has the focus when they arrive, before the screen is open."""
         if not isinstance(event, events.Key):
@@ -109,7 +109,7 @@ class GputrainApp(TerminalApp):
         elif not event.is_forwarded:
             await self._wait_for_content()
             await super().on_event(event)
-        elif isinstance(self.screen, GputrainScreen) and event.time < self.screen.opened_at:
+        elif isinstance(self.screen, GputrainScreen | Dialog) and event.time < self.screen.opened_at:
             self.post_message(events.Key(event.key, event.character))
         else:
             await super().on_event(event)
@@ -118,7 +118,7 @@ class GputrainApp(TerminalApp):
         """Wait until the screen has what keys act on: they would do nothing in an empty list."""
         while not self.screen.is_mounted:
             await asyncio.sleep(MOUNT_POLL_SECONDS)
-        if isinstance(screen := self.screen, GputrainScreen):
+        if isinstance(screen := self.screen, GputrainScreen | Dialog):
             deadline = screen.opened_at + MAX_CONTENT_WAIT_SECONDS
             while not screen.has_content and time.monotonic() < deadline:
                 await asyncio.sleep(MOUNT_POLL_SECONDS)

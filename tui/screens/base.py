@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from rich.text import Text
 from textual import events, on
@@ -63,6 +63,22 @@ class Filter(Entry):
             previous.focus()
         else:
             self.screen.focus_next()
+
+
+Result = TypeVar("Result")
+
+
+class Dialog(ModalScreen[Result], Generic[Result]):
+    """Base class of the dialogs. Returns a result to the screen below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened_at = time.monotonic()
+
+    @property
+    def has_content(self) -> bool:
+        """Whether the dialog takes keys. Before, they wait for it for a moment."""
+        return self.focused is not None
 
 
 class AppServices(Protocol):

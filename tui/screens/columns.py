@@ -11,11 +11,11 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from engine.runs.query import SortOrder
 from tui.palette import ACCENT, MUTED
+from tui.screens.base import Dialog
 from tui.text.run_columns import ColumnChoice
 from tui.text.run_table import SORT_SIGNS
 from tui.widgets.entry import Entry
@@ -42,7 +42,7 @@ class SearchEntry(Entry):
         event.prevent_default()
 
 
-class SearchDialog(ModalScreen[Result | None], Generic[Result]):
+class SearchDialog(Dialog[Result | None], Generic[Result]):
     """Lists the choices that contain the typed text. Subclasses say what enter and blank do."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -11,13 +11,13 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from engine.utils.files import read_bytes
 from engine.utils.text import format_duration, pluralize, printable
 from tui.keymap import Command
 from tui.palette import ACCENT, BAD, MUTED, STRONG
+from tui.screens.base import Dialog
 from tui.text.tables import wrap_text
 from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines, Row, escape_markup
@@ -31,7 +31,7 @@ MIN_HELP_COLUMNS = 20
 MAX_EPOCHS_DIGITS = 9
 
 
-class ChoiceDialog(ModalScreen[str | None]):
+class ChoiceDialog(Dialog[str | None]):
     """Choose one of several rows. Returns the row's key, or None if canceled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "leave", show=False)]
@@ -77,7 +77,7 @@ def take_over_dialog(name: str, observed: ObservedClaim) -> ChoiceDialog:
     return ChoiceDialog(f"Take over {printable(name)}?", rows, about)
 
 
-class MultiChoiceDialog(ModalScreen[list[str] | None]):
+class MultiChoiceDialog(Dialog[list[str] | None]):
     """Choose any number of rows. Returns their keys, or None if canceled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -118,7 +118,7 @@ class MultiChoiceDialog(ModalScreen[list[str] | None]):
         self.dismiss(None)
 
 
-class TextInputDialog(ModalScreen[str | None]):
+class TextInputDialog(Dialog[str | None]):
     """Enter a line of text. Returns it stripped, or None if canceled; also if empty, unless it `may_be_empty`.
 
     `problem_of` returns why a text is refused, or None; the dialog stays open and says so.
@@ -170,7 +170,7 @@ def epochs_dialog(name: str, epochs: int) -> TextInputDialog:
     return TextInputDialog(f"Resume {printable(name)}", str(2 * epochs), note, problem_of)
 
 
-class TextDialog(ModalScreen[None]):
+class TextDialog(Dialog[None]):
     """Read lines of text, wrapped to the dialog's width, and copy them, or `copied_text` instead."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

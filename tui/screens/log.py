@@ -11,12 +11,11 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from engine.utils.text import pluralize, printable
 from tui.palette import ACCENT, CURSOR, MUTED
-from tui.screens.base import Filter
+from tui.screens.base import Dialog, Filter
 from tui.text.tables import wrap_text
 from tui.widgets.lines import Lines, escape_markup
 from tui.widgets.text_line import TextLine
@@ -24,7 +23,7 @@ from tui.widgets.text_line import TextLine
 POLL_INTERVAL_SECONDS = 0.5
 
 
-class LogDialog(ModalScreen[None]):
+class LogDialog(Dialog[None]):
     """Shows the lines that `read` returns, from the end. While the end is in view, new lines scroll into it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

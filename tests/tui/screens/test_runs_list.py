@@ -244,6 +244,17 @@ def test_keys_in_a_burst_mark_the_rows_they_were_typed_on(demo_runs_folder: Path
     drive(demo_app(demo_runs_folder), act, WIDE)
 
 
+def test_keys_in_a_burst_reach_the_dialog_that_their_first_key_opens(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        press_in_burst(pilot, "r", "N", *"night", "enter")
+        await wait_until(pilot, lambda: read_labels(RunFolder(demo_runs_folder / LIVE_RUN)).note == "night")
+        await wait_until_idle(pilot)
+        press_in_burst(pilot, "o", *"best", "enter")
+        await wait_until(pilot, lambda: "best acc▾" in visible_text(pilot))
+
+    drive(real_app(demo_runs_folder), act, WIDE)
+
+
 def test_keys_typed_before_the_first_rows_wait_for_them(
     demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
