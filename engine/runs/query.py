@@ -16,7 +16,9 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from engine.runs.fields import Field, Kind, as_text, date_text, find_field
@@ -44,7 +46,9 @@ class Query:
     """A parsed query. `text` is what was typed."""
 
     text: str
+    words: tuple[str, ...]
     predicates: tuple[Predicate, ...]
+    """The condition of each word."""
     names_archived: bool = False
     """Whether a condition is on the archive flag. Archived runs are then listed."""
     names_age: bool = False
@@ -68,14 +72,15 @@ def parse_query(words: str | Sequence[str]) -> Query:
     """
     texts = [words] if isinstance(words, str) else list(words)
     predicates, problems, names = list[Predicate](), list[Problem](), set[str]()
-    for word in [part for text in texts for part in _split(text)]:
+    parts = [part for text in texts for part in _split(text)]
+    for word in parts:
         with collect_problems(problems):
             predicate, field = _parse_word(word)
             predicates.append(predicate)
             names |= {field.name} if field is not None else set()
     if problems:
         raise UsageError(problems)
-    return Query(" ".join(texts), tuple(predicates), "archived" in names, "age" in names)
+    return Query(" ".join(texts), tuple(parts), tuple(predicates), "archived" in names, "age" in names)
 
 
 def _split(text: str) -> list[str]:
@@ -109,15 +114,15 @@ def _parse_plain(word: str) -> Predicate:
     if text in set(RunState):
         # `stopped` must not find a run that is called stopped-early.
         return lambda row: row.state == text
-    pattern = f"*{text}*"
-
-    def matches(row: RunRow) -> bool:
-        texts = (row.name, row.state, row.note, *row.tags)
-        if not _has_wildcard(text):
-            return any(text in part.casefold() for part in texts)
-        return any(fnmatchcase(part.casefold(), pattern) for part in texts)
-
-    return matches
+    if _has_wildcard(text):
+        is_found = re.compile(translate(f"*{text}*")).match
+        return lambda row: any(is_found(part.casefold()) for part in (row.name, row.state, row.note, *row.tags))
+    return lambda row: (
+        text in row.name.casefold()
+        or text in row.state
+        or (row.note != "" and text in row.note.casefold())
+        or any(text in tag.casefold() for tag in row.tags)
+    )
 
 
 def _parse_condition(field: Field, sign: str, text: str) -> Predicate:
@@ -157,9 +162,13 @@ def _alternatives(field: Field, text: str) -> list[str]:
 
 def _on_values(field: Field, check: Callable[[Any], bool], *, negated: bool) -> Predicate:
     """Return a condition on the value of a field. An unknown value meets none, not even a negated one."""
+    # Thousands of runs have the same few texts.
+    check_text = lru_cache(maxsize=1024)(check)
 
     def matches(row: RunRow) -> bool:
         value = field.value(row)
+        if type(value) is str:
+            return check_text(value) is not negated
         if field.kind is Kind.TAGS:
             return any(map(check, value)) is not negated
         return value is not None and check(value) is not negated
@@ -297,18 +306,20 @@ class SortOrder:
 
     def sort(self, rows: Iterable[RunRow]) -> list[RunRow]:
         """Return the rows in this order. Rows without a value come last in both directions; equal ones keep theirs."""
-        valued = [(self.field.value(row), row) for row in rows]
-        known = [pair for pair in valued if pair[0] is not None and pair[0] != ()]
-        unknown = [row for value, row in valued if value is None or value == ()]
-        known.sort(key=lambda pair: _sort_key(pair[0]), reverse=self.descending)
-        return [*(row for _, row in known), *unknown]
-
-
-def _sort_key(value: Any) -> tuple[int, float, str]:
-    """Return a key that orders numbers before text, and text without regard to case."""
-    if isinstance(value, int | float):
-        return (0, float(value), "")
-    return (1, 0.0, as_text(value).casefold())
+        numbers, texts, unknown = list[tuple[float, RunRow]](), list[tuple[str, RunRow]](), list[RunRow]()
+        for row in rows:
+            value = self.field.value(row)
+            if value is None or value == ():
+                unknown.append(row)
+            elif isinstance(value, int | float):
+                numbers.append((value, row))
+            else:
+                texts.append((as_text(value).casefold(), row))
+        numbers.sort(key=itemgetter(0), reverse=self.descending)
+        texts.sort(key=itemgetter(0), reverse=self.descending)
+        # Numbers are less than texts.
+        parts = [*texts, *numbers] if self.descending else [*numbers, *texts]
+        return [*(row for _, row in parts), *unknown]
 
 
 def parse_columns(text: str) -> list[Field]:

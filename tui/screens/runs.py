@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from operator import is_
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +21,7 @@ from textual.worker import get_current_worker
 from engine.runs.control import send_request
 from engine.runs.fields import Field, find_field
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.query import Query, SortOrder
+from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
@@ -61,7 +62,7 @@ class RunsScreen(GputrainScreen):
         self._settings = read_list_settings()
         self._changes = RunChanges(app, self)
         self._full = self._archived = self._waits_for_rows = self._has_rows = False
-        self._query, self._query_text, self._problem = Query("", ()), "", ""
+        self._query, self._query_text, self._problem = parse_query(""), "", ""
         self._requested: ViewRequest | None = None
         self._view = RunView(ViewRequest(()))
         self._indexed_rows: Sequence[RunRow] = ()
@@ -129,13 +130,13 @@ class RunsScreen(GputrainScreen):
             return
         self._requested = request
         if len(rows) <= MAX_INLINE_ROWS:
-            self._view = make_view(request, self._query)
+            self._view = make_view(request, self._query, self._view)
         else:
-            query = self._query
-            self.run_worker(lambda: self._view_in_thread(request, query), thread=True, group="view", exclusive=True)
+            work = partial(self._view_in_thread, request, self._query, self._view)
+            self.run_worker(work, thread=True, group="view", exclusive=True)
 
-    def _view_in_thread(self, request: ViewRequest, query: Query) -> None:
-        worker, view = get_current_worker(), make_view(request, query)
+    def _view_in_thread(self, request: ViewRequest, query: Query, before: RunView) -> None:
+        worker, view = get_current_worker(), make_view(request, query, before)
         if not worker.is_cancelled:
             self.app.call_from_thread(self._show_view, view)
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from engine.config.schema import Config, as_dict, without_unstored
 from engine.config.yaml_io import parse_yaml
+from engine.runs.run_config import parse_config
 from engine.utils.text import printable
 from tui.flags import format_value
 from tui.palette import ACCENT, MUTED, STRONG
@@ -35,10 +36,7 @@ class ConfigChange:
 
 def config_changes(text: str) -> tuple[ConfigChange, ...]:
     """Return the keys in which a stored config differs from the defaults, in schema order."""
-    try:
-        stored = parse_yaml(text)
-    except yaml.YAMLError:
-        return ()
+    stored = parse_config(text)
     return tuple(
         ConfigChange(key, format_config_value(value), format_config_value(default))
         for key, value, default in _values(stored)

@@ -156,9 +156,9 @@ def test_thousands_of_runs_are_filtered_in_a_thread(demo_runs_folder: Path, monk
     monkeypatch.setattr("tui.screens.runs.MAX_INLINE_ROWS", 2)
     threads: list[str] = []
 
-    def make_view_noting_thread(request: ViewRequest, query: Query) -> RunView:
+    def make_view_noting_thread(request: ViewRequest, query: Query, before: RunView) -> RunView:
         threads.append(threading.current_thread().name)
-        return make_view(request, query)
+        return make_view(request, query, before)
 
     monkeypatch.setattr("tui.screens.runs.make_view", make_view_noting_thread)
 

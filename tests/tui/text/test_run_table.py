@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,40 @@ def test_column_choices_name_values_and_list_differing_keys_first() -> None:
     assert [choice.name for choice in choices[:2]] == ["state", "optim.lr"]
     assert choices[1].about == "0.1, 0.2"
     assert {"run.seed", "val_loss"} <= {choice.name for choice in choices}
+
+
+def test_view_of_typed_query_equals_view_of_whole_query() -> None:
+    rows = [
+        row(f"{name}-{number}", config={"optim.lr": number / 10}, archived=number == 3, tags=("night",) * (number % 2))
+        for name in ("cnn", "resnet")
+        for number in range(6)
+    ]
+    typed = "lr>0.1 resnet archived=no night"
+    texts = [typed[:end] for end in range(len(typed) + 1)]
+    before = None
+    for text in [*texts, *reversed(texts), "night lr>0.1", "resnet lr>0.1", ""]:
+        if isinstance(query := query_of(text), Query):
+            for archived in (False, True, False):
+                request = ViewRequest(rows, text, archived=archived)
+                before = make_view(request, query, before)
+                assert before == make_view(request, query)
+
+
+def test_view_applies_only_words_that_were_not_typed_before() -> None:
+    rows, applied = [row(str(number)) for number in range(10)], list[str]()
+
+    def note_first(run: RunRow) -> bool:
+        applied.append(run.name)
+        return run.name < "2"
+
+    first, both = query_of("finished"), query_of("finished base")
+    assert isinstance(first, Query) and isinstance(both, Query)
+    view = make_view(ViewRequest(rows, first.text), replace(first, predicates=(note_first,)))
+    applied.clear()
+    view = make_view(ViewRequest(rows, both.text), replace(both, predicates=(note_first, lambda _: True)), view)
+    assert applied == [] and names(view) == ["0", "1"]
+    make_view(ViewRequest(list(rows), both.text), replace(both, predicates=(note_first, lambda _: True)), view)
+    assert len(applied) == 10
 
 
 def test_known_columns_omit_names_of_other_versions() -> None:
