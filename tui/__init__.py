@@ -5,6 +5,7 @@ The entry points import the rest lazily: `gputrain gpus` and `gputrain-tui` star
 """
 
 import gc
+import io
 import os
 import stat
 import sys
@@ -17,10 +18,17 @@ def restrict_umask() -> None:
     os.umask(os.umask(0o077) | stat.S_IWOTH)
 
 
+def escape_unencodable_output() -> None:
+    """Let stdout escape characters that its encoding lacks, as stderr does: a name may be of any script."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Entry point of `gputrain`."""
     begin_process()
     restrict_umask()
+    escape_unencodable_output()
     if sys.argv[1:2] == ["gpus"]:
         # The driver is the slowest part: the sampler queries it while the command line is imported and parsed.
         from engine.gpus.start_sampler import prestart_sampler

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from engine.config.section import RUN_NAME_PATTERN, GpuSelection, PackageNames, Section, Text
+from engine.config.section import GpuSelection, PackageNames, RunName, Section, Text
 
 
 class RunConfig(Section):
     """Section `run`: name, length and lifecycle of the run."""
 
-    name: Annotated[Text, Field(pattern=RUN_NAME_PATTERN, max_length=100)] | None = Field(
+    name: RunName | None = Field(
         None, description="Name of the run and its folder. Default: the config's name and a number, such as digits-3."
     )
     epochs: int = Field(10, ge=1, le=10**9, description="Number of training epochs.")

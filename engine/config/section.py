@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import PydanticCustomError
 
+from engine.config.run_name import name_problem, normalize_name
+
 MAX_OPTION_VALUES = 10_000
 
 
@@ -73,7 +75,18 @@ UserCodePath = Annotated[str, Field(pattern=USER_CODE_PATTERN)]
 PackageNames = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], BeforeValidator(as_list), Strict(False)
 ]
-RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+def _as_run_name(name: str) -> str:
+    """Return the normalized name of a run. Raises PydanticCustomError."""
+    name = normalize_name(name)
+    if (problem := name_problem(name)) is not None:
+        # Braces in a template would be placeholders.
+        raise PydanticCustomError("run_name", "{problem}", {"problem": problem})
+    return name
+
+
+RunName = Annotated[Text, AfterValidator(_as_run_name)]
 
 
 class Section(BaseModel):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.config.queue_section import MAX_PRIORITY
+from engine.config.run_name import normalize_name
 from engine.config.schema import Config
 from engine.queue.listing import QueueRow, RowState, list_queue
 from engine.queue.state import PENDING_STAGES, QueueStage, read_queue_state, write_queue_state
@@ -35,7 +36,7 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
     """Return the waiting run of this user that a name, a unique beginning of it, a folder or `last` refers to.
 
     Raises UsageError if there is none or several, or if it is that of another user."""
-    rows = list_queue(root) if rows is None else rows
+    rows, reference = list_queue(root) if rows is None else rows, normalize_name(reference)
     own = [row for row in rows if row.is_own and row.folder]
     # A name may exist in several runs folders.
     here = [row for row in own if Path(row.folder).parent == root]

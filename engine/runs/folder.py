@@ -7,7 +7,6 @@ listed, and used only with --trust-owner.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -16,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.config.run_name import normalize_name
 from engine.runs.claim import is_claimed
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import expand_user, is_file, open_folder, path_of_descriptor
@@ -60,11 +60,6 @@ def runs_root(override: str | None = None) -> Path:
     """Return the folder that contains all runs: `override`, else $GPUTRAIN_RUNS, else ./runs. Raises UsageError if it
     names an unknown user."""
     return expand_user(override or os.environ.get("GPUTRAIN_RUNS") or "runs").absolute()
-
-
-def sanitize_run_name(stem: str) -> str:
-    """Convert a file name to a valid beginning of a run name: invalid characters become dashes."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:80] or "run"
 
 
 @dataclass(frozen=True)
@@ -328,14 +323,19 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
     runs = list_runs(root)
     usable = [run for run in runs if trust_owner or run.is_own]
     names = [run.name for run in runs]
+    # A folder that another program made may have the decomposed form.
+    same = [name for name in names if name == reference] or [
+        name for name in names if normalize_name(name) == normalize_name(reference)
+    ]
     # Resolve links, so that the run gets its own name in its own runs folder.
     path = Path(os.path.realpath(reference))
-    matches = [run for run in usable if run.name.startswith(reference)]
+    prefix = normalize_name(reference)
+    matches = [run for run in usable if normalize_name(run.name).startswith(prefix)]
     if reference == LAST_RUN and usable:
         check_last(root, usable[0].name, [run.name for run in usable])
         return _hold_own(usable[0], trust_owner=trust_owner)
-    if reference in names:
-        return _hold_own(RunFolder(root / reference), trust_owner=trust_owner)
+    if same:
+        return _hold_own(RunFolder(root / same[0]), trust_owner=trust_owner)
     if is_run_folder(path):
         return _hold_own(RunFolder(path), trust_owner=trust_owner)
     if len(matches) == 1:

@@ -6,18 +6,16 @@ A run is renamed under its lock, so that no process resumes it meanwhile.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from engine.config.run_name import name_problem, normalize_name
 from engine.runs.folder import LAST_RUN, RunFolder, is_run_folder, require_own
 from engine.runs.ownership import locked_ended_run
 from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, replace_file
-
-MAX_NAME_LENGTH = 100
 
 
 def rename_run(folder: RunFolder, name: str) -> RunFolder:
@@ -26,7 +24,7 @@ def rename_run(folder: RunFolder, name: str) -> RunFolder:
     The journal keeps the name that each session had. Raises UsageError if the name is invalid or in use, if the run is
     live, or if other users can change it.
     """
-    check_new_name(name)
+    name = check_new_name(name)
     require_own(folder, trust_owner=False)
     if name == folder.name:
         raise UsageError.one(name, "is the name that the run has")
@@ -42,16 +40,14 @@ def rename_run(folder: RunFolder, name: str) -> RunFolder:
     return RunFolder(root / name)
 
 
-def check_new_name(name: str) -> None:
-    """Raise UsageError if a run cannot have this name."""
-    # Imports pydantic.
-    from engine.config.section import RUN_NAME_PATTERN
-
-    if re.fullmatch(RUN_NAME_PATTERN.removesuffix("$"), name) is None or len(name) > MAX_NAME_LENGTH:
-        advice = f"use at most {MAX_NAME_LENGTH} letters, digits and . _ - and begin with a letter or digit"
-        raise UsageError.one(name, "is not a valid name of a run", advice)
+def check_new_name(name: str) -> str:
+    """Return the normalized name. Raises UsageError if a run cannot have it."""
+    name = normalize_name(name)
+    if (problem := name_problem(name)) is not None:
+        raise UsageError.one(name, f"is not a valid name of a run: {problem}")
     if name == LAST_RUN:
         raise UsageError.one(name, "is reserved: it stands for the newest run", "use another name")
+    return name
 
 
 def move_folder(source: Path, target_folder: Path, name: str) -> Path:

@@ -21,6 +21,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
+from engine.config.run_name import normalize_name
 from engine.runs.fields import Field, Kind, as_text, date_text, find_field
 from engine.runs.folder import RunState
 from engine.runs.run_config import default_values
@@ -70,7 +71,8 @@ def parse_query(words: str | Sequence[str]) -> Query:
 
     Quotes keep blanks together. Raises UsageError with a problem for each condition that is not valid.
     """
-    texts = [words] if isinstance(words, str) else list(words)
+    # A name has one form, however it is typed.
+    texts = [normalize_name(text) for text in ([words] if isinstance(words, str) else words)]
     predicates, problems, names = list[Predicate](), list[Problem](), set[str]()
     parts = [part for text in texts for part in _split(text)]
     for word in parts:

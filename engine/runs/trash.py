@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from engine.config.run_name import name_problem, normalize_name
 from engine.runs.checkpoint_files import list_checkpoints
 from engine.runs.folder import LAST_RUN, RunFolder
-from engine.runs.manage import move_folder
+from engine.runs.manage import check_new_name, move_folder
 from engine.runs.ownership import locked_ended_run
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import opened_folder
@@ -29,7 +30,7 @@ from engine.utils.trust import foreign_reason
 
 TRASH_FOLDER = ".trash"
 # A run whose name is in the trash already gets a number after a sign that no name of a run has.
-_ENTRY = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:~[0-9]+)?")
+_ENTRY = re.compile(r"(?P<name>[^~]+)(?:~[0-9]+)?")
 # Contents are counted for a question; a run with more files is described by a lower bound.
 MAX_COUNTED_FILES = 100_000
 
@@ -118,7 +119,7 @@ def list_trash(root: Path) -> list[TrashedRun]:
     trash = _find_trash(root)
     for entry in os.scandir(trash) if trash is not None else ():
         try:
-            is_run = entry.is_dir(follow_symlinks=False) and _ENTRY.fullmatch(entry.name) is not None
+            is_run = entry.is_dir(follow_symlinks=False) and _is_entry(entry.name)
             if is_run and foreign_reason(entry.stat(follow_symlinks=False), trust_root=False) is None:
                 runs.append(_entry(Path(entry.path)))
         except OSError:
@@ -131,7 +132,7 @@ def find_in_trash(root: Path, reference: str) -> TrashedRun:
 
     Raises UsageError if there is none.
     """
-    runs = list_trash(root)
+    runs, reference = list_trash(root), normalize_name(reference)
     for run in (*(run for run in runs if run.entry == reference), *(run for run in runs if run.name == reference)):
         return run
     if not runs:
@@ -144,9 +145,9 @@ def find_in_trash(root: Path, reference: str) -> TrashedRun:
 def restore_run(root: Path, run: TrashedRun, name: str | None = None) -> RunFolder:
     """Move a run from the trash back to the runs folder, by default with its name before.
 
-    Raises UsageError if the name is in use or stands for the newest run, or if the run cannot be moved.
+    Raises UsageError if the name is invalid, in use or stands for the newest run, or if the run cannot be moved.
     """
-    target = name or run.name
+    target = run.name if name is None else check_new_name(name)
     advice = f"restore it under another name with `gputrain runs restore {run.entry} --name NAME`"
     if target == LAST_RUN:
         raise UsageError.one(target, "is reserved: it stands for the newest run", advice)
@@ -173,6 +174,12 @@ def delete_for_good(run: TrashedRun) -> None:
                 shutil.rmtree(trash / run.entry)
     except OSError as error:
         raise UsageError.one(run.entry, f"cannot be deleted: {error.strerror}") from error
+
+
+def _is_entry(name: str) -> bool:
+    """Whether a folder in the trash has the name of a run."""
+    match = _ENTRY.fullmatch(name)
+    return match is not None and name_problem(normalize_name(match["name"])) is None
 
 
 def _entry(path: Path) -> TrashedRun:

@@ -16,6 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.config.run_name import MAX_NAME_BYTES as MAX_RUN_BYTES
+from engine.config.run_name import MAX_NAME_CHARACTERS as MAX_RUN_CHARACTERS
+from engine.config.run_name import normalize_name
 from engine.runs.folder import (
     OTHER_RUNS_FOLDER_ADVICE,
     TRUST_OWNER_ADVICE,
@@ -26,11 +29,11 @@ from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import is_file, is_locked
 from engine.utils.trust import foreign_reason, is_shared
 
-# Room for the number of a trial within the 100 characters of `run.name`.
-MAX_NAME_CHARACTERS = 90
+# Room for the number of a trial in `run.name`.
+MAX_NAME_CHARACTERS, MAX_NAME_BYTES = MAX_RUN_CHARACTERS - 10, MAX_RUN_BYTES - 10
 # Stands for the sweep with the latest result.
 LAST_SWEEP = "last"
-_TRIAL = re.compile(r"(.+)-(\d{3,})")
+_TRIAL = re.compile(r"(.+)-([0-9]{3,})")
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,9 @@ def find_sweep(root: Path, reference: str, *, trust_owner: bool = False) -> Swee
     """
     sweeps = list_sweeps(root)
     names = [sweep.name for sweep in sweeps]
-    matches = [sweep for sweep in sweeps if sweep.name == reference]
-    matches = matches or [sweep for sweep in sweeps if reference and sweep.name.startswith(reference)]
+    name = normalize_name(reference)
+    matches = [sweep for sweep in sweeps if sweep.name == name]
+    matches = matches or [sweep for sweep in sweeps if name and sweep.name.startswith(name)]
     if reference == LAST_SWEEP:
         matches = [sweep for sweep in sweeps if trust_owner or sweep.foreign_reason() is None][:1]
     elif not matches and reference and is_sweep_folder(Path(os.path.realpath(reference))):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +14,13 @@ from pathlib import Path
 
 from engine.config.loader import resolve_config
 from engine.config.notify_section import URLS_KEY
-from engine.config.section import RUN_NAME_PATTERN
+from engine.config.run_name import name_from_stem, name_problem, normalize_name
 from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.runs.control import consume_requests
-from engine.runs.folder import sanitize_run_name
 from engine.sweeps.controller import Controller, Emit
 from engine.sweeps.folder import (
+    LAST_SWEEP,
+    MAX_NAME_BYTES,
     MAX_NAME_CHARACTERS,
     SweepFolder,
     controller_lock,
@@ -37,11 +37,14 @@ from engine.utils.files import append_to_file, replace_file
 from engine.utils.process import SignalHandler, ignore_sighup
 
 
-def check_name(name: str) -> None:
-    """Raise UsageError if a sweep must not have this name."""
-    if len(name) > MAX_NAME_CHARACTERS or not re.fullmatch(RUN_NAME_PATTERN, name) or name == "last":
-        reason = f"{name!r} is not allowed: must have at most {MAX_NAME_CHARACTERS} letters, digits, dots and dashes"
-        raise UsageError.one("--name", reason)
+def check_name(name: str) -> str:
+    """Return the normalized name. Raises UsageError if a sweep must not have it."""
+    name = normalize_name(name)
+    if (problem := name_problem(name, MAX_NAME_CHARACTERS, MAX_NAME_BYTES)) is not None:
+        raise UsageError.one("--name", f"{name!r} is not allowed: {problem}")
+    if name == LAST_SWEEP:
+        raise UsageError.one("--name", f"{name} is reserved: it stands for the latest sweep", "use another name")
+    return name
 
 
 def choose_folder(root: Path, name: str | None, settings: SweepSettings) -> SweepFolder:
@@ -51,7 +54,7 @@ def choose_folder(root: Path, name: str | None, settings: SweepSettings) -> Swee
     Raises UsageError if the name belongs to a sweep with other settings, or to something else.
     """
     if name is not None:
-        check_name(name)
+        name = check_name(name)
         folder = SweepFolder(root / name)
         if is_sweep_folder(folder.path):
             if differences := read_settings(folder.settings).differences(settings):
@@ -61,7 +64,7 @@ def choose_folder(root: Path, name: str | None, settings: SweepSettings) -> Swee
         elif taken := _taken_name(folder):
             raise UsageError.one("--name", f"{taken} already exists in {root}", "use another name with --name")
         return folder
-    stem = sanitize_run_name(Path(settings.config).stem if settings.config else "default")[: MAX_NAME_CHARACTERS - 12]
+    stem = name_from_stem(Path(settings.config).stem if settings.config else "default")[: MAX_NAME_CHARACTERS - 12]
     for number in count(1):
         folder = SweepFolder(root / (f"{stem}-sweep" + (f"-{number}" if number > 1 else "")))
         if is_sweep_folder(folder.path):

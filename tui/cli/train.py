@@ -209,8 +209,9 @@ def build_request(
     Raises UsageError if the config cannot be read.
     """
     from engine.config.loader import ConfigError
+    from engine.config.run_name import name_from_stem
     from engine.launch.preflight import RunRequest
-    from engine.runs.folder import runs_root, sanitize_run_name
+    from engine.runs.folder import runs_root
 
     problems: tuple[Problem, ...] = ()
     typed, warnings = frozenset[str](), tuple[str, ...]()
@@ -221,7 +222,7 @@ def build_request(
         typed, warnings = resolved.typed, tuple(message for _, message in resolved.no_effect)
     except ConfigError as error:
         config, problems = error.valid_part, tuple(error.problems)
-    name = sanitize_run_name(stem or f"{config.data.dataset}-{config.model.name}")
+    name = name_from_stem(stem or f"{config.data.dataset}-{config.model.name}")
     return RunRequest(
         config,
         runs_root(runs_dir),

@@ -21,10 +21,11 @@ from engine.config.loader import (
     user_presets_folder,
 )
 from engine.config.notify_section import URLS_KEY
+from engine.config.run_name import name_from_stem
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.optim.lr_schedule import lr_factor, scaled_lr
-from engine.runs.folder import runs_root, sanitize_run_name
+from engine.runs.folder import runs_root
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import (
     config_folder,
@@ -145,7 +146,7 @@ class Form:
             config.model_copy(update={"run": config.run.model_copy(update={"name": None})}), only_changed=True
         )
         is_path = "/" in name or name.endswith((".yaml", ".yml"))
-        path = expand_user(name) if is_path else user_presets_folder() / f"{sanitize_run_name(name)}.yaml"
+        path = expand_user(name) if is_path else user_presets_folder() / f"{name_from_stem(name)}.yaml"
         try:
             if is_path:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +175,7 @@ def validate_form(form: Form) -> tuple[Config | None, list[Problem]]:
 def next_run_name(form: Form, config: Config, runs_dir: Path) -> str:
     """Return the name that a run without `run.name` gets if it starts next."""
     stem = Path(form.base).stem if form.base is not None else f"{config.data.dataset}-{config.model.name}"
-    names = (f"{sanitize_run_name(stem)}-{number}" for number in count(1))
+    names = (f"{name_from_stem(stem)}-{number}" for number in count(1))
     return next(name for name in names if not os.path.lexists(runs_dir / name))
 
 
@@ -236,8 +237,8 @@ def form_from_run(run_config: Path) -> Form:
 
 def _numbered_names(name: str) -> Iterator[str]:
     stem, dash, number = name.rpartition("-")
-    start = int(number) + 1 if dash and number.isdigit() else 2
-    stem = stem if dash and number.isdigit() else name
+    start = int(number) + 1 if dash and number.isdecimal() else 2
+    stem = stem if dash and number.isdecimal() else name
     while True:
         yield f"{stem}-{start}"
         start += 1

@@ -26,6 +26,7 @@ from tui.screens.dialogs import TextInputDialog
 from tui.screens.run_changes import confirm_dialog, name_problem
 from tui.text.run_lines import fit_cells, fit_middle
 from tui.text.runs import format_age
+from tui.text.tables import cell_width
 from tui.widgets.lines import LazyRows, Lines
 
 MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 12, 48
@@ -84,7 +85,7 @@ class TrashScreen(GputrainScreen):
         lines, runs = self.query_one("#trash", Lines), self._runs
         if runs is None:
             return
-        width = max((len(run.name) for run in runs), default=0)
+        width = max((cell_width(printable(run.name)) for run in runs), default=0)
         width = min(max(width, MIN_NAME_COLUMNS), MAX_NAME_COLUMNS)
         header = f"{'name':<{width}}  {'deleted':<{DELETED_COLUMNS}}  {'size':>{SIZE_COLUMNS}}  checkpoints"
         rows = LazyRows([run.entry for run in runs], lambda index: self._line(runs[index], width))

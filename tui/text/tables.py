@@ -61,10 +61,21 @@ def shorten_middle(text: str, width: int) -> str:
 
 def format_table(rows: Sequence[Sequence[str]], right_aligned: Sequence[int]) -> Iterator[str]:
     """Yield the rows as aligned lines; `right_aligned` holds column indices."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_width, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        blanks = [" " * (width - cell_width(cell)) for cell, width in zip(row, widths, strict=True)]
         cells = [
-            cell.rjust(width) if column in right_aligned else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            blank + cell if column in right_aligned else cell + blank
+            for column, (cell, blank) in enumerate(zip(row, blanks, strict=True))
         ]
-        yield printable(COLUMN_GAP.join(cells).rstrip())
+        yield COLUMN_GAP.join(cells).rstrip()
+
+
+def cell_width(text: str) -> int:
+    """Return the width of a text in columns of a terminal: a Chinese character has two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)

@@ -9,7 +9,7 @@ from rich.text import Text
 from engine.queue.listing import QueueRow, list_queue
 from engine.utils.text import printable
 from tui.palette import MUTED, WARNING
-from tui.text.tables import shorten_middle
+from tui.text.run_lines import fit_middle
 
 WAITING_SYMBOL = "◌"
 
@@ -26,10 +26,8 @@ class WaitingRun:
 
     def line(self, name_width: int) -> Text:
         """Return the line of the run, for a list whose names have this width."""
-        name = shorten_middle(printable(self.name), name_width)
-        return Text.assemble(
-            (f"{WAITING_SYMBOL} ", WARNING), f"{name:<{name_width}}  ", (self.message, MUTED), no_wrap=True, end=""
-        )
+        name = fit_middle(printable(self.name), name_width)
+        return Text.assemble((f"{WAITING_SYMBOL} ", WARNING), f"{name}  ", (self.message, MUTED), no_wrap=True, end="")
 
 
 def read_waiting_runs() -> list[WaitingRun]:

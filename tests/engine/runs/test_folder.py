@@ -12,10 +12,11 @@ from threading import Timer
 
 import pytest
 
+from engine.config.run_name import name_from_stem
 from engine.runs import claim
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished, WaitingForGpus
-from engine.runs.folder import RunFolder, RunState, find_run, sanitize_run_name
+from engine.runs.folder import RunFolder, RunState, find_run
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership, _try_lock, check_claim, claim_run
 from engine.runs.run_row import make_run_row, state_message
@@ -126,10 +127,19 @@ def test_claim_resumes_earlier_run_of_reserved_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stem", "name"), [("my exp", "my-exp"), ("_a.b_", "a.b"), ("ü", "run"), ("x" * 300, "x" * 80)]
+    ("stem", "name"),
+    [
+        ("my exp", "my-exp"),
+        ("_a.b_", "a.b"),
+        ("ü", "ü"),
+        ("花 朵!", "花-朵"),
+        ("🌸", "run"),
+        ("花" * 99, "花" * 53),
+        ("x" * 300, "x" * 80),
+    ],
 )
-def test_sanitize_run_name_replaces_invalid_characters(stem: str, name: str) -> None:
-    assert sanitize_run_name(stem) == name
+def test_name_from_stem_replaces_invalid_characters(stem: str, name: str) -> None:
+    assert name_from_stem(stem) == name
 
 
 def test_ownership_is_exclusive_between_processes(tmp_path: Path) -> None:
@@ -206,6 +216,15 @@ def test_find_run_accepts_name_prefix_path_and_last(tmp_path: Path) -> None:
     assert find_run(tmp_path, "digits-1").name == "digits-1"
     assert find_run(tmp_path, "last").name == "digits-12"
     assert find_run(tmp_path / "elsewhere", str(tmp_path / "mnist-1")).path == tmp_path / "mnist-1"
+
+
+def test_find_run_accepts_both_forms_of_a_name(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "\u00e9t\u00e9")
+    # As a program on macOS writes it.
+    make_run_folder(tmp_path, "cafe\u0301")
+    assert find_run(tmp_path, "e\u0301te\u0301").name == "\u00e9t\u00e9"
+    assert find_run(tmp_path, "e\u0301").name == "\u00e9t\u00e9"
+    assert find_run(tmp_path, "caf\u00e9").name == "cafe\u0301"
 
 
 def test_find_run_refuses_last_if_an_older_run_has_this_name(tmp_path: Path) -> None:

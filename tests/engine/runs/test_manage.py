@@ -144,6 +144,18 @@ def test_runs_of_one_name_are_numbered_in_the_trash(root: Path) -> None:
     assert restore_run(root, find_in_trash(root, "run-1"), "older").name == "older"
 
 
+def test_name_of_another_script_is_renamed_deleted_and_restored(root: Path) -> None:
+    for _ in range(2):
+        renamed = rename_run(RunFolder(root / names(root)[0]), "\u00e9te\u0301")
+        assert renamed.name == "\u00e9t\u00e9"
+        move_to_trash(renamed)
+    assert {run.entry for run in list_trash(root)} == {"\u00e9t\u00e9", "\u00e9t\u00e9~2"}
+    assert restore_run(root, find_in_trash(root, "e\u0301te\u0301~2")).name == "\u00e9t\u00e9"
+    assert restore_run(root, find_in_trash(root, "e\u0301te\u0301"), "花朵").name == "花朵"
+    with pytest.raises(UsageError, match="is not a valid name"):
+        restore_run(root, move_to_trash(RunFolder(root / "花朵")), "../x")
+
+
 def test_run_named_last_is_renamed_and_restored_under_another_name(root: Path) -> None:
     (root / "run-1").rename(root / "last")
     assert rename_run(find_own_run(root, str(root / "last")), "found").name == "found"

@@ -9,6 +9,8 @@ import pytest
 
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
+from engine.config.run_name import name_problem
+from engine.sweeps.folder import SweepFolder, sweep_of_trial
 from engine.sweeps.plan import SweepPlan, device_overrides, plan_sweep
 from engine.sweeps.settings import (
     SweepSettings,
@@ -18,7 +20,7 @@ from engine.sweeps.settings import (
     split_space,
     write_settings,
 )
-from engine.sweeps.start import choose_folder, create_sweep, load_sweep
+from engine.sweeps.start import check_name, choose_folder, create_sweep, load_sweep
 from engine.utils.errors import UsageError
 from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line
 
@@ -184,3 +186,13 @@ def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("format: 1", "format: 2"))
     with pytest.raises(UsageError, match="another version of gputrain"):
         read_settings(path)
+
+
+def test_sweep_name_leaves_room_for_its_trials(tmp_path: Path) -> None:
+    name = "花" * 63
+    assert check_name(name) == name
+    trial = SweepFolder(tmp_path / name).trial(1234567).name
+    assert name_problem(trial) is None and sweep_of_trial(trial) == (name, 1234567)
+    for invalid in ("花" * 64, "x" * 91, "last", "a/b"):
+        with pytest.raises(UsageError, match="--name"):
+            check_name(invalid)

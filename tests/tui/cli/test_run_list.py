@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from engine.runs.labels import read_labels
 from engine.runs.manage import move_folder
 from engine.runs.trash import list_trash
 from factories import make_ended_runs, make_run_folder
+from gputrain_command import GPUTRAIN
 from tui.cli.main import app
 
 
@@ -45,6 +47,22 @@ def test_runs_lists_matching_runs_in_order(root: Path) -> None:
     assert listed("--sort=-lr", "--limit", "1") == listed("--sort", "lr", "--reverse", "--limit", "1") == ["run-4"]
     assert listed("--reverse", "--limit", "1") == ["run-0"]
     assert listed("--sort", "-name", "-model=cnn", "!run-7") == ["run-5", "run-4", "run-2", "run-1"]
+
+
+def test_name_of_another_script_keeps_columns_and_is_escaped_where_it_must(root: Path) -> None:
+    assert runs("rename", "run-1", "e\u0301t-花朵").exit_code == 0
+    name = "\u00e9t-花朵"
+    assert runs(f"name={name[:2]}*", "--columns", "name,epoch").stdout.splitlines() == [
+        "NAME     EPOCH",
+        f"{name}      3",
+    ]
+    shown = subprocess.run(
+        [GPUTRAIN, "runs", "--columns", "name", name], env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert (shown.returncode, shown.stderr, shown.stdout.decode("latin-1").split()) == (
+        0, b"", ["NAME", "\u00e9t-\\u82b1\\u6735"],
+    )  # fmt: skip
 
 
 def test_runs_shows_columns_as_table_and_json(root: Path) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.queue.listing import QueueRow, RowState, describe_wait
 from tui.text.queue import format_queue_table
+from tui.text.tables import format_table
 from tui.text.waiting import WaitingRun, read_waiting_runs, wait_message
 
 
@@ -67,3 +69,10 @@ def test_queue_table_marks_runs_without_a_place() -> None:
         ["1", "a", "me", "waiting", "free:2", "0"],
         ["–", "b", "me", "held", "free:2", "/4"],
     ]
+
+
+def test_wide_names_keep_columns() -> None:
+    lines = [WaitingRun(name, name, "waits").line(8).plain for name in ("digits", "花朵", "花朵花朵花朵")]
+    assert {cell_len(line.removesuffix("waits")) for line in lines} == {len("◌ ") + 8 + 2}
+    table = [*format_table([("NAME", "GPUS"), ("花朵", "2"), ("digits", "10")], right_aligned=[1])]
+    assert table == ["NAME    GPUS", "花朵       2", "digits    10"]
