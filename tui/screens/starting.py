@@ -66,7 +66,7 @@ class StartingScreen(GputrainScreen):
             self.gputrain_app.pending_runs.remove(self.launched)
             self.gputrain_app.switch_to_run(folder)
             return
-        self.update_content()
+        self.update_if_on_top()
 
     def update_content(self) -> None:
         code, launched = self.launched.exit_code, self.launched
