@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from operator import is_
 from pathlib import Path
 from typing import ClassVar
@@ -132,7 +131,12 @@ class RunsScreen(GputrainScreen):
         if len(rows) <= MAX_INLINE_ROWS:
             self._view = make_view(request, self._query, self._view)
         else:
-            work = partial(self._view_in_thread, request, self._query, self._view)
+            query, before = self._query, self._view
+
+            def work() -> None:
+                self._view_in_thread(request, query, before)
+
+            # Textual describes the function by its repr. That of a partial has the reprs of all rows.
             self.run_worker(work, thread=True, group="view", exclusive=True)
 
     def _view_in_thread(self, request: ViewRequest, query: Query, before: RunView) -> None:
