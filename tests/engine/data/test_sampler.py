@@ -62,6 +62,11 @@ def test_random_draws_are_those_of_earlier_versions() -> None:
     assert stratified_split(np.repeat([0, 1], 8), 0.25, seed=7)[1].tolist() == [0, 5, 12, 13]
 
 
+def test_batch_random_bits_differ_for_each_batch_and_rank() -> None:
+    bits = {batch_random_bits(7, RandomStream.MIXUP, 2, batch, rank) for batch in range(20) for rank in range(4)}
+    assert len(bits) == 80
+
+
 def test_random_integers_are_independent_of_other_indices() -> None:
     integers = random_integers(9, 1, RandomStream.CROP_ROW, 4, np.arange(100))
     assert random_integers(9, 1, RandomStream.CROP_ROW, 4, np.array([77, 5])).tolist() == integers[[77, 5]].tolist()
