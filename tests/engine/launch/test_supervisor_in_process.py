@@ -22,6 +22,7 @@ from engine.runs.events import ControlEvent, Event, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.training.job import Job, Outcome, RunResult
 from engine.utils.errors import UsageError
+from engine.utils.exits import describe_exit
 from engine.utils.process import SignalHandler
 from forked_ranks import Body, ForkedRanks
 
@@ -193,15 +194,27 @@ def test_supervisor_names_rank_that_exits_without_report(folder: RunFolder) -> N
     assert cause_of(result) == "1: it ended with exit code 4 and reported no error; the log may contain the cause"
 
 
-def test_supervisor_reads_cause_of_abort_in_log_of_this_start_only(folder: RunFolder) -> None:
-    folder.log.write_text("[rank1]: terminated with exception: of an earlier start\n")
+@pytest.mark.parametrize(("counts", "oom_killed"), [((5, 5), False), ((5, 6), True), ((None,), None)])
+def test_supervisor_blames_oom_killer_only_if_it_has_killed_since_the_start(
+    monkeypatch: pytest.MonkeyPatch, counts: tuple[int | None, ...], oom_killed: bool | None
+) -> None:
+    def kill_itself(channel: PipeChannel) -> Outcome:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return "finished"
 
+    remaining = list(counts)
+    monkeypatch.setattr(supervisor, "oom_kill_count", lambda: remaining.pop(0))
+    cause = describe_exit(-signal.SIGKILL, oom_killed=oom_killed)
+    assert cause_of(Supervised(finish, kill_itself).run()) == f"1: {cause}"
+
+
+def test_supervisor_reads_cause_of_abort_in_log_of_this_start_only(folder: RunFolder) -> None:
     def abort_with_message(channel: PipeChannel) -> Outcome:
-        os.write(2, b"[rank1]: terminated with exception: of this start\n")
+        os.write(2, b"[rank1]: terminated with exception: bad driver\n")
         abort(channel)
         raise AssertionError
 
-    assert cause_of(Supervised(finish, abort_with_message, folder=folder).run()).endswith(": of this start")
+    assert cause_of(Supervised(finish, abort_with_message, folder=folder).run()).endswith("SIGABRT: bad driver")
     result = Supervised(finish, abort, folder=folder).run()
     assert cause_of(result) == "1: it was killed by SIGABRT; the log may contain the cause"
 
