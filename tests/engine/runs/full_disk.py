@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 from engine.config.schema import Config
 from engine.runs import ownership as ownership_module
 from engine.runs.control import consume_requests, send_request
-from engine.runs.events import Event, RunFinished, WarningEvent
+from engine.runs.events import Event, RunFinished, StepEvent, WarningEvent
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.history import history_from_events
+from engine.runs.journal import JournalReader
 from engine.runs.ownership import claim_run
 from engine.runs.recorder import Recorder
 from engine.runs.run_row import make_run_row, recording_problem
@@ -45,6 +48,8 @@ def main(root: Path) -> None:
     first = folder.owner.read_text()
     for number in range(1, 1200):
         recorder.record(make_step(number, time=time.time() - 60))
+    for number in range(2, 101):
+        recorder.record(make_epoch(number, time=time.time() - 60))
     ownership.renew_heartbeat(recorder.problem)
     assert [event.message for event in shown if isinstance(event, WarningEvent)] == [
         f"the disk is full: training continues, and its events wait in memory until {root}/a can be written again"
@@ -57,6 +62,14 @@ def main(root: Path) -> None:
 
     send_request(folder.control, "stop")
     assert [(request.request, request.by) for request in consume_requests(folder.control)] == [("stop", "uid 0")]
+
+    (root / "ballast").unlink()
+    recorder.catch_up()
+    assert recorder.problem is None
+    steps = [event.step for event in JournalReader(folder.journal).poll() if isinstance(event, StepEvent)]
+    assert steps == list(range(1, 1200))
+    assert "epoch 100" in folder.log.read_text(), "the log is tried again at once"
+    fill(root / "ballast")
 
     for number in range(100):
         try:
@@ -76,19 +89,20 @@ def main(root: Path) -> None:
 
     # Other programs report a full disk only if the owner cannot.
     folder.owner.write_text("{}")
-    assert "the disk is full" in recording_problem(folder, recorder.history)
+    assert "the disk is full" in recording_problem(folder, history_from_events([make_run_started(time.time() - 60)]))
     for path in root.glob("inode-*"):
         path.unlink()
 
-    for number in range(2, 400):
+    for number in range(101, 500):
         recorder.record(make_epoch(number))
     recorder.record(RunFinished(state="stopped", message="done"))
     recorder.close()
     ownership.release()
+    assert all(json.loads(line) for line in folder.journal.read_bytes().splitlines()), "no torn line"
     history = folder.history()
     assert folder.state(history) is RunState.STOPPED
     assert history.epochs[0].epoch == 1
-    assert history.epochs[-1].epoch == 399, "the latest epochs are kept"
+    assert history.epochs[-1].epoch == 499, "the latest epochs are kept"
     assert '"stopped"' in folder.summary.read_text()
     assert not folder.reserve.exists()
     assert os.statvfs(root).f_bfree * os.statvfs(root).f_frsize < 1 << 16, "the disk was full to the end"

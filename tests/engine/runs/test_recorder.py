@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from engine.config.schema import Config
 from engine.runs.events import Event, FlushJournal, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.journal import JournalReader
+from engine.runs.journal import Journal, JournalReader
 from engine.runs.recorder import Recorder
 from engine.runs.sinks import RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
-from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
+from factories import make_epoch, make_losses, make_run_folder, make_run_resumed, make_run_started, make_step
 from gputrain_command import ROOT
 
 FULL_DISK = Path(__file__).with_name("full_disk.py")
@@ -55,9 +56,9 @@ def recording(tmp_path: Path) -> Iterator[Recording]:
     recording.recorder.close()
 
 
-def accuracies(folder: RunFolder) -> dict[int, float]:
-    """The validation accuracy of each epoch that TensorBoard shows."""
-    scalars = EventAccumulator(str(folder.tensorboard / "val")).Reload().Scalars("accuracy")
+def accuracies(folder: RunFolder, series: str = "val") -> dict[int, float]:
+    """The accuracy of each epoch that TensorBoard shows."""
+    scalars = EventAccumulator(str(folder.tensorboard / series)).Reload().Scalars("accuracy")
     return {scalar.step: round(scalar.value, 3) for scalar in scalars}
 
 
@@ -156,11 +157,54 @@ def test_journal_that_cannot_be_written_catches_up_without_a_torn_line(recording
     assert all(json.loads(line) for line in folder.journal.read_text().splitlines())
 
 
+def test_journal_drops_no_rest_of_a_line_at_its_end(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl", tmp_path / "reserve")
+    with file_size_limit(1000), suppress(OSError):
+        journal.append(make_losses(1, 4000))
+    with file_size_limit(1000):
+        for number in range(1, 201):
+            with suppress(OSError):
+                journal.append(make_epoch(number))
+    journal.close()
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert lines[0]["type"] == "step"
+    assert [line["epoch"] for line in lines[1:]] == list(range(lines[1]["epoch"], 201))
+    assert 0 < journal.dropped == lines[1]["epoch"] - 1
+
+
+def test_recorder_begins_new_tensorboard_file_after_incomplete_record(recording: Recording) -> None:
+    recording.record(make_run_started(), make_epoch(1))
+    [file] = (recording.folder.tensorboard / "train").iterdir()
+    with file_size_limit(file.stat().st_size + 20):
+        recording.record(make_epoch(2))
+    recording.now += RETRY_SECONDS
+    recording.record(make_epoch(3))
+    assert accuracies(recording.folder, "train") == {1: 0.4, 2: 0.4, 3: 0.4}
+
+
+def test_recorder_reports_disk_that_only_the_journal_fits_on_once(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.runs.recorder.write_json", fail)
+        recording.record(make_run_started(), *map(make_epoch, (1, 2, 3)))
+        assert recording.recorder.problem == "the disk is full"
+    recording.now += RETRY_SECONDS
+    recording.record(make_epoch(4))
+    assert recording.recorder.problem is None
+    full, free = recording.warnings()
+    assert full.startswith("the disk is full: training continues")
+    assert free == "the run folder can be written again; no event is lost"
+
+
 def test_full_disk_keeps_heartbeat_stop_and_end_of_run(tmp_path: Path) -> None:
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-Urm", "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("unprivileged mount namespaces are not available")
-    script = 'mount -t tmpfs -o size=300k,nr_inodes=40 tmpfs "$1" && exec "$2" "$3" "$1"'
+    script = 'mount -t tmpfs -o size=500k,nr_inodes=40 tmpfs "$1" && exec "$2" "$3" "$1"'
     command = [unshare, "-Urm", "sh", "-c", script, "sh", str(tmp_path), sys.executable, str(FULL_DISK)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -176,6 +220,8 @@ def test_sink_warns_once_per_interval_and_not_about_handled_errors() -> None:
 
     sink.attempt(fail)
     sink.attempt(lambda: pytest.fail("is switched off"))
+    now[0] += RETRY_SECONDS
+    sink.attempt(fail)
     now[0] += RETRY_SECONDS
     sink.attempt(lambda: None)
     sink.attempt(fail)

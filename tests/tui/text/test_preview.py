@@ -18,6 +18,7 @@ from tui.text import preview_reader
 from tui.text.config import ConfigChange, config_changes
 from tui.text.preview import change_lines, figure_lines
 from tui.text.preview_reader import PreviewReader
+from tui.text.run_lines import run_line
 
 ROW = RunRow("a-run", "finished", 6, 6, 0.9376, "/runs/a-run")
 
@@ -122,3 +123,10 @@ def test_change_lines_omit_default_that_does_not_fit() -> None:
     changes = [ConfigChange("optim.lr", "0.2", "0.05")]
     assert change_lines(changes, 60)[1].plain == "optim.lr  0.2  (0.05)"
     assert change_lines(changes, 14)[1].plain.rstrip().endswith("0.2")
+
+
+def test_live_run_that_cannot_record_says_so_in_list_and_preview() -> None:
+    message = "no news for 12s: the disk is full; the run goes on, and stop works"
+    row = RunRow("a-run", "running", 2, 6, 0.9, "/runs/a-run", message=message)
+    assert run_line(row, 8, 80).plain == f"● a-run     {message}"
+    assert f"reason    {message}" in [line.plain.strip() for line in figure_lines(row, None, 100)]
