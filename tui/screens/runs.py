@@ -131,10 +131,10 @@ class RunsScreen(GputrainScreen):
         if len(rows) <= MAX_INLINE_ROWS:
             self._view = make_view(request, self._query, self._view)
         else:
-            query, before = self._query, self._view
+            query, shown = self._query, self._view
 
             def work() -> None:
-                self._view_in_thread(request, query, before)
+                self._view_in_thread(request, query, shown)
 
             # Textual describes the function by its repr. That of a partial has the reprs of all rows.
             self.run_worker(work, thread=True, group="view", exclusive=True)
