@@ -63,7 +63,7 @@ class Ownership:
         Watches a claim of another host for seconds, unless this process has done that before, see `watch_claims`. With
         `take_over`, a run whose heartbeat does not move is acquired although its last one is not old."""
         self.folder, self._agents = folder, list(agents)
-        self._last_heartbeat, self._is_lost, self._token = -math.inf, False, uuid.uuid4().hex
+        self._last_heartbeat, self._token = -math.inf, uuid.uuid4().hex
         self._problem: str | None = None
         self._location, self._owner_problem = folder.path, folder.owner_problem()
         handle = _retry(partial(_try_lock, folder.lock))
@@ -107,7 +107,6 @@ class Ownership:
         claim = read_claim(self.folder.owner)
         # If the disk is full, that of the owner before is still there.
         if claim is not None and claim.token != self._token and claim != self._earlier_claim:
-            self._is_lost = True
             raise RunTakenOverError(
                 f"{claim.process} has taken over the run, whose heartbeat it had not seen for a while; this process "
                 "ends without a checkpoint"
@@ -167,7 +166,9 @@ class Ownership:
 
     def release(self) -> None:
         """Release the lock; a heartbeat of null marks the run as unowned for other hosts."""
-        if not self._is_lost:
+        # Two hosts may take over a run at the same time. The one that ends must leave the claim of the other.
+        with suppress(RunTakenOverError):
+            self._check_token()
             self._write_owner(None)
         os.close(self._lock_fd)
         if self.folder.fd is not None:
