@@ -38,7 +38,7 @@ def isolated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of keys: the values are validated, but not checked against this host."""
-    monkeypatch.setattr(FormChecker, "check", lambda *_: None)
+    monkeypatch.setattr(FormChecker, "check", lambda *_, **__: None)
 
 
 @pytest.fixture
