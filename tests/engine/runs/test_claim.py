@@ -259,13 +259,14 @@ def test_owner_that_ends_before_its_next_heartbeat_leaves_claim_of_other_host(fo
 
 
 def test_owner_that_cannot_write_its_claim_owns_the_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resume on a full disk leaves the claim of the session before."""
+    """A resume on a disk that cannot be written to leaves the claim of the session before."""
     write_claim(folder, None, host=socket.gethostname(), claim="the session before")
 
     def full(path: Path, values: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("engine.runs.ownership.write_json", full)
+    for write in ("write_json", "overwrite_json"):
+        monkeypatch.setattr(f"engine.runs.ownership.{write}", full)
     ownership = Ownership(folder.hold())
     monkeypatch.setattr("engine.runs.ownership.HEARTBEAT_INTERVAL_SECONDS", 0.0)
     assert ownership.renew_heartbeat() is None
