@@ -127,6 +127,16 @@ def test_recorder_goes_on_after_any_error_of_tensorboard(recording: Recording, m
     assert recording.events()[-1].type == "run_finished"
 
 
+def test_recorder_writes_all_files_in_folder_whose_path_is_not_utf8(tmp_path: Path) -> None:
+    recording = Recording(make_run_folder(tmp_path / os.fsdecode(b"\xff"), "a"))
+    recording.record(make_run_started(), make_epoch(1), RunFinished(state="finished"))
+    recording.recorder.close()
+    assert recording.warnings() == []
+    assert json.loads(recording.folder.summary.read_text())["epochs"] == 1
+    [file] = (recording.folder.tensorboard / "val").iterdir()
+    assert b"accuracy" in file.read_bytes()
+
+
 @contextmanager
 def file_size_limit(size_bytes: int) -> Iterator[None]:
     """Let this process write no file beyond a size: a write up to it is short, the next one fails."""
