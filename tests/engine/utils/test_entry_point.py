@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,8 @@ def run(program: str, redirections: str, *arguments: object, folder: Path) -> su
     return subprocess.run(
         ["sh", "-c", script, "sh", sys.executable, "-P", "-c", program, *map(str, arguments)],
         cwd=folder,
+        # Unbuffered output fails in `print` and not at the end.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         capture_output=True,
         text=True,
         timeout=60,
