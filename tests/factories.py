@@ -136,8 +136,9 @@ def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolde
     for number in range(count):
         started = beginning + 3600 * number
         events: list[Event] = [make_run_started(started)]
-        events += [make_step(10 * epoch, epoch, started + 60 * epoch) for epoch in range(1, epochs + 1)]
-        events += [make_epoch(epoch, epoch / 10, started + 60 * epoch) for epoch in range(1, epochs + 1)]
+        for epoch in range(1, epochs + 1):
+            ended = started + 60 * epoch
+            events += [make_step(10 * epoch, epoch, ended), make_epoch(epoch, epoch / 10, ended)]
         finished = RunFinished(time=started + 60 * epochs, state="failed" if number % 7 == 0 else "finished")
         folder = make_run_folder(root, f"run-{number}", *events, finished)
         model, optimizer = ("cnn", "resnet18", "vit_b_16")[number % 3], ("sgd", "adamw")[number % 2]
