@@ -18,11 +18,11 @@ from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, replace_file
 
 
-def rename_run(folder: RunFolder, name: str) -> RunFolder:
+def rename_run(folder: RunFolder, name: str, *, take_over: bool = False) -> RunFolder:
     """Rename a run that has ended: its folder, and `run.name` in its config. Return the new folder.
 
-    The journal keeps the name that each session had. Raises UsageError if the name is invalid or in use, if the run is
-    live, or if other users can change it.
+    The journal keeps the name that each session had. `take_over` is that of `locked_ended_run`. Raises UsageError if
+    the name is invalid or in use, if the run is live, or if other users can change it.
     """
     name = check_new_name(name)
     require_own(folder, trust_owner=False)
@@ -30,7 +30,8 @@ def rename_run(folder: RunFolder, name: str) -> RunFolder:
         raise UsageError.one(name, "is the name that the run has")
     root = folder.path.parent
     try:
-        with locked_ended_run(folder) as held:
+        command = f"gputrain runs rename {folder.name} {name}"
+        with locked_ended_run(folder, command, take_over=take_over) as held:
             move_folder(folder.path, root, name)
             _store_name(held, name)
     except FileExistsError as error:

@@ -46,16 +46,24 @@ def print_warning(message: str) -> None:
 
 def watch_other_hosts(folders: Sequence[RunFolder], *, take_over: bool = False) -> None:
     """Watch the heartbeats of runs that other hosts claim, until it is known whether those live. Says so on stderr."""
-    from engine.runs.claim import uncertain_claims, watch_claims
+    from engine.runs.claim import watch_claims
+
+    if announce_watch(folders, take_over=take_over):
+        watch_claims([folder.owner for folder in folders], take_over=take_over)
+
+
+def announce_watch(folders: Sequence[RunFolder], *, take_over: bool = False) -> bool:
+    """Say on stderr that heartbeats of other hosts are to be watched. Return whether there are any."""
+    from engine.runs.claim import uncertain_claims
     from engine.utils.text import pluralize, printable
 
     owners = {folder.owner: folder for folder in folders}
     waits = uncertain_claims([*owners], take_over=take_over)
     if not waits:
-        return
+        return False
     of_runs = printable(owners[next(iter(waits))].name) if len(waits) == 1 else pluralize(len(waits), "run")
     typer.echo(f"Watching the heartbeat of {of_runs} on another host for up to {max(waits.values()):g} s.", err=True)
-    watch_claims([*owners], take_over=take_over)
+    return True
 
 
 def print_no_effect(resolved: ResolvedConfig) -> None:

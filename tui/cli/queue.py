@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from tui.cli.arguments import JsonOption, RunsDirOption, TrustCodeOption, TrustOwnerOption, exit_on_usage_error
+from tui.cli.arguments import (
+    JsonOption,
+    RunsDirOption,
+    TrustCodeOption,
+    TrustOwnerOption,
+    announce_watch,
+    exit_on_usage_error,
+    watch_other_hosts,
+)
 from tui.cli.help import RUNS, CommandGroup, HelpCommand, make_epilog
 
 app = typer.Typer()
@@ -81,9 +89,13 @@ def cancel(run: WaitingRunArgument, runs_dir: RunsDirOption = None) -> None:
     Its folder stays, as a stopped run.
     """
     from engine.queue import edit
+    from engine.runs.folder import RunFolder
 
     with exit_on_usage_error():
-        typer.echo(edit.cancel(edit.find_own_row(run, _root(runs_dir))), err=True)
+        row = edit.find_own_row(run, _root(runs_dir))
+        if not row.is_live:
+            watch_other_hosts([RunFolder(Path(row.folder))])
+        typer.echo(edit.cancel(row), err=True)
 
 
 @queue_app.command(
@@ -149,6 +161,7 @@ def resume(
     """
     from engine.launch.queue_resume import resume_waits
     from engine.queue.listing import interrupted_rows
+    from engine.runs.folder import RunFolder
     from engine.utils.errors import UsageError
     from engine.utils.text import printable
     from tui.launcher import launch_run
@@ -163,6 +176,7 @@ def resume(
         chosen = [row for row in rows if not runs or row.name in runs]
         if not chosen:
             typer.echo(f"No run in {root} was interrupted while it waited.", err=True)
+        announce_watch([RunFolder(Path(row.folder)) for row in chosen])
         flags = ["--trust-owner"] * trust_owner + ["--trust-code"] * trust_code
         for result in resume_waits(chosen, launch_run, flags):
             if result.accepted:

@@ -91,13 +91,15 @@ def rename(
     run: RunArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.")],
     runs_dir: RunsDirOption = None,
+    take_over: TakeOverOption = False,
 ) -> None:
     """Rename a run that has ended."""
     from engine.runs.manage import rename_run
 
     with exit_on_usage_error():
         folder = _find_runs([run], runs_dir)[0]
-        renamed = rename_run(folder, name)
+        watch_other_hosts([folder], take_over=take_over)
+        renamed = rename_run(folder, name, take_over=take_over)
     typer.echo(f"{_shown(folder.name)} is now {renamed.name}.", err=True)
 
 

@@ -23,6 +23,7 @@ from tui.cli.arguments import (
     TrustCodeOption,
     TrustOwnerOption,
     after_flags,
+    announce_watch,
     code_trust,
     exit_on_usage_error,
     print_warning,
@@ -150,7 +151,7 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     Exits with the code of the command if it refuses the request. Raises UsageError if the config is invalid."""
     from engine.distributed.rank_env import detect_launcher
     from engine.launch.queue_resume import wait_until_queued
-    from engine.runs.folder import runs_root
+    from engine.runs.folder import RunFolder, runs_root
     from engine.utils.errors import UsageError
     from engine.utils.text import printable
     from tui.launcher import launch_run
@@ -163,6 +164,9 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     launched = launch_run([arguments[0], "--headless", "--detached", *rest], runs_root(runs_dir))
     for warning in (*([launched.warning] if launched.warning is not None else []), *request.warnings):
         print_warning(warning)
+    if request.config.run.resume:
+        # That command does it, but its output is shown only if it refuses the request.
+        announce_watch([RunFolder(request.runs_dir / str(request.config.run.name))], take_over=request.take_over)
     try:
         folder = wait_until_queued(launched)
     except KeyboardInterrupt:

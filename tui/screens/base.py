@@ -123,6 +123,17 @@ class AppServices(Protocol):
     async def action_back(self) -> None: ...
 
 
+def watch_other_hosts(app: AppServices, screen: Screen[None], folders: Sequence[RunFolder]) -> None:
+    """Watch the heartbeats of runs that other hosts claim before they are taken over, and say so. Runs in a thread."""
+    from engine.runs.claim import uncertain_claims, watch_claims
+
+    owners = [folder.owner for folder in folders]
+    if waits := uncertain_claims(owners, take_over=True):
+        watching = f"Watching heartbeats on another host for up to {max(waits.values()):g} s"
+        screen.app.call_from_thread(app.show_toast, watching)
+        watch_claims(owners, take_over=True)
+
+
 class GputrainScreen(Screen[None]):
     """Base class of all screens.
 

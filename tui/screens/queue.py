@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.queue.listing import QueueRow, RowState
+from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
 from tui.keymap import QUEUE_COMMANDS, Command
 from tui.palette import BAD, MUTED
 from tui.queue_poller import QueuePoller
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import ChoiceDialog, TextInputDialog
 from tui.text.queue import QueueLines, describe_row, queue_status_line
 from tui.text.tables import wrap_text
@@ -154,9 +156,14 @@ class QueueScreen(GputrainScreen):
         if row is None:
             return
 
+        def cancel() -> str:
+            if not row.is_live:
+                watch_other_hosts(self.gputrain_app, self, [RunFolder(Path(row.folder))])
+            return edit.cancel(row)
+
         def answer(key: str | None) -> None:
             if key == "yes":
-                self._change(partial(edit.cancel, row))
+                self._change(cancel)
 
         rows = [Row("no", Text("Keep it in the queue")), Row("yes", Text("Cancel it"))]
         question = f"Cancel {printable(row.name)}? It leaves the queue and does not start."

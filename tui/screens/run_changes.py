@@ -14,7 +14,6 @@ from pathlib import Path
 from rich.text import Text
 from textual.screen import Screen
 
-from engine.runs.claim import uncertain_claims, watch_claims
 from engine.runs.folder import RunFolder
 from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, check_labels
 from engine.runs.manage import check_new_name, rename_run
@@ -23,7 +22,7 @@ from engine.runs.trash import RunContents, move_to_trash, run_contents
 from engine.utils.errors import UsageError
 from engine.utils.host import format_bytes
 from engine.utils.text import pluralize, printable
-from tui.screens.base import AppServices
+from tui.screens.base import AppServices, watch_other_hosts
 from tui.screens.dialogs import ChoiceDialog, TextInputDialog
 from tui.widgets.lines import Row
 
@@ -47,11 +46,8 @@ class RunChanges:
 
         def work() -> None:
             problems = []
-            owners = [RunFolder(Path(row.folder)).owner for row in rows] if take_over else []
-            if waits := uncertain_claims(owners, take_over=True):
-                watching = f"Watching heartbeats on another host for up to {max(waits.values()):g} s"
-                self._screen.app.call_from_thread(self._app.show_toast, watching)
-                watch_claims(owners, take_over=True)
+            if take_over:
+                watch_other_hosts(self._app, self._screen, [RunFolder(Path(row.folder)) for row in rows])
             for row in rows:
                 try:
                     change(row)
@@ -127,14 +123,14 @@ class RunChanges:
         folder, marked = RunFolder(Path(row.folder)), self._app.marked_runs
 
         def rename(name: str) -> None:
-            renamed = rename_run(folder, name)
+            renamed = rename_run(folder, name, take_over=True)
             if row.folder in marked:
                 del marked[row.folder]
                 marked[str(renamed.path)] = None
 
         def answer(name: str | None) -> None:
             if name is not None and name != row.name:
-                self._in_thread([row], lambda _: rename(name), f"Renamed {row.name} to {name}")
+                self._in_thread([row], lambda _: rename(name), f"Renamed {row.name} to {name}", take_over=True)
 
         root = folder.path.parent
 

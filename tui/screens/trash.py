@@ -13,7 +13,6 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.runs.claim import watch_claims
 from engine.runs.folder import RunFolder
 from engine.runs.trash import RunContents, TrashedRun, delete_for_good, list_trash, restore_run, run_contents
 from engine.utils.errors import UsageError
@@ -21,7 +20,7 @@ from engine.utils.host import format_bytes
 from engine.utils.text import pluralize, printable
 from tui.keymap import TRASH_COMMANDS, Command
 from tui.palette import MUTED, STRONG
-from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import TextInputDialog
 from tui.screens.run_changes import confirm_dialog, name_problem
 from tui.text.run_lines import fit_cells, fit_middle
@@ -146,7 +145,7 @@ class TrashScreen(GputrainScreen):
 
     def _ask_to_delete(self, runs: Sequence[TrashedRun], question: str, about: str) -> None:
         def delete_all() -> None:
-            watch_claims([RunFolder(run.path).owner for run in runs], take_over=True)
+            watch_other_hosts(self.gputrain_app, self, [RunFolder(run.path) for run in runs])
             for run in runs:
                 delete_for_good(run)
 

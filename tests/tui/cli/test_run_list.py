@@ -130,6 +130,17 @@ def test_rename_moves_run(root: Path) -> None:
     assert "run-2" in listed() and "run-1" not in listed()
 
 
+def test_rename_says_that_it_watches_another_host(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.runs.claim.MOVE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("engine.runs.claim.HEARTBEAT_TIMEOUT_SECONDS", 0.2)
+    claim = {"format": 1, "host": "node7", "pid": 7, "heartbeat": time.time() + 3600}
+    (root / "run-1" / "owner.json").write_text(json.dumps(claim))
+    refused = runs("rename", "run-1", "best")
+    assert refused.exit_code == 2 and refused.stderr.startswith("Watching the heartbeat of run-1 on another host for ")
+    assert "go on with `gputrain runs rename run-1 best --take-over`" in refused.stderr
+    assert runs("rename", "run-1", "best", "--take-over").stderr.endswith("run-1 is now best.\n")
+
+
 def test_delete_without_terminal_needs_yes(root: Path) -> None:
     result = runs("delete", "run-1")
     assert result.exit_code == 2
