@@ -30,6 +30,8 @@ HEARTBEAT_TIMEOUT_SECONDS = 30.0
 # A live owner renews its heartbeat every 5 s, so one that lives is seen within this time.
 MOVE_TIMEOUT_SECONDS = 12.0
 WATCH_POLL_SECONDS = 0.25
+# A longer poll was blocked by a file server, which blocks the heartbeats, too, or this process was suspended.
+LATE_POLL_SECONDS = 2.0
 # One of another user may be of any size.
 MAX_OWNER_BYTES = 1 << 20
 MAX_TEXT_CHARS = 100
@@ -244,16 +246,20 @@ def watch_claims(
     """Wait until each claim of another host is known to live or to be dead: its heartbeat was seen to change, or seen
     unchanged for `MOVE_TIMEOUT_SECONDS`, or with `take_over` for `HEARTBEAT_TIMEOUT_SECONDS`.
 
-    All are watched at the same time. `check_stop` is called repeatedly, and may raise."""
+    All are watched at the same time. Time in which nothing could be read does not count. `check_stop` is called
+    repeatedly, and may raise."""
     waits = uncertain_claims(owners, take_over=take_over)
     while waits:
         check_stop()
+        began = time.monotonic()
         time.sleep(WATCH_POLL_SECONDS)
         observed = {owner: observe_claim(owner) for owner in waits}
+        took_s = time.monotonic() - began
+        lost_s = took_s if took_s > LATE_POLL_SECONDS else 0.0
         waits = {
-            owner: patience_s
+            owner: patience_s + lost_s
             for owner, patience_s in waits.items()
-            if (each := observed[owner]) is not None and not each.moves and each.still_s < patience_s
+            if (each := observed[owner]) is not None and not each.moves and each.still_s < patience_s + lost_s
         }
 
 

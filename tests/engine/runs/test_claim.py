@@ -168,6 +168,19 @@ def test_several_claims_are_watched_at_the_same_time(tmp_path: Path, clock: Fake
     assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
 
 
+def test_time_in_which_the_file_server_did_not_answer_does_not_count(folder: RunFolder, clock: FakeClock) -> None:
+    """The owner could not renew its heartbeat either."""
+    write_claim(folder, clock.time())
+
+    def hang() -> None:
+        clock.passed_s += 60
+        clock.on_sleep = lambda: None
+
+    clock.on_sleep = hang
+    watch_claims([folder.owner], take_over=True)
+    assert clock.passed_s >= 60 + claims.HEARTBEAT_TIMEOUT_SECONDS
+
+
 def test_file_time_of_server_shows_live_owner_whose_clock_is_behind(folder: RunFolder, clock: FakeClock) -> None:
     write_claim(folder, clock.time() - HOUR, modified=clock.time() - 3)
     assert folder.is_owned()
