@@ -1,20 +1,27 @@
-"""The warnings of the preflight, and where a run and `gputrain doctor` show them."""
+"""Warnings of the preflight, where a run and `gputrain doctor` show them, and the watch of another host before it."""
 
 from __future__ import annotations
 
+import json
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from engine.config.loader import resolve_config
+from engine.config.schema import Config
 from engine.doctor.run import preflight_checks
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
+from engine.launch import preflight
 from engine.launch.lifecycle import OwnedRun
-from engine.launch.preflight import Preflight, RunRequest, run_preflight
-from engine.runs.events import WarningEvent
+from engine.launch.preflight import Preflight, RunRequest, run_preflight, watch_other_claim
+from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import list_runs
+from engine.utils.errors import Problem
 from engine.utils.host import has_bfloat16_instructions
+from factories import make_run_folder, make_run_started
 
 SLOW = "computes in float16, which is usually many times slower than float32 on the CPU"
 
@@ -84,3 +91,34 @@ def test_run_shows_warnings_of_preflight_and_records_them(dry_run: bool, tmp_pat
     assert [message for message in shown if SLOW in message] == [str(preflight.warnings[0])]
     recorded = [folder.journal.read_text() for folder in list_runs(request.runs_dir)]
     assert [SLOW in journal for journal in recorded] == ([] if dry_run else [True])
+
+
+@pytest.mark.parametrize(
+    ("host", "run", "dry_run", "problems", "is_watched"),
+    [
+        ("node7", {"resume": True}, False, (), True),
+        ("node7", {"requeue": True}, False, (), True),
+        ("node7", {}, False, (), False),
+        ("node7", {"resume": True}, True, (), False),
+        ("node7", {"resume": True}, False, (Problem("optim.lr", "is wrong"),), False),
+        (socket.gethostname(), {"resume": True}, False, (), False),
+    ],
+)
+def test_claim_of_another_host_is_watched_before_a_resume(
+    host: str,
+    run: dict[str, bool],
+    dry_run: bool,
+    problems: tuple[Problem, ...],
+    is_watched: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    folder.owner.write_text(json.dumps({"format": 1, "host": host, "pid": 7, "heartbeat": time.time()}))
+    watched: list[Path] = []
+    monkeypatch.setattr(preflight, "watch_claims", lambda owners, **_: watched.extend(owners))
+    shown: list[Event] = []
+    config = Config.model_validate({"run": {"name": "a"} | run})
+    watch_other_claim(RunRequest(config, tmp_path, "a", dry_run, problems=problems), shown.append)
+    assert watched == [folder.owner] * is_watched
+    assert ["a is claimed by process 7 on node7" in str(event) for event in shown] == [True] * is_watched

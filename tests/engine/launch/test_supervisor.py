@@ -74,6 +74,7 @@ def test_sigterm_during_startup_stops_before_second_step(gputrain: Gputrain, sta
 
 
 @with_fork_and_nightly_spawn
+@pytest.mark.nightly
 def test_second_sigint_kills_run(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     rank = find_rank_pids(long_run, gputrain)[0]
     os.kill(rank, signal.SIGSTOP)
@@ -150,6 +151,7 @@ def test_supervisor_reports_torch_import_error_in_one_line(gputrain: Gputrain) -
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_supervisor_reports_fork_failure_in_one_line(gputrain: Gputrain) -> None:
     gputrain.inject_fault("fork", rank=1)
     done = gputrain(*LONG)
