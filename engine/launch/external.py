@@ -36,8 +36,8 @@ from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
 from engine.launch.handshake import (
     PeerFailedError,
     RankZeroEndedError,
+    continue_run_of_agents,
     exit_code_of_rank_0,
-    find_run_of_agents,
     handshake,
     heartbeat,
     share_exit_code,
@@ -219,17 +219,8 @@ def _connect(run: OwnedRun, this_rank: _ExternalRank) -> None:
     name, agents = handshake(this_rank.store, rank_info, this_rank.stop_flag)
     this_rank.opened, this_rank.store_is_exclusive = dist.PrefixStore(name, this_rank.store), True
     if rank_info.rank == 0 and _under_torchrun():
-        run.request = continue_run_of_agents(replace(run.request, agents=tuple(agents)))
-
-
-def continue_run_of_agents(request: RunRequest) -> RunRequest:
-    """Return the request to resume the run of ranks that torchrun has restarted: they must not claim another one."""
-    run, interrupted = request.config.run, find_run_of_agents(request.runs_dir, list(request.agents))
-    if interrupted is None or run.name not in (None, interrupted.name):
-        return request
-    run = run.model_copy(update={"resume": True, "name": interrupted.name})
-    # torchrun has ended the ranks before; their host may be gone, and its clock ahead.
-    return replace(request, config=request.config.model_copy(update={"run": run}), take_over=True)
+        request = replace(run.request, agents=tuple(agents))
+        run.request = continue_run_of_agents(request, run.listener, this_rank.check_stop)
 
 
 def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Preflight:
@@ -267,7 +258,6 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
 
 def _prepare_and_broadcast(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job | None:
     """Prepare the run on rank 0, and send its folder and batch size to the other ranks. Raises UsageError."""
-
     job = run.prepare(preflight, this_rank.rank_info.world_size, this_rank.check_stop)
     if job is None:
         this_rank.share_exit_code(ExitCode.FINISHED)

@@ -12,8 +12,9 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,11 @@ import psutil
 from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import keep_until_exit
+from engine.launch.preflight import RunRequest
 from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, MAX_OWNER_BYTES
+from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder, list_runs
+from engine.runs.recorder import Listener
 from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
 from engine.utils.files import read_json
@@ -184,17 +188,44 @@ def _receive_exit_code(store: Store) -> ExitCode:
     return code
 
 
-def find_run_of_agents(runs_dir: Path, agents: list[str]) -> RunFolder | None:
+def continue_run_of_agents(
+    request: RunRequest, listener: Listener = lambda _: None, check_stop: Callable[[], None] = lambda: None
+) -> RunRequest:
+    """Return the request to resume the run of ranks that torchrun has restarted: they must not claim another one.
+
+    May wait for the process that owned it, as `find_run_of_agents` does."""
+    run = request.config.run
+    interrupted = find_run_of_agents(request.runs_dir, list(request.agents), listener, check_stop)
+    if interrupted is None or run.name not in (None, interrupted.name):
+        return request
+    run = run.model_copy(update={"resume": True, "name": interrupted.name})
+    # torchrun has ended the ranks before; their host may be gone, and its clock ahead.
+    return replace(request, config=request.config.model_copy(update={"run": run}), take_over=True)
+
+
+def find_run_of_agents(
+    runs_dir: Path,
+    agents: list[str],
+    listener: Listener = lambda _: None,
+    check_stop: Callable[[], None] = lambda: None,
+) -> RunFolder | None:
     """Return the newest run that ranks of one of these agents trained; None if there is none.
 
-    Waits until its owner is gone: one that died on another host is noticed only by its missing heartbeat."""
+    Waits until its owner is gone: one that died on another host is noticed only by its missing heartbeat. `listener`
+    receives a warning about that, `check_stop` is called repeatedly and may raise."""
     for run in list_runs(runs_dir):
         # Another user could name any agent.
         owner = (read_json(run.owner, MAX_OWNER_BYTES) or {}) if run.is_own else {}
         earlier_agents = owner.get("agents")
         if isinstance(earlier_agents, list) and set(agents) & set(map(str, earlier_agents)):
-            deadline = time.monotonic() + HEARTBEAT_TIMEOUT_SECONDS + 1
+            timeout_s = HEARTBEAT_TIMEOUT_SECONDS + 1
+            deadline, is_announced = time.monotonic() + timeout_s, False
             while run.is_owned() and time.monotonic() < deadline:
+                check_stop()
+                if not is_announced:
+                    message = f"waiting up to {timeout_s:g} s for the process that trained {run.name} before to end"
+                    listener(WarningEvent(message=message))
+                    is_announced = True
                 time.sleep(1)
             return run
     return None

@@ -21,10 +21,10 @@ from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import NotFreeError
 from engine.launch import handshake, node, preflight
-from engine.launch.external import continue_run_of_agents
-from engine.launch.handshake import PeerFailedError, heartbeat, wait_for_key
+from engine.launch.handshake import PeerFailedError, continue_run_of_agents, heartbeat, wait_for_key
 from engine.launch.node import allocate_node_gpus, collect_rank_problems, share_problems
 from engine.launch.preflight import RunRequest
+from engine.runs.events import Event, WarningEvent
 from engine.training.job import ExitCode
 from factories import find_free_port, make_run_folder, make_run_started
 from gputrain_command import Gputrain
@@ -120,6 +120,24 @@ def test_restart_by_torchrun_takes_over_run_of_its_own_agents(tmp_path: Path) ->
     request = continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node7/5/1.00", "node8/6/2.00")))
     assert (request.take_over, request.config.run.resume, request.config.run.name) == (True, True, "a")
     assert not continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node8/6/2.00",))).take_over
+
+
+def test_wait_for_owner_of_restarted_ranks_is_announced_and_can_be_stopped(tmp_path: Path) -> None:
+    folder, shown = make_run_folder(tmp_path, "a", make_run_started()), list[Event]()
+    claim = {"host": "node7", "pid": 7, "agents": ["node7/5/1.00"], "heartbeat": time.time()}
+    folder.owner.write_text(json.dumps(claim))
+    stops = iter([None, KeyboardInterrupt()])
+
+    def check_stop() -> None:
+        if (error := next(stops)) is not None:
+            raise error
+
+    request = RunRequest(Config(), tmp_path, "x", agents=("node7/5/1.00",))
+    with pytest.raises(KeyboardInterrupt):
+        continue_run_of_agents(request, shown.append, check_stop)
+    assert [event.message for event in shown if isinstance(event, WarningEvent)] == [
+        "waiting up to 31 s for the process that trained a before to end"
+    ]
 
 
 @pytest.mark.nightly
