@@ -273,12 +273,8 @@ class FormScreen(GputrainScreen):
             self._show_check_result(canceled, checked)
             if not checked.problems:
                 real_gpus = snapshot is not None and self.gputrain_app.source_notice() is None
-                model = self._checker.check_model(
-                    canceled,
-                    config,
-                    on_gpu=checked.on_gpus is not False,
-                    check_gpus=checked.on_gpus is True and real_gpus,
-                )
+                on_gpu, check_gpus = checked.on_gpus is not False, checked.on_gpus is True and real_gpus
+                model = self._checker.check_model(canceled, config, on_gpu=on_gpu, check_gpus=check_gpus)
                 result = replace(checked, problems=model.problems, parameters=model.parameters)
                 self._show_check_result(canceled, result)
         except Exception as error:

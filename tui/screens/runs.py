@@ -134,15 +134,12 @@ class RunsScreen(GputrainScreen):
             query, shown = self._query, self._view
 
             def work() -> None:
-                self._view_in_thread(request, query, shown)
+                worker, view = get_current_worker(), make_view(request, query, shown)
+                if not worker.is_cancelled:
+                    self.app.call_from_thread(self._show_view, view)
 
             # Textual describes the function by its repr. That of a partial has the reprs of all rows.
             self.run_worker(work, thread=True, group="view", exclusive=True)
-
-    def _view_in_thread(self, request: ViewRequest, query: Query, before: RunView) -> None:
-        worker, view = get_current_worker(), make_view(request, query, before)
-        if not worker.is_cancelled:
-            self.app.call_from_thread(self._show_view, view)
 
     def _show_view(self, view: RunView) -> None:
         if view.request is self._requested:
