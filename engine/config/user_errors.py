@@ -32,9 +32,11 @@ def describe_exception(error: BaseException, folder: str | None = None, packages
     frame outside of gputrain.
     """
     name = type(error).__name__
-    if isinstance(error, SyntaxError):
+    # The error of text that user code parses, as ast.literal_eval does, names no file.
+    if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
         return f"{name}: {error.msg} ({error.filename}, line {error.lineno})"
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    full_text = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = next((line.strip() for line in full_text.splitlines() if line.strip()), "")
     place = user_location(error, folder, packages)
     if not place:
         frames = traceback.extract_tb(error.__traceback__)

@@ -20,6 +20,7 @@ from engine.utils.errors import UsageError
 
 MODULE = "owned"
 SOURCE = """
+import ast
 import io
 import torch
 from PIL import Image
@@ -35,6 +36,9 @@ class Net(nn.Module):
 
 def build(classes):
     return nn.Linear(classes, -1)  # build
+
+def parses_text(classes):
+    return ast.literal_eval("(")  # parse
 
 def loss(logits, labels):
     return nn.functional.cross_entropy(logits, logits[0])  # loss
@@ -101,6 +105,7 @@ def provoke(key: str, name: str) -> None:
         ("model.name", "build", "build"),
         ("model.name", "Net", "forward"),
         ("model.name", "uses_package", "package"),
+        ("model.name", "parses_text", "parse"),
         ("loss.name", "loss", "loss"),
         ("data.dataset", "Data", "item"),
         ("data.dataset", "data", "dataset"),
