@@ -132,9 +132,15 @@ def find_in_trash(root: Path, reference: str) -> TrashedRun:
 
     Raises UsageError if there is none.
     """
-    runs, reference = list_trash(root), normalize_name(reference)
-    for run in (*(run for run in runs if run.entry == reference), *(run for run in runs if run.name == reference)):
-        return run
+    runs, name = list_trash(root), normalize_name(reference)
+    # A folder that another program made may have the decomposed form.
+    matches = (
+        *(run for run in runs if run.entry == reference),
+        *(run for run in runs if normalize_name(run.entry) == name),
+        *(run for run in runs if normalize_name(run.name) == name),
+    )
+    if matches:
+        return matches[0]
     if not runs:
         raise UsageError.one(reference, f"the trash of {root} is empty")
     names = [run.entry for run in runs]

@@ -153,8 +153,10 @@ def find_sweep(root: Path, reference: str, *, trust_owner: bool = False) -> Swee
     sweeps = list_sweeps(root)
     names = [sweep.name for sweep in sweeps]
     name = normalize_name(reference)
-    matches = [sweep for sweep in sweeps if sweep.name == name]
-    matches = matches or [sweep for sweep in sweeps if name and sweep.name.startswith(name)]
+    # A folder that another program made may have the decomposed form.
+    matches = [sweep for sweep in sweeps if sweep.name == reference]
+    matches = matches or [sweep for sweep in sweeps if normalize_name(sweep.name) == name]
+    matches = matches or [sweep for sweep in sweeps if name and normalize_name(sweep.name).startswith(name)]
     if reference == LAST_SWEEP:
         matches = [sweep for sweep in sweeps if trust_owner or sweep.foreign_reason() is None][:1]
     elif not matches and reference and is_sweep_folder(Path(os.path.realpath(reference))):

@@ -156,6 +156,13 @@ def test_name_of_another_script_is_renamed_deleted_and_restored(root: Path) -> N
         restore_run(root, move_to_trash(RunFolder(root / "花朵")), "../x")
 
 
+@pytest.mark.parametrize("reference", ["caf\u00e9", "cafe\u0301"])
+def test_deleted_folder_of_the_decomposed_form_is_found_by_both_forms(root: Path, reference: str) -> None:
+    (root / "run-1").rename(root / "cafe\u0301")
+    move_to_trash(RunFolder(root / "cafe\u0301"))
+    assert find_in_trash(root, reference).entry == "cafe\u0301"
+
+
 def test_run_named_last_is_renamed_and_restored_under_another_name(root: Path) -> None:
     (root / "run-1").rename(root / "last")
     assert rename_run(find_own_run(root, str(root / "last")), "found").name == "found"

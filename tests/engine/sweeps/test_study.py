@@ -139,3 +139,9 @@ def test_missing_optuna_is_one_sentence_with_the_command(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "sweep: optuna is not installed: pip install optuna\n"
+
+
+def test_sweep_folder_of_the_decomposed_form_is_found_by_both_forms(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, SETTINGS)
+    folder.path.rename(tmp_path / "cafe\u0301")
+    assert {find_sweep(tmp_path, name).name for name in ("caf\u00e9", "cafe\u0301", "caf")} == {"cafe\u0301"}
