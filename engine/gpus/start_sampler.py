@@ -7,6 +7,7 @@ the process before its own imports.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from engine.utils.helper_process import HelperProcess
 
@@ -27,10 +28,11 @@ def start_sampler(options_line: str) -> HelperProcess:
 def prestart_sampler() -> None:
     """Start a sampler with default options, so that it answers while the command line is imported and parsed.
 
-    Does nothing if $GPUTRAIN_NVML is set.
+    Does nothing if $GPUTRAIN_NVML is set, or if the process cannot be started: the monitor tries it again.
     """
     if not os.environ.get("GPUTRAIN_NVML"):
-        _prestarted.append(start_sampler("{}"))
+        with suppress(OSError):
+            _prestarted.append(start_sampler("{}"))
 
 
 def take_prestarted_sampler() -> HelperProcess | None:

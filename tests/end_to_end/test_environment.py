@@ -21,6 +21,7 @@ FAULTS = {
     "both full": 'exec "$@" >/dev/full 2>&1',
     "folder deleted": 'mkdir gone; cd gone; rmdir ../gone; exec "$@"',
     "few descriptors": 'ulimit -n 20; exec "$@"',
+    "no descriptors for a child": 'ulimit -n 8; exec "$@"',
     "unknown user": 'exec env -u HOME -u USER -u LOGNAME unshare -U --map-user 12345 --map-group 12345 "$@"',
 }
 COMMANDS = (
