@@ -6,38 +6,33 @@ Later layers take precedence: defaults, each file in `base:`, the file itself, t
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import ValidationError
 
 from engine.config.effects import NoEffect, keys_without_effect
+from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.messages import problem_from_pydantic
 from engine.config.notify_section import FILE_PREFIX, URLS_KEY
 from engine.config.rules import config_conflicts
-from engine.config.schema import UNSTORED_KEYS, Config, as_dict, fields, is_text_field, sections
+from engine.config.schema import Config, as_dict, fields, is_text_field
 from engine.config.settings import read_code_packages, settings_file
 from engine.config.user_code import TRUST_ADVICE, user_code_names
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, yaml_problem
+from engine.config.yaml_io import parse_yaml, yaml_problem
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.files import (
     config_folder,
     expand_user,
     is_file,
-    open_regular_file,
     own_folder_advice,
-    shown_path,
     user_path_problem,
 )
-from engine.utils.trust import foreign_path_reason, foreign_reason
-
-ConfigLayer = dict[str, dict[str, Any]]
+from engine.utils.trust import foreign_path_reason
 
 
 @dataclass(frozen=True)
@@ -58,14 +53,6 @@ class ResolvedConfig:
     no_effect: tuple[NoEffect, ...] = ()
 
 
-class _Layer(NamedTuple):
-    """The values that one source sets. `foreign` is why other users can change that file, None if they cannot."""
-
-    source: str
-    values: ConfigLayer
-    foreign: str | None = None
-
-
 class ConfigError(UsageError):
     """Invalid config. `valid_part` is the config without the invalid values, for further checks."""
 
@@ -76,8 +63,6 @@ class ConfigError(UsageError):
 
 FOREIGN_URLS_ADVICE = "set notify.urls on the command line ([] for none), or trust the file with --trust-code"
 PRESETS_FOLDER = "presets"
-# Files that each name ten base files can name the same ten files again: their number grows with the power of the depth.
-MAX_BASE_FILES = 100
 MAX_SHOWN_CHARACTERS = 100
 # Keys whose values do not carry over to another optimizer.
 OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
@@ -135,73 +120,6 @@ def _is_own(path: Path) -> bool:
         return False
 
 
-def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the content of a config file, and why other users can change it."""
-    shown = str(shown_path(path))
-    try:
-        # A config may be a link, unless it is that of a held run folder.
-        target = path.resolve() if shown == str(path) else path
-        with open_regular_file(target, MAX_CONFIG_BYTES) as file:
-            foreign = foreign_reason(os.fstat(file.fileno()))
-            content = parse_yaml(file.read(MAX_CONFIG_BYTES).decode())
-    except OSError as error:
-        raise UsageError.one(shown, f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError.one(shown, "is not UTF-8 text") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UsageError.one(f"{shown}{line}", yaml_problem(error)) from error
-    if content is None:
-        return {}, foreign
-    if not isinstance(content, dict):
-        raise UsageError.one(shown, f"must contain sections ({', '.join(sections())}), each with its keys")
-    return content, foreign
-
-
-def _file_layers(path: Path) -> list[_Layer]:
-    """Return the layers of a file, starting with those of its `base:` files."""
-    return _read_layers(path, (), itertools.count(1))
-
-
-def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int]) -> list[_Layer]:
-    """Return the layers of a file that the files of `chain` name; `base_numbers` counts all base files."""
-    resolved = path.resolve()
-    if resolved in chain:
-        cycle = " -> ".join(str(part) for part in (*chain[chain.index(resolved) :], resolved))
-        raise UsageError.one("base", f"circular base files: {cycle}; remove one of the `base:` lines")
-    content, foreign = _read_config_file(path)
-    bases = content.pop("base", [])
-    if isinstance(bases, str):
-        bases = [bases]
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise UsageError.one(str(path), "base: must be a file name or a list of file names")
-    layers: list[_Layer] = []
-    for base in bases:
-        base_path = resolved.parent / expand_user(base)
-        if not is_file(base_path):
-            raise UsageError.one(str(path), f"base file {base} does not exist (resolved to {base_path})")
-        if next(base_numbers) > MAX_BASE_FILES:
-            reason = f"names more than {MAX_BASE_FILES} base files, counting those that base files name"
-            raise UsageError.one(str((*chain, resolved)[0]), reason, "merge some of them")
-        layers += _read_layers(base_path, (*chain, resolved), base_numbers)
-    problems = [
-        Problem(section, f"must be a section with keys, not {type(keys).__name__}", source=str(shown_path(path)))
-        for section, keys in content.items()
-        if keys is not None and not isinstance(keys, dict) and section in sections()
-    ]
-    values = {section: keys or {} for section, keys in content.items()}
-    for key in UNSTORED_KEYS:
-        section, _, name = key.partition(".")
-        # `gputrain config --json` prints the empty default, too.
-        if isinstance(keys := values.get(section), dict) and keys.pop(name, None):
-            reason = f"cannot be set in a config file; set it on the command line or in {settings_file()}"
-            problems.append(Problem(key, reason, source=str(shown_path(path))))
-    if problems:
-        raise UsageError(problems)
-    return [*layers, _Layer(str(shown_path(path)), values, foreign)]
-
-
 def _parse_override(text: str) -> tuple[str, Any]:
     """Parse `section.key=value`."""
     key, _, value = text.partition("=")
@@ -247,7 +165,7 @@ def resolve_config(
     read.
     """
     layers = _settings_layers()
-    layers += _file_layers(find_config(file)) if file is not None else []
+    layers += read_file_layers(find_config(file)) if file is not None else []
     file_layers = [layer.values for layer in layers]
     typed: dict[str, tuple[str, Any]] = {}
     problems: list[Problem] = []
@@ -269,7 +187,7 @@ def resolve_config(
     # The optimizer first: a change of it drops the optimizer keys of earlier layers, but not of this command line.
     for key, (source, value) in sorted(typed.items(), key=lambda item: item[0] != "optim.name"):
         section, _, name = key.partition(".")
-        layers.append(_Layer(source, {section: {name: value}}))
+        layers.append(Layer(source, {section: {name: value}}))
 
     merged: ConfigLayer = {}
     sources: dict[str, str] = {}
@@ -314,9 +232,9 @@ def resolve_config(
     return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing, no_effect)
 
 
-def _settings_layers() -> list[_Layer]:
+def _settings_layers() -> list[Layer]:
     packages = read_code_packages()
-    return [_Layer(str(settings_file()), {"run": {"code_packages": packages}})] if packages else []
+    return [Layer(str(settings_file()), {"run": {"code_packages": packages}})] if packages else []
 
 
 def _with_defaults(config: Config, keys: Iterable[str]) -> Config:

@@ -1,0 +1,97 @@
+"""Read a config file and the files in its `base:` as layers of values, which `engine.config.loader` merges."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from engine.config.schema import UNSTORED_KEYS, sections
+from engine.config.settings import settings_file
+from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, yaml_problem
+from engine.utils.errors import Problem, UsageError
+from engine.utils.files import expand_user, is_file, open_regular_file, shown_path
+from engine.utils.trust import foreign_reason
+
+ConfigLayer = dict[str, dict[str, Any]]
+# Files that each name ten base files can name the same ten files again: their number grows with the power of the depth.
+MAX_BASE_FILES = 100
+
+
+class Layer(NamedTuple):
+    """The values that one source sets. `foreign` is why other users can change that file, None if they cannot."""
+
+    source: str
+    values: ConfigLayer
+    foreign: str | None = None
+
+
+def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
+    """Return the content of a config file, and why other users can change it."""
+    shown = str(shown_path(path))
+    try:
+        # A config may be a link, unless it is that of a held run folder.
+        target = path.resolve() if shown == str(path) else path
+        with open_regular_file(target, MAX_CONFIG_BYTES) as file:
+            foreign = foreign_reason(os.fstat(file.fileno()))
+            content = parse_yaml(file.read(MAX_CONFIG_BYTES).decode())
+    except OSError as error:
+        raise UsageError.one(shown, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError.one(shown, "is not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UsageError.one(f"{shown}{line}", yaml_problem(error)) from error
+    if content is None:
+        return {}, foreign
+    if not isinstance(content, dict):
+        raise UsageError.one(shown, f"must contain sections ({', '.join(sections())}), each with its keys")
+    return content, foreign
+
+
+def read_file_layers(path: Path) -> list[Layer]:
+    """Return the layers of a file, starting with those of its `base:` files."""
+    return _read_layers(path, (), itertools.count(1))
+
+
+def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int]) -> list[Layer]:
+    """Return the layers of a file that the files of `chain` name; `base_numbers` counts all base files."""
+    resolved = path.resolve()
+    if resolved in chain:
+        cycle = " -> ".join(str(part) for part in (*chain[chain.index(resolved) :], resolved))
+        raise UsageError.one("base", f"circular base files: {cycle}; remove one of the `base:` lines")
+    content, foreign = _read_config_file(path)
+    bases = content.pop("base", [])
+    if isinstance(bases, str):
+        bases = [bases]
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UsageError.one(str(path), "base: must be a file name or a list of file names")
+    layers: list[Layer] = []
+    for base in bases:
+        base_path = resolved.parent / expand_user(base)
+        if not is_file(base_path):
+            raise UsageError.one(str(path), f"base file {base} does not exist (resolved to {base_path})")
+        if next(base_numbers) > MAX_BASE_FILES:
+            reason = f"names more than {MAX_BASE_FILES} base files, counting those that base files name"
+            raise UsageError.one(str((*chain, resolved)[0]), reason, "merge some of them")
+        layers += _read_layers(base_path, (*chain, resolved), base_numbers)
+    problems = [
+        Problem(section, f"must be a section with keys, not {type(keys).__name__}", source=str(shown_path(path)))
+        for section, keys in content.items()
+        if keys is not None and not isinstance(keys, dict) and section in sections()
+    ]
+    values = {section: keys or {} for section, keys in content.items()}
+    for key in UNSTORED_KEYS:
+        section, _, name = key.partition(".")
+        # `gputrain config --json` prints the empty default, too.
+        if isinstance(keys := values.get(section), dict) and keys.pop(name, None):
+            reason = f"cannot be set in a config file; set it on the command line or in {settings_file()}"
+            problems.append(Problem(key, reason, source=str(shown_path(path))))
+    if problems:
+        raise UsageError(problems)
+    return [*layers, Layer(str(shown_path(path)), values, foreign)]
