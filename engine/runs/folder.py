@@ -6,6 +6,7 @@ listed, and used only with --trust-owner.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Collection, Iterator
@@ -86,6 +87,15 @@ class RunFolder:
         """Descriptor of a held folder."""
         assert self.fd is not None  # noqa: S101 - the caller held the folder
         return self.fd
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether a held folder was deleted."""
+        try:
+            return self.fd is not None and os.fstat(self.fd).st_nlink == 0
+        except OSError as error:
+            # NFS: another host deleted it. Other errors may pass.
+            return error.errno == errno.ESTALE
 
     @property
     def root(self) -> Path:

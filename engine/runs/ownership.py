@@ -6,7 +6,6 @@ The owner holds the folder by a descriptor, so it never writes to another folder
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import math
 import os
@@ -114,17 +113,10 @@ class Ownership:
 
     def _renew(self) -> str | None:
         self._last_heartbeat = seconds_since_boot()
-        if self._is_deleted():
+        if self.folder.is_deleted:
             raise RunFolderDeletedError(f"the run folder {self._location} was deleted, so the run cannot save anything")
         self._write_owner(round(time.time(), 3))
         return self._check_location() or self._check_owner()
-
-    def _is_deleted(self) -> bool:
-        try:
-            return self.folder.fd is not None and os.fstat(self.folder.fd).st_nlink == 0
-        except OSError as error:
-            # NFS: another host deleted it. Other errors may pass.
-            return error.errno == errno.ESTALE
 
     def _check_location(self) -> str | None:
         """Return a warning if the path of the folder leads elsewhere since the last call."""

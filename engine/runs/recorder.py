@@ -216,7 +216,9 @@ class Recorder:
         self._config_is_due = False
 
     def _warn(self, message: str) -> None:
-        self._warnings.append(WarningEvent(message=message))
+        # The owner ends the run of a deleted folder, with one sentence.
+        if not self.folder.is_deleted:
+            self._warnings.append(WarningEvent(message=message))
 
     def _take_warnings(self) -> list[WarningEvent]:
         warnings, self._warnings = self._warnings, []

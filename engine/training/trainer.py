@@ -78,9 +78,11 @@ class Trainer:
     def __post_init__(self) -> None:
         self.config = self.job.config
         self._checkpoint_writer = CheckpointWriter(self.state, self.source, self.job.folder, self.cpu_group)
+        channel = self.state.channel
         self._evaluation_sink = Sink(
             "evaluation.json",
-            lambda message: self.emit(WarningEvent(message=message)),
+            # Only rank 0 writes it. A method of this object would be a reference cycle.
+            lambda message: channel.send(WarningEvent(message=message)),
             # The recorder reports a full disk.
             on_error=lambda error: disk_problem(error) is not None,
         )

@@ -127,7 +127,7 @@ def test_run_folder_is_not_writable_by_others_and_run_refuses_invalid_requests(g
 
 
 @pytest.mark.parametrize(
-    "name", ["..", ".", "../a", "a/b", "/tmp/a", ".hidden", "-a", "a\n", "a\nb", "", "a\x1b[2J", "ä", "x" * 101]
+    "name", ["..", ".", "../a", "a/b", "/tmp/a", ".hidden", "-a", "a\n", "a\nb", "", "a\x1b[2J", "a\u202eb", "x" * 101]
 )
 def test_run_name_cannot_leave_runs_folder(name: str) -> None:
     with pytest.raises(UsageError):

@@ -64,7 +64,7 @@ def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> N
     for name, number in (("a", signal.SIGKILL), ("c", signal.SIGTERM)):
         os.kill(owner_pid(busy_host.runs / name), number)
     wait_for(lambda: {row["state"] for row in queue_rows(busy_host)} == {"interrupted"}, "the end of both runs")
-    assert run_state(busy_host, "a") == "crashed"
+    assert run_state(busy_host, "a") == "interrupted"
     resumed = busy_host("queue", "resume")
     assert (resumed.returncode, resumed.stdout) == (0, "a\nc\n"), resumed.stderr
     assert [(row["name"], row["place"]) for row in queue_rows(busy_host)] == [("a", 1), ("c", 2)]
@@ -85,7 +85,8 @@ def test_refused_detached_run_leaves_nothing(busy_host: Gputrain) -> None:
 
 
 def test_detached_runs_train_one_after_the_other(gputrain: Gputrain) -> None:
-    first = gputrain("run", *CPU_RUN, "--detach", "--name", "first")
+    # Long enough to be still training when the second one has started.
+    first = gputrain("run", *CPU_RUN, "--detach", "--name", "first", "--epochs", "60")
     second = gputrain("run", *CPU_RUN, "--detach", "--name", "second", "--after", "first")
     assert (first.stdout, second.stdout) == ("first\n", "second\n"), second.stderr
     gputrain.wait_for_event("second", "run_finished")

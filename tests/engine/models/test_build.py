@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -98,6 +99,8 @@ def test_timm_model_fits_classes_channels_and_size(name: str, size: int) -> None
 
 def test_build_model_reports_missing_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.models.factory.find_spec", lambda name: None)
+    monkeypatch.setattr("engine.utils.libraries.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
     assert refusal("test_vit", source="timm") == ("model.source: timm is not installed: pip install timm")
     assert refusal("test_vit").startswith("model.name: there is no model 'test_vit'")
 
