@@ -44,7 +44,7 @@ class LaunchedRun:
     start_ticks: int | None = None
     """When the process started, in clock ticks since the boot; None if that is unknown."""
     _sessions: dict[Path, tuple[JournalReader, History]] = field(default_factory=dict)
-    """What each run that this process owns has recorded since."""
+    """Journal reader, and history of this session, of each run that this process owns."""
     _other_owners: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Modification time and inode of each `owner.json` that names another process."""
     _lock: threading.Lock = field(default_factory=threading.Lock)

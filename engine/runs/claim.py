@@ -85,12 +85,12 @@ class Claim:
 
     @property
     def is_recent(self) -> bool:
-        """Whether the last heartbeat is not old by the clock of this host. One of the future is not."""
+        """Whether the last heartbeat is not old by the clock of this host. One in the future is not recent."""
         return self.heartbeat is not None and time.time() - self.heartbeat < HEARTBEAT_TIMEOUT_SECONDS
 
     @property
     def is_in_future(self) -> bool:
-        """Whether the last heartbeat is of the future by the clock of this host, by more than clocks usually differ."""
+        """Whether the last heartbeat is in the future by the clock of this host, by more than clocks usually differ."""
         return self.heartbeat is not None and self.heartbeat - time.time() > HEARTBEAT_TIMEOUT_SECONDS
 
     @property
@@ -185,7 +185,7 @@ def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
         return None
     key, now = (folder.st_dev, folder.st_ino), time.monotonic()
     with _sightings_lock:
-        # Taken out and put back, so that those that were not seen for the longest time are dropped.
+        # Inserted last, so that the least recently seen ones are dropped first.
         sighting = _sightings.pop(key, None) or _Sighting(claim.marker, now)
         if sighting.marker != claim.marker:
             sighting = _Sighting(claim.marker, now, moved=True)
@@ -223,8 +223,10 @@ def _seems_recent(claim: Claim, owner: Path) -> bool:
 
 
 def uncertain_claims(owners: Sequence[Path], *, take_over: bool = False) -> dict[Path, float]:
-    """Return those `owner.json` of which nothing certain is known yet, with the seconds for which a heartbeat must be
-    seen unchanged: longer to take over a run whose last heartbeat is not old."""
+    """Return the claims of other hosts that are undecided, by the path of their `owner.json`.
+
+    The value is how long the heartbeat must not change before its process counts as dead, in seconds. It is longer to
+    take over a run whose last heartbeat is recent."""
     waits = {}
     for owner in owners:
         observed = observe_claim(owner)

@@ -224,7 +224,7 @@ class RunIndex:
         known = stored if entry is None else StoredRow(entry.stamp, entry.row)
         config = known.row.config if known is not None and _has_same_config(known, stamp) else None
         row, watcher = self._read_files(name, entry, config)
-        # Files of the future are not fresh: the clock of the host that wrote them was ahead.
+        # A time in the future is not fresh: the clock of the host that wrote the file was ahead.
         is_fresh = abs(time.time() - max(stamp[::3]) / 1e9) <= FRESH_SECONDS
         stable = not row.live and not row.unreadable and not is_fresh
         if row == previous:

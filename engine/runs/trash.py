@@ -174,7 +174,7 @@ def delete_for_good(run: TrashedRun) -> None:
         with opened_folder(run.path.parent) as trash:
             if not _is_own(trash.stat()):
                 raise UsageError.one(str(run.path.parent), "is no folder that only you can change")
-            # Who deleted the run has decided that its process is gone.
+            # The deletion has already checked that no process owns the run.
             with locked_ended_run(RunFolder(trash / run.entry), "gputrain runs trash --empty", take_over=True):
                 # rmtree opens each folder without following links, so nobody can lead it elsewhere.
                 shutil.rmtree(trash / run.entry)
