@@ -264,7 +264,7 @@ class GputrainApp(TerminalApp):
                 resume("")
 
         if observed is not None and observed.claim.is_recent:
-            # Its state says that the poller has seen no new heartbeat, but the date of the last one is not old.
+            # No new heartbeat was seen, but the last one is too recent to resume without asking.
             self.push_screen(take_over_dialog(folder.name, observed), take_over)
             return
         # A finished run has nothing left to do unless it gets more epochs.

@@ -205,7 +205,7 @@ class _Allocator:
     def __post_init__(self) -> None:
         self._queue = RunQueue(wait=self.wait, time_limit_s=self.backfill.time_limit_s)
         self._backfill_end: float | None = None
-        """Until when runs behind may use the devices that this run claims, in monotonic seconds."""
+        """Monotonic time in seconds until which later runs in the queue may use the devices that this run claims."""
 
     def wait_while_blocked(self, on_wait: Callable[[str], None]) -> Reservation:
         """Wait without querying the driver until the run is not blocked. Return its reservation, if it has one yet."""

@@ -71,7 +71,7 @@ def check_model_name(model: ModelConfig) -> None:
 
 
 def _has_model(source: str, name: str) -> bool:
-    """Whether a source has a model, False if its library is missing or broken."""
+    """Return whether a source lists a model. False if its library is missing or broken."""
     try:
         return name in model_names(source)
     except UsageError:

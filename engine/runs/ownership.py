@@ -97,8 +97,7 @@ class Ownership:
         return self._renew()
 
     def check_late(self) -> None:
-        """Before something is recorded: raise RunTakenOverError if another process has taken over the run while this
-        one was suspended. Reads nothing unless the heartbeat is late."""
+        """Raise RunTakenOverError if another process took over the run while this one was suspended."""
         if seconds_since_boot() - self._last_heartbeat > LATE_HEARTBEAT_SECONDS:
             self._check_token()
 

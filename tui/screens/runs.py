@@ -138,7 +138,7 @@ class RunsScreen(GputrainScreen):
                 if not worker.is_cancelled:
                     self.app.call_from_thread(self._show_view, view)
 
-            # Textual describes the function by its repr. That of a partial has the reprs of all rows.
+            # Not a partial: Textual logs the repr of the function, and that of a partial contains all rows.
             self.run_worker(work, thread=True, group="view", exclusive=True)
 
     def _show_view(self, view: RunView) -> None:

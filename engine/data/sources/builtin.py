@@ -183,7 +183,7 @@ def _unpickle_only_published_files(torchvision_class: Any) -> Iterator[None]:
 
 @contextmanager
 def _download_lock(folder: Path, root: Path) -> Iterator[None]:
-    """Create `folder` and lock it, so that one rank downloads into it while the others wait.
+    """Create `folder` and lock it. One rank downloads into it, and the others wait for the lock.
 
     The lock is on the folder itself: a rank that is killed during a download leaves no lock file. After a failed
     download, the folders that it created are deleted. Raises UsageError if `folder` cannot be created."""
