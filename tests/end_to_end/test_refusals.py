@@ -183,7 +183,14 @@ FRONT_ENDS: dict[str, tuple[Callable[..., list[str]], int]] = {
         *(pytest.param(name, marks=pytest.mark.nightly) for name in ("value and host", "weights of another model")),
     ],
 )
-@pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS.keys())
+@pytest.mark.parametrize(
+    "front_end",
+    [
+        FRONT_ENDS["headless"],
+        *(pytest.param(FRONT_ENDS[name], marks=pytest.mark.nightly) for name in ("dry run", "torchrun")),
+    ],
+    ids=FRONT_ENDS.keys(),
+)
 def test_run_prints_problems_once(
     front_end: tuple[Callable[..., list[str]], int], name: str, gputrain: Gputrain, folder: Path
 ) -> None:

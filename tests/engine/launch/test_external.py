@@ -155,7 +155,9 @@ engine.training.train.train = fail
 
 
 @pytest.mark.parametrize(
-    ("variables", "start_method"), [({}, "env"), ({"TORCHELASTIC_RUN_ID": "1"}, "torchrun")], ids=["env", "torchrun"]
+    ("variables", "start_method"),
+    [({}, "env"), pytest.param({"TORCHELASTIC_RUN_ID": "1"}, "torchrun", marks=pytest.mark.nightly)],
+    ids=["env", "torchrun"],
 )
 def test_run_reports_torchrun_only_with_its_variables(
     gputrain: Gputrain, variables: dict[str, str], start_method: str

@@ -32,7 +32,7 @@ def check_model(base: str | None, *overrides: str) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("preset", ["mnist", "cifar10"])
+@pytest.mark.parametrize("preset", ["mnist", pytest.param("cifar10", marks=pytest.mark.nightly)])
 def test_model_check_downloads_and_writes_nothing(preset: str, folder: Path) -> None:
     answer = check_model(preset)
     assert answer["problems"] == [] and answer["weight_bytes"] > 0

@@ -64,7 +64,7 @@ def test_sigterm_to_all_processes_stops_run(gputrain: Gputrain, long_run: subpro
     assert long_run.wait(60) == 3
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_sigterm_during_startup_stops_before_second_step(gputrain: Gputrain, start_method: str) -> None:
     process = gputrain.start(*LONG, f"device.start_method={start_method}")
     wait_for(lambda: len(find_rank_pids(process, gputrain)) == 2, "two ranks")

@@ -56,7 +56,9 @@ def test_torchvision_model_fits_classes_and_channels(name: str, channels: int, s
     build(name, channels, 5, size)
 
 
-@pytest.mark.parametrize(("name", "size"), [("googlenet", 32), ("inception_v3", 80)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("googlenet", 32), pytest.param("inception_v3", 80, marks=pytest.mark.nightly)]
+)
 def test_model_with_auxiliary_outputs_returns_single_output(name: str, size: int) -> None:
     model = build(name, 1, 4, size).train()
     assert model(torch.rand(2, 1, size, size)).shape == (2, 4)

@@ -54,7 +54,8 @@ def run_json(statements: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("torch_as_expected", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("torch_as_expected", [True, False])
 def test_lazy_dynamo_imports_compiler_only_if_torch_differs(torch_as_expected: bool) -> None:
     differs = "" if torch_as_expected else "lazy_dynamo._reads = lambda *_: False\n"
     result = run_json(differs + "steps_of_ddp()\nprint(json.dumps([has_compiler(), losses()]))")
