@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.runs.comparison import ComparedRun, Comparison, compare_runs, describe_run, read_flat_config, scan_history
+from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
+from engine.runs.reduced_curves import RunCurves, reduce_curves
 from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache, Stamp, file_stamp
-from tui.charts.curves import CurveData
-from tui.charts.reduced import RunCurves, reduce_curves
 from tui.pollers import READ_CHUNK_BYTES, RUN_POLL_INTERVAL_SECONDS, Poller
 
 # All steps of a run take 10 bytes each, and the screen draws them in time that grows with their number.

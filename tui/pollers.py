@@ -29,12 +29,12 @@ from tui.text.runs import RunSnapshot
 from tui.text.waiting import WaitingRun, read_waiting_runs
 
 if TYPE_CHECKING:
+    from engine.runs.evaluations import RunEvaluations
     from engine.runs.events import Event, GpuEvent
     from engine.runs.history import History
     from engine.runs.journal import JournalReader
     from engine.runs.records import RankDevice
     from engine.runs.watcher import RunWatcher
-    from tui.text.confusion import RunEvaluations
     from tui.text.preview import RunPreview
     from tui.text.preview_reader import PreviewReader
 
@@ -362,7 +362,7 @@ class EvaluationPoller(Poller):
 
     def poll(self) -> None:
         # Imports NumPy, which the first screen does not need.
-        from tui.text.confusion import read_evaluations
+        from engine.runs.evaluations import read_evaluations
 
         try:
             status = self._path.stat()

@@ -21,6 +21,7 @@ from engine.config.loader import ResolvedConfig, resolve_config
 from engine.config.schema import Config, as_dict, fields, sections
 from engine.config.yaml_io import parse_yaml, to_yaml
 from engine.runs import watcher
+from engine.runs.curves import CurveData
 from engine.runs.event_lines import event_line
 from engine.runs.events import (
     EVENT_TYPES,
@@ -41,7 +42,6 @@ from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
 from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
-from tui.charts.curves import CurveData
 from tui.charts.plot import plot
 from tui.charts.view import ChartView
 from tui.pollers import RunPoller

@@ -32,6 +32,7 @@ from engine.models import catalog
 from engine.optim import timm_optimizers
 from engine.runs import ownership, watcher
 from engine.runs.control import RequestCounters, consume_requests
+from engine.runs.evaluations import mistakes
 from engine.runs.event_lines import event_line
 from engine.runs.events import CheckpointSaved, ControlEvent, GpuEvent, RankFailed, RunFinished, RunPaused, WarningEvent
 from engine.runs.folder import RunFolder, find_run, list_runs
@@ -48,7 +49,7 @@ from factories import make_epoch, make_run_folder, make_run_resumed, make_run_st
 from tui.form.model import load_last_form, validate_form
 from tui.log_tail import LogTail
 from tui.pollers import EvaluationPoller, RunPoller
-from tui.text.confusion import matrix_lines, mistakes
+from tui.text.confusion import matrix_lines
 from tui.text.models import list_models, print_models
 from tui.text.preview import figure_lines
 from tui.text.ranks import rank_lines

@@ -13,6 +13,7 @@ import pytest
 
 from engine.gpus.recording import RecordingMonitor
 from engine.launch.detached import LaunchedRun
+from engine.runs.curves import CurveData
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
@@ -29,7 +30,6 @@ from factories import (
     step_lines,
 )
 from gputrain_command import wait_for
-from tui.charts.curves import CurveData
 from tui.charts.view import ChartView
 from tui.log_tail import MAX_LOG_LINE_LENGTH, LogTail
 from tui.pollers import GpuPoller, RunListPoller, RunPoller

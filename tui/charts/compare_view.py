@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tui.charts.axis import FloatArray, Series, line_values
-from tui.charts.curves import XAxis
+from engine.runs.curves import XAxis
+from engine.runs.reduced_curves import BlockSeries, RunCurves
+from engine.runs.series import Series, mean_and_spread
 from tui.charts.plot import Curve
-from tui.charts.reduced import BlockSeries, RunCurves
 from tui.palette import series_style
 
 COMPARE_CHARTS = {
     "train_loss": "train loss", "accuracy": "val accuracy", "val_loss": "val loss", "lr": "learning rate",
     "grad_norm": "gradient norm",
 }  # fmt: skip
-MAX_GROUP_POINTS = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,26 +89,3 @@ def _entry_curve(entry: ComparedCurves, chart_id: str, axis: XAxis) -> Curve:
 
 _NO_SERIES = Series(np.empty(0), np.empty(0))
 _NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)
-
-
-def mean_and_spread(series: Sequence[Series]) -> tuple[Series, tuple[Series, Series]]:
-    """Return the mean of several curves, and the mean minus and plus their sample standard deviation (n - 1).
-
-    At each position, they are those of the runs that have got so far. Where only one has, there is no spread.
-    """
-    x = _common_positions(series)
-    values = np.array([line_values(part, x) for part in series])
-    known = np.isfinite(values)
-    count = known.sum(0)
-    mean = np.where(count > 0, np.where(known, values, 0.0).sum(0) / np.maximum(count, 1), np.nan)
-    squares = np.where(known, values - mean, 0.0) ** 2
-    deviation = np.where(count > 1, np.sqrt(squares.sum(0) / np.maximum(count - 1, 1)), np.nan)
-    return Series(x, mean), (Series(x, mean - deviation), Series(x, mean + deviation))
-
-
-def _common_positions(series: Sequence[Series]) -> FloatArray:
-    """Return the positions of all points, or evenly spaced ones if there are too many."""
-    positions = np.unique(np.concatenate([part.x for part in series]))
-    if len(positions) <= MAX_GROUP_POINTS:
-        return positions
-    return np.linspace(positions[0], positions[-1], MAX_GROUP_POINTS)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.runs.curves import BestEpoch, StepAxes
+from engine.runs.reduced_curves import METRICS, BlockSeries, RunCurves
+from engine.runs.series import FloatArray, Series
 from engine.utils.files import cache_folder, make_user_folder, parse_json, read_bytes, replace_file, user_path_problem
-from tui.charts.axis import FloatArray, Series
-from tui.charts.curves import BestEpoch, StepAxes
-from tui.charts.reduced import METRICS, BlockSeries, RunCurves
 
 FORMAT = 1
 FOLDER = "curves"

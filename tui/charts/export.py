@@ -9,15 +9,9 @@ from itertools import count
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from engine.runs.series import Series, downsample_min_max
 from engine.utils.text import printable
-from tui.charts.axis import (
-    Series,
-    downsample_min_max,
-    log_ticks,
-    pad_limits,
-    tick_labels,
-    ticks,
-)
+from tui.charts.axis import log_ticks, pad_limits, tick_labels, ticks
 from tui.charts.plot import LINE_MARKERS, Curve, PlotWindow, smoothed_series, visible_series
 
 Scale = Callable[[float], float]

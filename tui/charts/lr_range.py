@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from engine.optim.lr_range import LossCurve, LrSuggestion
-from tui.charts.axis import Series, format_number
+from engine.runs.series import Series
+from tui.charts.axis import format_number
 from tui.charts.plot import Curve, PlotWindow
 from tui.palette import series_style
 

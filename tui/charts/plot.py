@@ -17,18 +17,8 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from tui.charts.axis import (
-    FloatArray,
-    Series,
-    downsample_min_max,
-    line_values,
-    log_ticks,
-    mask_nonpositive,
-    pad_limits,
-    smooth,
-    tick_labels,
-    ticks,
-)
+from engine.runs.series import FloatArray, Series, downsample_min_max, line_values, mask_nonpositive, smooth
+from tui.charts.axis import log_ticks, pad_limits, tick_labels, ticks
 from tui.palette import MUTED, pale_style
 
 ANSI_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")

@@ -1,6 +1,6 @@
 """The view of a run's charts: x axis, zoom, pan, smoothing, log scale and cursor.
 
-`tui.screens.run` changes it on key presses; the data is in `tui.charts.curves`.
+`tui.screens.run` changes it on key presses; the data is in `engine.runs.curves`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.runs.curves import X_AXES, CurveData, XAxis
 from tui.charts.axis import format_number
-from tui.charts.curves import X_AXES, CurveData, XAxis
 from tui.charts.plot import Curve, PlotWindow
 from tui.palette import series_style
 

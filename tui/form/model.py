@@ -26,6 +26,7 @@ from engine.config.schema import UNSTORED_KEYS, Config, as_dict, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.optim.lr_schedule import lr_factor, scaled_lr
 from engine.runs.folder import runs_root
+from engine.runs.series import FloatArray
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import (
     config_folder,
@@ -35,7 +36,6 @@ from engine.utils.files import (
     state_folder,
     write_user_json,
 )
-from tui.charts.axis import FloatArray
 from tui.flags import format_value, run_arguments
 from tui.form.fields import form_fields
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
+from engine.runs.evaluations import EpochEvaluation, Mistake, RunEvaluations, mistakes, worst_first
 from engine.runs.folder import RunFolder
 from engine.utils.text import pluralize, printable
 from tui.charts.meter import meter
@@ -21,15 +22,7 @@ from tui.keymap import CONFUSION_COMMANDS, Command
 from tui.palette import BAD, MUTED, STRONG, series_style
 from tui.pollers import EvaluationPoller
 from tui.screens.base import AppServices, GputrainScreen
-from tui.text.confusion import (
-    EpochEvaluation,
-    Mistake,
-    RunEvaluations,
-    format_percent,
-    mistakes,
-    truncate_cells,
-    worst_first,
-)
+from tui.text.confusion import format_percent, truncate_cells
 from tui.widgets.lines import Lines, Row
 from tui.widgets.matrix import Matrix
 from tui.widgets.text_line import TextLine

@@ -15,10 +15,10 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.runs.control import RequestName, send_request
+from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
-from tui.charts.curves import CurveData
 from tui.keymap import RUN_COMMANDS, Command
 from tui.palette import BAD, MUTED, WARNING
 from tui.pollers import RunPoller

@@ -11,8 +11,8 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from engine.runs.series import Series
 from engine.utils.text import pluralize, printable
-from tui.charts.axis import Series
 from tui.charts.plot import Curve, PlotWindow, plot
 from tui.palette import ANSI, rich_theme, series_style
 from tui.text.tables import UNKNOWN, format_table

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config.yaml_io import MAX_CONFIG_BYTES
+from engine.runs.curves import CurveData
 from engine.runs.events import Event
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal import MAX_LINE_BYTES, JournalReader, from_line
 from engine.utils.files import open_regular_file, read_bytes
-from tui.charts.curves import CurveData
 from tui.charts.plot import Curve
 from tui.charts.view import ChartView
 from tui.text.config import ConfigChange, config_changes

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from tui.charts.axis import Series, format_number
+from engine.runs.series import Series
+from tui.charts.axis import format_number
 from tui.charts.plot import Curve, Plot, PlotWindow, plot
 from tui.palette import theme_variable
 from tui.text.tables import UNKNOWN

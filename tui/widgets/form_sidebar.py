@@ -9,9 +9,10 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from engine.config.schema import Config
+from engine.runs.series import Series
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.charts.axis import Series, format_number
+from tui.charts.axis import format_number
 from tui.charts.plot import DOTS_PER_COLUMN, Curve, PlotWindow
 from tui.charts.view import LR_STYLE
 from tui.form.checks import FormCheckResult

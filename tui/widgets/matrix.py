@@ -18,9 +18,10 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 from textual.widget import Widget
 
+from engine.runs.evaluations import ConfusionCounts, row_shares
 from engine.utils.text import printable
 from tui.palette import CORRECT, MUTED, WRONG
-from tui.text.confusion import ConfusionCounts, format_percent, row_shares, shorten_names, truncate_cells
+from tui.text.confusion import format_percent, shorten_names, truncate_cells
 
 # The smallest share of a row for each style; mistakes below the first threshold have no background.
 CORRECT_THRESHOLDS, WRONG_THRESHOLDS = (0.0, 0.5, 0.7, 0.85, 0.95), (0.01, 0.03, 0.06, 0.12, 0.25)

@@ -10,7 +10,8 @@ from xml.etree.ElementTree import fromstring as parse_xml
 import numpy as np
 import pytest
 
-from tui.charts.axis import FloatArray, Series, downsample_min_max, log_ticks, smooth, tick_labels, ticks
+from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
+from tui.charts.axis import log_ticks, tick_labels, ticks
 from tui.charts.export import to_svg
 from tui.charts.plot import BAND, Curve, PlotWindow, mark_columns, plot
 from tui.palette import series_style

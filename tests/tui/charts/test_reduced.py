@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.runs.curves import CurveData
 from engine.runs.events import StepEvent
+from engine.runs.reduced_curves import MAX_BLOCKS, METRICS, RunCurves, reduce_curves
+from engine.runs.series import Series, mean_and_spread
 from factories import make_epoch, make_run_resumed, make_run_started
-from tui.charts.axis import Series
-from tui.charts.compare_view import CompareData, ComparedCurves, mean_and_spread
+from tui.charts.compare_view import CompareData, ComparedCurves
 from tui.charts.curve_cache import (
     FOLDER,
     MAX_FILES,
@@ -22,8 +24,6 @@ from tui.charts.curve_cache import (
     encode_curves,
     file_stamp,
 )
-from tui.charts.curves import CurveData
-from tui.charts.reduced import MAX_BLOCKS, METRICS, RunCurves, reduce_curves
 
 STAMP = (1, 2, 3)
 

@@ -15,21 +15,14 @@ from rich.color import ColorSystem
 from textual.pilot import Pilot
 
 from demo_app import clipped_widgets, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
+from engine.runs.evaluations import mistakes, read_evaluations, worst_first
 from engine.runs.folder import RunFolder
 from engine.training.metrics import MAX_CONFUSION_CLASSES
 from engine.utils.files import write_json
 from tui.demo.server import LIVE_RUN
 from tui.palette import ANSI, CORRECT, WRONG, rich_theme
 from tui.screens.confusion import ConfusionScreen
-from tui.text.confusion import (
-    format_percent,
-    matrix_lines,
-    mistakes,
-    read_evaluations,
-    shorten_names,
-    truncate_cells,
-    worst_first,
-)
+from tui.text.confusion import format_percent, matrix_lines, shorten_names, truncate_cells
 from tui.widgets.matrix import Matrix, cell_style
 
 Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]

@@ -1,6 +1,7 @@
 """Curves of a run in blocks: small enough to keep for many runs, with the extremes of every block.
 
-`tui.compare_poller` reads them, `tui.charts.curve_cache` stores them, and `tui.charts.compare_view` draws them.
+`tui.compare_poller` reads them, `tui.charts.curve_cache` stores them, `tui.charts.compare_view` and `engine.report`
+draw them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tui.charts.axis import Series, block_extremes, block_means, block_starts
-from tui.charts.curves import BestEpoch, CurveData, StepAxes, XAxis
+from engine.runs.curves import BestEpoch, CurveData, StepAxes, XAxis
+from engine.runs.series import Series, block_extremes, block_means, block_starts
 
 # A terminal has 500 columns of two dots at most, so that four times as many zooms in without a loss.
 MAX_BLOCKS = 2048

@@ -1,6 +1,6 @@
 """Curve data of a run: journal events accumulated into arrays.
 
-`tui.screens.run` adds the events as they arrive; `tui.charts.view` selects the visible part.
+`tui.screens.run` adds the events as they arrive, `engine.report` adds all of them at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from engine.runs.events import EpochEvent, Event, RunResumed, RunStarted, StepEvent
-from tui.charts.axis import FloatArray, Series
+from engine.runs.series import FloatArray, Series
 
 XAxis = Literal["epoch", "step", "images", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
