@@ -249,7 +249,9 @@ def _with_defaults(config: Config, keys: Iterable[str]) -> Config:
 
 def _drop_optimizer_keys(merged: dict[str, Any], layer: dict[str, Any]) -> None:
     """Drop optimizer-specific keys of earlier layers if this layer changes the optimizer."""
-    if layer.get("name", merged.get("name")) != merged.get("name"):
+    before, after = merged.get("name"), layer.get("name", merged.get("name"))
+    # Names match in any case, see `Section`.
+    if str(before).casefold() != str(after).casefold():
         for key in OPTIMIZER_SPECIFIC_KEYS:
             merged.pop(key, None)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.config.run_name import name_problem, normalize_name
@@ -90,6 +91,29 @@ RunName = Annotated[Text, AfterValidator(_as_run_name)]
 
 
 class Section(BaseModel):
-    """Base of the config sections: frozen, strictly typed, without unknown keys."""
+    """Base of the config sections: frozen, strictly typed, without unknown keys. Choices match in any case."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _match_choices(cls, values: Any) -> Any:
+        """Replace a choice in another case, such as `o1` of `O1` or `AdamW` of `adamw`, by the choice."""
+        if not isinstance(values, dict):
+            return values
+        choices = _choices_by_key(cls)
+        return {
+            key: choices.get(key, {}).get(value.casefold(), value) if isinstance(value, str) else value
+            for key, value in values.items()
+        }
+
+
+@cache
+def _choices_by_key(section: type[Section]) -> dict[str, dict[str, str]]:
+    """Map each key with a fixed set of text values to these values, by their folded form."""
+    found = {}
+    for key, field in section.model_fields.items():
+        parts = (field.annotation, *get_args(field.annotation))
+        values = [value for part in parts if get_origin(part) is Literal for value in get_args(part)]
+        found[key] = {value.casefold(): value for value in values if isinstance(value, str)}
+    return found

@@ -130,8 +130,10 @@ def field_kind(annotation: Any) -> tuple[tuple[str, ...], bool]:
 def is_relevant(key: str, values: Mapping[str, str]) -> bool:
     """Whether a key has an effect in combination with these values."""
     controlling_key, enabling_values = DEPENDS_ON.get(key, ("", set()))
-    value = values.get(controlling_key)
-    return not controlling_key or value in enabling_values or (ANY_USER_CODE in enabling_values and is_user_code(value))
+    value = values.get(controlling_key, "")
+    if not controlling_key or value.casefold() in enabling_values:
+        return True
+    return ANY_USER_CODE in enabling_values and is_user_code(value)
 
 
 def optimizer_placeholders(optimizer: str) -> dict[str, str]:

@@ -53,6 +53,16 @@ def test_resolve_resets_optimizer_parameters_when_optimizer_changes() -> None:
     assert resolve_config("cifar10-fast", ["optim.name=sgd"]).config.optim == before
 
 
+def test_resolve_matches_choices_in_any_case() -> None:
+    typed = ["precision.amp=o1", "optim.name=AdamW", "schedule.name=Cosine", "model.freeze=BACKBONE", "model.name=CNN"]
+    config = resolve_config(None, typed).config
+    assert (config.precision.amp, config.optim.name, config.schedule.name) == ("O1", "adamw", "cosine")
+    assert (config.model.freeze, config.model.name) == ("backbone", "CNN")
+    with pytest.raises(UsageError, match="'o7' is not allowed"):
+        resolve_config(None, ["precision.amp=o7"])
+    assert resolve_config("digits", ["optim.name=SGD"]).config == resolve_config("digits").config
+
+
 def test_config_describe_lists_every_key_with_allowed_values(gputrain: Gputrain) -> None:
     output = gputrain("config", "--describe").stdout
     assert "optim.momentum\n    Momentum factor. Default: 0.9 for sgd, " in output
