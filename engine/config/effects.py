@@ -75,6 +75,8 @@ def keys_without_effect_on_devices(
         why["device.ranks"] = "on GPUs, which have one rank each; select GPUs with device.gpus (--gpus)"
     else:
         why |= dict.fromkeys(("device.cudnn_benchmark", "device.empty_cache"), "on the CPU")
+        if config.device.parallel == "ddp":
+            why["model.sync_bn"] = "on the CPU, which torch's SyncBatchNorm does not support"
     if world_size == 1 and config.device.parallel == "ddp":
         keys = ("device.bucket_view", "device.static_graph", "optim.lr_scaling", "model.sync_bn")
         why |= dict.fromkeys(keys, "with one rank")

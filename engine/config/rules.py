@@ -45,6 +45,7 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "augment.crop_ratio": ("augment.resized_crop", {"true"}),
     "augment.policy_ops": ("augment.policy", {"randaugment"}),
     "augment.policy_magnitude": ("augment.policy", {"randaugment"}),
+    "model.sync_bn": ("device.parallel", {"ddp"}),
     "model.compile_mode": ("model.compile", {"true"}),
     "model.init_std": ("model.init", {"normal"}),
     **{f"optim.{key}": ("optim.name", optimizers_accepting(key)) for key in ("momentum", "nesterov", "betas", "eps")},
@@ -151,9 +152,6 @@ def _model_conflicts(config: Config) -> Iterator[Problem]:
     if model.weights == "pretrained" and (is_builtin or (model.source == "auto" and is_user_code(model.name))):
         reason = f"there are no pretrained weights for {model.name}; set model.weights to a file"
         yield Problem("model.weights", reason, others=("model.name", "model.source"))
-    if model.sync_bn and config.device.parallel == "dp":
-        reason = "needs device.parallel=ddp; dp runs a single process, with nothing to synchronize"
-        yield Problem("model.sync_bn", reason, others=("device.parallel",))
     if model.compile and config.device.parallel == "dp":
         reason = "does not support device.parallel=dp, which replicates the model in every step; use ddp"
         yield Problem("model.compile", reason, others=("device.parallel",))
@@ -163,13 +161,6 @@ def _model_conflicts(config: Config) -> Iterator[Problem]:
             "use default"
         )
         yield Problem("model.compile_mode", reason, others=("model.compile", "optim.accumulate"))
-
-
-def sync_bn_problems(config: Config, *, on_gpu: bool) -> list[Problem]:
-    """Return the problem if `model.sync_bn` cannot work on this device."""
-    if config.model.sync_bn and not on_gpu:
-        return [Problem("model.sync_bn", "needs GPUs: torch's SyncBatchNorm does not support the CPU")]
-    return []
 
 
 def cpu_precision_warnings(config: Config, *, has_bfloat16: bool) -> list[Problem]:

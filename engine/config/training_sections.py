@@ -74,7 +74,9 @@ class ModelConfig(Section):
         "write prefixes as [conv1, layer1].",
     )
     sync_bn: bool = Field(
-        False, title="SyncBatchNorm", description="Synchronize BatchNorm across ranks (SyncBatchNorm). Needs GPUs."
+        False,
+        title="SyncBatchNorm",
+        description="Synchronize BatchNorm across ranks (SyncBatchNorm). Has no effect on the CPU.",
     )
     ema: float = Field(
         0.0,

@@ -16,7 +16,7 @@ from engine.config.code_trust import CodeTrust
 from engine.config.effects import NoEffect, keys_without_effect_on_devices, optimizer_keys_without_effect
 from engine.config.loader import resolve_config
 from engine.config.resume import find_changes, immutable_key_problems
-from engine.config.rules import cpu_precision_warnings, sync_bn_problems
+from engine.config.rules import cpu_precision_warnings
 from engine.config.schema import Config, as_dict
 from engine.config.user_code import check_user_code
 from engine.data.batching import build_sampler_from_counts, check_source, empty_class_warnings, sampler_problems
@@ -283,10 +283,8 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
 
 
 def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size: int, *, devices_known: bool) -> None:
-    """Check what depends on the number of ranks: batches, schedule, input pipeline and SyncBatchNorm."""
+    """Check what depends on the number of ranks: batches, schedule and input pipeline."""
     problems = preflight.problems
-    if devices_known:
-        problems += sync_bn_problems(config, on_gpu=plan.on_gpu)
     problems += pipeline_problems(config, preflight.source, plan.local_world_size)
     _check_batches(config, preflight, plan, world_size)
     if not problems:

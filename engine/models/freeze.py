@@ -100,21 +100,26 @@ def _has_prefix(name: str, prefixes: Iterable[str]) -> bool:
 
 def convert_to_sync_batch_norm(model: nn.Module, frozen_layers: Iterable[nn.Module]) -> nn.Module:
     """Replace every BatchNorm that is not frozen by SyncBatchNorm; parameters stay the same objects. Raises UsageError
-    if there is nothing to synchronize and for layers that cannot be converted."""
+    for layers that cannot be converted."""
     still = set(frozen_layers)
     layers = [(path, part) for path, part in model.named_modules() if isinstance(part, _BatchNorm)]
-    if not layers:
-        raise UsageError.one("model.sync_bn", "the model has no BatchNorm to synchronize; set model.sync_bn=false")
-    training = [(path, part) for path, part in layers if part not in still]
-    if not training:
-        raise UsageError.one("model.sync_bn", "every BatchNorm of the model is frozen; set model.sync_bn=false")
-    for path, part in training:
+    for path, part in layers:
+        if part in still:
+            continue
         convert = _sync_batch_norm_converter(path, part)
         if path == "":
             return convert(part)
         parent, _, attribute = path.rpartition(".")
         setattr(model.get_submodule(parent), attribute, convert(part))
     return model
+
+
+def nothing_to_synchronize(model: nn.Module, frozen_layers: Iterable[nn.Module]) -> str:
+    """Return why SyncBatchNorm would change nothing, as a clause that follows "has no effect"; "" if it would."""
+    layers = {part for part in model.modules() if isinstance(part, _BatchNorm)}
+    if not layers:
+        return "on a model without BatchNorm"
+    return "" if layers - set(frozen_layers) else "on a model whose BatchNorm layers are all frozen"
 
 
 def _sync_batch_norm_converter(path: str, layer: nn.Module) -> Callable[[nn.Module], nn.Module]:

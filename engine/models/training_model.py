@@ -15,7 +15,7 @@ from engine.data.sources.base import ImageFormat
 from engine.models.compile import compile_in_place
 from engine.models.ema import ModelEma
 from engine.models.factory import build_model, check_model
-from engine.models.freeze import convert_to_sync_batch_norm, freeze
+from engine.models.freeze import convert_to_sync_batch_norm, freeze, nothing_to_synchronize
 from engine.models.memory_format import apply_memory_format, resolve_memory_format
 from engine.models.precision import apply_half_precision
 from engine.models.transfer import load_weights
@@ -62,7 +62,10 @@ def build_training_model(
     with collect_problems(problems):
         frozen = freeze(model, config.model)
     with collect_problems(problems):
-        if config.model.sync_bn:
+        # The preflight warns that it has no effect on the CPU and with DataParallel.
+        if config.model.sync_bn and device.type != "cpu" and config.device.parallel == "ddp":
+            if reason := nothing_to_synchronize(model, frozen):
+                notes.append(f"model.sync_bn=true has no effect {reason}")
             model = convert_to_sync_batch_norm(model, frozen)
     apply_memory_format(model.to(device), resolve_memory_format(config, model, device))
     ema, master = None, None

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch.distributed import Store
 from torch.optim import Optimizer
 
-from engine.config.rules import sync_bn_problems
 from engine.config.schema import Config
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.batching import build_sampler, check_source, class_counts, sampler_warnings
@@ -143,9 +142,7 @@ def _check(job: Job, rank_info: RankInfo, source: ImageSource, sampler: Distribu
     """Check that the config fits the data and the number of ranks. Raises UsageError."""
     config = job.config
     check_source(config, source, sampler)
-    problems = sync_bn_problems(config, on_gpu=job.plan.on_gpu)
-    problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)
-    if problems:
+    if problems := schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs):
         raise UsageError(problems)
 
 

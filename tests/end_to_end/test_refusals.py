@@ -52,7 +52,6 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "missing GPU": (["device.gpus=7"], ["device.gpus: 7 cannot be used"]),
     "no GPU at all": (["device.gpus=all"], ["device.gpus: all"]),
     "too many ranks": (["device.ranks=4000"], ["device.ranks: 4000 ranks are too many"]),
-    "SyncBatchNorm on the CPU": (["model.sync_bn=true"], ["model.sync_bn: needs GPUs"]),
     "pipeline without memory": (
         ["data.dataset=fake", "data.fake_train=100000000", "data.pipeline=memory"],
         ["data.pipeline: memory is impossible"],

@@ -125,9 +125,9 @@ def test_plan_reports_all_device_problems_together() -> None:
 
 def test_config_rejects_options_incompatible_with_dp_and_static_graph() -> None:
     with pytest.raises(UsageError) as caught:
-        config("device.parallel=dp", "model.sync_bn=true", "precision.amp=bf16")
+        config("device.parallel=dp", "model.compile=true", "precision.amp=bf16")
     locations = [problem.location for problem in caught.value.problems]
-    assert locations == ["precision.amp", "model.sync_bn"]
+    assert locations == ["precision.amp", "model.compile"]
     assert "optim.accumulate" in refusal(lambda: config("device.static_graph=true", "optim.accumulate=2"))
 
 

@@ -12,12 +12,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.config.effects import keys_without_effect_on_devices
-from engine.config.loader import validate_config
-from engine.config.rules import sync_bn_problems
+from engine.config.effects import keys_without_effect, keys_without_effect_on_devices
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.models.factory import build_model
-from engine.models.freeze import classifier_paths, convert_to_sync_batch_norm, freeze, set_train_mode
+from engine.models.freeze import (
+    classifier_paths,
+    convert_to_sync_batch_norm,
+    freeze,
+    nothing_to_synchronize,
+    set_train_mode,
+)
 from engine.optim.optimizers import build_optimizer
 from engine.utils.errors import UsageError
 
@@ -169,29 +174,38 @@ class Doubled(nn.BatchNorm2d):
         return 2 * super().forward(input)
 
 
-def test_sync_batch_norm_rejects_model_without_trainable_batch_norm() -> None:
-    with pytest.raises(UsageError, match=r"model.sync_bn: the model has no BatchNorm"):
-        convert_to_sync_batch_norm(build(name="linear", options={}), [])
+def test_sync_batch_norm_leaves_model_without_trainable_batch_norm_unchanged() -> None:
+    linear = build(name="linear", options={})
+    assert nothing_to_synchronize(linear, []) == "on a model without BatchNorm"
+    assert convert_to_sync_batch_norm(linear, []) is linear
     model = build()
     frozen = freeze(model, config(freeze="backbone").model)
-    with pytest.raises(UsageError, match=r"model.sync_bn: every BatchNorm of the model is frozen"):
-        convert_to_sync_batch_norm(model, frozen)
+    assert nothing_to_synchronize(model, frozen) == "on a model whose BatchNorm layers are all frozen"
+    assert not any(isinstance(part, nn.SyncBatchNorm) for part in convert_to_sync_batch_norm(model, frozen).modules())
+    assert nothing_to_synchronize(model, []) == ""
+
+
+def test_sync_batch_norm_rejects_layer_with_its_own_forward() -> None:
     with pytest.raises(UsageError, match=r"0 is a Doubled with its own forward"):
         convert_to_sync_batch_norm(nn.Sequential(Doubled(1)), [])
-    with pytest.raises(UsageError, match=r"model.sync_bn: needs device.parallel=ddp"):
-        validate_config({"model": {"sync_bn": True}, "device": {"parallel": "dp"}})
 
 
-def test_sync_bn_problems_require_gpus() -> None:
-    (problem,) = sync_bn_problems(config(sync_bn=True), on_gpu=False)
-    assert problem.location == "model.sync_bn" and "needs GPUs" in problem.message
-    assert sync_bn_problems(config(sync_bn=True), on_gpu=True) == sync_bn_problems(config(), on_gpu=False) == []
+def test_sync_bn_has_no_effect_with_one_rank_on_cpu_or_with_data_parallel() -> None:
+    def messages(world_size: int, *, on_gpu: bool) -> list[str]:
+        return [
+            part.message for part in keys_without_effect_on_devices(settings, frozenset(), world_size, on_gpu=on_gpu)
+        ]
 
-
-def test_sync_bn_has_no_effect_with_one_rank() -> None:
-    found = keys_without_effect_on_devices(config(sync_bn=True), frozenset(), 1, on_gpu=True)
-    assert [part.message for part in found] == ["model.sync_bn=true has no effect with one rank"]
-    assert keys_without_effect_on_devices(config(sync_bn=True), frozenset(), 2, on_gpu=True) == []
+    settings = config(sync_bn=True)
+    assert messages(1, on_gpu=True) == ["model.sync_bn=true has no effect with one rank"]
+    assert messages(2, on_gpu=True) == []
+    on_cpu = "model.sync_bn=true has no effect on the CPU, which torch's SyncBatchNorm does not support"
+    assert messages(2, on_gpu=False) == [on_cpu]
+    settings = resolve_config(None, ["model.sync_bn=true", "device.parallel=dp"]).config
+    layer = {"model": {"sync_bn": None}, "device": {"parallel": None}}
+    (found,) = keys_without_effect(settings, [layer])
+    assert found.message == "model.sync_bn=true has no effect with device.parallel=dp, only with ddp"
+    assert messages(1, on_gpu=False) == []
 
 
 def half_a_batch(rank: int, folder: str) -> None:

@@ -85,12 +85,12 @@ def test_warmup_rejects_model_that_cannot_train(
 
 
 def test_train_without_supervisor_checks_config_on_ranks() -> None:
-    wrong = ["model.sync_bn=true", "schedule.warmup_epochs=0", "schedule.warmup_steps=9999", "device.ranks=2"]
+    wrong = ["schedule.warmup_epochs=0", "schedule.warmup_steps=9999", "device.ranks=2"]
     config = resolve_config("digits", wrong).config
     channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     with pytest.raises(UsageError) as caught:
         train(Job(config, plan_node(config, []), None, False, None), RankInfo(0, 2, 0, 2), dist.HashStore(), channel)
-    assert {problem.location for problem in caught.value.problems} == {"model.sync_bn", "schedule.warmup_steps"}
+    assert {problem.location for problem in caught.value.problems} == {"schedule.warmup_steps"}
 
 
 def test_build_trainer_reports_weights_loss_and_optimizer_problems_together(tmp_path: Path) -> None:
