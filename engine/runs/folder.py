@@ -187,6 +187,11 @@ class RunFolder:
         return self.root / "evaluation.json"
 
     @property
+    def inspection(self) -> Path:
+        """Results of each image of the last `gputrain inspect`, see `engine.runs.inspection`."""
+        return self.root / "inspection.npz"
+
+    @property
     def export(self) -> Path:
         """Folder to which `gputrain export` writes by default."""
         return self.root / "export"
@@ -251,7 +256,14 @@ class RunFolder:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
         folders = (self.checkpoints, self.tensorboard, self.control, self.export, self.exports, self.sync)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
-        more_files = (self.evaluation, self.labels, self.queue, self.skipped_files, *self.checkpoints.glob("*.pt"))
+        more_files = (
+            self.evaluation,
+            self.inspection,
+            self.labels,
+            self.queue,
+            self.skipped_files,
+            *self.checkpoints.glob("*.pt"),
+        )
         for path in (*folders, *files, *more_files):
             with suppress(OSError):
                 yield path.relative_to(self.root), path.lstat()

@@ -1,0 +1,194 @@
+"""Read and write `RUN/inspection.npz`, see `engine.runs.inspection`.
+
+The file is a ZIP archive of arrays, as `numpy.savez` writes it. Another user may have written it, so it is read without
+pickle, and sizes, types and shapes are checked before memory is allocated.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, BinaryIO
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import MAX_IMAGES, PART_NAMES, Inspection, InspectionInfo
+from engine.utils.files import open_regular_file, parse_json, replace_file
+
+INSPECTION_FORMAT = 1
+MAX_INSPECTION_BYTES = 1 << 29
+MAX_INFO_BYTES = 1 << 23
+MAX_UNREAD = 1000
+MAX_THUMBNAIL_SIDE = 64
+# All of MNIST's 10,000 validation images, or 5,461 color images of 32 x 32 pixels.
+MAX_THUMBNAIL_BYTES = 1 << 24
+
+_COLUMNS: Mapping[str, str] = {
+    "part": "|u1",
+    "index": "<i8",
+    "label": "<i4",
+    "predicted": "<i4",
+    "probability": "<f4",
+    "label_probability": "<f4",
+    "loss": "<f4",
+    "margin": "<f4",
+}
+_DTYPES: Mapping[str, str] = {**_COLUMNS, "info": "|u1", "paths": "|u1", "thumbnail_rows": "<i8", "thumbnails": "|u1"}
+
+
+class InvalidInspectionError(Exception):
+    """The file is not an inspection. The message is a clause that follows its name."""
+
+
+class PathTable(Sequence[str]):
+    """The paths of all images, decoded when they are read: a list of strings would take three times the memory."""
+
+    def __init__(self, joined: bytes) -> None:
+        self._joined = joined
+        ends = np.flatnonzero(np.frombuffer(joined, np.uint8) == 0)
+        self._starts, self._ends = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, row: Any) -> Any:
+        return os.fsdecode(self._joined[self._starts[row] : self._ends[row]])
+
+
+def write_inspection(run: RunFolder, inspection: Inspection) -> None:
+    """Replace the inspection of a run atomically. Raises OSError."""
+    info = asdict(inspection.info) | {"format": INSPECTION_FORMAT}
+    arrays: dict[str, NDArray[Any]] = {name: getattr(inspection, name) for name in _COLUMNS}
+    arrays |= {"info": _to_bytes(json.dumps(info).encode())}
+    arrays |= {"thumbnail_rows": inspection.thumbnail_rows, "thumbnails": inspection.thumbnails}
+    if inspection.paths is not None:
+        # No path contains a null byte.
+        arrays["paths"] = _to_bytes(b"".join(os.fsencode(path) + b"\0" for path in inspection.paths))
+    converted = {name: np.ascontiguousarray(array, _DTYPES[name]) for name, array in arrays.items()}
+
+    def write(file: BinaryIO) -> None:
+        np.savez_compressed(file, allow_pickle=False, **converted)
+
+    replace_file(run.inspection, write)
+
+
+def _to_bytes(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
+
+
+def read_inspection(run: RunFolder) -> Inspection | None:
+    """Return the inspection of a run, None if it has none. Raises InvalidInspectionError."""
+    try:
+        with open_regular_file(run.inspection, MAX_INSPECTION_BYTES) as file:
+            arrays = _read_arrays(file)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidInspectionError(f"cannot be read: {error.strerror or error}") from error
+    # zipfile and numpy raise many kinds of errors for damaged files.
+    except (BadZipFile, ValueError, EOFError, LookupError, NotImplementedError, RuntimeError, zlib.error) as error:
+        raise InvalidInspectionError(f"is damaged: {error}") from error
+    info = _parse_info(arrays.pop("info"))
+    paths = arrays.pop("paths", None)
+    inspection = Inspection(info, **arrays, paths=None if paths is None else PathTable(paths.tobytes()))
+    if problem := _problem(inspection):
+        raise InvalidInspectionError(f"is damaged: {problem}")
+    return inspection
+
+
+def _read_arrays(file: BinaryIO) -> dict[str, Any]:
+    """Return the arrays of an open file. Raises ValueError for unknown types, and the errors of zipfile."""
+    arrays: dict[str, Any] = {}
+    with ZipFile(file) as archive:
+        members = {name: archive.getinfo(f"{name}.npy") for name in _DTYPES if name != "paths"}
+        if "paths.npy" in archive.namelist():
+            members["paths"] = archive.getinfo("paths.npy")
+        if sum(member.file_size for member in members.values()) > MAX_INSPECTION_BYTES:
+            raise ValueError(f"its arrays take more than {MAX_INSPECTION_BYTES >> 20} MiB")
+        for name, member in members.items():
+            if name == "info" and member.file_size > MAX_INFO_BYTES:
+                raise ValueError(f"its description takes more than {MAX_INFO_BYTES >> 20} MiB")
+            with archive.open(member) as stream:
+                # zipfile reads no more bytes than `file_size`, even if the compressed data has more.
+                arrays[name] = _parse_array(stream.read(), _DTYPES[name])
+    return arrays
+
+
+def _parse_array(data: bytes, dtype: str) -> NDArray[Any]:
+    """Return the array of a `.npy` file of this type, without a copy."""
+    stream = io.BytesIO(data)
+    version = npy.read_magic(stream)
+    if version != (1, 0):
+        raise ValueError("an array has an unknown version")
+    shape, fortran_order, found = npy.read_array_header_1_0(stream)
+    if found != np.dtype(dtype) or fortran_order:
+        raise ValueError(f"an array has the type {found} instead of {dtype}")
+    if math.prod(shape) * found.itemsize != len(data) - stream.tell():
+        raise ValueError("an array is truncated")
+    return np.frombuffer(data, found, offset=stream.tell()).reshape(shape)
+
+
+def _parse_info(data: NDArray[np.uint8]) -> InspectionInfo:
+    """Return the description of an inspection. Raises InvalidInspectionError."""
+    values = parse_json(data.tobytes()) or {}
+    if values.pop("format", None) != INSPECTION_FORMAT:
+        raise InvalidInspectionError(f"has another format than {INSPECTION_FORMAT}; run `gputrain inspect` again")
+    try:
+        known = {item.name: values[item.name] for item in fields(InspectionInfo)}
+        for name in ("classes", "overrides", "unread"):
+            known[name] = tuple(_checked(text, str) for text in _checked(known[name], list))
+        for name in ("checkpoint", "digest", "part", "dataset"):
+            _checked(known[name], str)
+        for name in ("step", "seed", "unread_count"):
+            _checked(known[name], int)
+        for part, digests in _checked(known["fingerprints"], dict).items():
+            if part not in PART_NAMES or not all(isinstance(text, str) for text in _checked(digests, dict).values()):
+                raise ValueError("fingerprints")
+        _checked(known["data"], dict)
+        _checked(known["raw"], bool)
+        _checked(known["epoch"], int, type(None))
+        _checked(known["root"], str, type(None))
+        _checked(known["time"], int, float)
+        if known["part"] not in (*PART_NAMES, "all") or not known["classes"]:
+            raise ValueError("part")
+    except (LookupError, TypeError, ValueError) as error:
+        raise InvalidInspectionError("is damaged: its description is incomplete") from error
+    return InspectionInfo(**known)
+
+
+def _checked(value: Any, *types: type) -> Any:
+    """Return a value of one of these types. Raises TypeError for any other."""
+    if not isinstance(value, types):
+        raise TypeError(type(value).__name__)
+    return value
+
+
+def _problem(inspection: Inspection) -> str | None:
+    """Return which array does not fit the others; None if all do."""
+    count, thumbnails, rows = len(inspection.label), inspection.thumbnails, inspection.thumbnail_rows
+    if count > MAX_IMAGES or any(getattr(inspection, name).shape != (count,) for name in _COLUMNS):
+        return "its columns differ in length"
+    num_classes = len(inspection.info.classes)
+    limits = {"part": len(PART_NAMES), "label": num_classes, "predicted": num_classes, "index": np.inf}
+    for name, limit in limits.items():
+        column = getattr(inspection, name)
+        if count and not (column.min() >= 0 and column.max() < limit):
+            return f"the column {name} is out of range"
+    if inspection.paths is not None and len(inspection.paths) != count:
+        return "its number of paths differs from the number of images"
+    if thumbnails.ndim != 4 or thumbnails.shape[3] not in (1, 3) or max(thumbnails.shape[1:3]) > MAX_THUMBNAIL_SIDE:
+        return "its thumbnails have a wrong shape"
+    if rows.shape != (len(thumbnails),) or 0 in thumbnails.shape[1:3]:
+        return "its thumbnails belong to no images"
+    if len(rows) and not ((np.diff(rows) > 0).all() and rows[0] >= 0 and rows[-1] < count):
+        return "its thumbnails belong to no images"
+    return None

@@ -1,0 +1,142 @@
+"""The file of an inspection: what is written is read again, and what others wrote is checked."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import Inspection
+from engine.runs.inspection_file import (
+    MAX_INSPECTION_BYTES,
+    InvalidInspectionError,
+    read_inspection,
+    write_inspection,
+)
+from inspections import make_inspection
+
+TABLE = [[0.9, 0.1, 0.0], [0.3, 0.6, 0.1], [0.1, 0.2, 0.7]]
+PATHS = ["cat/1.png", "cat/\udcff 2.png", "dog/ü.jpg"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def write_example(run: RunFolder) -> Inspection:
+    pictures = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
+    written = make_inspection(
+        TABLE, [0, 0, 1], paths=PATHS, thumbnail_rows=np.array([0, 2]), thumbnails=pictures, info={"unread": ("x",)}
+    )
+    write_inspection(run, written)
+    return written
+
+
+def test_read_inspection_returns_what_was_written(run: RunFolder) -> None:
+    written = write_example(run)
+    read = read_inspection(run)
+    assert read is not None and read.info == written.info and list(read.paths or ()) == PATHS
+    assert read.images(range(3)) == written.images(range(3))
+    assert np.array_equal(read.thumbnail(2), written.thumbnails[1]) and read.thumbnail(1) is None
+    assert [path.name for path in run.path.iterdir()] == ["inspection.npz"]
+
+
+def test_read_inspection_of_other_run_is_none(run: RunFolder) -> None:
+    assert read_inspection(run) is None
+
+
+def test_read_inspection_survives_no_damage_unnoticed(run: RunFolder) -> None:
+    write_example(run)
+    intact = run.inspection.read_bytes()
+    for size in range(0, len(intact) - 1, 29):
+        run.inspection.write_bytes(intact[:size])
+        with pytest.raises(InvalidInspectionError):
+            read_inspection(run)
+
+
+def rewrite(run: RunFolder, **changes: Callable[[Any], Any]) -> None:
+    """Change arrays of the file; a change that returns None removes one."""
+    with np.load(run.inspection) as stored:
+        arrays = {name: changes.get(name, lambda array: array)(stored[name]) for name in stored.files}
+    np.savez(run.inspection, **{name: array for name, array in arrays.items() if array is not None})  # type: ignore[arg-type]
+
+
+def changed_info(**changes: object) -> Callable[[Any], Any]:
+    return lambda array: np.frombuffer(json.dumps(json.loads(array.tobytes()) | changes).encode(), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"label": lambda array: array + 3}, "the column label is out of range"),
+        ({"predicted": lambda array: -array - 1}, "the column predicted is out of range"),
+        ({"part": lambda array: array + 1}, "the column part is out of range"),
+        ({"index": lambda array: array - 5}, "the column index is out of range"),
+        ({"loss": lambda array: array[:2]}, "its columns differ in length"),
+        ({"loss": lambda array: array.reshape(1, 3)}, "its columns differ in length"),
+        ({"loss": lambda _: None}, "loss.npy"),
+        ({"loss": lambda array: array.astype("<f8")}, "an array has the type float64 instead of <f4"),
+        ({"loss": lambda array: array.astype(object)}, "an array has the type object instead of <f4"),
+        ({"paths": lambda array: array[:3]}, "its number of paths differs"),
+        ({"thumbnails": lambda array: array[:, :, :, :2]}, "its thumbnails have a wrong shape"),
+        ({"thumbnails": lambda _: np.zeros((2, 65, 65, 1), np.uint8)}, "its thumbnails have a wrong shape"),
+        ({"thumbnail_rows": lambda array: array + 2}, "its thumbnails belong to no images"),
+        ({"thumbnail_rows": lambda array: array[::-1]}, "its thumbnails belong to no images"),
+        ({"info": changed_info(format=2)}, "has another format than 1; run `gputrain inspect` again"),
+        ({"info": changed_info(classes=[1, 2, 3])}, "its description is incomplete"),
+        ({"info": changed_info(part="test")}, "its description is incomplete"),
+        ({"info": changed_info(root=["/"])}, "its description is incomplete"),
+        ({"info": changed_info(fingerprints={"val": {"names": 3}})}, "its description is incomplete"),
+    ],
+)
+def test_read_inspection_refuses_arrays_that_do_not_fit(
+    run: RunFolder, changes: dict[str, Callable[[Any], Any]], reason: str
+) -> None:
+    write_example(run)
+    rewrite(run, **changes)
+    with pytest.raises(InvalidInspectionError) as error:
+        read_inspection(run)
+    assert reason in str(error.value)
+
+
+def test_read_inspection_refuses_arrays_that_expand_without_end(run: RunFolder) -> None:
+    write_example(run)
+    with zipfile.ZipFile(run.inspection) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(run.inspection, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+        # The directory at the end of the archive says how large a member is.
+        archive.getinfo("thumbnails.npy").file_size = MAX_INSPECTION_BYTES
+    with pytest.raises(InvalidInspectionError, match="take more than 512 MiB"):
+        read_inspection(run)
+
+
+def test_read_inspection_allocates_no_more_than_an_array_has(run: RunFolder) -> None:
+    """The header of an array can claim any shape."""
+    write_example(run)
+    with zipfile.ZipFile(run.inspection) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (1 << 50,)})
+    with zipfile.ZipFile(run.inspection, "w") as archive:
+        for name, data in (members | {"loss.npy": header.getvalue()}).items():
+            archive.writestr(name, data)
+    with pytest.raises(InvalidInspectionError, match="an array is truncated"):
+        read_inspection(run)
+
+
+def test_read_inspection_opens_regular_files_only(run: RunFolder, tmp_path: Path) -> None:
+    write_example(run)
+    run.inspection.rename(tmp_path / "elsewhere.npz")
+    run.inspection.symlink_to(tmp_path / "elsewhere.npz")
+    with pytest.raises(InvalidInspectionError, match="cannot be read"):
+        read_inspection(run)
