@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from engine.utils.errors import UsageError
 
 
-class ResidualBlock(nn.Module):
+class BasicBlock(nn.Module):
     """Basic ResNet block: two 3x3 convolutions and a shortcut, a 1x1 convolution where the shape changes (He et al.,
-    2015)."""
+    2015). Layers have the names of torchvision's block."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -20,33 +20,47 @@ class ResidualBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.shortcut: nn.Module = nn.Identity()
+        self.downsample: nn.Module | None = None
         if stride != 1 or in_channels != out_channels:
-            self.shortcut = nn.Sequential(
+            self.downsample = nn.Sequential(
                 nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
             )
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
-        return F.relu(out + self.shortcut(x))
+        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
 
-def resnet18_small(channels: int, classes: int, width: int = 64) -> nn.Module:
+class SmallResNet18(nn.Module):
     """ResNet-18 for small images: a 3x3 stem with stride 1, no max-pool, four stages of two blocks. `width` is the
-    number of channels of the first stage and doubles with each stage."""
-    _check_width(width)
-    layers: list[nn.Module] = [
-        nn.Conv2d(channels, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(inplace=True),
-    ]
-    inputs = width
-    for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
-        layers += [ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)]
-        inputs = outputs
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
-    return nn.Sequential(*layers)
+    number of channels of the first stage and doubles with each stage.
+
+    Layers have the names of torchvision's ResNet-18. `engine.config.layer_names` maps their earlier names to these.
+    """
+
+    def __init__(self, channels: int, classes: int, width: int = 64) -> None:
+        super().__init__()
+        _check_width(width)
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = _stage(width, width, 1)
+        self.layer2 = _stage(width, 2 * width, 2)
+        self.layer3 = _stage(2 * width, 4 * width, 2)
+        self.layer4 = _stage(4 * width, 8 * width, 2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(8 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
+        logits: Tensor = self.fc(self.avgpool(out).flatten(1))
+        return logits
+
+
+def _stage(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(BasicBlock(in_channels, out_channels, stride), BasicBlock(out_channels, out_channels, 1))
 
 
 def cnn(channels: int, classes: int, size: int, width: int = 32, dropout: float = 0.0) -> nn.Module:
@@ -74,4 +88,4 @@ def _check_width(width: int) -> None:
         raise UsageError.one("model.options", f"width must be an integer of at least 1, not {width!r}")
 
 
-BUILTIN_BUILDERS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "linear": linear, "resnet18-small": resnet18_small}
+BUILTIN_BUILDERS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "linear": linear, "resnet18-small": SmallResNet18}

@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
+from engine.config.layer_names import with_current_names
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.models.factory import first_convolution, resolve_model_source, timm_img_size_kwargs
@@ -80,7 +81,8 @@ def load_weights(model: nn.Module, config: Config, image_size: int, classes: Seq
     stored = read_weights_file(Path(weights))
     other_classes = stored.classes is not None and stored.classes != list(classes)
     mismatched_classifier = _classifier_entries(model, len(classes)) if other_classes else ()
-    return copy_matching_weights(model, stored.state_dict, f"weights of {weights}", mismatched_classifier)
+    entries = with_current_names(config.model.name, stored.state_dict)
+    return copy_matching_weights(model, entries, f"weights of {weights}", mismatched_classifier)
 
 
 def _classifier_entries(model: nn.Module, num_classes: int) -> list[str]:

@@ -37,6 +37,7 @@ from typing import Annotated, Any, BinaryIO, Literal, cast
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
+from engine.config.layer_names import checkpoint_with_current_names
 from engine.runs.checkpoint_files import (
     CHECKPOINT_FORMAT,
     CHECKPOINT_KEYS,
@@ -207,7 +208,8 @@ def check_content(state: Mapping[str, Any]) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Verify and load a checkpoint.
 
-    Raises DamagedCheckpointError, or UsageError if the file has another format or cannot be read now.
+    Layers have their current names. Raises DamagedCheckpointError, or UsageError if the file has another format or
+    cannot be read now.
     """
     try:
         # The file is opened once, so that what is loaded is what was verified.
@@ -235,4 +237,4 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         )
     if missing := CHECKPOINT_KEYS - state.keys():
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}")
-    return state
+    return checkpoint_with_current_names(state)

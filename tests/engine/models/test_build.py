@@ -29,8 +29,17 @@ def test_resnet18_small_has_documented_stem_and_stages() -> None:
     assert not any(isinstance(part, nn.MaxPool2d) for part in model.modules())
     # The published ResNet-18 for CIFAR-10 has 11,173,962 parameters with three channels and ten classes.
     assert count_parameters(build("resnet18-small")) == 11_173_962
-    features = model[:-3](torch.zeros(1, 1, 32, 32))  # type: ignore[index]
-    assert features.shape == (1, 512, 4, 4)
+    features: list[torch.Size] = []
+    model.get_submodule("layer4").register_forward_hook(lambda _, inputs, output: features.append(output.shape))
+    model(torch.zeros(1, 1, 32, 32))
+    assert features == [(1, 512, 4, 4)]
+
+
+def test_resnet18_small_names_layers_like_torchvision() -> None:
+    ours, theirs = build("resnet18-small").state_dict(), build("resnet18").state_dict()
+    assert list(ours) == list(theirs)
+    different = {name for name in ours if ours[name].shape != theirs[name].shape}
+    assert different == {"conv1.weight"}  # 3x3 instead of 7x7
 
 
 def test_cnn_has_documented_layers() -> None:
@@ -76,7 +85,7 @@ def test_build_model_normal_init_has_requested_std() -> None:
     convolution = next(part for part in model.modules() if isinstance(part, nn.Conv2d) and part.in_channels == 512)
     assert convolution.weight.std().item() == pytest.approx(0.05, rel=0.01)
     assert convolution.weight.mean().item() == pytest.approx(0, abs=0.001)
-    assert model[-1].bias.abs().max().item() == 0  # type: ignore[index]
+    assert model.get_parameter("fc.bias").abs().max().item() == 0
 
 
 def refusal(name: str, **more: Any) -> str:

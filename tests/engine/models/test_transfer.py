@@ -97,27 +97,27 @@ def test_load_weights_skips_classifier_of_other_classes(tmp_path: Path) -> None:
     weights = build().state_dict()
     path = str(checkpoint(tmp_path, weights))
     loaded = load(build(), weights=path, classes=("v", "w", "x", "y", "z"))
-    assert loaded.skipped == ("13.weight (of other classes)", "13.bias (of other classes)")
+    assert loaded.skipped == ("fc.weight (of other classes)", "fc.bias (of other classes)")
     assert load(build(), weights=path).skipped == ()
 
 
 def test_load_weights_lists_skipped_entries_with_reason() -> None:
     weights = build(classes=10).state_dict() | {"extra.weight": torch.zeros(3)}
-    del weights["1.bias"]
+    del weights["bn1.bias"]
     model = build()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     loaded = copy_matching_weights(model, weights, "weights of x")
     assert loaded.skipped == (
-        "13.weight (10x32 instead of 5x32)",
-        "13.bias (10 instead of 5)",
+        "fc.weight (10x32 instead of 5x32)",
+        "fc.bias (10 instead of 5)",
         "extra.weight (not in the model)",
-        "1.bias (not in the file)",
+        "bn1.bias (not in the file)",
     )
     assert loaded.describe() == (
         f"weights of x: loaded {len(weights) - 3} of {len(weights)} entries; skipped: {', '.join(loaded.skipped)}"
     )
-    assert same(model, {name: before[name] for name in ("13.weight", "13.bias", "1.bias")})
-    assert torch.equal(model.state_dict()["0.weight"], weights["0.weight"])
+    assert same(model, {name: before[name] for name in ("fc.weight", "fc.bias", "bn1.bias")})
+    assert torch.equal(model.state_dict()["conv1.weight"], weights["conv1.weight"])
 
 
 def test_loaded_message_lists_at_most_ten_skipped_entries() -> None:
@@ -127,11 +127,11 @@ def test_loaded_message_lists_at_most_ten_skipped_entries() -> None:
 
 
 def test_load_weights_rejects_file_without_matching_entries(tmp_path: Path) -> None:
-    torch.save({"1.wieght": torch.zeros(4), "1.num_batches_tracked": torch.tensor(7)}, tmp_path / "w.pt")
-    with pytest.raises(UsageError, match=r"no entry matches the model: 1.wieght \(not .*; did you mean 1.weight\?"):
+    torch.save({"bn1.wieght": torch.zeros(4), "bn1.num_batches_tracked": torch.tensor(7)}, tmp_path / "w.pt")
+    with pytest.raises(UsageError, match=r"no entry matches the model: bn1.wieght \(not .*; did you mean bn1.weight\?"):
         load(build(), weights=str(tmp_path / "w.pt"))
     torch.save(build(options={"width": 8}).state_dict(), tmp_path / "wide.pt")
-    with pytest.raises(UsageError, match=r"no entry matches the model: 0.weight \(8x1x3x3 instead of 4x1x3x3\), "):
+    with pytest.raises(UsageError, match=r"no entry matches the model: conv1.weight \(8x1x3x3 instead of 4x1x3x3\), "):
         load(build(), weights=str(tmp_path / "wide.pt"))
 
 

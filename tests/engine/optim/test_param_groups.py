@@ -11,7 +11,7 @@ from torch import nn
 from torchvision import models
 
 from engine.config.training_sections import OptimConfig
-from engine.models.builtin import resnet18_small
+from engine.models.builtin import SmallResNet18
 from engine.optim.optimizers import build_optimizer, restore_optimizer, set_lr
 from engine.optim.param_groups import layer_ids
 from small_model import names_in, refused, small, train
@@ -106,7 +106,7 @@ LAYERS: dict[str, tuple[int, dict[str, int]]] = {
         {"cls_token": 0, "pos_embed": 0, "patch_embed": 0, "blocks.0": 1, "blocks.11": 12, "head": 13},
     ),
     "timm resnet18": (10, {"conv1": 0, "layer1.0": 1, "layer4.1": 8, "fc": 9}),
-    "resnet18-small": (10, {"0": 0, "1": 0, "3": 1, "4": 2, "10": 8, "13": 9}),
+    "resnet18-small": (10, {"conv1": 0, "bn1": 0, "layer1.0": 1, "layer1.1": 2, "layer4.1": 8, "fc": 9}),
 }
 
 
@@ -114,7 +114,7 @@ LAYERS: dict[str, tuple[int, dict[str, int]]] = {
 def test_layer_ids_orders_blocks_from_stem_to_head(name: str) -> None:
     count, expected = LAYERS[name]
     if name == "resnet18-small":
-        model = resnet18_small(1, 3)
+        model = SmallResNet18(1, 3)
     elif name.startswith("timm "):
         model = timm.create_model(name.removeprefix("timm "))
     else:
