@@ -176,7 +176,10 @@ def _unless(has_effect: Callable[[Config], object], why: str) -> Callable[[Confi
 _DEFAULTS = {key: field.default for key, field in fields()}
 _RULES = (
     *_dependency_rules(),
-    _Rule("optim.weight_decay", ("optim.name",), lambda config: _unsupported(config, "weight_decay")),
+    *(
+        _Rule(key, ("optim.name",), lambda config: _unsupported(config, "weight_decay"))
+        for key in ("optim.weight_decay", "optim.weight_decay_groups")
+    ),
     _Rule(
         "run.early_stop_min_delta",
         ("run.early_stop",),
@@ -200,7 +203,10 @@ _RULES = (
     _Rule(
         "optim.decay_norms",
         ("optim.weight_decay",),
-        _unless(lambda config: config.optim.weight_decay, "without optim.weight_decay"),
+        _unless(
+            lambda config: config.optim.weight_decay or any(config.optim.weight_decay_groups.values()),
+            "without optim.weight_decay",
+        ),
     ),
     _Rule(
         "device.ranks",

@@ -188,6 +188,12 @@ def _optim_conflicts(config: Config) -> Iterator[Problem]:
     for name, factor in optim.layer_lr.items():
         if factor < 0:
             yield Problem("optim.layer_lr", f"the factor of {name} must be at least 0, not {factor:g}")
+    for name, decay in optim.weight_decay_groups.items():
+        if decay < 0:
+            yield Problem("optim.weight_decay_groups", f"the weight decay of {name} must be at least 0, not {decay:g}")
+    if not optim.decay_norms and (groups := sorted({"bias", "norm"} & optim.weight_decay_groups.keys())):
+        reason = f"exempts biases and normalization layers, but optim.weight_decay_groups sets {' and '.join(groups)}"
+        yield Problem("optim.decay_norms", f"{reason}; keep one", others=("optim.weight_decay_groups",))
 
 
 def _schedule_conflicts(config: Config) -> Iterator[Problem]:

@@ -167,6 +167,13 @@ class OptimConfig(Section):
         description="Apply weight decay to biases and normalization layers as well. If false, parameters in the "
         "model's own no_weight_decay list are exempt too.",
     )
+    weight_decay_groups: Factors = Field(
+        {},
+        title="decay by group",
+        description="Weight decay of some parameters instead of optim.weight_decay: by name prefix, by pattern such as "
+        "*pos_embed*, of all biases (bias) and of all normalization layers (norm). Example: {norm: 0, bias: 0, fc: "
+        "0.01}. The longest matching name applies, then bias, then norm.",
+    )
     options: Options = Field(
         {}, title="optimizer options", description="Extra arguments of the optimizer, such as {alpha: 0.9} for rmsprop."
     )

@@ -6,6 +6,7 @@ process instead, because it imports torch. `batch_size_process` builds its trial
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.models.factory import weight_bytes
 from engine.models.summary import input_spec
+from engine.optim.param_groups import summarize_param_groups
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.rank_state import RankState
@@ -45,8 +47,8 @@ TORCH_BUILD_ADVICE = "install a build of torch for this driver (https://pytorch.
 def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     """Build the training state of a rank on the CPU, with random instead of pretrained weights.
 
-    Return `problems` as JSON, `weight_bytes`, the size of parameters and buffers, and the number of `parameters`; or an
-    `error` if no model was built."""
+    Return `problems` as JSON, `weight_bytes`, the size of parameters and buffers, the number of `parameters`, and
+    `weight_decay`, pairs of a weight decay and its number of tensors; or an `error` if no model was built."""
     if is_user_code(config.data.dataset):
         return {"error": f"only opening {config.data.dataset} shows its image size and classes"}
     trial = trial_config(
@@ -66,7 +68,11 @@ def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
     try:
         state = build_trial_state(trial, plan_node(trial, []), _stand_in_source(trial))
         parameters = sum(parameter.numel() for parameter in state.model.parameters())
-        return {"problems": [], "weight_bytes": weight_bytes(state.model), "parameters": parameters}
+        decays = Counter[float]()
+        for group in summarize_param_groups(config.optim, state.optimized_model):
+            decays[group.weight_decay] += group.tensors
+        sizes = {"weight_bytes": weight_bytes(state.model), "parameters": parameters}
+        return {"problems": [], **sizes, "weight_decay": sorted(decays.items(), reverse=True)}
     except UsageError as error:
         return {"problems": problems_to_json(error.problems)}
     except Exception as error:

@@ -26,6 +26,7 @@ from engine.data.sources.open import open_source
 from engine.models.factory import build_model, check_model, weight_bytes
 from engine.models.freeze import freeze
 from engine.models.meta_device import build_on_meta
+from engine.optim.param_groups import ParamGroupSummary, summarize_param_groups
 
 Shape = tuple[int, ...]
 # Number of classes of a built-in dataset; the others have ten.
@@ -60,7 +61,7 @@ class FeatureMap:
 class ModelSummary:
     """`images` is the input shape. `layers` are in order of definition, the whole model first. `activation_bytes` is
     the size of the outputs of all leaf layers; `saved_bytes` what autograd keeps for the backward pass, including the
-    images."""
+    images. `groups` are the parameter groups of the optimizer."""
 
     model: str
     images: Shape
@@ -74,6 +75,7 @@ class ModelSummary:
     saved_bytes: int
     layers: list[LayerSummary]
     features: list[FeatureMap]
+    groups: list[ParamGroupSummary]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -104,6 +106,7 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
         saved_bytes=trace.saved_bytes,
         layers=list(layer_summaries(model, trace)),
         features=feature_maps(trace.calls, shape),
+        groups=summarize_param_groups(config.optim, model),
     )
 
 

@@ -2,53 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from engine.config.training_sections import OptimConfig
 from engine.utils.errors import Problem, UsageError, did_you_mean
 
 # A parameter group in the format of `torch.optim.Optimizer`.
 ParamGroup = dict[str, Any]
+# Keys of `optim.weight_decay_groups` that stand for kinds of parameters instead of names.
+DECAY_KINDS = ("bias", "norm")
+_PATTERN_CHARACTERS = set("*?[")
+_NORM_LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class ParamGroupSummary:
+    """The common settings of a parameter group, its number of tensors, and that of their values."""
+
+    lr_scale: float
+    weight_decay: float
+    tensors: int
+    parameters: int
 
 
 def build_param_groups(config: OptimConfig, model: nn.Module) -> list[ParamGroup]:
     """Group the trainable parameters, with their names, by learning rate scale and weight decay, in model order.
 
     The default config yields one group. `lr_scale` is the product of the factors of `optim.layer_lr` and
-    `optim.layer_decay`. Raises UsageError if a prefix of `optim.layer_lr` is not in the model or no parameter is
-    trainable.
+    `optim.layer_decay`. Raises UsageError if a name of `optim.layer_lr` or `optim.weight_decay_groups` is not in the
+    model, or no parameter is trainable.
     """
     parameters = list(model.named_parameters())
-    _check_prefixes(config, [name for name, _ in parameters])
+    _check_names(config, [name for name, _ in parameters])
     if not any(parameter.requires_grad for _, parameter in parameters):
         raise UsageError.one("model.freeze", "all parameters are frozen; freeze fewer modules")
     layers = layer_ids(model) if config.layer_decay != 1.0 else {}
     last = max(layers.values(), default=0)
-    is_exempt = _no_weight_decay(config, model)
+    decay_of = _weight_decay(config, model)
     groups: dict[tuple[float, float], ParamGroup] = {}
     for name, parameter in parameters:
         if not parameter.requires_grad:
             continue
         scale = layer_lr_factor(config.layer_lr, name) * config.layer_decay ** (last - layers.get(name, last))
-        decay = 0.0 if is_exempt(name, parameter) else config.weight_decay
+        decay = decay_of(name, parameter)
         group = groups.setdefault((scale, decay), {"params": [], "lr_scale": scale, "weight_decay": decay})
         group["params"].append((name, parameter))
     return list(groups.values())
 
 
-def _check_prefixes(config: OptimConfig, names: list[str]) -> None:
-    parts = dict.fromkeys(".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 2))
-    problems = [
-        Problem(
-            "optim.layer_lr",
-            f"the model has no weights named {prefix!r}{did_you_mean(prefix, parts) or _top_level_hint(parts)}",
+def summarize_param_groups(config: OptimConfig, model: nn.Module) -> list[ParamGroupSummary]:
+    """Summarize the parameter groups of a model; none if all parameters are frozen. Raises UsageError for names that
+    the model lacks."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return []
+    return [
+        ParamGroupSummary(
+            group["lr_scale"],
+            group["weight_decay"],
+            len(group["params"]),
+            sum(parameter.numel() for _, parameter in group["params"]),
         )
-        for prefix in config.layer_lr
-        if prefix not in parts
+        for group in build_param_groups(config, model)
+    ]
+
+
+def _check_names(config: OptimConfig, names: list[str]) -> None:
+    parts = dict.fromkeys(".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 2))
+    decay_names = [key for key in config.weight_decay_groups if key not in DECAY_KINDS]
+    keys = [("optim.layer_lr", prefix) for prefix in config.layer_lr if prefix not in parts]
+    keys += [
+        ("optim.weight_decay_groups", key)
+        for key in decay_names
+        if not (any(fnmatchcase(name, key) for name in names) if _is_pattern(key) else key in parts)
+    ]
+    problems = [
+        Problem(key, f"the model has no weights named {name!r}{did_you_mean(name, parts) or _top_level_hint(parts)}")
+        for key, name in keys
     ]
     if problems:
         raise UsageError(problems)
@@ -60,8 +95,46 @@ def _top_level_hint(parts: dict[str, None]) -> str:
 
 def layer_lr_factor(factors: dict[str, float], name: str) -> float:
     """Return the factor of the longest prefix, in whole dotted components, of a parameter name; 1 without one."""
-    matches = [prefix for prefix in factors if f"{name}.".startswith(f"{prefix}.")]
+    matches = [prefix for prefix in factors if _has_prefix(name, prefix)]
     return factors[max(matches, key=len)] if matches else 1.0
+
+
+def _has_prefix(name: str, prefix: str) -> bool:
+    return f"{name}.".startswith(f"{prefix}.")
+
+
+def _is_pattern(key: str) -> bool:
+    return not _PATTERN_CHARACTERS.isdisjoint(key)
+
+
+def _weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Parameter], float]:
+    """Return the weight decay as a function of name and parameter: that of `optim.weight_decay_groups`, 0 if it is
+    exempt (`optim.decay_norms`), else `optim.weight_decay`."""
+    is_exempt, groups = _no_weight_decay(config, model), config.weight_decay_groups
+    names = [key for key in groups if key not in DECAY_KINDS]
+    norms = _norm_parameters(model) if "norm" in groups else ()
+
+    def decay_of(name: str, parameter: nn.Parameter) -> float:
+        if is_exempt(name, parameter):
+            return 0.0
+        matches = [key for key in names if (fnmatchcase(name, key) if _is_pattern(key) else _has_prefix(name, key))]
+        if matches:
+            return groups[max(matches, key=len)]
+        if "bias" in groups and name.rpartition(".")[2] == "bias":
+            return groups["bias"]
+        return groups["norm"] if name in norms else config.weight_decay
+
+    return decay_of
+
+
+def _norm_parameters(model: nn.Module) -> Collection[str]:
+    """Return the names of the parameters of normalization layers: torch's, and those of a class named so, as timm's."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, _NORM_LAYERS) or "norm" in type(module).__name__.lower()
+        for name, _ in module.named_parameters(recurse=False)
+    }
 
 
 def _no_weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Parameter], bool]:

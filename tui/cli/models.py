@@ -102,7 +102,7 @@ def summary(
     cover convolutions, matrix products and attention of the whole batch; one multiply-add is two FLOPs. No weights are
     loaded.
     """
-    from tui.text.model_summary import feature_lines, layer_lines, total_lines
+    from tui.text.model_summary import feature_lines, group_lines, layer_lines, total_lines
 
     flag_values = {"model": model, "dataset": dataset, "data_path": data_path}
     with exit_on_usage_error():
@@ -120,5 +120,6 @@ def summary(
     if as_json:
         typer.echo(json.dumps({"format": SUMMARY_FORMAT, **result.to_dict()}, indent=2))
         return
-    for line in feature_lines(result) if features else [*layer_lines(result, depth), "", *total_lines(result)]:
+    layers = [*layer_lines(result, depth), "", *total_lines(result), *group_lines(result)]
+    for line in feature_lines(result) if features else layers:
         typer.echo(line)

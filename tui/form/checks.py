@@ -43,16 +43,20 @@ class FormCheckResult:
     """Number of classes of the dataset; None if it was not opened."""
     parameters: int | None = None
     """Number of parameters of the model; None until it is built."""
+    weight_decay: tuple[tuple[float, int], ...] = ()
+    """Each weight decay and its number of parameter tensors; empty until the model is built."""
     run_name: str = ""
     """Name that the run gets if none is typed."""
 
 
 @dataclass(frozen=True)
 class ModelCheckResult:
-    """The problems of building the model, and its number of parameters if it was built."""
+    """The problems of building the model; its number of parameters, and each weight decay with its number of tensors,
+    if it was built."""
 
     problems: list[Problem] = field(default_factory=list)
     parameters: int | None = None
+    weight_decay: tuple[tuple[float, int], ...] = ()
 
 
 class FormChecker:
@@ -127,7 +131,8 @@ class FormChecker:
         answer = self._ask("model", canceled, request)
         if answer is None:
             return ModelCheckResult()
-        return ModelCheckResult(problems_from_json(answer["problems"]), answer.get("parameters"))
+        decays = tuple((decay, tensors) for decay, tensors in answer.get("weight_decay", ()))
+        return ModelCheckResult(problems_from_json(answer["problems"]), answer.get("parameters"), decays)
 
     def cancel(self) -> None:
         self._replace("")

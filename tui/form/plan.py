@@ -67,10 +67,19 @@ def _plan_lines(config: Config, result: FormCheckResult) -> list[str]:
     lines = [f"{devices}, global batch size {global_batch}"]
     sampler = result.sampler
     if sampler is None:
-        return [*lines, "Images are counted at the start"]
+        return [*lines, "Images are counted at the start", *_weight_decay_lines(result)]
     if steps := sampler.steps_per_epoch:
         lines.append(f"{pluralize(steps, 'step')} per epoch, {steps * config.run.epochs:,} total")
-    return [*lines, f"{sampler.train_images:,} train, {sampler.val_images:,} val images"]
+    lines.append(f"{sampler.train_images:,} train, {sampler.val_images:,} val images")
+    return [*lines, *_weight_decay_lines(result)]
+
+
+def _weight_decay_lines(result: FormCheckResult) -> list[str]:
+    """Return the line of a weight decay that differs between parameters; none if it is the same for all."""
+    if len(result.weight_decay) < 2:
+        return []
+    parts = [f"{decay:g} on {pluralize(tensors, 'tensor')}" for decay, tensors in result.weight_decay]
+    return [f"weight decay {', '.join(parts)}"]
 
 
 def field_facts(config: Config, result: FormCheckResult) -> dict[str, str]:

@@ -275,7 +275,9 @@ class FormScreen(GputrainScreen):
                 real_gpus = snapshot is not None and self.gputrain_app.source_notice() is None
                 on_gpu, check_gpus = checked.on_gpus is not False, checked.on_gpus is True and real_gpus
                 model = self._checker.check_model(canceled, config, on_gpu=on_gpu, check_gpus=check_gpus)
-                result = replace(checked, problems=model.problems, parameters=model.parameters)
+                result = replace(
+                    checked, problems=model.problems, parameters=model.parameters, weight_decay=model.weight_decay
+                )
                 self._show_check_result(canceled, result)
         except Exception as error:
             # A fault of the host, such as a broken mount, must not crash the screen.

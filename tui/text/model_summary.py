@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from engine.models.summary import LayerSummary, ModelSummary, Shape
 
 LAYER_HEADER = ("LAYER", "TYPE", "OUTPUT", "PARAMETERS", "MULT-ADDS")
+GROUP_HEADER = ("WEIGHT DECAY", "LR SCALE", "TENSORS", "PARAMETERS")
 FEATURE_HEADER = ("FEATURES OF", "OUTPUT", "STRIDE")
 
 
@@ -65,6 +66,17 @@ def feature_lines(summary: ModelSummary) -> Iterator[str]:
         for feature in summary.features
     ]
     return format_table([FEATURE_HEADER, *rows], right_aligned=(2,))
+
+
+def group_lines(summary: ModelSummary) -> Iterator[str]:
+    """Yield the table of parameter groups; nothing if there is only one."""
+    if len(summary.groups) > 1:
+        rows = [
+            (f"{group.weight_decay:g}", f"{group.lr_scale:.4g}", f"{group.tensors:,}", f"{group.parameters:,}")
+            for group in summary.groups
+        ]
+        yield ""
+        yield from format_table([GROUP_HEADER, *rows], right_aligned=(0, 1, 2, 3))
 
 
 def format_shape(shape: Shape | None) -> str:

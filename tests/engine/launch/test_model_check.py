@@ -43,8 +43,10 @@ def test_model_check_uses_image_format_and_classes_of_dataset(folder: Path) -> N
     [problem] = check_model("mnist", "model.name=alexnet")["problems"]
     assert "alexnet does not accept 1x28x28 images" in str(problem)
     linear = ["model.name=linear", "data.num_classes=null"]
-    biggest = check_model("mnist", *linear, "data.dataset=cifar100")["weight_bytes"]
-    assert biggest == 4 * 100 * (3 * 32 * 32 + 1)
+    decay = ["optim.weight_decay=0.1", "optim.weight_decay_groups={bias: 0}"]
+    biggest = check_model("mnist", *linear, *decay, "data.dataset=cifar100")
+    assert biggest["weight_bytes"] == 4 * 100 * (3 * 32 * 32 + 1)
+    assert biggest["weight_decay"] == [[0.1, 1], [0.0, 1]]
 
 
 def test_model_check_opens_no_image_of_folder(folder: Path, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 from torchvision import models
 
+from engine.config.loader import resolve_config
 from engine.config.training_sections import OptimConfig
 from engine.models.builtin import SmallResNet18
 from engine.optim.optimizers import build_optimizer, restore_optimizer, set_lr
-from engine.optim.param_groups import layer_ids
+from engine.optim.param_groups import layer_ids, summarize_param_groups
+from engine.utils.errors import UsageError
 from small_model import names_in, refused, small, train
 
 
@@ -72,6 +74,48 @@ def test_decay_norms_false_exempts_biases_and_norms() -> None:
         0.1: ["0.weight", "4.weight", "5.weight"],
         0.0: ["0.bias", "1.weight", "1.bias", "4.bias", "5.bias"],
     }
+
+
+def test_weight_decay_groups_apply_by_name_then_bias_then_norm() -> None:
+    groups = {"norm": 0.2, "bias": 0.3, "4": 0.4, "4.bias": 0.5, "0.*": 0.6}
+    config = OptimConfig(weight_decay=0.1, weight_decay_groups=groups)
+    optimizer = build_optimizer(config, small())
+    assert {group["weight_decay"]: group["param_names"] for group in optimizer.param_groups} == {
+        0.6: ["0.weight", "0.bias"],
+        0.2: ["1.weight"],
+        0.3: ["1.bias", "5.bias"],
+        0.4: ["4.weight"],
+        0.5: ["4.bias"],
+        0.1: ["5.weight"],
+    }
+    decays = [group.weight_decay for group in summarize_param_groups(config, small())]
+    assert decays == [0.6, 0.2, 0.3, 0.4, 0.5, 0.1]
+
+
+def test_weight_decay_groups_equal_torchvision_reference() -> None:
+    """torchvision's references/classification/utils.py (`set_weight_decay`) with norm, bias and embedding decays."""
+    model = models.vit_b_16(num_classes=3)
+    groups = {"norm": 0.2, "bias": 0.3, "class_token": 0.0, "*pos_embedding": 0.0}
+    optimizer = build_optimizer(OptimConfig(weight_decay=0.1, weight_decay_groups=groups), model)
+    found = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
+    custom = {"bias": 0.3, "class_token": 0.0, "pos_embedding": 0.0}
+    for path, module in model.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            full_name, decay = f"{path}.{name}" if path else name, 0.2 if isinstance(module, nn.LayerNorm) else 0.1
+            # torchvision compares a key without a dot with the last part of the name.
+            assert found.pop(full_name) == custom.get(name, decay), full_name
+    assert not found
+
+
+def test_weight_decay_groups_reject_unknown_and_negative_values() -> None:
+    message = refused(OptimConfig(weight_decay_groups={"fc": 0.1, "*.gamma": 0.1, "norm": 0.0}), small())
+    assert message.splitlines() == [
+        "optim.weight_decay_groups: the model has no weights named 'fc'; choose from 0, 1, 4, 5",
+        "optim.weight_decay_groups: the model has no weights named '*.gamma'; choose from 0, 1, 4, 5",
+    ]
+    with pytest.raises(UsageError) as caught:
+        resolve_config(None, ["optim.weight_decay_groups={bias: 0, fc: -1}", "optim.decay_norms=false"])
+    assert [problem.location for problem in caught.value.problems] == ["optim.weight_decay_groups", "optim.decay_norms"]
 
 
 def test_decay_norms_false_exempts_parameters_named_by_model() -> None:
