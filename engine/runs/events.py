@@ -158,6 +158,8 @@ class EpochEvent(Event):
     """Validation loss of the EMA (averaged) weights; null without them."""
     ema_val_accuracy: float = math.nan
     """Validation accuracy of the EMA (averaged) weights, 0 to 1; null without them."""
+    ema_val_top5: float = math.nan
+    """Top-5 validation accuracy of the EMA (averaged) weights, 0 to 1; null without them and in old journals."""
     memory: list[RankPeakMemory] = field(default_factory=list)
     """Peak GPU memory of each rank; empty on CPU."""
     data_wait: float = math.nan

@@ -24,7 +24,7 @@ FILE_VERSION = "brain.Event:2"
 
 
 class TensorBoardWriter:
-    """Writes to `folder/train`, `folder/val` and `folder/ema`.
+    """Writes to `folder/train`, `folder/val` and, for the EMA weights, `folder/ema`.
 
     TensorBoard is imported with the first epoch, because the import would slow down the start of the ranks.
     """
@@ -66,7 +66,11 @@ class TensorBoardWriter:
         self._write("train", epoch, train)
         self._write("val", epoch, {"loss": epoch.val_loss, "accuracy": epoch.val_accuracy, "top5": epoch.val_top5})
         if epoch.ema_val_accuracy is not None and math.isfinite(epoch.ema_val_accuracy):
-            self._write("ema", epoch, {"loss": epoch.ema_val_loss, "accuracy": epoch.ema_val_accuracy})
+            averaged = {"loss": epoch.ema_val_loss, "accuracy": epoch.ema_val_accuracy, "top5": epoch.ema_val_top5}
+            self._write("ema", epoch, averaged)
+        elif "ema" not in self._files and (self._folder / "ema").is_dir():
+            # A session without EMA drops what an earlier one wrote of the EMA for the epochs that it repeats.
+            self._write("ema", epoch, {})
 
     def _write(self, series: str, epoch: EpochEvent, values: Mapping[str, float | None]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent

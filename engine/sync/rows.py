@@ -172,6 +172,7 @@ def _epoch_metrics(epoch: EpochEvent) -> dict[str, float]:
             "val/top5": epoch.val_top5,
             "ema/loss": epoch.ema_val_loss,
             "ema/accuracy": epoch.ema_val_accuracy,
+            "ema/top5": epoch.ema_val_top5,
         }
     )
 

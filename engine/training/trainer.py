@@ -204,6 +204,7 @@ class Trainer:
                 work=self._timings,
                 ema_val_loss=ema_evaluation.metrics.loss if ema_evaluation is not None else math.nan,
                 ema_val_accuracy=ema_evaluation.metrics.accuracy if ema_evaluation is not None else math.nan,
+                ema_val_top5=ema_evaluation.top5 if ema_evaluation is not None else math.nan,
             )
         )
 
