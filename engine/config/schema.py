@@ -17,7 +17,14 @@ from engine.config.notify_section import NotifyConfig
 from engine.config.queue_section import QueueConfig
 from engine.config.run_sections import CheckpointConfig, DeviceConfig, RunConfig
 from engine.config.section import Section
-from engine.config.training_sections import LossConfig, ModelConfig, OptimConfig, PrecisionConfig, ScheduleConfig
+from engine.config.training_sections import (
+    EvalConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    PrecisionConfig,
+    ScheduleConfig,
+)
 
 
 class Config(Section):
@@ -34,6 +41,7 @@ class Config(Section):
     optim: OptimConfig = Field(OptimConfig(), title="Optimization", description="Optimizer and gradient handling.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), title="Schedule", description="LR schedule and warmup.")
     precision: PrecisionConfig = Field(PrecisionConfig(), title="Precision", description="Mixed precision.")
+    eval: EvalConfig = Field(EvalConfig(), title="Evaluation", description="Evaluation of the model.")
     checkpoint: CheckpointConfig = Field(
         CheckpointConfig(), title="Checkpoints", description="When checkpoints are saved and how many are kept."
     )

@@ -1,4 +1,4 @@
-"""Config sections `model`, `loss`, `optim`, `schedule` and `precision`."""
+"""Config sections `model`, `loss`, `optim`, `schedule`, `precision` and `eval`."""
 
 from __future__ import annotations
 
@@ -300,4 +300,15 @@ class PrecisionConfig(Section):
         title="TF32",
         description="TF32 for float32 math on GPUs: on, off or auto. auto keeps torch's default, which is TF32 for "
         "convolutions only.",
+    )
+
+
+class EvalConfig(Section):
+    """Section `eval`: evaluation of the model."""
+
+    tta: Literal["none", "flip"] = Field(
+        "none",
+        title="TTA",
+        description="Test-time augmentation in evaluation and predictions: none, or flip (the mean of the logits of "
+        "each image and its mirror image).",
     )

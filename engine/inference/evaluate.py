@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from engine.config.data_sections import AugmentConfig, DataConfig
 from engine.config.loader import parse_value, validate_config
 from engine.config.schema import Config, as_dict
+from engine.config.section import Section
+from engine.config.training_sections import EvalConfig
 from engine.data.limits import auto_workers
 from engine.data.pipelines.loader import BatchLoader, LoaderProcessError
 from engine.data.sampler import BatchRequest, Part
@@ -30,6 +32,8 @@ from engine.utils.text import list_names
 EvaluationPart = Literal["val", "train", "all"]
 # Keys of data that define the model's input format, which is fixed by the checkpoint.
 CHECKPOINT_DATA_KEYS = ("image_size", "channels", "mean", "std")
+# Sections whose keys an evaluation may change.
+OVERRIDABLE: dict[str, type[Section]] = {"data": DataConfig, "eval": EvalConfig}
 MAX_LISTED_CLASSES = 10
 
 
@@ -51,8 +55,8 @@ def evaluate_checkpoint(
 ) -> CheckpointEvaluation:
     """Evaluate a checkpoint once on every image of a split, without augmentation.
 
-    `overrides` are `data.key=value`. Raises UsageError for invalid overrides, for data that cannot be read or does not
-    match the model's classes, for code of somebody else, and if the device runs out of memory.
+    `overrides` are `data.key=value` or `eval.key=value`. Raises UsageError for invalid overrides, for data that cannot
+    be read or does not match the model's classes, for code of somebody else, and if the device runs out of memory.
     """
     config = evaluation_config(checkpoint, overrides)
     typed = {override.partition("=")[0].strip() for override in overrides}
@@ -75,7 +79,8 @@ def evaluate_checkpoint(
     batches = BatchLoader(
         source, config, checkpoint.image_format, batch_requests(source, part, config.data.numeric_batch_size), workers
     )
-    trained = build_trained_model(checkpoint, device)
+    tested = checkpoint.config.model_copy(update={"eval": config.eval})
+    trained = build_trained_model(replace(checkpoint, config=tested), device)
     counts = np.bincount(labels["train"], minlength=len(checkpoint.classes))
     criterion = build_loss(config, len(checkpoint.classes), lambda: counts, trained.device)
     accumulator = EvaluationAccumulator(trained.device, len(checkpoint.classes))
@@ -104,7 +109,7 @@ def evaluate_checkpoint(
 
 
 def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> Config:
-    """Return the config of a checkpoint with `overrides` of its data section, and the model's own input format.
+    """Return the config of a checkpoint with `overrides` of `OVERRIDABLE`, and the model's own input format.
 
     Raises UsageError with all problems.
     """
@@ -123,17 +128,16 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
         key, separator, value = override.partition("=")
         section, _, name = key.strip().partition(".")
         if not separator:
-            problems.append(Problem(override, "must have the form data.key=value"))
-        elif section != "data":
-            problems.append(Problem(key, "cannot be changed for an evaluation; only keys of data can"))
-        elif name not in DataConfig.model_fields:
-            allowed = [f"data.{field}" for field in DataConfig.model_fields if field not in CHECKPOINT_DATA_KEYS]
-            problems.append(Problem(key, f"unknown key{did_you_mean(key, allowed)}"))
-        elif name in CHECKPOINT_DATA_KEYS:
+            problems.append(Problem(override, "must have the form data.key=value or eval.key=value"))
+        elif section not in OVERRIDABLE:
+            problems.append(Problem(key, "cannot be changed for an evaluation; only keys of data and eval can"))
+        elif name not in OVERRIDABLE[section].model_fields:
+            problems.append(Problem(key, f"unknown key{did_you_mean(key, _overridable_keys())}"))
+        elif section == "data" and name in CHECKPOINT_DATA_KEYS:
             problems.append(Problem(key, "is fixed by the checkpoint; omit it"))
         else:
             try:
-                data[name] = parse_value(key.strip(), value)
+                values[section][name] = parse_value(key.strip(), value)
             except UsageError as error:
                 problems += error.problems
     if problems:
@@ -141,6 +145,16 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
     images = checkpoint.image_format
     data |= {"image_size": images.size, "channels": images.channels, "mean": images.mean, "std": images.std}
     return validate_config(values | {"augment": AugmentConfig().model_dump(mode="json")})
+
+
+def _overridable_keys() -> list[str]:
+    """Return the keys that an evaluation may change."""
+    return [
+        f"{section}.{name}"
+        for section, model in OVERRIDABLE.items()
+        for name in model.model_fields
+        if section != "data" or name not in CHECKPOINT_DATA_KEYS
+    ]
 
 
 def class_indices(data_classes: Sequence[str], model_classes: Sequence[str]) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ from engine.data.sources.base import ImageFormat
 from engine.inference.checkpoint_code import limit_to_run
 from engine.models.factory import build_model
 from engine.models.meta_device import build_on_meta
+from engine.models.tta import augmented_logits
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import check_content, load_checkpoint
@@ -60,7 +61,7 @@ class TrainedModel:
 
     @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits of shape (N, classes) in float32 on the model's device.
+        """Return logits of shape (N, classes) in float32 on the model's device, averaged over the views of `eval.tta`.
 
         `images` are uint8 of shape (N, C, H, W) and any size; they are resized and normalized here.
         """
@@ -68,8 +69,7 @@ class TrainedModel:
         shape = (1, self.checkpoint.image_format.channels, 1, 1)
         mean = torch.tensor(self.checkpoint.image_format.mean, device=self.device).view(shape)
         std = torch.tensor(self.checkpoint.image_format.std, device=self.device).view(shape)
-        outputs: Tensor = self.model(normalize(images, mean, std))
-        return outputs.float()
+        return augmented_logits(self.model, normalize(images, mean, std), self.checkpoint.config.eval).float()
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return probabilities of shape (N, classes) on the model's device.

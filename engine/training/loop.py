@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -21,6 +22,7 @@ from engine.distributed.parallel import evaluation_model
 from engine.distributed.watchdog import Phase
 from engine.models.freeze import set_train_mode
 from engine.models.precision import autocast
+from engine.models.tta import augmented_logits
 from engine.optim.optimizers import optimizer_step, set_lr
 from engine.training.job import Outcome
 from engine.training.metrics import Evaluation, EvaluationAccumulator, Metrics
@@ -219,7 +221,8 @@ def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluat
         state.enter_phase(Phase.EVALUATION)
         for (model, dtype), accumulator in zip(models, accumulators, strict=True):
             with autocast(state.config.precision, state.device):
-                logits = state.compute_logits(model, batch.images, dtype)
+                forward = partial(state.compute_logits, model, dtype=dtype)
+                logits = augmented_logits(forward, batch.images, state.config.eval)
                 loss = state.criterion(logits, batch.labels)
             if batch.loss_weight > 0:
                 accumulator.add(loss, logits, batch.labels)

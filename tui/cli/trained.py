@@ -160,7 +160,8 @@ def cell_width(text: str) -> int:
 def evaluate(
     run: RunArgument,
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Other data, such as data.path=~/photos.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Other data, such as data.path=~/photos, or eval.tta=flip."),
     ] = None,
     part: Annotated[str, typer.Option("--part", metavar="PART", help="Images to evaluate: val, train or all.")] = "val",
     checkpoint: CheckpointOption = "best",
@@ -173,8 +174,9 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on its validation set.
 
-    Prints the loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix. KEY=VALUE evaluates
-    on other data, whose classes are matched by name. Every image is evaluated once, in float32.
+    Prints the loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix. data.KEY=VALUE
+    evaluates on other data, whose classes are matched by name; eval.tta=flip averages the logits of each image and its
+    mirror image. Every image is evaluated once, in float32.
     """
     from engine.inference.device import reserve_device
     from engine.inference.evaluate import evaluate_checkpoint
@@ -214,6 +216,7 @@ def evaluation_json(
         "dataset": data.dataset,
         "path": data.path,
         "part": part,
+        "tta": result.config.eval.tta,
         "images": evaluation.metrics.images,
         "unread": len(result.unread),
         "loss": evaluation.metrics.loss if math.isfinite(evaluation.metrics.loss) else None,
@@ -236,9 +239,10 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
 
     evaluation, metrics, data = result.evaluation, result.evaluation.metrics, result.config.data
     source = data.dataset if data.path is None else f"{data.dataset} in {data.path}"
+    tta = "" if result.config.eval.tta == "none" else f", eval.tta={result.config.eval.tta}"
     name_columns = max(cell_width("class"), *(cell_width(name) for name in checkpoint.classes))
     lines = [
-        f"{checkpoint.path.name} on {pad_cells(source, 0)}, {'all parts' if part == 'all' else f'part {part}'}",
+        f"{checkpoint.path.name} on {pad_cells(source, 0)}, {'all parts' if part == 'all' else f'part {part}'}{tta}",
         f"{metrics.images:,} images  loss {metrics.loss:.4f}  "
         f"top-1 {metrics.accuracy:.4f}  top-5 {evaluation.top5:.4f}",
         "",

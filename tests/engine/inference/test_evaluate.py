@@ -111,9 +111,9 @@ def test_evaluate_command_reports_all_invalid_arguments_together(run: RunFolder)
     assert done.exit_code == 2
     assert done.stderr.splitlines() == [
         "error: data.image_size: is fixed by the checkpoint; omit it",
-        "error: optim.lr: cannot be changed for an evaluation; only keys of data can",
+        "error: optim.lr: cannot be changed for an evaluation; only keys of data and eval can",
         "error: data.bathc_size: unknown key; did you mean data.batch_size?",
-        "error: much: must have the form data.key=value",
+        "error: much: must have the form data.key=value or eval.key=value",
     ]
 
 
