@@ -38,6 +38,8 @@ class NodePlan:
     """Backend of the process group."""
     devices_per_rank: int = 1
     """GPUs per rank; more than one with DataParallel."""
+    gpus: tuple[tuple[str, int], ...] = ()
+    """Product name and index in PCI bus order of each GPU in `devices`; empty on the CPU."""
 
     def device_index(self, local_rank: int) -> int:
         """Return the CUDA index of a rank's first device, which is its index in `devices`."""
@@ -74,7 +76,8 @@ def plan_node(
 
     if config.device.parallel == "dp":
         devices, parents = tuple(gpu.uuid for gpu in gpus), tuple(gpu.parent_uuid for gpu in gpus)
-        return NodePlan(devices, parents, 1, threads(1), workers, _backend(config, 1), devices_per_rank=len(gpus))
+        backend = _backend(config, 1)
+        return NodePlan(devices, parents, 1, threads(1), workers, backend, len(gpus), _names_and_indices(gpus))
     if gpus:
         ranks = local_world_size or len(gpus)
         if 1 < len(gpus) < ranks:
@@ -83,13 +86,18 @@ def plan_node(
         devices = tuple(gpu.uuid for gpu in gpus[:ranks])
         parents = tuple(gpu.parent_uuid for gpu in gpus[:ranks])
         backend = _backend(config, world_size or ranks)
-        return NodePlan(devices, parents, ranks, threads(ranks), workers, backend)
+        names = _names_and_indices(gpus[:ranks])
+        return NodePlan(devices, parents, ranks, threads(ranks), workers, backend, gpus=names)
     ranks = local_world_size or config.device.ranks
     max_ranks = MAX_RANKS_PER_CORE * available_cores()
     if ranks > max_ranks:
         reason = f"{ranks} ranks are too many for {available_cores()} cores"
         raise UsageError.one("device.ranks", reason, f"use at most {max_ranks} (4 per core)")
     return NodePlan(("cpu",) * ranks, (None,) * ranks, ranks, threads(ranks), workers, "gloo")
+
+
+def _names_and_indices(gpus: Sequence[CudaDevice]) -> tuple[tuple[str, int], ...]:
+    return tuple((gpu.name, gpu.index) for gpu in gpus)
 
 
 def _backend(config: Config, world_size: int) -> Backend:

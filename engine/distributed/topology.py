@@ -22,8 +22,10 @@ from engine.utils.errors import UsageError
 def gather_rank_devices(plan: NodePlan, rank_info: RankInfo, cpu_group: dist.ProcessGroup) -> list[RankDevice]:
     """Return one record for each device of each rank, ordered by rank. A collective on `cpu_group`."""
     host, pid = socket.gethostname(), os.getpid()
-    devices = [plan.devices[index] for index in plan.device_indices(rank_info.local_rank)]
-    records = [RankDevice(rank=rank_info.rank, host=host, pid=pid, device=device) for device in devices]
+    records = [
+        RankDevice(rank_info.rank, host, pid, plan.devices[index], *(plan.gpus[index] if plan.gpus else ()))
+        for index in plan.device_indices(rank_info.local_rank)
+    ]
     ranks = all_gather_json([asdict(record) for record in records], cpu_group)
     return [record for objects in ranks for record in RankDevice.from_objects(objects)]
 

@@ -26,6 +26,7 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.history import History
+from engine.runs.run_devices import describe_run_devices, mean_epoch_seconds
 from engine.utils.text import pluralize, printable
 
 
@@ -36,9 +37,29 @@ def event_line(event: Event) -> str | None:
 
 
 def event_lines(event: Event, history: History) -> list[str]:
-    """Return the log lines of an event that `history` already includes. The bottleneck precedes the end of the run."""
-    bottleneck = bottleneck_line(history) if isinstance(event, RunFinished) else None
-    return [line for line in (bottleneck, event_line(event)) if line is not None]
+    """Return the log lines of an event that `history` already includes.
+
+    The bottleneck precedes the end of the run. Devices and mean time of an epoch follow it, or precede it if the last
+    line says how to continue.
+    """
+    lines = [event_line(event)]
+    if isinstance(event, RunFinished):
+        ends = event.state == "finished"
+        lines = [bottleneck_line(history), *([] if ends else [speed_line(history)]), *lines]
+        lines += [speed_line(history)] if ends else []
+    return [line for line in lines if line is not None]
+
+
+def speed_line(history: History) -> str | None:
+    """Return devices and mean time of the epochs of this session; None if it trained none from start to end."""
+    epochs, started = history.full_session_epochs, history.started
+    if not epochs or started is None:
+        return None
+    since = " since the resume" if isinstance(started, RunResumed) else ""
+    seconds = mean_epoch_seconds(epochs)
+    return printable(
+        f"{pluralize(len(epochs), 'epoch')}{since} on {describe_run_devices(started)}, {seconds:.1f} s per epoch"
+    )
 
 
 def bottleneck_line(history: History) -> str | None:

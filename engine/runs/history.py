@@ -38,6 +38,7 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.records import GpuSample, number
+from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
 
 # Events of the ranks are recorded up to seconds after later ones of the supervisor.
 CLOCK_STEP_SECONDS = 10.0
@@ -77,6 +78,10 @@ class RunSummary:
     """Statistics of each GPU, see `GpuStats.to_dict`."""
     cpu_fallback: str = ""
     """Why the run trained on the CPU although the host has GPUs; "" if it did not."""
+    devices: str = ""
+    """Devices of the latest session as text, such as `2 x H200 (GPU 0, 3)` or `the CPU`."""
+    seconds_per_epoch: float | None = None
+    """Mean duration of the epochs that the latest session trained from start to end, in seconds."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the summary as JSON values."""
@@ -101,6 +106,8 @@ class RunSummary:
             data_wait=number(values.get("data_wait")),
             mfu=number(values.get("mfu")),
             cpu_fallback=str(values.get("cpu_fallback", "")),
+            devices=str(values.get("devices", "")),
+            seconds_per_epoch=number(values.get("seconds_per_epoch")),
         )
 
 
@@ -306,6 +313,11 @@ class History:
         return diagnose(self.started, session[-STRAGGLER_EPOCHS:], self.throttling)
 
     @property
+    def full_session_epochs(self) -> list[EpochEvent]:
+        """Epochs that this session trained from start to end."""
+        return fully_trained_epochs(self.started, self.epochs[self._session_epochs :])
+
+    @property
     def throttling(self) -> dict[str, GpuThrottling]:
         """Ongoing throttling by GPU UUID."""
         return {uuid: stats.throttling for uuid, stats in self.gpus.items() if stats.throttling is not None}
@@ -352,6 +364,8 @@ class History:
             mfu=self.mfu,
             gpus=[stats.to_dict(uuid) for uuid, stats in self.gpus.items()],
             cpu_fallback=self.cpu_fallback,
+            devices=describe_run_devices(self.started) if self.started else "",
+            seconds_per_epoch=mean_epoch_seconds(self.full_session_epochs),
         )
 
 

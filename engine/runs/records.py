@@ -28,6 +28,10 @@ class RankDevice:
     """Process ID on that host, in the rank's PID namespace."""
     device: str
     """UUID of the GPU or MIG instance, or "cpu"."""
+    name: str = ""
+    """Product name of the GPU, such as NVIDIA H200; "" on the CPU and in old journals."""
+    index: int | None = None
+    """Index of the GPU on its host in PCI bus order; null on the CPU and in old journals."""
 
     @classmethod
     def from_objects(cls, objects: Iterable[JsonObject]) -> list[RankDevice]:
@@ -36,7 +40,9 @@ class RankDevice:
         for values in objects:
             match values:
                 case {"rank": int(rank), "host": str(host), "pid": int(pid), "device": str(device)}:
-                    records.append(cls(rank, host, pid, device))
+                    name, index = values.get("name"), values.get("index")
+                    name = name if isinstance(name, str) else ""
+                    records.append(cls(rank, host, pid, device, name, index if isinstance(index, int) else None))
         return records
 
 

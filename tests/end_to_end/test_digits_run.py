@@ -147,10 +147,13 @@ def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None
     assert lines[0] == f"short: starting in {short_run.path}"
     assert lines[1].startswith("short: 1 rank on the CPU, started by fork, global batch size 32")
     assert [line.split()[:2] for line in lines[2:4]] == [["epoch", "1"], ["epoch", "2"]]
-    bottleneck = json.loads((short_run.path / "summary.json").read_text())["verdict"]
-    assert lines[4:-1] == ([lines[4]] if bottleneck else [])
+    summary = json.loads((short_run.path / "summary.json").read_text())
+    bottleneck = summary["verdict"]
+    assert lines[4:-2] == ([lines[4]] if bottleneck else [])
     assert bottleneck is None or lines[4].startswith(f"{bottleneck['message']} (data wait ")
-    assert lines[-1].startswith("finished: best accuracy 0.")
+    assert lines[-2].startswith("finished: best accuracy 0.")
+    assert lines[-1] == f"2 epochs on the CPU, {summary['seconds_per_epoch']:.1f} s per epoch"
+    assert summary["devices"] == "the CPU"
 
 
 def test_run_prints_progress_bar_on_terminal(

@@ -43,7 +43,7 @@ RECORDS = (
     '"sm_clock": 1980, "max_sm_clock": 1980, "throttle": ["power cap"]}]}',
     '{"type": "epoch", "time": 5.0, "epoch": 1, "step": 10, "train_loss": 1.0, "train_accuracy": 0.4, "val_loss": 1.1, '
     '"val_accuracy": 0.5, "lr": 0.1, "seconds": 1.0, "images_per_second": 100.0, "skipped": 0, "unread": 0, '
-    '"val_top5": null, "ema_val_loss": null, "ema_val_accuracy": null, '
+    '"val_top5": null, "ema_val_loss": null, "ema_val_accuracy": null, "ema_val_top5": null, '
     '"memory": [{"rank": 0, "allocated": 1073741824, "reserved": 2147483648}], "data_wait": 0.1, '
     '"work": [{"rank": 0, "seconds": 1.5, "waited": 0.15, "forward": 0.5}]}',
 )
@@ -57,11 +57,11 @@ def test_journal_line_of_records_round_trips(line: str) -> None:
 
 
 def test_run_started_ranks_round_trip() -> None:
-    ranks = [RankDevice(0, "h", 7, "cpu"), RankDevice(1, "h", 8, "cpu")]
+    ranks = [RankDevice(0, "h", 7, "cpu"), RankDevice(1, "h", 8, "GPU-1", "NVIDIA H200", 3)]
     line = to_line(replace(make_run_started(), ranks=ranks))
     assert json.loads(line)["ranks"] == [
-        {"rank": 0, "host": "h", "pid": 7, "device": "cpu"},
-        {"rank": 1, "host": "h", "pid": 8, "device": "cpu"},
+        {"rank": 0, "host": "h", "pid": 7, "device": "cpu", "name": "", "index": None},
+        {"rank": 1, "host": "h", "pid": 8, "device": "GPU-1", "name": "NVIDIA H200", "index": 3},
     ]
     assert from_line(line) == replace(from_line(to_line(make_run_started())), ranks=ranks)  # type: ignore[type-var]
 
