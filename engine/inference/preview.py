@@ -87,5 +87,8 @@ def _decode(path: Path) -> Image.Image:
             upright = rotate_upright(image)
             is_gray = upright.mode in ("1", "L", "LA", "La") or upright.mode.startswith("I")
             picture = convert_mode(upright, "L" if is_gray else "RGB")
+            if picture is image:
+                # The original is closed after it is decoded.
+                picture = image.copy()
             picture.thumbnail((MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE), Image.Resampling.BILINEAR)
             return picture
