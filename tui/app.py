@@ -21,7 +21,7 @@ from textual.screen import Screen
 
 from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bindings
-from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
+from tui.pollers import LOW_BANDWIDTH_INTERVALS, GpuPoller, RefreshIntervals, RunListPoller
 from tui.screens.base import Dialog, GputrainScreen
 from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp
@@ -80,6 +80,7 @@ class GputrainApp(TerminalApp):
         """
         super().__init__()
         self.intervals = intervals or RefreshIntervals()
+        self.low_bandwidth = self.intervals == LOW_BANDWIDTH_INTERVALS
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
         self._compared, self._baseline = compared, baseline

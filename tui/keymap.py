@@ -223,8 +223,16 @@ COMPARE_COMMANDS = (
 CONFUSION_COMMANDS = (
     Command("b", "best/last", "Switch between the best and the last epoch.", "other_epoch", 9),
     Command("o", "order", "Sort classes by index or by accuracy, worst first.", "order", 7),
-    Command("enter", "find", "Select this mistake or class in the matrix.", "find", 6),
+    Command("enter", "images", "Show the images of this cell; in a list, select it in the matrix.", "images", 9),
     Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),
+    BACK_COMMAND,
+)
+MISTAKES_COMMANDS = (
+    Command("left,left_square_bracket", "previous", "Show the previous list.", "list(-1)", 7),
+    Command("right,right_square_bracket,tab", "next list", "Show the next list.", "list(1)", 9),
+    Command("I", "evaluate", "Evaluate each image of the validation set; again, stop that.", "inspect", 8),
+    Command("ctrl+y", "copy path", "Copy the path of this image.", "copy", 6),
+    *LIST_COMMANDS,
     BACK_COMMAND,
 )
 FORM_COMMANDS = (

@@ -12,23 +12,41 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.theme import ThemeStackError
 from textual.app import App, SystemCommand
+from textual.driver import Driver
+from textual.geometry import Region
 from textual.screen import Screen
+from textual.signal import Signal
 
 from engine.utils.text import printable
+from tui.graphics import Graphics, GraphicsQuery, cell_size, known_protocol, requested_protocol
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.theme import initial_palette, save_palette, textual_theme
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 EXIT_GRACE_SECONDS = 1.5
 
 
+class Overlay(Protocol):
+    """A widget that draws over its cells: with Sixel, the terminal has pixels that Textual knows nothing of."""
+
+    def overlay(self) -> tuple[Region, str]:
+        """Return the cells that the overlay covers, and what to write; "" if it is hidden."""
+
+
 class TerminalApp(App[None]):
-    """Themes, toasts, screenshots and signal handlers."""
+    """Themes, toasts, screenshots, graphics and signal handlers."""
+
+    low_bandwidth = False
+    """Whether pictures are drawn as text, unless the user asks for graphics."""
 
     def __init__(self) -> None:
         palette = initial_palette()
@@ -42,6 +60,20 @@ class TerminalApp(App[None]):
         self.stylesheet.set_variables(self.get_css_variables())
         self.animation_level = "none"
         self._got_sigtstp = False
+        self.graphics = Graphics()
+        self.graphics_changed: Signal[Graphics] = Signal(self, "graphics")
+        self.overlays: set[Overlay] = set()
+        self._graphics_query: GraphicsQuery | None = None
+
+    def get_driver_class(self) -> type[Driver]:
+        """Use the driver that can ask the terminal, unless the user chose another one or Textual has changed."""
+        driver_class = super().get_driver_class()
+        with suppress(ImportError, AttributeError):
+            from tui.terminal_replies import AskingDriver
+
+            if driver_class in AskingDriver.__bases__:
+                return AskingDriver
+        return driver_class
 
     def _set_palette(self, palette: Palette) -> None:
         """Use a palette for the style names in text; `theme` is that of the style sheets."""
@@ -94,6 +126,60 @@ class TerminalApp(App[None]):
 
     async def action_quit(self) -> None:
         self.exit()
+
+    def find_graphics(self) -> None:
+        """Find out which graphics the terminal shows. If only the terminal knows, use half blocks until its answer.
+
+        Called when a picture is about to be shown: no question is asked at the start.
+        """
+        if self._graphics_query is not None:
+            return
+        protocol, cell, driver = None, None, self._driver
+        try:
+            protocol = requested_protocol(os.environ)
+        except ValueError as error:
+            self.show_toast(str(error), warning=True)
+        if (ask := getattr(driver, "ask", None)) is None or (self.low_bandwidth and protocol is None):
+            self._graphics_query = GraphicsQuery(protocol or "blocks", None)
+        else:
+            cell = cell_size(driver.fileno)  # type: ignore[union-attr]
+            self._graphics_query = GraphicsQuery(protocol or known_protocol(os.environ), cell)
+            if self._graphics_query.question:
+                loop = asyncio.get_running_loop()
+                ask(self._graphics_query.question, lambda reply: loop.call_soon_threadsafe(self._take_reply, reply))
+        self._use_graphics(self._graphics_query.graphics)
+
+    def _take_reply(self, reply: str) -> None:
+        query, driver = self._graphics_query, self._driver
+        if query is None or driver is None:
+            return
+        if question := query.take(reply):
+            driver.write(question)
+        self._use_graphics(query.graphics)
+
+    def _use_graphics(self, graphics: Graphics) -> None:
+        # Kitty's placeholders carry the number of the picture in their color.
+        if graphics.protocol == "kitty" and (self.no_color or self.console.color_system != "truecolor"):
+            graphics = replace(graphics, protocol="blocks")
+        if graphics != self.graphics:
+            self.graphics = graphics
+            self.graphics_changed.publish(graphics)
+
+    def write_to_terminal(self, sequence: str) -> None:
+        """Write a sequence between two frames. Without a terminal, nothing is written."""
+        if sequence and self._driver is not None and not self.is_headless:
+            self._driver.write(sequence)
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        super()._display(screen, renderable)
+        # A full update has no spans. `_display` is the only place where they are known.
+        spans: list[tuple[int, int, int]] | None = getattr(renderable, "spans", None)
+        for widget in list(self.overlays) if renderable is not None else ():
+            region, sequence = widget.overlay()
+            if spans is None or any(
+                region.y <= y < region.bottom and start < region.right and region.x < end for y, start, end in spans
+            ):
+                self.write_to_terminal(sequence)
 
     def install_signal_handlers(self) -> None:
         """Exit on SIGHUP and SIGTERM, and survive being suspended. Call it in the main thread, in the event loop."""

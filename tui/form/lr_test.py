@@ -16,15 +16,8 @@ from engine.config.schema import Config, as_dict
 from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
 from engine.utils.helper_process import HelperExitedError, HelperProcess
 from engine.utils.text import printable
+from tui.launcher import CHILD_PROGRAM
 
-# The test and its ranks die with the screen, also when it is killed.
-PROGRAM = """
-import os, sys
-from engine.utils.process import die_with_parent
-die_with_parent(int(sys.argv.pop()))
-from tui import main
-main()
-"""
 TESTED_SECTIONS = ("device", "data", "augment", "model", "loss", "optim", "precision")
 TESTED_KEYS_OF_RUN = ("seed", "code")
 UNTESTED_KEYS = {"optim.lr", "model.ema"}
@@ -66,7 +59,9 @@ class LrTest:
             if self._canceled:
                 return
             # Linux kills the child when this thread ends, which is when the test ends.
-            process = self._process = HelperProcess(PROGRAM, "lr-find", *self._arguments, "--json", str(os.getpid()))
+            process = self._process = HelperProcess(
+                CHILD_PROGRAM, "lr-find", *self._arguments, "--json", str(os.getpid())
+            )
         try:
             while True:
                 line = process.receive()

@@ -62,6 +62,8 @@ class ConfusionScreen(GputrainScreen):
     def on_mount(self) -> None:
         self.query_one("#confusion").display = False
         self.evaluation_poller.start()
+        # The answer of a remote terminal is here by the time that an image is shown.
+        self.gputrain_app.find_graphics()
 
     def on_unmount(self) -> None:
         self.evaluation_poller.close()
@@ -143,11 +145,29 @@ class ConfusionScreen(GputrainScreen):
         if matrix.display:
             matrix.select_pair(true, predicted)
             matrix.focus()
+        else:
+            self.action_images()
 
-    def action_find(self) -> None:
+    def action_images(self) -> None:
+        """Show the images of the cell under the cursor, or select the row of a list in the matrix."""
+        matrix = self.query_one(Matrix)
         for lines in self.query(Lines):
-            if lines.has_focus:
+            if lines.has_focus and matrix.display:
                 lines.action_choose()
+                return
+        evaluations = self.evaluation_poller.latest
+        if evaluations is not None:
+            from tui.screens.mistakes import EpochName, MistakesScreen
+
+            epoch = self._selected_evaluation(evaluations).epoch
+            cell = matrix.pair if matrix.display else None
+            name: EpochName = "best" if self._show_best else "last"
+            self.app.push_screen(MistakesScreen(self.gputrain_app, self.folder, (name, epoch), cell))
+
+    def title_of(self, command: Command) -> str:
+        """Return `find` in a list: enter selects its row in the matrix."""
+        in_list = any(lines.has_focus for lines in self.query(Lines)) and self.query_one(Matrix).display
+        return "find" if command.action == "images" and in_list else super().title_of(command)
 
     def action_other_epoch(self) -> None:
         self._show_best = not self._show_best

@@ -90,7 +90,7 @@ def test_form_screen_kills_test_when_app_is_quit(tmp_path: Path) -> None:
 
 
 def test_form_screen_shows_why_test_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lr_test, "PROGRAM", FAILING_LR_FIND)
+    monkeypatch.setattr(lr_test, "CHILD_PROGRAM", FAILING_LR_FIND)
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
@@ -108,7 +108,7 @@ def test_form_screen_shows_why_test_failed(tmp_path: Path, monkeypatch: pytest.M
 def test_form_screen_of_low_terminal_shows_test_instead_of_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lr_test, "PROGRAM", FAST_LR_FIND)
+    monkeypatch.setattr(lr_test, "CHILD_PROGRAM", FAST_LR_FIND)
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")

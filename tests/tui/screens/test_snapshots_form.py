@@ -75,7 +75,7 @@ def test_form_with_search(snap_compare: Compare) -> None:
 
 @at_sizes(*SMALL_SIZES[1:])
 def test_form_with_lr_test(snap_compare: Compare, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lr_test, "PROGRAM", FAST_LR_FIND)
+    monkeypatch.setattr(lr_test, "CHILD_PROGRAM", FAST_LR_FIND)
 
     async def finish(pilot: Pilot[None]) -> None:
         await pilot.press("ctrl+l")

@@ -1,0 +1,282 @@
+"""The screen of the mistakes: its lists, the picture and the facts of an image, and the evaluation that it starts."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+from textual.pilot import Pilot
+
+from demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import Inspection
+from engine.runs.inspection_file import write_inspection
+from engine.utils.files import write_json
+from inspections import CLASSES, make_inspection
+from screen_driver import drive, press, real_app
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from tui import inspection_poller
+from tui.demo.server import FINISHED_RUN
+from tui.screens.mistakes import MistakesScreen
+from tui.widgets.lines import Lines
+from tui.widgets.picture import Picture
+
+# Probabilities of cat, dog and owl, and the label.
+IMAGES = [
+    ((0.10, 0.90, 0.00), 0, "cat/tabby.png"),
+    ((0.01, 0.98, 0.01), 0, "cat/a dog, really.png"),
+    ((0.90, 0.05, 0.05), 0, "cat/siamese.png"),
+    ((0.05, 0.90, 0.05), 1, "dog/pug.png"),
+    ((0.30, 0.36, 0.34), 2, "owl/[red].png"),
+    ((0.49, 0.00, 0.51), 2, "owl/barn.png"),
+]
+COUNTS = [[1, 2, 0], [0, 1, 0], [0, 1, 1]]
+SLOW_INSPECT = "import time; time.sleep(60)"
+
+
+def photo_of(index: int) -> Image.Image:
+    """Return a picture with a bright disk, at a place and in a color of its own."""
+    y, x = np.mgrid[0:48, 0:64]
+    disk = (x - 12 - 8 * index) ** 2 + (y - 24) ** 2 < 140
+    colors = np.array([[230, 90 + 25 * index, 40], [30, 60, 60 + 30 * index]], np.uint8)
+    return Image.fromarray(colors[(~disk).astype(int)])
+
+
+def inspected_run(root: Path, photos: Path) -> RunFolder:
+    """Create the runs of the demo, of which the finished one has an evaluation and an inspection of six photos."""
+    demo_runs(root)[0].release()
+    for index, (_, _, path) in enumerate(IMAGES):
+        (photos / path).parent.mkdir(parents=True, exist_ok=True)
+        photo_of(index).save(photos / path)
+    run = RunFolder(root / FINISHED_RUN)
+    result = {
+        "epoch": 7, "loss": 0.9, "top1": 0.5, "top5": 1.0, "images": 6, "per_class": [1 / 3, 1.0, 0.5],
+        "confusion": COUNTS,
+    }  # fmt: skip
+    write_json(run.evaluation, {"format": 1, "classes": CLASSES, "last": result, "best": result})
+    write_inspection(run, six_images(photos))
+    return run
+
+
+def six_images(photos: Path) -> Inspection:
+    info = {"root": str(photos), "part": "val", "time": time.time() - 300}
+    table, labels, paths = zip(*IMAGES, strict=True)
+    return make_inspection(table, labels, paths=paths, info=info)
+
+
+@pytest.fixture
+def run(tmp_path: Path, isolated_folder: None) -> RunFolder:
+    return inspected_run(tmp_path / "runs", tmp_path / "photos")
+
+
+async def open_mistakes(pilot: Pilot[None], cell: tuple[str, str] = ("cat", "dog")) -> MistakesScreen:
+    """Go from the screen of the run over the matrix to a cell."""
+    await press(pilot, "v")
+    await press(pilot, "home", *["down"] * CLASSES.index(cell[0]), *["right"] * CLASSES.index(cell[1]))
+    assert "enter images" in visible_text(pilot, "Keys")
+    await pilot.press("enter")
+    screen = pilot.app.screen
+    assert isinstance(screen, MistakesScreen)
+    await wait_until(pilot, lambda: screen.inspection_poller.has_polled)
+    await drawn(pilot)
+    return screen
+
+
+async def drawn(pilot: Pilot[None]) -> None:
+    """Wait until list and picture are drawn."""
+    for _ in range(2):
+        await wait_until_idle(pilot)
+    await wait_until(pilot, lambda: not pilot.app.screen.query_one(Picture).is_loading)
+    await pilot.pause()
+
+
+def drive_run(run: RunFolder, act: object, size: tuple[int, int] = (120, 34)) -> None:
+    drive(demo_app(run.path.parent, run=run.name), act, size)  # type: ignore[arg-type]
+
+
+def listed(pilot: Pilot[None]) -> list[str]:
+    """The lines of the list without its frame and headings."""
+    lines = [line.strip("│╭╮╰╯ ▁▂▃▄▅▆▇█") for line in visible_text(pilot, "#images").splitlines()[2:-1]]
+    return [line for line in lines if line]
+
+
+def test_mistakes_screen_lists_images_of_cell_by_loss(run: RunFolder) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        assert [line.split(maxsplit=1) for line in listed(pilot)] == [
+            ["4.6052", "cat/a dog, really.png"],
+            ["2.3026", "cat/tabby.png"],
+        ]
+        facts = [" ".join(line.split()) for line in visible_text(pilot, "#facts").splitlines()]
+        assert facts[:3] == ["label cat 1.00%", "predicted dog 98.00%", "loss 4.6052 margin 0.9700"]
+        assert "dog,really.png" in "".join(facts[3:]).replace(" ", "")
+        assert "▀" in visible_text(pilot, "#picture")
+        before = visible_text(pilot, "#facts")
+        await press(pilot, "j")
+        await drawn(pilot)
+        assert visible_text(pilot, "#facts") != before
+
+    drive_run(run, act)
+
+
+def test_mistakes_screen_switches_lists(run: RunFolder) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        await press(pilot, "right")
+        assert [line.split()[0] for line in listed(pilot)] == ["98.00%", "90.00%", "36.00%"]
+        assert "cat → dog" in listed(pilot)[0]
+        await press(pilot, "tab")
+        assert [line.split()[0] for line in listed(pilot)][:2] == ["0.0200", "0.0200"]
+        await press(pilot, "right")
+        assert listed(pilot)[0].split()[0] == "1.00%"
+        await press(pilot, "right", "left")
+        assert "Suspected wrong labels" in visible_text(pilot, "#images")
+
+    drive_run(run, act)
+
+
+def test_mistakes_screen_reports_image_that_cannot_be_shown(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "photos/cat/tabby.png").write_text("no image")
+    (tmp_path / "photos/cat/a dog, really.png").unlink()
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        assert "cannot be shown: No such file or directory" in " ".join(visible_text(pilot, "#picture").split())
+        await press(pilot, "down")
+        await drawn(pilot)
+        assert "cannot be shown: it is not an image" in " ".join(visible_text(pilot, "#picture").split())
+
+    drive_run(run, act, (160, 48))
+
+
+def test_mistakes_screen_copies_path(run: RunFolder, tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        await press(pilot, "ctrl+y")
+        assert pilot.app.clipboard == str(tmp_path / "photos/cat/a dog, really.png")
+
+    drive_run(run, act)
+
+
+def test_mistakes_screen_says_that_inspection_is_of_another_epoch(run: RunFolder, tmp_path: Path) -> None:
+    six = six_images(tmp_path / "photos")
+    write_inspection(run, replace(six, info=replace(six.info, epoch=3)))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        assert "is of epoch 3, not of epoch 7; press I" in visible_text(pilot, "#inspected")
+        assert len(listed(pilot)) == 2
+
+    drive_run(run, act)
+
+
+def test_mistakes_screen_reports_damaged_inspection(run: RunFolder) -> None:
+    os.truncate(run.inspection, 100)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        assert "inspection.npz is damaged: " in visible_text(pilot, "#inspected")
+
+    drive_run(run, act)
+
+
+def inspect_processes() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and "inspect" in child.cmdline()]
+
+
+def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child process of the test moves an inspection into place, as `gputrain inspect` does."""
+    ready = run.path / "ready.npz"
+    run.inspection.rename(ready)
+    program = (
+        "import os, sys\n"
+        f"assert sys.argv[1:6] == ['inspect', {str(run.path)!r}, '--checkpoint', 'best', '--json'], sys.argv\n"
+        f"os.rename({str(ready)!r}, {str(run.inspection)!r})\n"
+    )
+    monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", program)
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_mistakes(pilot)
+        assert "The results of single images are not known yet; press I" in visible_text(pilot, "#inspected")
+        await press(pilot, "I")
+        await wait_until(pilot, lambda: screen.inspection_poller.latest is not None)
+        await drawn(pilot)
+        assert len(listed(pilot)) == 2
+        assert screen.query_one("#images", Lines).has_focus
+
+    drive(real_app(run.path.parent, run.name), act, (120, 34))
+
+
+def test_mistakes_screen_shows_why_evaluation_failed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys; sys.exit('error: data.path: /photos does not exist')"
+    monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", program)
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_mistakes(pilot)
+        await press(pilot, "I")
+        await wait_until(pilot, lambda: screen._command is not None and screen._command.ended)
+        await wait_until_idle(pilot)
+        assert visible_text(pilot, "#inspected").strip() == "data.path: /photos does not exist"
+
+    drive(real_app(run.path.parent, run.name), act, (120, 34))
+
+
+def test_mistakes_screen_kills_evaluation_when_it_is_stopped_or_left(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", SLOW_INSPECT)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        for key in ("I", "escape"):
+            await pilot.press("I")
+            await wait_until(pilot, lambda: len(inspect_processes()) == 1)
+            await wait_until_idle_of_list(pilot)
+            assert "Evaluating each image with best.pt" in visible_text(pilot, "#inspected")
+            assert "I stop evaluation" in visible_text(pilot, "Keys")
+            await pilot.press(key)
+            await wait_until(pilot, lambda: not inspect_processes())
+            if key == "I":
+                assert "Evaluating" not in visible_text(pilot, "#inspected")
+
+    drive(real_app(run.path.parent, run.name), act, (120, 34))
+
+
+async def wait_until_idle_of_list(pilot: Pilot[None]) -> None:
+    """Like `wait_until_idle`, without waiting for the worker that follows the child process."""
+    screen = pilot.app.screen
+    assert isinstance(screen, MistakesScreen)
+    screen.update_if_on_top()
+    await pilot.pause()
+
+
+def test_mistakes_screen_starts_no_evaluation_in_demo(run: RunFolder) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        await press(pilot, "I")
+        assert [toast.message for toast in pilot.app._notifications] == ["Demo mode: models cannot be evaluated"]
+
+    drive_run(run, act)
+
+
+@at_sizes((80, 24), (160, 48))
+@pytest.mark.usefixtures("frozen_environment")
+def test_mistakes(snap_compare: Compare, size: Size, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = inspected_run(Path("runs"), Path("photos"))
+    # The path of the folder differs in each test.
+    monkeypatch.setattr("tui.screens.mistakes.image_path", lambda *_: "/data/photos/cat/tabby.png")
+    monkeypatch.setattr("tui.text.mistakes.image_path", lambda image, info: f"/data/photos/{image.path}")
+
+    async def open_screen(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        await press(pilot, "right")
+        await drawn(pilot)
+
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=run.name), size, before=open_screen)

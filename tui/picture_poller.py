@@ -1,0 +1,103 @@
+"""A thread that reads and draws the picture that was requested last, for `tui.widgets.picture`.
+
+Requests that arrive while it reads replace each other: a list that is scrolled quickly leaves no queue of pictures.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tui.graphics import Graphics
+from tui.pollers import Poller
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from tui.pictures import DrawnPicture
+
+# Images that were shown before appear at once; one of them takes at most 3 MiB.
+MAX_IMAGES = 16
+# With graphics, a picture is some 100 kB for the terminal, so only one that the cursor rests on is drawn.
+SETTLE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class PictureRequest:
+    """An image by its key, how to read it, and the room and the graphics to draw it with.
+
+    `load` raises an exception whose message is one sentence.
+    """
+
+    key: Hashable
+    load: Callable[[], Image]
+    columns: int
+    rows: int
+    graphics: Graphics
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What the result depends on."""
+        return self.key, self.columns, self.rows, self.graphics
+
+
+@dataclass(frozen=True)
+class PictureResult:
+    """A drawn picture, or the problem that prevents it. `width` and `height` are those of the image in pixels."""
+
+    request: PictureRequest
+    picture: DrawnPicture | None = None
+    problem: str = ""
+
+
+class PicturePoller(Poller):
+    """Reads and draws pictures; calls `publish` in the thread when `latest` has changed."""
+
+    def __init__(self, publish: Callable[[], object]) -> None:
+        super().__init__("picture", 0.0)
+        self._publish = publish
+        self._requested = threading.Event()
+        self._request: PictureRequest | None = None
+        self._images: dict[Hashable, Image] = {}
+        self.latest: PictureResult | None = None
+
+    def request(self, request: PictureRequest | None) -> None:
+        """Draw this picture next, and drop the request before it if that is not begun."""
+        self._request = request
+        self._requested.set()
+
+    def close(self) -> None:
+        super().close()
+        self._requested.set()
+
+    def poll(self) -> None:
+        self._requested.wait()
+        self._requested.clear()
+        request = self._request
+        if request is not None and request.graphics.protocol != "blocks":
+            while self._requested.wait(SETTLE_SECONDS) and not self._stop_event.is_set():
+                self._requested.clear()
+                request = self._request
+        if request is None or self._stop_event.is_set():
+            return
+        if self.latest is None or self.latest.request.identity != request.identity:
+            self.latest = self._draw(request)
+        self._publish()
+
+    def _draw(self, request: PictureRequest) -> PictureResult:
+        # Imports Pillow and textual-image, which no other screen needs.
+        from tui.pictures import draw_picture
+
+        try:
+            image = self._images.pop(request.key, None)
+            if image is None:
+                image = request.load().convert("RGB")
+            self._images[request.key] = image
+            while len(self._images) > MAX_IMAGES:
+                del self._images[next(iter(self._images))]
+            return PictureResult(request, draw_picture(image, request.columns, request.rows, request.graphics))
+        except Exception as error:
+            # Any error is shown in place of the picture; the next one may be readable.
+            return PictureResult(request, problem=str(error) or type(error).__name__)

@@ -1,0 +1,253 @@
+"""The screen of the mistakes: lists of images of one evaluation, and a preview of the image under the cursor.
+
+`tui.inspection_poller` reads the lists and runs `gputrain inspect`, `tui.widgets.picture` shows the image.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar, Literal
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+
+from engine.inference.preview import load_preview
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import InspectedImage
+from engine.utils.text import format_duration, printable
+from tui.inspection_poller import LIST_KEYS, MAX_LISTED, InspectCommand, InspectionLists, InspectionPoller, ListKey
+from tui.keymap import MISTAKES_COMMANDS, Command
+from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
+from tui.screens.base import AppServices, GputrainScreen
+from tui.text.mistakes import LIST_TITLES, ImageLines, fact_lines, image_path
+from tui.widgets.lines import LazyRows, Lines, escape_markup
+from tui.widgets.picture import Picture
+from tui.widgets.text_line import TextLine
+
+EpochName = Literal["best", "last"]
+NO_IMAGES = "No image of this cell was evaluated"
+
+
+class MistakesScreen(GputrainScreen):
+    """Images of a cell of the confusion matrix, and the lists of confident mistakes, doubtful images and labels."""
+
+    CSS_PATH = "mistakes.tcss"
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = MISTAKES_COMMANDS
+    # Instead of Textual's: there is one panel with a cursor.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("tab", "list(1)", show=False),
+        Binding("shift+tab", "list(-1)", show=False),
+    ]
+
+    def __init__(
+        self,
+        app: AppServices,
+        folder: RunFolder,
+        epoch: tuple[EpochName, int],
+        cell: tuple[int, int] | None,
+    ) -> None:
+        """Show the evaluation of this epoch, the best or the last one, and this cell: true and predicted class."""
+        super().__init__(app)
+        self.folder = folder
+        self._epoch, self._cell = epoch, cell
+        self.inspection_poller = InspectionPoller(folder, cell)
+        self._key: ListKey = "cell" if cell is not None else "mistakes"
+        self._command: InspectCommand | None = None
+        self._drawn_key: object = None
+
+    def compose_body(self) -> ComposeResult:
+        yield TextLine(id="inspected")
+        yield TextLine(id="list-tabs")
+        with Container(id="mistakes"):
+            yield Lines(selectable=True, id="images", empty_text=Text(""))
+            with Container(id="picture-panel"):
+                yield Picture(id="picture")
+                facts = Lines(id="facts")
+                facts.can_focus = False
+                yield facts
+
+    def on_mount(self) -> None:
+        self.gputrain_app.find_graphics()
+        self.query_one("#mistakes").display = False
+        self.inspection_poller.on_first_result = self._show_first_result
+        self.inspection_poller.start()
+
+    def _show_first_result(self) -> None:
+        """Update the screen without waiting for its refresh interval. Called in the thread of the poller."""
+        self.call_later(self.update_if_on_top)
+
+    def on_unmount(self) -> None:
+        self.inspection_poller.close()
+        if self._command is not None:
+            self._command.cancel()
+
+    @property
+    def has_content(self) -> bool:
+        return self.inspection_poller.has_polled
+
+    def update_content(self) -> None:
+        self.show_title(f"{printable(self.folder.name)}   mistakes")
+        poller = self.inspection_poller
+        lists = poller.latest
+        self.show_line("#inspected", self._status_line(lists))
+        panels = self.query_one("#mistakes")
+        if lists is not None and not panels.display:
+            # A hidden widget cannot take the focus, so wait until the panels are displayed.
+            self.call_after_refresh(self.query_one("#images").focus)
+        panels.display = lists is not None
+        self.show_line("#list-tabs", self._tabs_line(lists) if lists is not None else Text(""))
+        images = self.query_one("#images", Lines)
+        drawn_key = (id(lists), self._key, images.size, self.query_one("#facts").size.width)
+        if lists is not None and images.size.width and drawn_key != self._drawn_key:
+            self._drawn_key = drawn_key
+            self._draw_list(lists)
+
+    def _status_line(self, lists: InspectionLists | None) -> Text:
+        """Return what is shown, whether it belongs to the evaluation, or how to make it."""
+        poller, command = self.inspection_poller, self._command
+        line = Text(" ", no_wrap=True, overflow="ellipsis", end="")
+        live = "; the run goes on, this uses a free GPU, else the CPU" if poller.is_live else ""
+        if command is not None and not command.ended:
+            seconds = format_duration(time.monotonic() - command.started)
+            line.append(f"Evaluating each image with {command.checkpoint}.pt, {seconds}", STRONG)
+            return line.append(f"{live}; I stops it", MUTED)
+        if command is not None and command.error:
+            return line.append(command.error, BAD)
+        if poller.problem is not None or poller.unexpected_error is not None:
+            line.append(printable(poller.problem or poller.unexpected_error or ""), BAD)
+            return line.append("; press I to evaluate each image", MUTED)
+        if lists is None:
+            if not poller.has_polled:
+                return line.append("Loading …", MUTED)
+            line.append("The results of single images are not known yet", STRONG)
+            return line.append(f"; press I to evaluate each image{live}", MUTED)
+        info = lists.inspection.info
+        images = f"{len(lists.inspection):,} images"
+        line.append(f"{printable(info.checkpoint)}", STRONG)
+        line.append(f"   {images}   evaluated {format_duration(max(time.time() - info.time, 0))} ago")
+        if (reason := info.stale_reason((self._epoch[1],))) is not None:
+            line.append(f"   {printable(reason)}; press I to evaluate again", WARNING)
+        return line
+
+    def _tabs_line(self, lists: InspectionLists) -> Text:
+        line = Text(" ", no_wrap=True, overflow="ellipsis", end="")
+        is_wide = self.size.width >= 100
+        for key in self._keys:
+            long, short = LIST_TITLES[key]
+            title = self._cell_title(lists) if key == "cell" else long if is_wide else short
+            line.append(f" {title} ", f"{ACCENT}" if key == self._key else MUTED)
+            line.append("  ")
+        return line
+
+    @property
+    def _keys(self) -> tuple[ListKey, ...]:
+        """The lists that there are: without a matrix, no cell was chosen."""
+        return LIST_KEYS if self._cell is not None else LIST_KEYS[1:]
+
+    def _cell_title(self, lists: InspectionLists) -> str:
+        classes = lists.inspection.info.classes
+        if self._cell is None or max(self._cell) >= len(classes):
+            return "cell"
+        true, predicted = (printable(classes[number]) for number in self._cell)
+        return f"{true} → {predicted}"
+
+    def _draw_list(self, lists: InspectionLists) -> None:
+        images, inspection = self.query_one("#images", Lines), lists.inspection
+        rows = lists.rows[self._key]
+        count = lists.cell_count if self._key == "cell" else len(rows)
+        shown = f"first {MAX_LISTED:,}" if count > len(rows) or len(rows) == MAX_LISTED else f"{count:,}"
+        images.set_titles(escape_markup(self._list_title(lists)), shown)
+        lines = ImageLines(self._key, inspection.info.classes, images.text_width)
+        keys = [str(row) for row in rows]
+        listed = LazyRows(keys, lambda index: lines.line(inspection.image(int(rows[index]))))
+        empty = NO_IMAGES if self._key == "cell" else "No mistakes"
+        images.set_rows(listed, [lines.header()] if keys else [], Text(empty, MUTED))
+        self._show_image()
+
+    def _list_title(self, lists: InspectionLists) -> str:
+        if self._key == "cell":
+            return f"{self._cell_title(lists)}, greatest loss first"
+        return LIST_TITLES[self._key][0].capitalize()
+
+    def selected_image(self) -> InspectedImage | None:
+        """Return the image under the cursor."""
+        lists, key = self.inspection_poller.latest, self.query_one("#images", Lines).selected_key
+        if lists is None or key is None or int(key) >= len(lists.inspection):
+            return None
+        return lists.inspection.image(int(key))
+
+    def _show_image(self) -> None:
+        lists, image = self.inspection_poller.latest, self.selected_image()
+        picture, facts = self.query_one(Picture), self.query_one("#facts", Lines)
+        panel = self.query_one("#picture-panel")
+        if lists is None or image is None:
+            panel.border_title = None
+            picture.show_nothing()
+            facts.set_texts([])
+            return
+        inspection = lists.inspection
+        panel.border_title = escape_markup(printable(image.name.rpartition("/")[2]))
+        facts.set_texts(fact_lines(image, inspection.info, max(facts.text_width, 1)))
+        picture.show((id(inspection), image.row), partial(load_preview, self.folder, inspection, image))
+
+    def on_lines_moved(self, event: Lines.Moved) -> None:
+        self._show_image()
+
+    def is_available(self, action: str) -> bool:
+        name = action.partition("(")[0]
+        if name in ("list", "copy"):
+            return self.inspection_poller.latest is not None
+        return super().is_available(action)
+
+    def title_of(self, command: Command) -> str:
+        """Return `stop` while the evaluation runs."""
+        is_running = self._command is not None and not self._command.ended
+        return "stop evaluation" if command.action == "inspect" and is_running else super().title_of(command)
+
+    def action_list(self, step: int) -> None:
+        if self.inspection_poller.latest is not None:
+            self._key = self._keys[(self._keys.index(self._key) + step) % len(self._keys)]
+            self.update_content()
+            self.query_one("#images", Lines).action_move(-MAX_LISTED)
+
+    def action_copy(self) -> None:
+        lists, image = self.inspection_poller.latest, self.selected_image()
+        if lists is None or image is None:
+            self.gputrain_app.show_toast("No image is selected", warning=True)
+            return
+        path = image_path(image, lists.inspection.info)
+        if path is None:
+            self.gputrain_app.show_toast("This dataset has no image files", warning=True)
+            return
+        self.app.copy_to_clipboard(path)
+        self.gputrain_app.show_toast(f"Copied {path}")
+
+    def action_inspect(self) -> None:
+        """Evaluate each image in a child process, or stop that."""
+        if self.gputrain_app.demo_notice:
+            self.gputrain_app.show_toast("Demo mode: models cannot be evaluated", warning=True)
+            return
+        if self._command is not None and not self._command.ended:
+            self._command.cancel()
+            self._command = None
+        else:
+            self._command = InspectCommand(self.folder, self._epoch[0])
+            self._follow(self._command)
+        self.update_content()
+        self.update_keys()
+
+    @work(thread=True, group="inspect", exit_on_error=False)
+    def _follow(self, command: InspectCommand) -> None:
+        command.follow()
+        if self.is_attached:
+            self.inspection_poller.request_poll()
+            self.app.call_from_thread(self._end, command)
+
+    def _end(self, command: InspectCommand) -> None:
+        if command is self._command:
+            self.update_if_on_top()

@@ -1,0 +1,145 @@
+"""A widget that shows a picture as large as it fits, with the graphics of the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, cast
+
+from rich.segment import Segment
+from rich.text import Text
+from textual.geometry import Region
+from textual.message import Message
+from textual.strip import Strip
+from textual.timer import Timer
+from textual.widget import Widget
+
+from engine.utils.text import printable
+from tui.graphics import Graphics
+from tui.palette import MUTED, WARNING
+from tui.picture_poller import PicturePoller, PictureRequest
+from tui.terminal_app import TerminalApp
+from tui.text.tables import wrap_text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from tui.pictures import DrawnPicture
+
+# The picture before stays for so long while the next one is read: an empty frame in between would flicker.
+STALE_SECONDS = 0.3
+
+
+class Picture(Widget):
+    """Shows the image given to `show`, which a thread reads and draws."""
+
+    class Drawn(Message):
+        """The picture, or why there is none, is shown."""
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
+        super().__init__(id=id)
+        self._poller = PicturePoller(lambda: self.post_message(self.Drawn()))
+        self._shown: tuple[Hashable, Callable[[], Image]] | None = None
+        self._request: PictureRequest | None = None
+        self._picture: DrawnPicture | None = None
+        self._message: list[Text] = []
+        self._timer: Timer | None = None
+
+    def on_mount(self) -> None:
+        self._poller.start()
+        terminal = self._terminal
+        terminal.graphics_changed.subscribe(self, self._change_graphics)
+        terminal.overlays.add(self)
+
+    def on_unmount(self) -> None:
+        self._poller.close()
+        self._terminal.overlays.discard(self)
+        self._replace(None)
+
+    @property
+    def _terminal(self) -> TerminalApp:
+        return cast(TerminalApp, self.app)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the image that `show` got is not drawn yet."""
+        latest = self._poller.latest
+        return self._request is not None and (latest is None or latest.request.identity != self._request.identity)
+
+    def show(self, key: Hashable, load: Callable[[], Image]) -> None:
+        """Show the image that `load` returns. `key` identifies it; `load` is called in a thread, and may raise."""
+        if self._shown is None or self._shown[0] != key:
+            self._shown = (key, load)
+            self._send_request()
+
+    def show_nothing(self) -> None:
+        """Show an empty frame."""
+        if self._shown is not None:
+            self._shown = self._request = None
+            self._poller.request(None)
+            self._replace(None)
+
+    def _change_graphics(self, graphics: Graphics) -> None:
+        self._send_request()
+
+    def on_resize(self) -> None:
+        self._send_request()
+
+    def _send_request(self) -> None:
+        if self._shown is None or not self.size.width or not self.size.height:
+            return
+        key, load = self._shown
+        self._request = PictureRequest(key, load, self.size.width, self.size.height, self._terminal.graphics)
+        self._poller.request(self._request)
+        if self._timer is None:
+            self._timer = self.set_timer(STALE_SECONDS, self._drop_stale)
+
+    def _drop_stale(self) -> None:
+        self._timer = None
+        if self.is_loading:
+            self._replace(None, [Text("Loading …", MUTED)])
+
+    def on_picture_drawn(self, message: Drawn) -> None:
+        result = self._poller.latest
+        if result is None or self._request is None or result.request.identity != self._request.identity:
+            return
+        problem = wrap_text(Text(printable(result.problem), WARNING), self.size.width) if result.problem else []
+        self._replace(result.picture, problem)
+
+    def _replace(self, picture: DrawnPicture | None, message: list[Text] | None = None) -> None:
+        """Show a picture or a message. Kitty's pictures are sent before the cells that place them."""
+        before, self._picture, self._message = self._picture, picture, message or []
+        if before is not picture:
+            self._terminal.write_to_terminal(before.cleanup if before is not None else "")
+            self._terminal.write_to_terminal(picture.setup if picture is not None else "")
+        self.refresh()
+
+    @property
+    def _margin(self) -> int:
+        """Blank columns at the left of the picture."""
+        return (self.size.width - self._picture.columns) // 2 if self._picture is not None else 0
+
+    def render_line(self, y: int) -> Strip:
+        width, base, picture = self.size.width, self.rich_style, self._picture
+        if picture is not None and y < len(picture.lines) and picture.columns <= width:
+            left = self._margin
+            right = width - left - picture.columns
+            cells = Segment.apply_style(picture.lines[y], base)
+            return Strip([Segment(" " * left, base), *cells, Segment(" " * right, base)], width)
+        if picture is None and y < len(self._message):
+            strip = Strip(self._message[y].render(self.app.console))
+            return Strip(Segment.apply_style(strip, base)).adjust_cell_length(width, base)
+        return Strip.blank(width, base)
+
+    def overlay(self) -> tuple[Region, str]:
+        """Return the region and the Sixel data of the picture; no data while a dialog or a toast covers it."""
+        picture, region = self._picture, self.content_region
+        if picture is None or not picture.overlay or not self._is_uncovered(region):
+            return region, ""
+        x, y = region.x + self._margin, region.y
+        # The cursor returns to where Textual expects it.
+        return region, f"\x1b7\x1b[{y + 1};{x + 1}H{picture.overlay}\x1b8"
+
+    def _is_uncovered(self, region: Region) -> bool:
+        if not self.screen.is_active or not self.screen.region.contains_region(region):
+            return False
+        return not any(toast.region.overlaps(region) for toast in self.screen.query("Toast"))
