@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.config.code_trust import CodeTrust
 from engine.config.data_sections import AugmentConfig, DataConfig
 from engine.config.loader import parse_value, validate_config
 from engine.config.schema import Config, as_dict
@@ -59,9 +60,7 @@ def evaluate_checkpoint(
     be read or does not match the model's classes, for code of somebody else, and if the device runs out of memory.
     """
     config = evaluation_config(checkpoint, overrides)
-    typed = {override.partition("=")[0].strip() for override in overrides}
-    foreign = {key: reason for key, reason in checkpoint.code_trust.foreign.items() if key not in typed}
-    trust = replace(checkpoint.code_trust, foreign=foreign)
+    trust = evaluation_trust(checkpoint, overrides)
     trust.check(config, ("data.dataset", "model.name", "loss.name"))
     source = open_source(config)
     class_map = class_indices(source.classes, checkpoint.classes)
@@ -155,6 +154,13 @@ def _overridable_keys() -> list[str]:
         for name in model.model_fields
         if section != "data" or name not in CHECKPOINT_DATA_KEYS
     ]
+
+
+def evaluation_trust(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> CodeTrust:
+    """Return whose code the config of an evaluation may name: the user trusts what the user typed."""
+    typed = {override.partition("=")[0].strip() for override in overrides}
+    foreign = {key: reason for key, reason in checkpoint.code_trust.foreign.items() if key not in typed}
+    return replace(checkpoint.code_trust, foreign=foreign)
 
 
 def class_indices(data_classes: Sequence[str], model_classes: Sequence[str]) -> NDArray[np.int64]:

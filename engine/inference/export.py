@@ -1,116 +1,164 @@
-"""Export of a trained model: weights as safetensors, and a JSON description of the model and its preprocessing.
+"""Export of a trained model for other programs: the model in one of three formats, and what they need to use it.
 
-Called by `gputrain export`. `engine.models.transfer` loads exported weights as pretrained weights.
+Called by `gputrain export`. `engine.models.transfer` loads an exported safetensors file as pretrained weights.
 """
 
 from __future__ import annotations
 
-import json
-from importlib.metadata import version
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save
-from torch import Tensor
-
-from engine.data.sources.base import ImageFormat
-from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
-from engine.runs.events import EpochEvent
+from engine.inference.export_description import describe_file, describe_model
+from engine.inference.export_program import MODEL_FILES, ExportFormat, write_model_file
+from engine.inference.export_proof import DEFAULT_IMAGES, Proof, proof_config, prove_export
+from engine.inference.model_card import model_card
+from engine.inference.preprocess_script import preprocess_script
+from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_trained_model
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
-from engine.utils.files import read_json, replace_file, shown_path, write_json
+from engine.utils.files import fsync_folder, read_json, replace_file, shown_path, write_json
 
-EXPORT_FORMAT = 1
-WEIGHTS_FILE, DESCRIPTION_FILE = "model.safetensors", "model.json"
+DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE = "model.json", "preprocess.py", "README.md"
+HASHED_BYTES = 1 << 20
 
 
-def export_model(checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, *, force: bool = False) -> list[Path]:
-    """Write model.safetensors and model.json to `folder` and return their paths. Each file is written atomically.
+@dataclass(frozen=True)
+class ExportOptions:
+    """What `gputrain export` was asked for.
 
-    Without `force`, only files of an earlier export of the same run are overwritten. Raises UsageError if `folder`
-    contains other files of these names or cannot be written to.
+    Without `force`, only unchanged files of an earlier export of the same run are replaced. `overrides` are
+    `data.key=value`: the validation images that the file is checked with, at most `max_images`.
     """
-    paths = [folder / WEIGHTS_FILE, folder / DESCRIPTION_FILE]
-    existing = [path for path in paths if path.exists()]
-    previous = read_json(folder / DESCRIPTION_FILE) or {}
-    if existing and not force and (previous.get("gputrain") is None or previous.get("run") != run.name):
-        raise UsageError.one(
-            str(shown_path(existing[0])),
-            f"was not exported from {run.name}; set another --output, or overwrite with --force",
-        )
+
+    file_format: ExportFormat = "safetensors"
+    force: bool = False
+    overrides: Sequence[str] = ()
+    max_images: int = DEFAULT_IMAGES
+
+
+@dataclass(frozen=True)
+class Export:
+    """The paths of the written files, the model first, and how the model agrees with `gputrain predict`."""
+
+    paths: list[Path]
+    proof: Proof
+
+
+def export_model(
+    checkpoint: TrainedCheckpoint, run: RunFolder, folder: Path, options: ExportOptions | None = None
+) -> Export:
+    """Write the model, preprocess.py, model.json and README.md to `folder`, and check the model.
+
+    The files are written and checked in a temporary folder, and then replace earlier ones, each atomically. Raises
+    UsageError if the model cannot be exported in this format, if `folder` contains other files of these names, or if it
+    cannot be written to.
+    """
+    options = options or ExportOptions()
+    proof_config(checkpoint, options.overrides)
+    file_name = MODEL_FILES[options.file_format]
+    history = run.history()
+    description = describe_model(checkpoint, run, history)
+    files = _kept_files(folder, description, file_name, force=options.force)
     # Building the model checks that the weights match it before anything is written.
-    weights = standalone_state_dict(build_trained_model(checkpoint, "cpu").model.state_dict())
-    description = model_description(checkpoint, run)
-    # engine.models.transfer compares the class names, because another dataset may have the same number of classes.
-    metadata = {"format": "pt", "classes": json.dumps(list(checkpoint.classes))}
+    trained = build_trained_model(checkpoint, "cpu")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(paths[0], lambda file: file.write(save(weights, metadata)), durable=True)
-        write_json(paths[1], description)
+        with _staging_folder(folder) as staging:
+            proof = _write_files(trained, staging, description, files, options)
+            card = model_card(checkpoint, run, history, description | {"files": files}, proof, file_name)
+            replace_file(staging / CARD_FILE, lambda file: file.write(card.encode()), durable=True)
+            companions = {name: hash_file(staging / name) for name in (SCRIPT_FILE, CARD_FILE)}
+            write_json(staging / DESCRIPTION_FILE, description | {"files": files, "companions": companions})
+            names = (file_name, SCRIPT_FILE, DESCRIPTION_FILE, CARD_FILE)
+            for other in set(MODEL_FILES.values()) - set(files):
+                (folder / other).unlink(missing_ok=True)
+            for name in names:
+                (staging / name).replace(folder / name)
+            fsync_folder(folder)
     except OSError as error:
         raise UsageError.one(str(shown_path(folder)), f"cannot be written to: {error.strerror or error}") from error
-    return list(map(shown_path, paths))
+    return Export([shown_path(folder / name) for name in names], proof)
 
 
-def standalone_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy each tensor to contiguous CPU memory of its own, floating-point tensors as float32.
-
-    safetensors cannot save tensors that share memory.
-    """
-    return {
-        name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype).contiguous().clone()
-        for name, value in state.items()
+def _write_files(
+    trained: TrainedModel, staging: Path, description: Mapping[str, Any], files: dict[str, Any], options: ExportOptions
+) -> Proof:
+    """Write the model and preprocess.py, check them, and add the model with its proof to `files`."""
+    file_name = MODEL_FILES[options.file_format]
+    write_model_file(trained, options.file_format, staging / file_name, description)
+    script = preprocess_script(trained.checkpoint.image_format)
+    replace_file(staging / SCRIPT_FILE, lambda file: file.write(script.encode()), durable=True)
+    write_json(staging / DESCRIPTION_FILE, description)
+    proof = prove_export(trained, staging, file_name, options.overrides, options.max_images)
+    files[file_name] = {
+        **describe_file(options.file_format, description),
+        "sha256": hash_file(staging / file_name),
+        "proof": proof.to_dict(),
     }
+    return proof
 
 
-def model_description(checkpoint: TrainedCheckpoint, run: RunFolder) -> dict[str, Any]:
-    """Return the content of model.json: origin, architecture, classes, preprocessing and output activation."""
-    model, images = checkpoint.config.model, checkpoint.image_format
-    epoch = find_epoch(checkpoint, run)
-    accuracy = None if epoch is None else epoch.ema_val_accuracy if checkpoint.ema else epoch.val_accuracy
-    return {
-        "format": EXPORT_FORMAT,
-        "gputrain": version("gputrain"),
-        "run": run.name,
-        "checkpoint": checkpoint.path.name,
-        "step": checkpoint.step,
-        "epoch": None if epoch is None else epoch.epoch,
-        "val_accuracy": accuracy if accuracy is not None and accuracy == accuracy else None,
-        "ema": checkpoint.ema,
-        "model": {"source": model.source, "name": model.name, "options": model.options},
-        "classes": list(checkpoint.classes),
-        "image": {
-            "size": images.size,
-            "channels": images.channels,
-            "mean": list(images.mean),
-            "std": list(images.std),
-        },
-        "transforms": describe_transforms(images),
-        "output": "sigmoid" if checkpoint.config.loss.name == "bce" else "softmax",
-    }
+def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *, force: bool) -> dict[str, Any]:
+    """Return what model.json says about the files of other formats that an earlier export of the same weights left.
 
-
-def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
-    """Return the preprocessing steps from image file to model input, in order.
-
-    The box `central_square` is the largest centered square of the image, which is cropped before resizing.
+    Raises UsageError if a file in `folder` must not be replaced.
     """
-    return [
-        {"name": "exif_transpose"},
-        {"name": "convert", "mode": "L" if image_format.channels == 1 else "RGB"},
-        {
-            "name": "resize",
-            "box": "central_square",
-            "size": [image_format.size, image_format.size],
-            "interpolation": "bilinear",
-            "antialias": True,
-        },
-        {"name": "divide", "by": 255},
-        {"name": "normalize", "mean": list(image_format.mean), "std": list(image_format.std)},
-    ]
+    names = (*MODEL_FILES.values(), DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE)
+    existing = [name for name in names if (folder / name).exists()]
+    previous = read_json(folder / DESCRIPTION_FILE) or {}
+    files, companions = (_object(previous.get(key)) for key in ("files", "companions"))
+    is_same_run = previous.get("gputrain") is not None and previous.get("run") == description["run"]
+    is_same_weights = is_same_run and previous.get("weights_sha256") == description["weights_sha256"]
+    kept = (
+        {name: files[name] for name in MODEL_FILES.values() if name in existing and name in files and name != file_name}
+        if is_same_weights
+        else {}
+    )
+    if force or not existing:
+        return kept
+    written = {*files, *companions} or set(names) - {SCRIPT_FILE, CARD_FILE}
+    for name in existing:
+        replace_advice = "set another --output, or overwrite with --force"
+        if not is_same_run or (name not in written and name != DESCRIPTION_FILE):
+            reason = f"was not exported from {description['run']}"
+        elif name in companions and hash_file(folder / name) != companions[name]:
+            reason = "was changed after it was exported"
+        elif name in set(MODEL_FILES.values()) - {file_name, *kept}:
+            reason = f"was exported from other weights of {description['run']}"
+        else:
+            continue
+        raise UsageError.one(str(shown_path(folder / name)), f"{reason}; {replace_advice}")
+    return kept
 
 
-def find_epoch(checkpoint: TrainedCheckpoint, run: RunFolder) -> EpochEvent | None:
-    """Return the epoch at whose end the checkpoint was saved, None for a checkpoint saved within an epoch."""
-    return next((epoch for epoch in run.history().epochs if epoch.step == checkpoint.step), None)
+@contextmanager
+def _staging_folder(folder: Path) -> Iterator[Path]:
+    """Create `folder`, and yield a new folder in it, which is deleted afterwards."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = folder / f".export.{os.getpid()}.tmp"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(mode=0o700)
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):
+                # Only an empty folder, after an error.
+                folder.rmdir()
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+# Libraries that only work in a combination of versions, which an extra of gputrain installs.
+EXTRAS = {"onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx"}
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -83,4 +86,5 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 def not_installed(library: str) -> str:
     """Return the message for a missing optional library."""
-    return f"{library} is not installed: pip install {library}"
+    package = f"'gputrain[{EXTRAS[library]}]'" if library in EXTRAS else library
+    return f"{library} is not installed: pip install {package}"

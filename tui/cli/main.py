@@ -14,6 +14,7 @@ from tui.cli.arguments import LowBandwidthOption, RunsDirOption, TrustOwnerOptio
 from tui.cli.bench import app as bench_app
 from tui.cli.compare import app as compare_app
 from tui.cli.config import app as config_app
+from tui.cli.export import app as export_app
 from tui.cli.help import CONTEXT_SETTINGS, GroupedCommands, HelpCommand, make_epilog
 from tui.cli.lr_find import app as lr_find_app
 from tui.cli.machine import app as machine_app
@@ -57,6 +58,7 @@ for commands in (
     queue_app,
     compare_app,
     trained_app,
+    export_app,
     sync_app,
     machine_app,
     notify_app,

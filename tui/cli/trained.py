@@ -1,4 +1,4 @@
-"""Commands that use a trained model: predict, evaluate and export."""
+"""Commands that use a trained model: predict and evaluate."""
 
 from __future__ import annotations
 
@@ -256,42 +256,3 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
         lines += ["", "confusion matrix (rows: true class, columns: predicted class)"]
         lines += matrix_lines([pad_cells(name, 0) for name in checkpoint.classes], evaluation.confusion)
     return lines
-
-
-@app.command(
-    cls=HelpCommand,
-    rich_help_panel=RESULTS,
-    epilog=make_epilog(["gputrain export last", "gputrain export fashion-17 --checkpoint last --output exported/"]),
-)
-def export(
-    run: RunArgument,
-    output: Annotated[
-        str | None, typer.Option("--output", metavar="DIR", help="Folder to write to [default: RUN/export]")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the files of another run or program.")] = False,
-    checkpoint: CheckpointOption = "best",
-    raw: RawOption = False,
-    runs_dir: RunsDirOption = None,
-    trust_owner: TrustOwnerOption = False,
-    as_json: JsonOption = False,
-    trust_code: TrustCodeOption = False,
-) -> None:
-    """Export a trained model as safetensors and JSON.
-
-    Writes the weights to model.safetensors, and the classes and input transforms to model.json.
-    """
-    from engine.inference.export import export_model
-    from engine.inference.trained_model import read_trained_checkpoint
-    from engine.runs.folder import find_run, runs_root
-    from engine.utils.files import expand_user
-
-    with exit_on_usage_error():
-        folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
-        target = folder.export if output is None else expand_user(output)
-        trust = trust_option(granted=trust_code)
-        trained = read_trained_checkpoint(folder, checkpoint, raw=raw, code_trust=trust)
-        paths = export_model(trained, folder, target, force=force)
-    if as_json:
-        typer.echo(json.dumps({"format": 1, "run": folder.name, "files": list(map(str, paths))}, indent=2))
-    else:
-        typer.echo("\n".join(pad_cells(str(path), 0) for path in paths))

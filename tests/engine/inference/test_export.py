@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 
 from engine.config.loader import validate_config
 from engine.data.augment.batch_ops import normalize
-from engine.inference.export import export_model, standalone_state_dict
+from engine.inference.export import export_model
+from engine.inference.export_program import standalone_state_dict
+from engine.inference.export_samples import write_sample_images
 from engine.inference.predict import find_input_files, predict
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.models.factory import build_model
@@ -26,7 +30,9 @@ from trained_run import call
 def test_export_reproduces_logits_bit_for_bit(short_run: FinishedRun, tmp_path: Path) -> None:
     done = call("export", short_run.path, "--output", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
-    assert done.stdout.splitlines() == [str(tmp_path / "out" / name) for name in ("model.safetensors", "model.json")]
+    assert done.stdout.splitlines() == [
+        str(tmp_path / "out" / name) for name in ("model.safetensors", "preprocess.py", "model.json", "README.md")
+    ]
     description = json.loads((tmp_path / "out" / "model.json").read_text())
     config, image = validate_config({"model": description["model"]}), description["image"]
     model = build_model(config, image["channels"], len(description["classes"]), image["size"]).eval()
@@ -45,7 +51,7 @@ def test_export_reproduces_logits_bit_for_bit(short_run: FinishedRun, tmp_path: 
 
 
 def test_export_can_initialize_another_run(run: RunFolder, tmp_path: Path) -> None:
-    file = export_model(read_trained_checkpoint(run), run, tmp_path / "out")[0]
+    file = export_model(read_trained_checkpoint(run), run, tmp_path / "out").paths[0]
     config = validate_config({"model": {"weights": str(file)}})
     fresh = build_model(config, 1, 10, 8)
     load_weights(fresh, config, 8, read_trained_checkpoint(run).classes)
@@ -58,26 +64,58 @@ def test_export_can_initialize_another_run(run: RunFolder, tmp_path: Path) -> No
 
 def test_export_describes_preprocessing_completely(run: RunFolder, tmp_path: Path) -> None:
     export_model(read_trained_checkpoint(run), run, tmp_path / "out")
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 100, 3), np.uint8))
-    image.save(tmp_path / "one.png")
-    steps = {step["name"]: step for step in json.loads((tmp_path / "out" / "model.json").read_text())["transforms"]}
-    assert list(steps) == ["exif_transpose", "convert", "resize", "divide", "normalize"]
-    gray, size = image.convert(steps["convert"]["mode"]), steps["resize"]["size"]
-    assert steps["resize"]["box"] == "central_square"
-    resized = gray.crop((18, 0, 82, 64)).resize(size, Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.asarray(resized).copy())[None, None].float() / steps["divide"]["by"]
-    pixels = (pixels - steps["normalize"]["mean"][0]) / steps["normalize"]["std"][0]
+    description = json.loads((tmp_path / "out" / "model.json").read_text())
     trained = load_trained_model(run, device="cpu")
-    probabilities = trained.model(pixels).softmax(1)[0]
-    prediction = next(predict(trained, list(find_input_files([tmp_path / "one.png"])), 10))
-    for name, probability in prediction.classes:
-        assert probability == probabilities[int(name)].item()
+    files = list(write_sample_images(tmp_path))
+    predictions = predict(trained, list(find_input_files(files)), 10)
+    for file, prediction in zip(files, predictions, strict=True):
+        pixels = torch.from_numpy(follow_steps(file, description["transforms"]))[None]
+        probabilities = trained.model(pixels).softmax(1)[0]
+        for name, probability in prediction.classes:
+            tolerance = 2e-3 if file.suffix == ".jpg" else 1e-6  # other JPEG decoders round differently
+            assert probability == pytest.approx(probabilities[int(name)].item(), abs=tolerance), file.name
+
+
+def follow_steps(path: Path, steps: list[dict[str, Any]]) -> NDArray[np.float32]:
+    """Read an image as the steps of model.json say, without code of gputrain."""
+    image, pixels = Image.open(path), np.empty(0, np.float32)
+    for step in steps:
+        match step["name"]:
+            case "jpeg_luma":
+                image.draft("L", None)
+            case "exif_transpose":
+                image = ImageOps.exif_transpose(image)
+            case "scale_16_bit" if image.mode.startswith("I"):
+                shades = np.asarray(image).astype(np.int64) // step["divide_by"]
+                image = Image.fromarray(shades.clip(*step["clip"]).astype(np.uint8))
+            case "composite" if image.mode in step["modes"] or "transparency" in image.info:
+                image = image.convert("RGBA")
+                background = Image.new("RGBA", image.size, (*step["background"], 255))
+                image = Image.alpha_composite(background, image)
+            case "convert":
+                image = image.convert(step["mode"])
+            case "resize":
+                resampling = Image.Resampling[step["interpolation"].upper()]
+                if step["box"] == "central_square":
+                    side = min(image.size)
+                    left, top = (image.width - side) // 2, (image.height - side) // 2
+                    image = image.crop((left, top, left + side, top + side))
+                image = image.resize(step["size"], resampling)
+            case "to_array":
+                pixels = np.array(image, np.float32).reshape(*step["shape"][1:], -1).transpose(2, 0, 1)
+            case "divide":
+                pixels = pixels / np.float32(step["by"])
+            case "normalize":
+                mean, std = (np.array(step[name], np.float32)[:, None, None] for name in ("mean", "std"))
+                pixels = (pixels - mean) / std
+    return np.ascontiguousarray(pixels)
 
 
 def test_export_command_defaults_to_run_folder_and_replaces_own_files(run: RunFolder) -> None:
     for _ in range(2):
         assert call("export", run.path).exit_code == 0
-    assert sorted(path.name for path in (run.path / "export").iterdir()) == ["model.json", "model.safetensors"]
+    names = ["README.md", "model.json", "model.safetensors", "preprocess.py"]
+    assert sorted(path.name for path in (run.path / "export").iterdir()) == names
 
 
 def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder, tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""model.json of an export: origin, architecture, classes, preprocessing, and the files with their proofs.
+
+`engine.inference.export` writes it, `engine.inference.model_card` shows the same in the README.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.inference.export_program import INPUT_NAME, OUTPUT_NAME, ExportFormat
+from engine.inference.preprocess_script import describe_transforms
+from engine.inference.trained_model import TrainedCheckpoint
+from engine.runs.events import EpochEvent
+from engine.runs.folder import RunFolder
+from engine.runs.history import History
+
+EXPORT_FORMAT = 1
+# The steps of `transforms` that a program contains.
+PROGRAM_STEPS = ("divide", "normalize")
+
+
+def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: History) -> dict[str, Any]:
+    """Return what model.json says about the model, without its files."""
+    model, images = checkpoint.config.model, checkpoint.image_format
+    epoch = find_epoch(checkpoint, history)
+    accuracy = None if epoch is None else epoch.ema_val_accuracy if checkpoint.ema else epoch.val_accuracy
+    return {
+        "format": EXPORT_FORMAT,
+        "gputrain": version("gputrain"),
+        "run": run.name,
+        "checkpoint": checkpoint.path.name,
+        "step": checkpoint.step,
+        "epoch": None if epoch is None else epoch.epoch,
+        "val_accuracy": accuracy if accuracy is not None and accuracy == accuracy else None,
+        "ema": checkpoint.ema,
+        "weights_sha256": hash_weights(checkpoint.weights),
+        "model": {"source": model.source, "name": model.name, "options": model.options},
+        "classes": list(checkpoint.classes),
+        "image": {
+            "size": images.size,
+            "channels": images.channels,
+            "mean": list(images.mean),
+            "std": list(images.std),
+        },
+        "transforms": describe_transforms(images),
+        "tta": checkpoint.config.eval.tta,
+        "output": "sigmoid" if checkpoint.config.loss.name == "bce" else "softmax",
+    }
+
+
+def describe_file(file_format: ExportFormat, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what model.json says about a file of the model: its input, its output and the steps that it contains."""
+    image, classes = description["image"], len(description["classes"])
+    shape = ["batch", image["channels"], image["size"], image["size"]]
+    tta = [] if description["tta"] == "none" else [f"tta_{description['tta']}"]
+    is_program = file_format != "safetensors"
+    average = "Average the logits of each image and its mirror image. " if tta else ""
+    return {
+        "format": file_format,
+        "contains": [*PROGRAM_STEPS, "network", *tta, description["output"]] if is_program else ["weights"],
+        "input": {
+            "name": INPUT_NAME,
+            "dtype": "uint8" if is_program else "float32",
+            "shape": shape,
+            "text": "The images as preprocess.py returns them, without the steps divide and normalize."
+            if is_program
+            else "The images after all steps of transforms.",
+        },
+        "output": {
+            "name": OUTPUT_NAME if is_program else "logits",
+            "dtype": "float32",
+            "shape": ["batch", classes],
+            "text": "The probability of each class."
+            if is_program
+            else f"{average}Apply {description['output']} to it.",
+        },
+    }
+
+
+def hash_weights(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, types, shapes and values of the weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def find_epoch(checkpoint: TrainedCheckpoint, history: History) -> EpochEvent | None:
+    """Return the epoch at whose end the checkpoint was saved, None for a checkpoint saved within an epoch."""
+    return next((epoch for epoch in history.epochs if epoch.step == checkpoint.step), None)

@@ -1,0 +1,252 @@
+"""Write the file of an exported model: safetensors, a torch.export program or ONNX; and load it again to run it.
+
+The programs contain the normalization, the network and the softmax or sigmoid, and take uint8 images. safetensors files
+contain the weights alone. `engine.inference.export` writes, `engine.inference.export_proof` loads and runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from engine.config.training_sections import EvalConfig
+from engine.config.user_code import is_user_code
+from engine.config.user_errors import describe_exception
+from engine.data.augment.batch_ops import normalize
+from engine.data.sources.base import Images
+from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_architecture
+from engine.models.tta import augmented_logits
+from engine.utils.errors import UsageError
+from engine.utils.files import replace_file
+from engine.utils.libraries import import_library
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+ExportFormat = Literal["safetensors", "torch-export", "onnx"]
+FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+MODEL_FILES: dict[ExportFormat, str] = {
+    "safetensors": "model.safetensors",
+    "torch-export": "model.pt2",
+    "onnx": "model.onnx",
+}
+ONNX_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
+# A protobuf message is limited to 2 GiB; the rest of the graph takes a few MB.
+MAX_ONNX_WEIGHT_BYTES = (1 << 31) - (1 << 26)
+INPUT_NAME, OUTPUT_NAME, BATCH_NAME = "images", "probabilities", "batch"
+# What a program says about itself, each as JSON: the keys of model.json.
+METADATA = ("classes", "transforms", "run")
+FORMAT_KEY = "--format"
+# A batch of one could be specialized: torch.export treats sizes 0 and 1 as constants.
+EXAMPLE_BATCH = 2
+
+# Maps uint8 images, N x C x H x W, to probabilities, N x classes, float32.
+Predict = Callable[[Images], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class LoadedExport:
+    """An exported file that was loaded: its function and the class names in it."""
+
+    predict: Predict
+    classes: list[str]
+
+
+class Program(nn.Module):
+    """Maps uint8 images, N x C x H x W, to probabilities, N x classes, float32, as model.json describes it."""
+
+    def __init__(self, network: nn.Module, description: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.network = network
+        self.evaluation = EvalConfig(tta=description["tta"])
+        self.output = description["output"]
+        self.mean: Tensor
+        self.std: Tensor
+        for name in ("mean", "std"):
+            values = torch.tensor(description["image"][name], dtype=torch.float32)
+            self.register_buffer(name, values.view(1, -1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = augmented_logits(self.network, normalize(images, self.mean, self.std), self.evaluation).float()
+        return logits.sigmoid() if self.output == "sigmoid" else logits.softmax(1)
+
+
+def require_format(name: str) -> ExportFormat:
+    """Return the export format of this name. Raises UsageError if there is none, or if its libraries are missing."""
+    if name not in FORMATS:
+        raise UsageError.one(FORMAT_KEY, f"{name} is not allowed: must be one of {', '.join(FORMATS)}")
+    if name == "onnx":
+        for library in ONNX_LIBRARIES:
+            import_library(library, FORMAT_KEY)
+    return name
+
+
+def write_model_file(
+    trained: TrainedModel, file_format: ExportFormat, path: Path, description: Mapping[str, Any]
+) -> None:
+    """Write a model on the CPU. `description` is the content of its model.json.
+
+    Raises UsageError if the model cannot be exported in this format, and OSError.
+    """
+    metadata = {name: json.dumps(description[name]) for name in METADATA}
+    if file_format == "safetensors":
+        from safetensors.torch import save
+
+        weights = standalone_state_dict(trained.model.state_dict())
+        content = save(weights, {"format": "pt", "classes": metadata["classes"]})
+        replace_file(path, lambda file: file.write(content), durable=True)
+        return
+    program = _trace(trained, description)
+    if file_format == "torch-export":
+        with _quiet():
+            files = {f"{name}.json": text for name, text in metadata.items()}
+            replace_file(path, lambda file: torch.export.save(program, file, extra_files=files), durable=True)
+    else:
+        content = _to_onnx(program, trained, metadata)
+        replace_file(path, lambda file: file.write(content), durable=True)
+
+
+def standalone_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy each tensor to contiguous CPU memory of its own, floating-point tensors as float32.
+
+    safetensors cannot save tensors that share memory.
+    """
+    return {
+        name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype).contiguous().clone()
+        for name, value in state.items()
+    }
+
+
+def _trace(trained: TrainedModel, description: Mapping[str, Any]) -> ExportedProgram:
+    """Trace the program of a model with a batch of any size. Raises UsageError."""
+    checkpoint = trained.checkpoint
+    images, program = checkpoint.image_format, Program(trained.model, description).eval()
+    example = torch.zeros(EXAMPLE_BATCH, images.channels, images.size, images.size, dtype=torch.uint8)
+    try:
+        with _quiet():
+            traced = torch.export.export(
+                program, (example,), dynamic_shapes={INPUT_NAME: {0: torch.export.Dim(BATCH_NAME)}}
+            )
+    except Exception as error:
+        # The tracer raises many types, also those of the user's model.
+        raise _not_exportable(checkpoint, "torch.export cannot trace", error) from error
+    for node in traced.graph.nodes:
+        # The paths of this machine are no part of the model.
+        node.meta.pop("stack_trace", None)
+    return traced
+
+
+def _to_onnx(program: ExportedProgram, trained: TrainedModel, metadata: Mapping[str, str]) -> bytes:
+    """Return a traced program as ONNX. Raises UsageError."""
+    size = sum(value.numel() * value.element_size() for value in program.state_dict.values())
+    if size > MAX_ONNX_WEIGHT_BYTES:
+        reason = f"the weights take {size / (1 << 30):.1f} GiB, but an ONNX file has at most 2 GiB"
+        raise UsageError.one(FORMAT_KEY, reason, "use --format torch-export")
+    try:
+        with _quiet():
+            exported: Any = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                input_names=[INPUT_NAME],
+                output_names=[OUTPUT_NAME],
+                verbose=False,
+            )
+            model = exported.model_proto
+    except Exception as error:
+        raise _not_exportable(trained.checkpoint, "ONNX has no operators for", error) from error
+    for name, text in metadata.items():
+        model.metadata_props.add(key=name, value=text)
+    graph = model.graph
+    symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        del value.metadata_props[:]
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param == symbol:
+                dimension.dim_param = BATCH_NAME
+    for node in (*graph.node, *(node for function in model.functions for node in function.node)):
+        # The paths of this machine are no part of the model.
+        del node.metadata_props[:]
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _not_exportable(checkpoint: TrainedCheckpoint, problem: str, error: Exception) -> UsageError:
+    name, run = checkpoint.config.model.name, checkpoint.config.run
+    if is_user_code(name):
+        reason = describe_exception(error, run.code, run.code_packages)
+    else:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return UsageError.one(FORMAT_KEY, f"{problem} {name}: {reason.rstrip('. ')}", "use --format safetensors")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the exporters of torch print, log and warn about from the user's terminal."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def load_export(path: Path, description: Mapping[str, Any], checkpoint: TrainedCheckpoint) -> LoadedExport:
+    """Load an exported file as another program does, from the file and `description`, the content of its model.json.
+
+    `checkpoint` names the architecture of a safetensors file. Raises UsageError for code of somebody else, and any
+    exception of the libraries for a file that is damaged or does not match.
+    """
+    if path.suffix == ".onnx":
+        return _load_onnx(path)
+    if path.suffix == ".pt2":
+        files = {"classes.json": ""}
+        with _quiet():
+            program: Any = torch.export.load(str(path), extra_files=files).module()
+        return LoadedExport(_as_predict(program), json.loads(files["classes.json"]))
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    network = build_architecture(checkpoint)
+    network.load_state_dict(load_file(path))
+    program = Program(network.float().eval(), description)
+    with safe_open(path, "pt") as file:
+        return LoadedExport(_as_predict(program), json.loads(file.metadata()["classes"]))
+
+
+def _load_onnx(path: Path) -> LoadedExport:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # It prints warnings about its own graph optimizations on stderr.
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def predict(images: Images) -> NDArray[np.float32]:
+        probabilities: NDArray[np.float32] = session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
+        return probabilities
+
+    return LoadedExport(predict, json.loads(session.get_modelmeta().custom_metadata_map["classes"]))
+
+
+def _as_predict(program: nn.Module) -> Predict:
+    def predict(images: Images) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            probabilities: Tensor = program(torch.from_numpy(images))
+        return np.asarray(probabilities.numpy(), np.float32)
+
+    return predict

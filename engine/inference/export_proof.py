@@ -1,0 +1,270 @@
+"""Proof of an export: run the written file on validation images, and compare it with `gputrain predict`.
+
+Called by `engine.inference.export`. Image files go through the text of preprocess.py, so that it is proved too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.config.schema import Config
+from engine.data.augment.batch_ops import convert_to_format
+from engine.data.sources.base import ImageFormat, Images, ImageSource, UnreadableImageError
+from engine.data.sources.folder import FolderSource
+from engine.data.sources.image import read_image
+from engine.data.sources.open import open_source
+from engine.inference.evaluate import evaluation_config, evaluation_trust
+from engine.inference.export_program import LoadedExport, load_export
+from engine.inference.export_samples import write_sample_images
+from engine.inference.preprocess_script import load_function
+from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
+from engine.utils.errors import UsageError
+from engine.utils.text import pluralize
+
+DEFAULT_IMAGES = 512
+BATCH_SIZE = 32
+# Two classes that are closer than this can change places by the rounding of another library.
+TIE_MARGIN = 1e-4
+# The same input through two libraries: float32 rounding reaches 1e-5 in deep networks.
+MAX_PROGRAM_DIFFERENCE = 1e-3
+# Pillow and torch round differently when they resize.
+MAX_PIXEL_DIFFERENCE = 2
+MAX_STORED_CHANGES = 20
+
+
+@dataclass(frozen=True)
+class ClassChange:
+    """An image that the exported file classifies differently: its name, and the class and probability of each."""
+
+    image: str
+    expected: str
+    expected_probability: float
+    exported: str
+    exported_probability: float
+
+
+@dataclass
+class Proof:
+    """How an exported file agrees with `gputrain predict` on validation images.
+
+    `ties` are images with another class whose two best classes differ by at most TIE_MARGIN, `changes` the others.
+    `max_difference` is the greatest difference of a probability from image to class, `max_program_difference` that for
+    the same pixels, and `max_pixel_difference` that of a pixel, also in `samples` images of unusual kinds. `files` says
+    whether image files were read by preprocess.py. `not_proved` says why no images were compared, and `faults` what is
+    wrong with the export.
+    """
+
+    images: int = 0
+    same_class: int = 0
+    ties: int = 0
+    max_difference: float = 0.0
+    max_program_difference: float = 0.0
+    max_pixel_difference: int = 0
+    files: bool = False
+    samples: int = 0
+    unread: int = 0
+    changes: list[ClassChange] = field(default_factory=list)
+    not_proved: str | None = None
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong; also if no images were compared."""
+        return not self.faults
+
+    def describe(self, file_name: str, code: Callable[[str], str] = str) -> str:
+        """Return what was compared, and what is wrong, as sentences. `code` formats text from outside."""
+        if not self.images:
+            text = f"{file_name} was not compared with `gputrain predict`"
+            return f"{text}: {code(self.not_proved or self.faults[0])}."
+        through = " through preprocess.py" if self.files else ""
+        text = (
+            f"{file_name} was compared with `gputrain predict` on {pluralize(self.images, 'validation image')}"
+            f"{through}: {self.same_class} of {self.images} get the same class, and a probability differs by at most "
+            f"{self.max_difference:.2g}."
+        )
+        if self.ties:
+            text += f" The two best classes of the other {pluralize(self.ties, 'image')} are almost equally likely."
+        return " ".join([text, *(f"{code(fault)}." for fault in self.faults)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the proof as JSON values; a difference that is not finite is null."""
+        agreement = self.same_class / self.images if self.images else None
+        values = {"passed": self.passed, "top1_agreement": agreement, "another_class": len(self.changes)} | asdict(self)
+        values["changes"] = values["changes"][:MAX_STORED_CHANGES]
+        for name in ("max_difference", "max_program_difference"):
+            values[name] = values[name] if math.isfinite(values[name]) else None
+        return values
+
+
+@dataclass(frozen=True)
+class _ValidationImage:
+    """An image as `gputrain predict` and as preprocess.py read it, C x H x W uint8."""
+
+    name: str
+    expected: Images
+    exported: Images
+
+
+def prove_export(
+    trained: TrainedModel, folder: Path, file_name: str, overrides: Sequence[str] = (), max_images: int = DEFAULT_IMAGES
+) -> Proof:
+    """Compare the exported file `file_name`, beside its model.json and preprocess.py in a folder, with a model.
+
+    `overrides` are `data.key=value` as for an evaluation, `max_images` is the number of validation images. Raises
+    UsageError for invalid overrides; data that cannot be read is a reason in the result.
+    """
+    checkpoint = trained.checkpoint
+    config = proof_config(checkpoint, overrides)
+    trust = evaluation_trust(checkpoint, overrides)
+    description = json.loads((folder / "model.json").read_text())
+    load = load_function((folder / "preprocess.py").read_text())
+    proof = Proof()
+    try:
+        exported = load_export(folder / file_name, description, checkpoint)
+    except UsageError:
+        raise
+    except Exception as error:
+        # The libraries raise many types for a damaged file.
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        proof.faults.append(f"{file_name} cannot be loaded: {reason}")
+        return proof
+    if not list(checkpoint.classes) == exported.classes == description["classes"]:
+        proof.faults.append(f"{file_name} has other class names than the run")
+    _compare_samples(proof, load, checkpoint.image_format)
+    if max_images == 0:
+        proof.not_proved = "no images were requested"
+        return proof
+    try:
+        trust.check(config, ("data.dataset",))
+        source = open_source(config)
+        batch: list[_ValidationImage] = []
+        for image in _validation_images(source, checkpoint.image_format, load, max_images, proof):
+            batch.append(image)
+            if len(batch) == BATCH_SIZE:
+                _compare_batch(proof, trained, exported, batch)
+                batch.clear()
+        if batch:
+            _compare_batch(proof, trained, exported, batch)
+    except UsageError as error:
+        proof.not_proved = str(error.problems[0])
+    if not proof.images and proof.not_proved is None:
+        proof.not_proved = "no validation image can be read"
+    _find_faults(proof, file_name)
+    return proof
+
+
+def proof_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> Config:
+    """Return the config of the data that an export is checked with. Raises UsageError for invalid overrides."""
+    for key in (override.partition("=")[0].strip() for override in overrides):
+        if key.partition(".")[0] != "data":
+            raise UsageError.one(key, "cannot be changed for an export; only keys of data can")
+    return evaluation_config(checkpoint, overrides)
+
+
+def _validation_images(
+    source: ImageSource, image_format: ImageFormat, load: Callable[[Path], Images], max_images: int, proof: Proof
+) -> Iterator[_ValidationImage]:
+    """Yield evenly spaced validation images, which covers all classes of a folder; count those that are unreadable."""
+    count = source.num_images("val")
+    for index in np.unique(np.linspace(0, count - 1, min(count, max_images)).round().astype(np.int64)):
+        try:
+            if isinstance(source, FolderSource):
+                proof.files = True
+                path = Path(source.root, source.paths["val"][index])
+                expected = read_image(path, image_format)
+                yield _ValidationImage(str(path), expected, _load(load, path, expected, proof))
+            else:
+                images, _ = source.load("val", np.array([index]))
+                pixels = convert_to_format(torch.from_numpy(images), image_format)[0].numpy()
+                yield _ValidationImage(f"validation image {index}", pixels, pixels)
+        except UnreadableImageError:
+            proof.unread += 1
+
+
+def _compare_samples(proof: Proof, load: Callable[[Path], Images], image_format: ImageFormat) -> None:
+    """Compare preprocess.py with `read_image` on images of unusual kinds, which a validation set need not contain."""
+    with TemporaryDirectory(prefix="gputrain-export-") as folder:
+        for path in write_sample_images(Path(folder)):
+            _load(load, path, read_image(path, image_format), proof)
+            proof.samples += 1
+
+
+def _load(load: Callable[[Path], Images], path: Path, expected: Images, proof: Proof) -> Images:
+    """Return an image as preprocess.py reads it, and compare its pixels. Counts a failure as black pixels."""
+    try:
+        pixels = load(path)
+    except Exception as error:
+        # Decoders raise arbitrary exceptions.
+        proof.faults.append(f"preprocess.py cannot read {path.name}: {error or type(error).__name__}")
+        return np.zeros_like(expected)
+    if pixels.shape != expected.shape or pixels.dtype != np.uint8:
+        proof.faults.append(f"preprocess.py returns {pixels.dtype} of shape {pixels.shape}, not {expected.shape}")
+        return np.zeros_like(expected)
+    difference = int(np.abs(pixels.astype(np.int16) - expected).max())
+    proof.max_pixel_difference = max(proof.max_pixel_difference, difference)
+    return pixels
+
+
+def _compare_batch(
+    proof: Proof, trained: TrainedModel, exported: LoadedExport, batch: Sequence[_ValidationImage]
+) -> None:
+    """Add the predictions of a batch to the proof."""
+    pixels = np.stack([image.expected for image in batch])
+    expected = trained.probabilities(torch.from_numpy(pixels)).numpy()
+    actual = exported.predict(np.stack([image.exported for image in batch]))
+    if actual.shape != expected.shape:
+        proof.faults.append(f"the output has the shape {actual.shape}, not {expected.shape}")
+        return
+    proof.images += len(batch)
+    proof.max_difference = max(proof.max_difference, _greatest_difference(expected, actual))
+    same_pixels = [np.array_equal(image.expected, image.exported) for image in batch]
+    program = actual if all(same_pixels) else exported.predict(pixels)
+    proof.max_program_difference = max(proof.max_program_difference, _greatest_difference(expected, program))
+    for image, wanted, found in zip(batch, expected, actual, strict=True):
+        first, second = np.sort(wanted)[::-1][:2]
+        best, other = int(wanted.argmax()), int(found.argmax())
+        names = trained.checkpoint.classes[best], exported.classes[other] if other < len(exported.classes) else ""
+        if names[0] == names[1]:
+            proof.same_class += 1
+        elif first - second <= TIE_MARGIN:
+            proof.ties += 1
+        else:
+            proof.changes.append(ClassChange(image.name, names[0], float(wanted[best]), names[1], float(found[other])))
+
+
+def _greatest_difference(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> float:
+    """Return the greatest difference of a probability; infinity if one of them alone is not finite."""
+    difference = np.abs(expected.astype(np.float64) - actual)
+    difference[np.isnan(expected) & np.isnan(actual)] = 0.0
+    return float(np.nan_to_num(difference, nan=math.inf).max())
+
+
+def _find_faults(proof: Proof, file_name: str) -> None:
+    """Add what the comparison says is wrong."""
+    if proof.changes:
+        change, count = proof.changes[0], pluralize(len(proof.changes), "image")
+        proof.faults.append(
+            f"{file_name} gives {count} of {proof.images} another class than `gputrain predict`, such as "
+            f"{change.image}: {change.exported} ({change.exported_probability:.4f}) instead of {change.expected} "
+            f"({change.expected_probability:.4f})"
+        )
+    if proof.max_program_difference > MAX_PROGRAM_DIFFERENCE:
+        proof.faults.append(
+            f"{file_name} gives the same pixels another probability: it differs by up to "
+            f"{proof.max_program_difference:.2g}"
+        )
+    if proof.max_pixel_difference > MAX_PIXEL_DIFFERENCE:
+        proof.faults.append(
+            f"preprocess.py reads images differently: pixels differ by up to {proof.max_pixel_difference} of 255"
+        )

@@ -1,0 +1,232 @@
+"""The preprocessing of an exported model: the steps of model.json, and preprocess.py, on Pillow and NumPy alone.
+
+Both describe `engine.data.sources.image.read_image` for one image format. `engine.inference.export_proof` compares the
+script with it. `engine.inference.export` writes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.data.sources.base import ImageFormat
+
+ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
+SIXTEEN_BIT_DIVISOR = 257
+
+_SCRIPT = '''"""Read an image file as the input of an exported model: uint8, {channels} x {size} x {size}.
+
+Needs only Pillow and NumPy. You may copy and change this file. `python preprocess.py photo.jpg` prints the shape.
+"""
+
+import math
+import sys
+
+import numpy as np
+from PIL import Image, ImageOps
+
+
+def load(path):
+    """Return an image as uint8 of shape ({channels}, {size}, {size}). `path` is a path or an open file."""
+    image = Image.open(path)
+{draft}    image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise ValueError("floating-point pixels are not supported")
+    if image.mode.startswith("I"):  # 16-bit grayscale, which Pillow's convert() would clip at 255
+        shades = np.asarray(image).astype(np.int64) // {divisor}
+        image = Image.fromarray(shades.clip(0, 255).astype(np.uint8))
+    if image.mode in {alpha_modes} or "transparency" in image.info:
+        image = image.convert("RGBA")  # the color stored for a transparent pixel is arbitrary
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("{mode}")
+{geometry}
+    return {array}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(name, load(name).shape)
+'''
+_LUMA = """\
+    image.draft("L", None)  # only the luma of a color JPEG
+"""
+# Earlier versions decoded a JPEG at 1/2, 1/4 or 1/8 scale if that was large enough.
+_DRAFT = """\
+    edges = image.size
+    image.draft("{mode}", [math.ceil(edge * {size} / min(edges)) for edge in edges])  # a large JPEG at reduced scale
+    if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):
+        edges = edges[::-1]
+"""
+_DRAFT_SQUARE = """\
+    left, top = ((edge - min(edges)) // 2 for edge in edges)
+    box = [left, top, left + min(edges), top + min(edges)]
+    scales = (image.width / edges[0], image.height / edges[1]) * 2
+    image = image.crop([round(edge * scale) for edge, scale in zip(box, scales)])
+    image = image.resize(({size}, {size}), Image.Resampling.{filter})"""
+_CENTRAL_SQUARE = """\
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    image = image.crop((left, top, left + side, top + side))
+    image = image.resize(({size}, {size}), Image.Resampling.{filter})"""
+_SQUASH = "    image = image.resize(({size}, {size}), Image.Resampling.{filter})"
+_SHORTER_EDGE = """\
+    shorter = min(image.size)
+    width, height = (int({resize} * edge / shorter) for edge in image.size)
+    image = image.resize((width, height), Image.Resampling.{filter})
+    left, top = round((width - {size}) / 2), round((height - {size}) / 2)
+    image = image.crop((left, top, left + {size}, top + {size}))"""
+_SQUASH_AND_CROP = """\
+    image = image.resize(({resize}, {resize}), Image.Resampling.{filter})
+    image = image.crop(({offset}, {offset}, {offset} + {size}, {offset} + {size}))"""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image of any size becomes a square of `size` x `size` pixels."""
+
+    size: int
+    resize: int | None = None
+    fit: str = "crop"
+    interpolation: str = "bilinear"
+    draft: bool = True
+
+
+def pil_mode(image_format: ImageFormat) -> str:
+    """Return the Pillow mode that has the channels of a format."""
+    return "L" if image_format.channels == 1 else "RGB"
+
+
+def preprocess_script(image_format: ImageFormat) -> str:
+    """Return the source of preprocess.py, whose function `load` does what `read_image` does."""
+    steps, is_gray = Preprocessing(image_format.size), image_format.channels == 1
+    numbers = {"size": steps.size, "resize": steps.resize, "filter": steps.interpolation.upper()}
+    numbers |= {"mode": pil_mode(image_format), "channels": image_format.channels}
+    if steps.draft:
+        geometry = _DRAFT_SQUARE
+    elif steps.resize is None:
+        geometry = _CENTRAL_SQUARE if steps.fit == "crop" else _SQUASH
+    elif steps.fit == "crop":
+        geometry = _SHORTER_EDGE
+    else:
+        geometry = _SQUASH_AND_CROP
+        numbers |= {"offset": round((steps.resize - steps.size) / 2)}
+    draft = _DRAFT if steps.draft else _LUMA if is_gray else ""
+    script = _SCRIPT.format(
+        **numbers,
+        draft=draft.format(**numbers),
+        divisor=SIXTEEN_BIT_DIVISOR,
+        alpha_modes=str(ALPHA_MODES).replace("'", '"'),
+        geometry=geometry.format(**numbers),
+        array="np.array(image)[None]" if is_gray else "np.ascontiguousarray(np.array(image).transpose(2, 0, 1))",
+    )
+    return script if steps.draft else script.replace("import math\n", "")
+
+
+def load_function(script: str) -> Callable[[Any], Any]:
+    """Return the function `load` of a script that `preprocess_script` has written in this process."""
+    names: dict[str, Any] = {"__name__": "preprocess"}
+    exec(compile(script, "preprocess.py", "exec"), names)  # noqa: S102 - the text is our own
+    load: Callable[[Any], Any] = names["load"]
+    return load
+
+
+def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
+    """Return the steps from image file to the input of the network, in order, each with a sentence for the reader."""
+    steps, mode = Preprocessing(image_format.size), pil_mode(image_format)
+    size = steps.size
+    return [
+        *_describe_draft(steps, mode),
+        {
+            "name": "exif_transpose",
+            "text": "Rotate and mirror the image as its EXIF orientation says (Pillow: ImageOps.exif_transpose).",
+        },
+        {
+            "name": "scale_16_bit",
+            "divide_by": SIXTEEN_BIT_DIVISOR,
+            "clip": [0, 255],
+            "text": "Divide the integers of a 16-bit grayscale image (Pillow: a mode that begins with I) by "
+            f"{SIXTEEN_BIT_DIVISOR}, round down, and clip them to 0 to 255. Images of mode F are not supported.",
+        },
+        {
+            "name": "composite",
+            "background": [255, 255, 255],
+            "modes": list(ALPHA_MODES),
+            "text": f"Convert an image with transparency (mode {', '.join(ALPHA_MODES)}, or 'transparency' in "
+            "image.info, as for a transparent color of a palette) to RGBA, and composite it on opaque white (Pillow: "
+            "Image.alpha_composite).",
+        },
+        {
+            "name": "convert",
+            "mode": mode,
+            "text": f"Convert any other mode, palettes included, to {mode} (Pillow: image.convert('{mode}')).",
+        },
+        *_describe_resize(steps),
+        {
+            "name": "to_array",
+            "dtype": "uint8",
+            "layout": "channels, height, width",
+            "shape": [image_format.channels, size, size],
+            "text": f"Arrange the pixels as uint8 of shape ({image_format.channels}, {size}, {size}). preprocess.py "
+            "ends here.",
+        },
+        {"name": "divide", "by": 255, "text": "Divide by 255, in float32."},
+        {
+            "name": "normalize",
+            "mean": list(image_format.mean),
+            "std": list(image_format.std),
+            "text": "Subtract the mean of each channel, and divide by its standard deviation.",
+        },
+    ]
+
+
+def _describe_draft(steps: Preprocessing, mode: str) -> list[dict[str, Any]]:
+    """Return how a JPEG is decoded, if not at full size in its own colors."""
+    size = steps.size
+    if steps.draft:
+        text = (
+            "Decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8 that keeps both edges at least as long as "
+            f"ceil(edge * {size} / min(edges)) (Pillow: image.draft('{mode}', ...)). The box of the step resize is "
+            "that of the full size, times the scale, and rounded."
+        )
+        return [{"name": "jpeg_draft", "mode": mode, "size": size, "text": text}]
+    if mode == "L":
+        return [{"name": "jpeg_luma", "text": "Decode a color JPEG to its luma (Pillow: image.draft('L', None))."}]
+    return []
+
+
+def _describe_resize(steps: Preprocessing) -> list[dict[str, Any]]:
+    """Return the steps from an upright image of any size to the square input."""
+    size, resize, name = steps.size, steps.resize, steps.interpolation
+    filter_text = (
+        f"with the filter {name}{' and antialiasing' if name != 'nearest' else ''}, to integers of 0 to 255 (Pillow: "
+        f"Image.Resampling.{name.upper()})"
+    )
+    step: dict[str, Any] = {"name": "resize", "interpolation": name, "antialias": name != "nearest"}
+    if resize is None:
+        is_crop = steps.fit == "crop"
+        square = (
+            "Crop the largest central square: side = min(width, height), left = (width - side) // 2, top = (height - "
+            "side) // 2. Resize it"
+            if is_crop
+            else "Resize the whole image, without its aspect ratio,"
+        )
+        step |= {"box": "central_square" if is_crop else "whole_image", "size": [size, size]}
+        return [step | {"text": f"{square} to {size} x {size} {filter_text}."}]
+    if steps.fit == "crop":
+        step |= {
+            "box": "whole_image",
+            "shorter_edge": resize,
+            "text": f"Resize the whole image so that its shorter edge becomes {resize} pixels long and the longer edge "
+            f"int({resize} * longer / shorter), {filter_text}.",
+        }
+    else:
+        text = f"Resize the whole image, without its aspect ratio, to {resize} x {resize} {filter_text}."
+        step |= {"box": "whole_image", "size": [resize, resize], "text": text}
+    crop = {
+        "name": "center_crop",
+        "size": [size, size],
+        "text": f"Crop the central {size} x {size} pixels: left = round((width - {size}) / 2), top = round((height - "
+        f"{size}) / 2), where round() rounds halves to the even number.",
+    }
+    return [step, crop]
