@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from safetensors.torch import load_file
 
 from engine.config.loader import validate_config
@@ -79,8 +79,12 @@ def test_export_describes_preprocessing_completely(run: RunFolder, tmp_path: Pat
 def follow_steps(path: Path, steps: list[dict[str, Any]]) -> NDArray[np.float32]:
     """Read an image as the steps of model.json say, without code of gputrain."""
     image, pixels = Image.open(path), np.empty(0, np.float32)
+    edges = np.array(image.size)
     for step in steps:
         match step["name"]:
+            case "jpeg_draft":
+                image.draft(step["mode"], tuple(np.ceil(edges * step["size"] / min(edges)).astype(int)))
+                edges = edges[::-1] if image.getexif().get(ExifTags.Base.Orientation, 1) > 4 else edges
             case "jpeg_luma":
                 image.draft("L", None)
             case "exif_transpose":
@@ -97,9 +101,10 @@ def follow_steps(path: Path, steps: list[dict[str, Any]]) -> NDArray[np.float32]
             case "resize":
                 resampling = Image.Resampling[step["interpolation"].upper()]
                 if step["box"] == "central_square":
-                    side = min(image.size)
-                    left, top = (image.width - side) // 2, (image.height - side) // 2
-                    image = image.crop((left, top, left + side, top + side))
+                    whole = edges if steps[0]["name"] == "jpeg_draft" else np.array(image.size)
+                    offset, scale = (whole - min(whole)) // 2, image.size / whole
+                    corners = [*(offset * scale), *((offset + min(whole)) * scale)]
+                    image = image.crop(tuple(round(corner) for corner in corners))
                 image = image.resize(step["size"], resampling)
             case "to_array":
                 pixels = np.array(image, np.float32).reshape(*step["shape"][1:], -1).transpose(2, 0, 1)

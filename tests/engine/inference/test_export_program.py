@@ -1,0 +1,90 @@
+"""Formats of an export: missing libraries, models that cannot be traced, test-time augmentation, kept files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.inference.export_program import Program
+from engine.inference.trained_model import load_trained_model
+from trained_run import call, saved_run
+
+DATA_DEPENDENT = """
+import torch
+
+class Branching(torch.nn.Module):
+    def __init__(self, channels, classes, size):
+        super().__init__()
+        self.linear = torch.nn.Linear(channels * size * size, classes)
+
+    def forward(self, images):
+        logits = self.linear(images.flatten(1))
+        if logits.sum() > 0:
+            return logits
+        return -logits
+"""
+
+
+def test_export_names_the_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.utils.libraries.find_spec", lambda name: None)
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    done = call("export", saved_run(tmp_path / "run").path, "--format", "onnx")
+    assert done.exit_code == 2
+    assert done.stderr == "error: --format: onnx is not installed: pip install 'gputrain[onnx]'\n"
+
+
+def test_export_refuses_unknown_format(tmp_path: Path) -> None:
+    done = call("export", saved_run(tmp_path / "run").path, "--format", "tflite")
+    expected = "error: --format: tflite is not allowed: must be one of safetensors, torch-export, onnx\n"
+    assert (done.exit_code, done.stderr) == (2, expected)
+
+
+def test_export_of_data_dependent_model_fails_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "branching.py").write_text(DATA_DEPENDENT)
+    config = {"model": {"name": "branching:Branching"}, "run": {"code": str(tmp_path)}}
+    run = saved_run(tmp_path / "run", **config)
+    run.config.write_text(json.dumps(config))
+    done = call("export", run.path, "--format", "torch-export", "--output", tmp_path / "out")
+    assert done.exit_code == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: --format: torch.export cannot trace branching:Branching: ")
+    assert line.endswith("use --format safetensors")
+    assert f"{tmp_path}/branching.py, line 11" in line
+    assert not (tmp_path / "out").exists()
+    assert call("export", run.path, "--output", tmp_path / "out").exit_code == 0
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
+def test_program_applies_tta_and_activation_of_the_run(loss: str, tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", eval={"tta": "flip"}, loss={"name": loss})
+    done = call("export", run.path, "--images", "4")
+    assert done.exit_code == 0, done.stderr
+    description = json.loads((run.export / "model.json").read_text())
+    assert (description["tta"], description["output"]) == ("flip", "sigmoid" if loss == "bce" else "softmax")
+    trained = load_trained_model(run, device="cpu")
+    images = torch.randint(256, (3, 3, 8, 8), dtype=torch.uint8)
+    program = Program(trained.model, description)
+    assert torch.equal(program(images), trained.probabilities(images))
+
+
+def test_export_keeps_files_of_same_weights_and_refuses_those_of_others(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run")
+    other = saved_run(tmp_path / "other" / "run")
+    output = tmp_path / "out"
+    assert call("export", run.path, "--output", output, "--images", "0").exit_code == 0
+    assert call("export", run.path, "--output", output, "--images", "0", "--format", "torch-export").exit_code == 0
+    assert len(json.loads((output / "model.json").read_text())["files"]) == 2
+    done = call("export", other.path, "--output", output, "--images", "0")
+    assert (done.exit_code, "model.pt2: was exported from other weights of run" in done.stderr) == (2, True)
+    assert call("export", other.path, "--output", output, "--images", "0", "--force").exit_code == 0
+    assert not (output / "model.pt2").exists()
+    (output / "README.md").write_text("my own notes")
+    done = call("export", other.path, "--output", output, "--images", "0")
+    assert (done.exit_code, "README.md: was changed after it was exported" in done.stderr) == (2, True)
+    assert (output / "README.md").read_text() == "my own notes"

@@ -1,0 +1,38 @@
+"""Model card of an export: what it says, and text from outside in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.inference.model_card import code
+from trained_run import call, saved_run
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cat", "`cat`"),
+        ("a`b``c", "```a`b``c```"),
+        ("`", "`` ` ``"),
+        ("\x1b[31m\n# title", "`\\x1b[31m\\n# title`"),
+        ("<img src=x>", "`<img src=x>`"),
+        ("  ", "`    `"),
+    ],
+)
+def test_code_span_shows_text_as_it_is(text: str, expected: str) -> None:
+    assert code(text) == expected
+
+
+def test_code_span_in_table_escapes_pipes() -> None:
+    assert code("a|b", in_table=True) == "`a\\|b`"
+
+
+def test_model_card_names_data_recipe_figures_and_commands(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "flowers", optim={"lr": 0.25})
+    assert call("export", run.path, "--images", "4").exit_code == 0
+    card = (run.export / "README.md").read_text()
+    for part in ("# `flowers`", "`class-0`, `class-1`", "| `optim.lr` | `0.25` |", "optim.lr=0.25", "## Agreement"):
+        assert part in card
+    assert "on 4 validation images" in card
