@@ -18,8 +18,8 @@ from gputrain_command import Gputrain, read_events
 
 FOLDER = Path(__file__).parent / "rehearsal"
 LIBRARY = "libfakecuda.so"  # hooks/sitecustomize.py looks for this name
-# cpu_kernels.py and the functions in C are written for what this version calls.
-SERVED_TORCH = "2.14"
+# cpu_kernels.py and the functions in C are written for what these versions call.
+SERVED_TORCH = ("2.14", "2.15")
 
 
 def reason_to_skip(compiler: str | None, torch_version: str, cuda_version: str | None) -> str | None:
@@ -28,8 +28,8 @@ def reason_to_skip(compiler: str | None, torch_version: str, cuda_version: str |
         return "no C compiler, which the fake CUDA runtime needs"
     if cuda_version is None:
         return f"torch {torch_version} is not a CUDA build"
-    if not torch_version.startswith(f"{SERVED_TORCH}."):
-        return f"the fake CUDA runtime serves torch {SERVED_TORCH}, not {torch_version}"
+    if not torch_version.startswith(tuple(f"{version}." for version in SERVED_TORCH)):
+        return f"the fake CUDA runtime serves torch {' and '.join(SERVED_TORCH)}, not {torch_version}"
     return None
 
 

@@ -13,6 +13,7 @@ from fake_gpu_host import gpu_uuid
 from gputrain_command import read_events
 
 
+@pytest.mark.rehearsal
 def test_loader_installs_everything_in_one_run(rehearsal: Rehearsal) -> None:
     coverage = pytest.importorskip("coverage")
     settings = rehearsal.folder / "coverage.ini"

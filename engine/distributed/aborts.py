@@ -23,9 +23,14 @@ MAX_LOG_BYTES = 2**20
 # All ranks write to the same log. torch marks its lines with "[rank1]:" or "[PG ID 0 PG GUID 0(default_pg) Rank 1]".
 _RANK_MARK = re.compile(r"^\[rank(\d+)\]:|\bRank (\d+)\]")
 _PREFIXES = re.compile(r"^(\[[^\]]*\]:?\s*)+")
-_EXCEPTION = re.compile(r"terminated with exception: (.+)|^\s*what\(\):\s+(.+)", re.MULTILINE)
+_EXCEPTION = re.compile(
+    r"terminated with exception: (.+)|^\s*what\(\):\s+(.+)|Aborting process on rank \d+ due to error - (.+)",
+    re.MULTILINE,
+)
 _TIMED_OUT = re.compile(
-    r"^.*(?:Watchdog caught collective operation timeout|watchdog got stuck for|Heartbeat monitor timed out).*$",
+    r"^.*(?:Watchdog caught collective operation timeout|watchdog got stuck for|Heartbeat monitor timed out"
+    # Since torch 2.15.
+    r"|Operation timed out after|Aborting process on rank \d+ due to timeout).*$",
     re.MULTILINE,
 )
 _LOST_PEER = re.compile(
@@ -58,7 +63,7 @@ def abort_failure(rank: int, device: str, log_text: str) -> RankFailed:
     if (match := _LOST_PEER.search(text)) is not None:
         cause = f"{status} by torch, because it lost the connection to another rank ({_quote(match[0])})"
         return RankFailed(rank=rank, device=device, cause=cause, lost_peer=True)
-    message = nccl_last_error(text) or next((found[1] or found[2] for found in _EXCEPTION.finditer(text)), "")
+    message = nccl_last_error(text) or next((found[found.lastindex or 0] for found in _EXCEPTION.finditer(text)), "")
     reason = f": {_quote(message)}" if message else "; the log may contain the cause"
     return RankFailed(rank=rank, device=device, cause=status + reason)
 

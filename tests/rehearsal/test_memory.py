@@ -13,6 +13,7 @@ from gputrain_command import read_events
 FAKE_DATA = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=64", "data.image_size=128", "--epochs", "1")
 
 
+@pytest.mark.rehearsal
 def test_out_of_memory_on_one_gpu_names_rank_and_remedy(rehearsal: Rehearsal) -> None:
     options = ("data.dataset=fake", "data.image_size=32", "--batch-size", "256", "--epochs", "1", "--name", "small")
     memory = f"{2 << 30},{48 << 20}"
@@ -24,6 +25,7 @@ def test_out_of_memory_on_one_gpu_names_rank_and_remedy(rehearsal: Rehearsal) ->
     assert [event["rank"] for event in read_events(rehearsal.runs / "small") if event["type"] == "rank_failed"] == [1]
 
 
+@pytest.mark.rehearsal
 def test_dp_holds_share_of_batch_on_gpu_0(rehearsal: Rehearsal) -> None:
     options = ("--model", "linear", "--batch-size", "32", "--gpus", "free:2", "device.parallel=dp")
     [epoch] = [event for event in read_events(rehearsal.run("dp", *FAKE_DATA, *options)) if event["type"] == "epoch"]
@@ -32,6 +34,7 @@ def test_dp_holds_share_of_batch_on_gpu_0(rehearsal: Rehearsal) -> None:
     assert batch_bytes / 2 < epoch["memory"][0]["allocated"] < 0.6 * batch_bytes + 4 * model_bytes
 
 
+@pytest.mark.rehearsal
 def test_auto_batch_size_fits_gpu_with_least_free_memory(rehearsal: Rehearsal) -> None:
     free_bytes = (2 << 30, 840 << 20)
     options = ("data.dataset=fake", "data.image_size=256", "--model", "linear", "--batch-size", "auto", "--dry-run")

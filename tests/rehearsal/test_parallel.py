@@ -28,6 +28,7 @@ def test_ddp_over_nccl_equals_cpu_ranks(ddp_run: DdpRun) -> None:
     assert_equal_training(ddp_run.path, on_cpu)
 
 
+@pytest.mark.rehearsal
 def test_spawned_ranks_train_like_forked_ones(ddp_run: DdpRun) -> None:
     options = (*ddp_run.arguments, "--gpus", "free:2", "device.start_method=spawn")
     spawned = ddp_run.gputrain.run("spawned", *options)

@@ -28,6 +28,7 @@ def test_gray_images_expand_to_three_channels(rehearsal: Rehearsal, options: lis
     assert read_events(run)[-1]["state"] == "finished"
 
 
+@pytest.mark.rehearsal
 def test_journal_begins_with_run_started(rehearsal: Rehearsal) -> None:
     run = rehearsal.run("watched", *DIGITS)
     assert [event["type"] for event in read_events(run)[:2]] == ["run_started", "gpus"]
@@ -37,6 +38,7 @@ def test_journal_begins_with_run_started(rehearsal: Rehearsal) -> None:
     assert types[resumed - 1 : resumed + 2] == ["run_finished", "run_resumed", "gpus"]
 
 
+@pytest.mark.rehearsal
 def test_checkpoint_of_gpu_loads_without_gpu(rehearsal: Rehearsal) -> None:
     options = ("--gpus", "free:1", "--optimizer", "adamw", "model.ema=0.9", "precision.amp=fp16")
     run = rehearsal.run("gpu", "digits", "--epochs", "1", *options)
@@ -47,6 +49,7 @@ def test_checkpoint_of_gpu_loads_without_gpu(rehearsal: Rehearsal) -> None:
     assert rehearsal("resume", "gpu", "--headless", "run.epochs=2", "device.gpus=cpu").returncode == 0
 
 
+@pytest.mark.rehearsal
 def test_single_rank_creates_no_nccl_communicator(rehearsal: Rehearsal) -> None:
     run = rehearsal.run("single", "digits", "--epochs", "1", "--gpus", "free:1", "run.log_every=1")
     assert run_started(run)["backend"] == "gloo"
@@ -65,6 +68,7 @@ def test_evaluate_runs_on_free_gpu(rehearsal: Rehearsal) -> None:
     assert len(contexts) == 1
 
 
+@pytest.mark.rehearsal
 def test_run_trains_on_gpus_that_nvml_does_not_report(rehearsal: Rehearsal) -> None:
     for name in rehearsal.host.driver:
         del rehearsal.environment[name]

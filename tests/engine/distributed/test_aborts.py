@@ -24,6 +24,12 @@ STUCK = """\
 watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives. This typically \
 indicates a NCCL/CUDA API (e.g., CudaEventDestroy) hang blocking the watchdog
 """
+# From torch 2.15 on the fake GPUs of the rehearsal.
+TIMEOUT_OF_TORCH_2_15 = """\
+[rank1]:[E1123 09:48:53.485318410 WorkNCCL.cpp:372] [TC][rank=1][name=0] Operation timed out after 3000 ms
+[rank1]:[E1123 09:48:53.487870521 ProcessGroupNCCL.cpp:638] [TC][rank=1][name=0] Aborting process on rank 1 due to \
+timeout - timeout watchdog detected operation timeout
+"""
 # From modelscope/ms-swift#8371.
 ASSERT = """\
 [rank1]:[E318 09:26:18.141499142 ProcessGroupNCCL.cpp:2068] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group \
@@ -49,7 +55,9 @@ NET/IB : Got completion from peer 11.214.147.122<39138> with error 12, opcode 0,
 """
 
 
-@pytest.mark.parametrize("text", [TIMEOUT, STUCK], ids=["collective", "NCCL thread"])
+@pytest.mark.parametrize(
+    "text", [TIMEOUT, STUCK, TIMEOUT_OF_TORCH_2_15], ids=["collective", "NCCL thread", "torch 2.15"]
+)
 def test_abort_after_a_timeout_is_caused_by_another_rank(text: str) -> None:
     failure = abort_failure(1, "cpu", text)
     assert failure.lost_peer
