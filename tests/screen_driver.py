@@ -15,9 +15,11 @@ from tui.app import GputrainApp
 Drive = Callable[[Pilot[None]], Awaitable[None]]
 
 
-def drive(app: GputrainApp, act: Drive, size: tuple[int, int] = (100, 30)) -> None:
+def drive(app: GputrainApp, act: Drive, size: tuple[int, int] = (100, 30), *, notifications: bool = False) -> None:
+    """Run the app and call `act`. With `notifications`, toasts are on the screen."""
+
     async def main() -> None:
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=size, notifications=notifications) as pilot:
             await wait_until_idle(pilot)
             await act(pilot)
 

@@ -10,7 +10,8 @@ import fcntl
 import re
 import struct
 import termios
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -36,6 +37,10 @@ ATTRIBUTES_REPLY = re.compile(r"\x1b\[\?(\d+(?:;\d*)*);?c")
 CELL_SIZE_REPLY = re.compile(r"\x1b\[6;(\d{1,5});(\d{1,5})t")
 KITTY_REPLY = re.compile(rf"\x1b_Gi={KITTY_QUERY_ID}[^;\x1b]*;([^\x1b]*)\x1b\\")
 SIXEL_EXTENSION = 4
+REPLY = re.compile("|".join(f"(?:{reply.pattern})" for reply in (ATTRIBUTES_REPLY, CELL_SIZE_REPLY, KITTY_REPLY)))
+# The beginning of an answer at the end of what has arrived; the rest follows. Longer than any answer, it is none.
+PARTIAL_REPLY = re.compile(r"\x1b(?:\[(?:\?[\d;]*|6(?:;[\d;]*)?)?|_(?:G[^\x1b]*\x1b?)?)?\Z")
+MAX_REPLY_CHARACTERS = 200
 # Terminals below print the characters of a sequence that they do not know.
 MIN_CLASS_FOR_KITTY_QUERY = 60
 
@@ -119,3 +124,32 @@ class GraphicsQuery:
             elif terminal_class >= MIN_CLASS_FOR_KITTY_QUERY:
                 return ASK_KITTY
         return ""
+
+
+class ReplyFilter:
+    """Takes the answers of the terminal out of what is typed. An answer may arrive in pieces."""
+
+    def __init__(self, on_reply: Callable[[str], object]) -> None:
+        self._on_reply = on_reply
+        self._held, self._held_since = "", 0.0
+
+    def feed(self, data: str) -> str:
+        """Return what is typed; the beginning of an answer is held until its end arrives."""
+        data, self._held = self._held + data, ""
+        typed, position = [], 0
+        for match in REPLY.finditer(data):
+            typed.append(data[position : match.start()])
+            position = match.end()
+            self._on_reply(match[0])
+        rest = data[position:]
+        partial_reply = PARTIAL_REPLY.search(rest)
+        if partial_reply is not None and len(partial_reply[0]) <= MAX_REPLY_CHARACTERS:
+            rest, self._held, self._held_since = rest[: partial_reply.start()], partial_reply[0], time.monotonic()
+        return "".join([*typed, rest])
+
+    def release(self, after_s: float) -> str:
+        """Return what has been held for `after_s` seconds: an escape key, and no answer."""
+        if not self._held or time.monotonic() - self._held_since < after_s:
+            return ""
+        held, self._held = self._held, ""
+        return held

@@ -50,6 +50,8 @@ KEY_LABELS = {
     "minus": "-",
     "equals_sign": "=",
     "comma": ",",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
     "full_stop": ".",
     "left": "←",
     "shift+left": "⇧←",
@@ -232,7 +234,6 @@ MISTAKES_COMMANDS = (
     Command("right,right_square_bracket,tab", "next list", "Show the next list.", "list(1)", 9),
     Command("I", "evaluate", "Evaluate each image of the validation set; again, stop that.", "inspect", 8),
     Command("ctrl+y", "copy path", "Copy the path of this image.", "copy", 6),
-    *LIST_COMMANDS,
     BACK_COMMAND,
 )
 FORM_COMMANDS = (

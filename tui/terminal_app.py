@@ -15,31 +15,35 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.theme import ThemeStackError
 from textual.app import App, SystemCommand
 from textual.driver import Driver
-from textual.geometry import Region
 from textual.screen import Screen
 from textual.signal import Signal
 
 from engine.utils.text import printable
-from tui.graphics import Graphics, GraphicsQuery, cell_size, known_protocol, requested_protocol
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.theme import initial_palette, save_palette, textual_theme
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from rich.console import RenderableType
+    from textual.geometry import Region
+
+    # The first frame does without it.
+    from tui.graphics import Graphics, GraphicsQuery
+
+    class Overlay(Protocol):
+        """A widget that draws over its cells: with Sixel, the terminal has pixels that Textual knows nothing of."""
+
+        def overlay(self) -> tuple[Region, str]:
+            """Return the cells that the overlay covers, and what to write; "" if it is hidden."""
+
 
 EXIT_GRACE_SECONDS = 1.5
-
-
-class Overlay(Protocol):
-    """A widget that draws over its cells: with Sixel, the terminal has pixels that Textual knows nothing of."""
-
-    def overlay(self) -> tuple[Region, str]:
-        """Return the cells that the overlay covers, and what to write; "" if it is hidden."""
 
 
 class TerminalApp(App[None]):
@@ -60,7 +64,8 @@ class TerminalApp(App[None]):
         self.stylesheet.set_variables(self.get_css_variables())
         self.animation_level = "none"
         self._got_sigtstp = False
-        self.graphics = Graphics()
+        self.graphics: Graphics | None = None
+        """Which graphics the terminal shows; None before `find_graphics`."""
         self.graphics_changed: Signal[Graphics] = Signal(self, "graphics")
         self.overlays: set[Overlay] = set()
         self._graphics_query: GraphicsQuery | None = None
@@ -134,6 +139,8 @@ class TerminalApp(App[None]):
         """
         if self._graphics_query is not None:
             return
+        from tui.graphics import GraphicsQuery, cell_size, known_protocol, requested_protocol
+
         protocol, cell, driver = None, None, self._driver
         try:
             protocol = requested_protocol(os.environ)

@@ -5,9 +5,7 @@ Textual takes an answer that it does not know for typed text: the letters of `ES
 
 from __future__ import annotations
 
-import re
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,44 +14,10 @@ from textual import constants
 from textual._xterm_parser import XTermParser
 from textual.drivers import linux_driver
 
-from tui.graphics import ATTRIBUTES_REPLY, CELL_SIZE_REPLY, KITTY_REPLY
-
 if TYPE_CHECKING:
     from textual.message import Message
 
-REPLY = re.compile("|".join(f"(?:{reply.pattern})" for reply in (ATTRIBUTES_REPLY, CELL_SIZE_REPLY, KITTY_REPLY)))
-# The beginning of an answer at the end of what has arrived; the rest follows. Longer than any answer, it is none.
-PARTIAL_REPLY = re.compile(r"\x1b(?:\[(?:\?[\d;]*|6(?:;[\d;]*)?)?|_(?:G[^\x1b]*\x1b?)?)?\Z")
-MAX_REPLY_CHARACTERS = 200
-
-
-class ReplyFilter:
-    """Takes the answers of the terminal out of what is typed. An answer may arrive in pieces."""
-
-    def __init__(self, on_reply: Callable[[str], object]) -> None:
-        self._on_reply = on_reply
-        self._held, self._held_since = "", 0.0
-
-    def feed(self, data: str) -> str:
-        """Return what is typed; the beginning of an answer is held until its end arrives."""
-        data, self._held = self._held + data, ""
-        typed, position = [], 0
-        for match in REPLY.finditer(data):
-            typed.append(data[position : match.start()])
-            position = match.end()
-            self._on_reply(match[0])
-        rest = data[position:]
-        partial_reply = PARTIAL_REPLY.search(rest)
-        if partial_reply is not None and len(partial_reply[0]) <= MAX_REPLY_CHARACTERS:
-            rest, self._held, self._held_since = rest[: partial_reply.start()], partial_reply[0], time.monotonic()
-        return "".join([*typed, rest])
-
-    def release(self, after_s: float) -> str:
-        """Return what has been held for `after_s` seconds: an escape key, and no answer."""
-        if not self._held or time.monotonic() - self._held_since < after_s:
-            return ""
-        held, self._held = self._held, ""
-        return held
+    from tui.graphics import ReplyFilter
 
 
 class ReplyParser(XTermParser):
@@ -87,6 +51,9 @@ class AskingDriver(linux_driver.LinuxDriver):
 
     def ask(self, question: str, on_reply: Callable[[str], object]) -> None:
         """Send a question. `on_reply` gets each answer in the thread that reads the keys, however late it comes."""
+        # The first frame does without it.
+        from tui.graphics import ReplyFilter
+
         with self._lock:
             if self._replies is None:
                 self._replies = ReplyFilter(on_reply)

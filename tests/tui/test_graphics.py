@@ -14,11 +14,11 @@ from tui.graphics import (
     KITTY_QUERY_ID,
     Graphics,
     GraphicsQuery,
+    ReplyFilter,
     cell_size,
     known_protocol,
     requested_protocol,
 )
-from tui.terminal_replies import ReplyFilter
 
 SIXEL_REPLY, PLAIN_REPLY = "\x1b[?62;4;22c", "\x1b[?62;22c"
 # More characters than Textual searches for the end of a sequence.

@@ -60,6 +60,7 @@ def test_half_blocks_have_colors_of_image() -> None:
     assert (drawn.columns, drawn.rows, drawn.setup, drawn.overlay) == (36, 12, "", "")
     assert [Strip(line).cell_length for line in drawn.lines] == [36] * 12
     first, last = drawn.lines[0][0], drawn.lines[-1][-1]
+    assert first.text == "▀" * 36
     assert first.style is not None and first.style.color is not None and first.style.color.triplet is not None
     assert first.style.color.triplet.hex == "#ff0000"
     assert last.style is not None and last.style.bgcolor is not None and last.style.bgcolor.triplet is not None

@@ -72,7 +72,6 @@ class MistakesScreen(GputrainScreen):
                 yield facts
 
     def on_mount(self) -> None:
-        self.gputrain_app.find_graphics()
         self.query_one("#mistakes").display = False
         self.inspection_poller.on_first_result = self._show_first_result
         self.inspection_poller.start()
@@ -129,7 +128,9 @@ class MistakesScreen(GputrainScreen):
         info = lists.inspection.info
         images = f"{len(lists.inspection):,} images"
         line.append(f"{printable(info.checkpoint)}", STRONG)
-        line.append(f"   {images}   evaluated {format_duration(max(time.time() - info.time, 0))} ago")
+        line.append(f"   {images}")
+        if info.time:
+            line.append(f"   evaluated {format_duration(max(time.time() - info.time, 0))} ago")
         if (reason := info.stale_reason((self._epoch[1],))) is not None:
             line.append(f"   {printable(reason)}; press I to evaluate again", WARNING)
         return line

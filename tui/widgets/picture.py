@@ -47,6 +47,7 @@ class Picture(Widget):
     def on_mount(self) -> None:
         self._poller.start()
         terminal = self._terminal
+        terminal.find_graphics()
         terminal.graphics_changed.subscribe(self, self._change_graphics)
         terminal.overlays.add(self)
 
@@ -85,10 +86,11 @@ class Picture(Widget):
         self._send_request()
 
     def _send_request(self) -> None:
-        if self._shown is None or not self.size.width or not self.size.height:
+        graphics = self._terminal.graphics
+        if self._shown is None or not self.size.width or not self.size.height or graphics is None:
             return
         key, load = self._shown
-        self._request = PictureRequest(key, load, self.size.width, self.size.height, self._terminal.graphics)
+        self._request = PictureRequest(key, load, self.size.width, self.size.height, graphics)
         self._poller.request(self._request)
         if self._timer is None:
             self._timer = self.set_timer(STALE_SECONDS, self._drop_stale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,15 @@ from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import write_inspection
 from engine.utils.files import write_json
+from gputrain_command import Gputrain
 from inspections import CLASSES, make_inspection
 from screen_driver import drive, press, real_app
 from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from terminal import Terminal
 from tui import inspection_poller
+from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN
+from tui.graphics import ASK_ATTRIBUTES, Graphics
 from tui.screens.mistakes import MistakesScreen
 from tui.widgets.lines import Lines
 from tui.widgets.picture import Picture
@@ -37,6 +42,7 @@ IMAGES = [
     ((0.49, 0.00, 0.51), 2, "owl/barn.png"),
 ]
 COUNTS = [[1, 2, 0], [0, 1, 0], [0, 1, 1]]
+FAILING_INSPECT = "import sys; sys.exit('error: data.path: /photos does not exist')"
 SLOW_INSPECT = "import time; time.sleep(60)"
 
 
@@ -96,8 +102,31 @@ async def drawn(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
+async def check_overlay(pilot: Pilot[None]) -> None:
+    """Sixel is drawn over blank cells at the place of the picture, but not over a toast or while a dialog is open."""
+    app, picture = pilot.app, pilot.app.screen.query_one(Picture)
+    assert isinstance(app, GputrainApp)
+    app._use_graphics(Graphics("sixel"))
+    app.clear_notifications()
+    await drawn(pilot)
+    await wait_until(pilot, lambda: picture.overlay()[1] != "")
+    region, sequence = picture.overlay()
+    assert "▀" not in visible_text(pilot, "#picture")
+    assert sequence.startswith(f"\x1b7\x1b[{region.y + 1};")
+    app.show_toast("a long line " * 40)
+    await wait_until(pilot, lambda: any(toast.region.overlaps(region) for toast in app.screen.query("Toast")))
+    assert picture.overlay() == (region, "")
+    app.clear_notifications()
+    await wait_until(pilot, lambda: picture.overlay()[1] == sequence)
+    await press(pilot, "question_mark")
+    assert picture.overlay()[1] == ""
+    await press(pilot, "escape")
+    app._use_graphics(Graphics())
+    await drawn(pilot)
+
+
 def drive_run(run: RunFolder, act: object, size: tuple[int, int] = (120, 34)) -> None:
-    drive(demo_app(run.path.parent, run=run.name), act, size)  # type: ignore[arg-type]
+    drive(demo_app(run.path.parent, run=run.name), act, size, notifications=True)  # type: ignore[arg-type]
 
 
 def listed(pilot: Pilot[None]) -> list[str]:
@@ -106,7 +135,7 @@ def listed(pilot: Pilot[None]) -> list[str]:
     return [line for line in lines if line]
 
 
-def test_mistakes_screen_lists_images_of_cell_by_loss(run: RunFolder) -> None:
+def test_mistakes_screen_lists_images_of_cell_and_other_lists(run: RunFolder, tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await open_mistakes(pilot)
         assert [line.split(maxsplit=1) for line in listed(pilot)] == [
@@ -121,13 +150,8 @@ def test_mistakes_screen_lists_images_of_cell_by_loss(run: RunFolder) -> None:
         await press(pilot, "j")
         await drawn(pilot)
         assert visible_text(pilot, "#facts") != before
-
-    drive_run(run, act)
-
-
-def test_mistakes_screen_switches_lists(run: RunFolder) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await open_mistakes(pilot)
+        await press(pilot, "ctrl+y")
+        assert pilot.app.clipboard == str(tmp_path / "photos/cat/tabby.png")
         await press(pilot, "right")
         assert [line.split()[0] for line in listed(pilot)] == ["98.00%", "90.00%", "36.00%"]
         assert "cat → dog" in listed(pilot)[0]
@@ -137,53 +161,62 @@ def test_mistakes_screen_switches_lists(run: RunFolder) -> None:
         assert listed(pilot)[0].split()[0] == "1.00%"
         await press(pilot, "right", "left")
         assert "Suspected wrong labels" in visible_text(pilot, "#images")
+        await check_overlay(pilot)
+        pilot.app.clear_notifications()
+        await press(pilot, "I")
+        assert [toast.message for toast in pilot.app._notifications] == ["Demo mode: models cannot be evaluated"]
 
     drive_run(run, act)
 
 
-def test_mistakes_screen_reports_image_that_cannot_be_shown(run: RunFolder, tmp_path: Path) -> None:
+def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "photos/cat/tabby.png").write_text("no image")
     (tmp_path / "photos/cat/a dog, really.png").unlink()
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_mistakes(pilot)
-        assert "cannot be shown: No such file or directory" in " ".join(visible_text(pilot, "#picture").split())
-        await press(pilot, "down")
-        await drawn(pilot)
-        assert "cannot be shown: it is not an image" in " ".join(visible_text(pilot, "#picture").split())
-
-    drive_run(run, act, (160, 48))
-
-
-def test_mistakes_screen_copies_path(run: RunFolder, tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await open_mistakes(pilot)
-        await press(pilot, "ctrl+y")
-        assert pilot.app.clipboard == str(tmp_path / "photos/cat/a dog, really.png")
-
-    drive_run(run, act)
-
-
-def test_mistakes_screen_says_that_inspection_is_of_another_epoch(run: RunFolder, tmp_path: Path) -> None:
     six = six_images(tmp_path / "photos")
     write_inspection(run, replace(six, info=replace(six.info, epoch=3)))
 
     async def act(pilot: Pilot[None]) -> None:
-        await open_mistakes(pilot)
+        screen = await open_mistakes(pilot)
+        assert "cannot be shown: No such file or directory" in " ".join(visible_text(pilot, "#picture").split())
+        await press(pilot, "down")
+        await drawn(pilot)
+        assert "cannot be shown: it is not an image" in " ".join(visible_text(pilot, "#picture").split())
         assert "is of epoch 3, not of epoch 7; press I" in visible_text(pilot, "#inspected")
         assert len(listed(pilot)) == 2
-
-    drive_run(run, act)
-
-
-def test_mistakes_screen_reports_damaged_inspection(run: RunFolder) -> None:
-    os.truncate(run.inspection, 100)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_mistakes(pilot)
+        os.truncate(run.inspection, 100)
+        await wait_until(pilot, lambda: screen.inspection_poller.problem is not None)
+        await wait_until_idle(pilot)
         assert "inspection.npz is damaged: " in visible_text(pilot, "#inspected")
 
-    drive_run(run, act)
+    drive_run(run, act, (160, 48))
+
+
+def test_mistakes_screen_draws_sixel_once_terminal_has_answered(run: RunFolder, gputrain: Gputrain) -> None:
+    """The answer arrives late, in two pieces and with a key: no letter of it is taken for a key."""
+    program = (
+        "import sys; from pathlib import Path; from tui.app import GputrainApp\n"
+        "GputrainApp(Path(sys.argv[1]).parent, initial_run=Path(sys.argv[1])).run()"
+    )
+    terminal = Terminal(gputrain, sys.executable, "-c", program, str(run.path), COLORTERM="truecolor", TMUX="", STY="")
+    terminal.wait_for("confusion")
+    assert ASK_ATTRIBUTES.encode() not in terminal.seen
+    terminal.press("v")
+    terminal.wait_for(ASK_ATTRIBUTES)
+    terminal.wait_for("of 3, 67%")
+    terminal.press("\r")
+    terminal.wait_for("▀")
+    assert b"\x1bP" not in terminal.seen
+    terminal.press("j\x1b[?6")
+    terminal.press("2;4;22c")
+    terminal.wait_for("\x1b\\\x1b8")
+    terminal.wait_for("cat/tabby.png")
+    picture, _, after = terminal.seen.partition(b"\x1bP")[2].partition(b"\x1b\\")
+    assert b'"1;1;' in picture
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.restored()
+    assert b"\x1bP" not in after
+    terminal.hang_up()
 
 
 def inspect_processes() -> list[psutil.Process]:
@@ -214,9 +247,10 @@ def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monke
     drive(real_app(run.path.parent, run.name), act, (120, 34))
 
 
-def test_mistakes_screen_shows_why_evaluation_failed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import sys; sys.exit('error: data.path: /photos does not exist')"
-    monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", program)
+def test_mistakes_screen_shows_why_evaluation_failed_and_kills_it_when_left(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", FAILING_INSPECT)
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_mistakes(pilot)
@@ -224,17 +258,7 @@ def test_mistakes_screen_shows_why_evaluation_failed(run: RunFolder, monkeypatch
         await wait_until(pilot, lambda: screen._command is not None and screen._command.ended)
         await wait_until_idle(pilot)
         assert visible_text(pilot, "#inspected").strip() == "data.path: /photos does not exist"
-
-    drive(real_app(run.path.parent, run.name), act, (120, 34))
-
-
-def test_mistakes_screen_kills_evaluation_when_it_is_stopped_or_left(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", SLOW_INSPECT)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_mistakes(pilot)
+        monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", SLOW_INSPECT)
         for key in ("I", "escape"):
             await pilot.press("I")
             await wait_until(pilot, lambda: len(inspect_processes()) == 1)
@@ -255,15 +279,6 @@ async def wait_until_idle_of_list(pilot: Pilot[None]) -> None:
     assert isinstance(screen, MistakesScreen)
     screen.update_if_on_top()
     await pilot.pause()
-
-
-def test_mistakes_screen_starts_no_evaluation_in_demo(run: RunFolder) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        await open_mistakes(pilot)
-        await press(pilot, "I")
-        assert [toast.message for toast in pilot.app._notifications] == ["Demo mode: models cannot be evaluated"]
-
-    drive_run(run, act)
 
 
 @at_sizes((80, 24), (160, 48))
