@@ -132,8 +132,8 @@ def standalone_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _trace(trained: TrainedModel, description: Mapping[str, Any]) -> ExportedProgram:
     """Trace the program of a model with a batch of any size. Raises UsageError."""
     checkpoint = trained.checkpoint
-    images, program = checkpoint.image_format, Program(trained.model, description).eval()
-    example = torch.zeros(EXAMPLE_BATCH, images.channels, images.size, images.size, dtype=torch.uint8)
+    image, program = description["image"], Program(trained.model, description).eval()
+    example = torch.zeros(EXAMPLE_BATCH, image["channels"], image["size"], image["size"], dtype=torch.uint8)
     try:
         with _quiet():
             traced = torch.export.export(

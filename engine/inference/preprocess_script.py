@@ -92,6 +92,12 @@ class Preprocessing:
     draft: bool = True
 
 
+def evaluation_steps(image_format: ImageFormat) -> Preprocessing:
+    """Return how a format preprocesses images for evaluation and prediction."""
+    steps: Preprocessing = getattr(image_format, "evaluation", Preprocessing(image_format.size))
+    return steps
+
+
 def pil_mode(image_format: ImageFormat) -> str:
     """Return the Pillow mode that has the channels of a format."""
     return "L" if image_format.channels == 1 else "RGB"
@@ -99,7 +105,7 @@ def pil_mode(image_format: ImageFormat) -> str:
 
 def preprocess_script(image_format: ImageFormat) -> str:
     """Return the source of preprocess.py, whose function `load` does what `read_image` does."""
-    steps, is_gray = Preprocessing(image_format.size), image_format.channels == 1
+    steps, is_gray = evaluation_steps(image_format), image_format.channels == 1
     numbers = {"size": steps.size, "resize": steps.resize, "filter": steps.interpolation.upper()}
     numbers |= {"mode": pil_mode(image_format), "channels": image_format.channels}
     if steps.draft:
@@ -133,7 +139,7 @@ def load_function(script: str) -> Callable[[Any], Any]:
 
 def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
     """Return the steps from image file to the input of the network, in order, each with a sentence for the reader."""
-    steps, mode = Preprocessing(image_format.size), pil_mode(image_format)
+    steps, mode = evaluation_steps(image_format), pil_mode(image_format)
     size = steps.size
     return [
         *_describe_draft(steps, mode),
