@@ -39,6 +39,8 @@ TIE_MARGIN = 1e-4
 MAX_PROGRAM_DIFFERENCE = 1e-3
 # Pillow and torch round differently when they resize.
 MAX_PIXEL_DIFFERENCE = 2
+# An evaluation may change them, but an export is preprocessed as the run evaluates.
+PREPROCESSING_KEYS = ("data.val_resize", "data.val_crop", "data.fit", "data.interpolation")
 MAX_STORED_CHANGES = 20
 
 
@@ -169,6 +171,8 @@ def proof_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> Con
     for key in (override.partition("=")[0].strip() for override in overrides):
         if key.partition(".")[0] != "data":
             raise UsageError.one(key, "cannot be changed for an export; only keys of data can")
+        if key in PREPROCESSING_KEYS:
+            raise UsageError.one(key, "cannot be changed for an export: it is that of the run; omit it")
     return evaluation_config(checkpoint, overrides)
 
 
@@ -186,7 +190,9 @@ def _validation_images(
                 yield _ValidationImage(str(path), expected, _load(load, path, expected, proof))
             else:
                 images, _ = source.load("val", np.array([index]))
-                pixels = convert_to_format(torch.from_numpy(images), image_format)[0].numpy()
+                if source.in_memory:
+                    images = convert_to_format(torch.from_numpy(images), image_format).numpy()
+                pixels = images[0]
                 yield _ValidationImage(f"validation image {index}", pixels, pixels)
         except UnreadableImageError:
             proof.unread += 1
