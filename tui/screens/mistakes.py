@@ -130,7 +130,7 @@ class MistakesScreen(GputrainScreen):
         line.append(f"{printable(info.checkpoint)}", STRONG)
         line.append(f"   {images}")
         if info.time:
-            line.append(f"   evaluated {format_duration(max(time.time() - info.time, 0))} ago")
+            line.append(time.strftime("   evaluated %Y-%m-%d %H:%M", time.localtime(info.time)))
         if (reason := info.stale_reason((self._epoch[1],))) is not None:
             line.append(f"   {printable(reason)}; press I to evaluate again", WARNING)
         return line

@@ -93,7 +93,7 @@ class ImageLines:
             line.append(f"{format_figure(image, name):>{FIGURE_COLUMNS}}{GAP}", MUTED if number else "")
         if self._classes:
             line.append(self._pair(image) + GAP, STRONG)
-        return line.append(shorten_middle(printable(image.name), max(self._width - line.cell_len, 0)), MUTED)
+        return line.append(_short_name(printable(image.name), max(self._width - line.cell_len, 0)), MUTED)
 
     def _pair(self, image: InspectedImage) -> str:
         """Return label and predicted class, truncated and padded to their column."""
@@ -107,6 +107,11 @@ class ImageLines:
         return pair + " " * max(self._classes - cell_len(pair), 0)
 
 
+def _short_name(name: str, width: int) -> str:
+    """Fit the name of an image into `width` cells. Its folder goes first: often, that is the label."""
+    return shorten_middle(name if cell_len(name) <= width else name.rpartition("/")[2], width)
+
+
 def image_path(image: InspectedImage, info: InspectionInfo) -> str | None:
     """Return the full path of the image file; None for a dataset without image files."""
     return str(Path(info.root, image.path)) if info.root is not None and image.path is not None else None
@@ -116,12 +121,11 @@ def fact_lines(image: InspectedImage, info: InspectionInfo, width: int) -> list[
     """Return what is known of one image: label, predicted class, probabilities, loss and path."""
     label, predicted = printable(info.classes[image.label]), printable(info.classes[image.predicted])
     is_right = image.label == image.predicted
-    loss = UNKNOWN if math.isnan(image.loss) else f"{image.loss:.4f}"
-    margin = UNKNOWN if math.isnan(image.margin) else f"{image.margin:.4f}"
+    loss, margin = format_figure(image, "loss"), format_figure(image, "margin")
     lines = [
         _class_fact("label", label, image.label_probability, STRONG, width),
         _class_fact("predicted", predicted, image.probability, GOOD if is_right else BAD, width),
-        Text.assemble((f"{'loss':<{FACT_COLUMNS}}", MUTED), loss, ("   margin ", MUTED), margin, no_wrap=True, end=""),
+        Text.assemble((f"{'loss':<{FACT_COLUMNS}}", MUTED), loss, ("  margin ", MUTED), margin, no_wrap=True, end=""),
     ]
     path = image_path(image, info)
     room = max(width - FACT_COLUMNS, 1)
