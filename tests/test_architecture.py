@@ -36,6 +36,7 @@ LIGHT = [
     "notify.watcher",
     "optim.lr_schedule",
     "optim.timm_optimizers",
+    "report.page",
     "runs.bottleneck",
     "runs.checkpoint_files",
     "runs.control",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from engine.config.command_line import format_value
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
@@ -54,10 +55,3 @@ def run_arguments(base: str | None, base_config: Config, config: Config) -> list
         else:
             overrides.append(f"{key}={text}")
     return ["run", *([base] if base is not None else []), *flags, *overrides]
-
-
-def format_value(value: Any) -> str:
-    """Format a config value as it is typed on the command line; None and {} become an empty string."""
-    if value is None or value == {}:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value)

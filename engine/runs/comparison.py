@@ -21,6 +21,7 @@ from engine.runs.journal import JournalReader, bulk_parser
 from engine.runs.records import number
 from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes
+from engine.utils.text import format_duration
 
 COMPARISON_FORMAT = 1
 # Each run has a letter of its own.
@@ -184,6 +185,23 @@ def spread(values: Iterable[float | None]) -> Spread | None:
         return None
     deviation = statistics.stdev(known) if len(known) > 1 else None
     return Spread(statistics.fmean(known), deviation, len(known))
+
+
+def spread_text(figure: Figure, value: Spread) -> str:
+    """Format a figure; of a group the mean and the standard deviation."""
+    text = number_text(figure, value.mean)
+    return text if not value.deviation else f"{text} ±{number_text(figure, value.deviation)}"
+
+
+def number_text(figure: Figure, value: float) -> str:
+    """Format a number of a figure, with the digits that people compare."""
+    if figure.name == "seconds":
+        return format_duration(value) if value >= 10 else f"{value:.1f}s"
+    if figure.name == "images_per_second":
+        return f"{value:,.0f}"
+    if figure.name in ("best_val_accuracy", "val_loss", "train_loss"):
+        return f"{value:.4f}" if value < 1e5 else f"{value:.3g}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
 def figure_differences(figures: RunFigures, baseline: RunFigures) -> dict[str, float | None]:

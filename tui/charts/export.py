@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from engine.report.style import COLORS
 from engine.runs.series import Series, downsample_min_max
 from engine.utils.text import printable
 from tui.charts.axis import log_ticks, pad_limits, tick_labels, ticks
@@ -18,8 +19,8 @@ Scale = Callable[[float], float]
 
 WIDTH, HEIGHT = 900, 480
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
-# From the color-blind safe palette of Okabe and Ito, in the order of the curves.
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999933", "#000000")
+
+
 # Entries of the legend: beside the title if their labels are short, else in lines below it.
 ENTRY_WIDTH, MAX_SHORT_LABEL, MAX_ENTRIES_BESIDE_TITLE = 110, 8, 5
 LONG_ENTRY_WIDTH, LINE_HEIGHT, MAX_LABEL = 280, 20, 34

@@ -111,9 +111,9 @@ def print_config_keys(names: list[str], flags: list[str], *, as_json: bool) -> N
     """Print every config key, or those of the given names and sections, with description, choices and default.
 
     Raises UsageError for a name that is neither a key nor a section, and for flags, which set values."""
+    from engine.config.command_line import format_value
     from engine.config.schema import fields
     from engine.utils.errors import UsageError, did_you_mean
-    from tui.flags import format_value
     from tui.form.fields import field_kind
 
     def choices_of(annotation: object) -> list[str]:

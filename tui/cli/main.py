@@ -21,6 +21,7 @@ from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
 from tui.cli.notify import app as notify_app
 from tui.cli.queue import app as queue_app
+from tui.cli.report import app as report_app
 from tui.cli.run_labels import app as run_list_app
 from tui.cli.runs import app as runs_app
 from tui.cli.sweep import app as sweep_app
@@ -59,6 +60,7 @@ for commands in (
     compare_app,
     trained_app,
     export_app,
+    report_app,
     sync_app,
     machine_app,
     notify_app,

@@ -13,12 +13,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from rich.text import Text
 
+from engine.config.command_line import format_value
 from engine.config.optimizer_options import default_options
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
 from engine.config.schema import Config, fields
 from engine.config.user_code import is_user_code
 from engine.utils.text import printable
-from tui.flags import format_value
 from tui.palette import ACCENT, BAD, MUTED, STRONG
 
 # The main keys of each section, by config section, in form order; the other sections and keys follow in schema order.

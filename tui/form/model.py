@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import count
 from pathlib import Path
 
+from engine.config.command_line import format_value
 from engine.config.loader import (
     OPTIMIZER_SPECIFIC_KEYS,
     PRESETS_FOLDER,
@@ -36,7 +37,7 @@ from engine.utils.files import (
     state_folder,
     write_user_json,
 )
-from tui.flags import format_value, run_arguments
+from tui.flags import run_arguments
 from tui.form.fields import form_fields
 
 FORM_FILE = "form.json"

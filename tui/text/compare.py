@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from engine.runs.comparison import FIGURES, Column, Comparison, Figure, Spread
+from engine.runs.comparison import FIGURES, Column, Comparison, Figure, Spread, number_text, spread_text
 from engine.utils.text import printable
 from tui.text.config import format_config_value
-from tui.text.runs import format_duration
 from tui.text.tables import COLUMN_GAP, UNKNOWN, format_table, shorten_middle
 
 BEST_SIGN = "*"
@@ -84,27 +83,14 @@ def _joined(texts: Iterator[str]) -> str:
 
 def figure_text(figure: Figure, value: Spread | None) -> str:
     """Format a figure; of a group the mean and the standard deviation."""
-    if value is None:
-        return UNKNOWN
-    text = _number_text(figure, value.mean)
-    return text if not value.deviation else f"{text} ±{_number_text(figure, value.deviation)}"
+    return UNKNOWN if value is None else spread_text(figure, value)
 
 
 def _difference(figure: Figure, value: Spread | None, reference: Spread | None) -> str:
     if value is None or reference is None:
         return ""
     difference = value.mean - reference.mean
-    return "" if difference == 0 else ("-" if difference < 0 else "+") + _number_text(figure, abs(difference))
-
-
-def _number_text(figure: Figure, value: float) -> str:
-    if figure.name == "seconds":
-        return format_duration(value) if value >= 10 else f"{value:.1f}s"
-    if figure.name == "images_per_second":
-        return f"{value:,.0f}"
-    if figure.name in ("best_val_accuracy", "val_loss", "train_loss"):
-        return f"{value:.4f}" if value < 1e5 else f"{value:.3g}"
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+    return "" if difference == 0 else ("-" if difference < 0 else "+") + number_text(figure, abs(difference))
 
 
 def format_comparison(comparison: Comparison, width: int, baseline: int | None = None) -> str:

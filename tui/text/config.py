@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 from rich.text import Text
 
+from engine.config.command_line import format_value
 from engine.config.schema import Config, as_dict, without_unstored
 from engine.config.yaml_io import parse_yaml
 from engine.runs.run_config import parse_config
 from engine.utils.text import printable
-from tui.flags import format_value
 from tui.palette import ACCENT, MUTED, STRONG
 
 # Not worth a line: the title names the run.

@@ -1,0 +1,197 @@
+"""The charts of a page: curves of several runs over the epochs, and where the time of a run went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.report.lines import Line, draw_lines, make_line
+from engine.report.runs import ReportedRun, blocks_of
+from engine.report.style import HATCHES, PAGE, drawing, to_inline_svg
+from engine.report.timeline import EpochTime
+from engine.runs.curves import XAxis
+from engine.runs.reduced_curves import BlockSeries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Inches. At the width of a phone, a point of the figure is a point of the screen.
+CHART_SIZE, TIME_CHART_SIZE = (4.7, 2.7), (7.4, 2.2)
+LEARNING_RATE, THROUGHPUT = "Learning rate", "Throughput (images/s)"
+FROM_ZERO = (LEARNING_RATE, THROUGHPUT)
+TRAIN_SMOOTHING = 0.04
+"""Share of the steps over which the training loss is averaged."""
+# More epochs are averaged in groups.
+MAX_TIME_BARS = 100
+MIN_TIME_EPOCHS = 8
+# Letters at the ends of more lines would need too much room.
+MAX_MARKED_LINES = 6
+# The parts of an epoch, with the index of their color and of their hatch.
+TIME_PARTS = (
+    ("waited", "waiting for data", 5, 1),
+    ("forward", "forward pass", 0, 0),
+    ("rest", "backward pass, communication, optimizer", 4, 2),
+    ("evaluation", "evaluation", 2, 3),
+    ("other", "training and evaluation", 0, 0),
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the page: its heading, its `<svg>`, and one sentence on how to read it."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A run, or several that differ in the seed alone, on the charts: its letter, and the index of its line."""
+
+    letter: str
+    runs: tuple[ReportedRun, ...]
+    index: int
+
+
+def curve_charts(groups: Sequence[Group], command: str) -> list[Chart]:
+    """Return the charts of loss, accuracy, learning rate and throughput; those without a value are left out."""
+    return _single_run_charts(groups[0].runs[0], command) if _is_single(groups) else _overlaid_charts(groups, command)
+
+
+def _is_single(groups: Sequence[Group]) -> bool:
+    return len(groups) == 1 and len(groups[0].runs) == 1
+
+
+def _axis(runs: Sequence[ReportedRun]) -> XAxis:
+    """Return epochs as the x axis if all runs have them."""
+    return "epoch" if all(run.curves.axes.steps_per_epoch > 0 for run in runs) else "step"
+
+
+def _single_run_charts(run: ReportedRun, command: str) -> list[Chart]:
+    axis = _axis([run])
+    train = make_line("training", [run.curves.over("train_loss", axis)], 0, smoothing=TRAIN_SMOOTHING)
+    if train.raw is None:
+        train = Line(train.label, train.series, 0, 0, raw=run.curves.over("train_loss", axis).points)
+    losses = [train, _epoch_line(run, "validation", "val_loss", 5, 1, axis)]
+    accuracies = [
+        _epoch_line(run, "training", "train_accuracy", 0, 0, axis),
+        _epoch_line(run, "validation", "val_accuracy", 5, 1, axis),
+    ]
+    for lines, name in ((losses, "ema_val_loss"), (accuracies, "ema_val_accuracy")):
+        averaged = _epoch_line(run, "validation, averaged weights", name, 2, 2, axis)
+        if np.isfinite(averaged.series.y).any():
+            lines.append(averaged)
+    top5 = _epoch_line(run, "validation, top-5", "val_top5", 3, 3, axis)
+    if np.isfinite(top5.series.y).any() and _classes(run) > 10:
+        accuracies.append(top5)
+    rate = make_line("", [run.curves.over("lr", axis)], 0)
+    speed = _epoch_line(run, "", "images_per_second", 0, 0, axis)
+    specs = [
+        ("Loss", losses, "The pale line is the loss of every step, the line on it their moving average."),
+        ("Accuracy", accuracies, ""),
+        (LEARNING_RATE, [rate], ""),
+        (THROUGHPUT, [speed], ""),
+    ]
+    return _draw_all(command, specs, axis, run.curves.last_x(axis))
+
+
+def _classes(run: ReportedRun) -> int:
+    return run.history.started.classes if run.history.started is not None else 0
+
+
+def _epoch_line(run: ReportedRun, label: str, name: str, color: int, dash: int, axis: XAxis) -> Line:
+    return Line(label, run.epoch_series(name, axis), color, dash)
+
+
+def _overlaid_charts(groups: Sequence[Group], command: str) -> list[Chart]:
+    axis = _axis([run for group in groups for run in group.runs])
+
+    def mark(group: Group) -> str:
+        return group.letter if len(groups) <= MAX_MARKED_LINES else ""
+
+    def lines(read: Callable[[ReportedRun], BlockSeries], smoothing: float = 0.0) -> list[Line]:
+        drawn = [
+            make_line("", [read(run) for run in group.runs], group.index, smoothing=smoothing, mark=mark(group))
+            for group in groups
+        ]
+        # Raw values of several runs would hide each other.
+        return [Line(line.label, line.series, line.color, line.dash, None, line.band, line.mark) for line in drawn]
+
+    specs = [
+        ("Training loss", lines(lambda run: run.curves.over("train_loss", axis), TRAIN_SMOOTHING), "Moving average."),
+        ("Validation loss", lines(lambda run: run.curves.over("val_loss", axis)), ""),
+        ("Validation accuracy", lines(lambda run: run.curves.over("accuracy", axis)), ""),
+        (LEARNING_RATE, lines(lambda run: run.curves.over("lr", axis)), ""),
+        (THROUGHPUT, lines(lambda run: blocks_of(run.epoch_series("images_per_second", axis))), ""),
+    ]
+    last = max(run.curves.last_x(axis) for group in groups for run in group.runs)
+    return _draw_all(command, specs, axis, last)
+
+
+def _draw_all(command: str, specs: Sequence[tuple[str, list[Line], str]], axis: XAxis, last: float) -> list[Chart]:
+    """Return a chart for each title, with its lines and its note, unless no line has a finite value."""
+    charts = []
+    with drawing(command, PAGE) as figure_class:
+        for number, (title, lines, note) in enumerate(specs):
+            drawn = [line for line in lines if np.isfinite(line.series.y).any()]
+            if not drawn:
+                continue
+            figure = figure_class(figsize=CHART_SIZE, layout="constrained")
+            axes = figure.subplots()
+            draw_lines(axes, drawn, PAGE)
+            axes.set_xlabel(axis)
+            # All charts have the same x axis, also if some curves begin later.
+            axes.set_xlim(-0.02 * last, 1.03 * last)
+            if title in FROM_ZERO:
+                axes.set_ylim(bottom=0)
+            if any(line.label for line in drawn):
+                axes.legend(loc="best", handlelength=2.6)
+            charts.append(Chart(title, to_inline_svg(figure, f"c{number}", f"{title} over the {axis}s"), note))
+    return charts
+
+
+def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> Chart | None:
+    """Return how long each epoch took and what for, as stacked bars; None if that is unknown."""
+    known = [epoch for epoch in epochs if math.isfinite(epoch.seconds)]
+    if not known:
+        return None
+    groups = np.array_split(np.arange(len(known)), min(len(known), MAX_TIME_BARS))
+    # A bar begins half an epoch before its first one, so that a tick is below the middle of an epoch.
+    positions = np.array([known[group[0]].epoch - 0.5 for group in groups])
+    widths = np.diff(positions, append=known[-1].epoch + 0.5)
+    with drawing(command, PAGE) as figure_class:
+        figure = figure_class(figsize=TIME_CHART_SIZE, layout="constrained")
+        axes = figure.subplots()
+        bottom = np.zeros(len(groups))
+        for field, label, color, hatch in TIME_PARTS:
+            heights = np.array([_mean([getattr(known[index], field) for index in group]) for group in groups])
+            if not heights.any():
+                continue
+            axes.bar(
+                positions, heights, widths, bottom, align="edge", color=PAGE.color(color), edgecolor=PAGE.paper,
+                linewidth=0.4, hatch=HATCHES[hatch], label=label,
+            )  # fmt: skip
+            bottom += heights
+        _label_time_axes(axes, len(groups) < len(known))
+        # A short run has narrow bars, too.
+        axes.set_xlim(positions[0], max(positions[-1] + widths[-1], positions[0] + MIN_TIME_EPOCHS))
+        title = "Time of each epoch"
+        return Chart(title, to_inline_svg(figure, name, title))
+
+
+def _label_time_axes(axes: Axes, averaged: bool) -> None:
+    axes.set_xlabel("epoch")
+    axes.locator_params("x", integer=True)
+    axes.set_ylabel("seconds (mean)" if averaged else "seconds")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, columnspacing=1.2, handlelength=1.6)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of the finite values, 0 without any."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else 0.0

@@ -1,0 +1,98 @@
+"""Draws curves with matplotlib: gaps at NaN, pale raw values behind a smoothed line, the spread of runs as a band."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.report.style import Theme, dashes
+from engine.runs.reduced_curves import BlockSeries
+from engine.runs.series import Series, mask_nonpositive, mean_and_spread, smooth
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RAW_OPACITY, BAND_OPACITY = 0.3, 0.2
+# More points are a line without markers.
+MAX_MARKED_POINTS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One curve. `color` and `dash` are indices of the palette and of the dash patterns.
+
+    `raw` is drawn pale behind it. `band` is the lower and the upper limit of an area. `mark` is written at its end.
+    """
+
+    label: str
+    series: Series
+    color: int
+    dash: int
+    raw: Series | None = None
+    band: tuple[Series, Series] | None = None
+    mark: str = ""
+
+
+def make_line(label: str, blocks: Sequence[BlockSeries], index: int, *, smoothing: float = 0.0, mark: str = "") -> Line:
+    """Return the curve of one run, or the mean and the standard deviation of several.
+
+    `smoothing` is the share of the points over which the curve is averaged; 0 for none.
+    """
+    if len(blocks) > 1:
+        mean, (low, high) = mean_and_spread([block.means for block in blocks])
+        if smoothing:
+            mean, low, high = (smooth(series, smoothing) for series in (mean, low, high))
+        return Line(label, mean, index, index, band=(low, high), mark=mark)
+    block = blocks[0]
+    means = smooth(block.means, smoothing) if smoothing else block.means
+    raw = block.points if means is not block.points else None
+    return Line(label, means, index, index, raw=raw, mark=mark)
+
+
+def draw_lines(axes: Axes, lines: Sequence[Line], theme: Theme, *, log: bool = False, width: float = 1.3) -> None:
+    """Draw curves and fit the limits of the axes to them. NaN is a gap; a log axis has gaps at zero and below."""
+    if log:
+        axes.set_yscale("log", nonpositive="mask")
+    for number, line in enumerate(lines):
+        color, dash = theme.color(line.color), dashes(line.dash)
+        if line.raw is not None:
+            raw = mask_nonpositive(line.raw) if log else line.raw
+            axes.plot(raw.x, raw.y, color=color, alpha=RAW_OPACITY, linewidth=0.6 * width)
+        if line.band is not None:
+            low, high = (mask_nonpositive(part) if log else part for part in line.band)
+            known = np.isfinite(low.y) & np.isfinite(high.y)
+            axes.fill_between(low.x, low.y, high.y, where=known.tolist(), color=color, alpha=BAND_OPACITY, linewidth=0)
+        series = mask_nonpositive(line.series) if log else line.series
+        finite = np.isfinite(series.y)
+        (drawn,) = axes.plot(series.x, series.y, color=color, linewidth=width, label=line.label)
+        if dash:
+            drawn.set_dashes(dash)
+        if finite.sum() <= MAX_MARKED_POINTS:
+            drawn.set_marker("o")
+            drawn.set_markersize(1.6 + width)
+        elif (alone := isolated_points(finite)).any():
+            axes.plot(series.x[alone], series.y[alone], color=color, linestyle="none", marker="o", markersize=1 + width)
+        if line.mark and finite.any():
+            last = int(np.flatnonzero(finite)[-1])
+            axes.annotate(
+                line.mark,
+                (float(series.x[last]), float(series.y[last])),
+                # Side by side, because lines may end at the same height.
+                (3 + 7 * number, 0),
+                textcoords="offset points",
+                color=color,
+                fontweight="bold",
+                verticalalignment="center",
+                annotation_clip=False,
+            )
+    axes.margins(x=0.02)
+
+
+def isolated_points(finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which finite points have no finite neighbor: a line does not show them."""
+    padded = np.pad(finite, 1)
+    return finite & ~padded[:-2] & ~padded[2:]

@@ -1,0 +1,189 @@
+"""A page of HTML about one run or several: everything is in one file, which loads nothing and runs no script.
+
+`gputrain report` writes it. The template is `page.html`, its style sheet `page.css`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from engine.config.command_line import format_value
+from engine.report import sections
+from engine.report.charts import Chart, Group, curve_charts
+from engine.report.output import make_mark
+from engine.report.results import ClassSection, ImageSection, class_section, image_section, short_name
+from engine.report.runs import ReportedRun, read_reported_run
+from engine.report.sections import Row, Table
+from engine.report.style import COLORS, DARK_COLORS, dashes
+from engine.report.text import UNKNOWN
+from engine.runs.comparison import FIGURES, Column, Comparison, compare_runs, require_comparable, spread_text
+from engine.runs.folder import RunFolder
+from engine.utils.libraries import import_library
+from engine.utils.text import pluralize, printable
+
+COMMAND = "gputrain report"
+MARK_KIND = "report"
+TEMPLATE, STYLE_SHEET = "page.html", "page.css"
+# Twice the points of a chart, which is 340 points wide.
+PAGE_BLOCKS = 700
+MAX_TITLE_RUNS = 3
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run on the page. `anchor` is its id, `letter` that of its line on the charts."""
+
+    anchor: str
+    letter: str
+    name: str
+    state: str
+    is_good: bool
+    subtitle: str
+    tags: tuple[str, ...]
+    note: str
+    notes: tuple[str, ...]
+    figures: list[tuple[str, str]]
+    epochs: Table
+    time: sections.TimeSection
+    hardware: list[tuple[str, str]]
+    gpus: Table
+    sessions: Table
+    messages: Table
+    classes: ClassSection
+    images: ImageSection
+    changes: Table
+    config: list[str]
+    command: str
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """A line of the charts: letter, index of its color, dashes as SVG has them, and what it shows."""
+
+    letter: str
+    color: int
+    dashes: str
+    text: str
+
+
+def make_page(folders: Sequence[RunFolder]) -> str:
+    """Return the page about these runs. The same files give the same page.
+
+    Raises UsageError if there are too many runs, or if matplotlib or jinja2 is not installed.
+    """
+    require_comparable(len(folders))
+    environment = _environment()
+    runs = [read_reported_run(folder, PAGE_BLOCKS) for folder in folders]
+    comparison = compare_runs([run.compared for run in runs])
+    columns = comparison.columns(grouped=True)
+    groups = [
+        Group(ascii_uppercase[index], tuple(runs[run] for run in column.runs), index)
+        for index, column in enumerate(columns)
+    ]
+    letters = {run.name: group.letter for group in groups for run in group.runs}
+    names = [run.name for run in runs]
+    title = ", ".join(names[:MAX_TITLE_RUNS]) if len(names) <= MAX_TITLE_RUNS else pluralize(len(names), "run")
+    charts: list[Chart] = curve_charts(groups, COMMAND)
+    page: str = environment.get_template(TEMPLATE).render(
+        title=title,
+        mark=make_mark(MARK_KIND, names),
+        style=(Path(__file__).parent / STYLE_SHEET).read_text(encoding="utf-8"),
+        palettes=(COLORS, DARK_COLORS),
+        version=version("gputrain"),
+        runs=[_view(run, f"r{number}", letters[run.name]) for number, run in enumerate(runs)],
+        charts=charts,
+        legend=_legend(groups),
+        figures=figure_table(comparison, columns),
+        differences=difference_table(comparison),
+        notes=comparison.notes if len(runs) > 1 else (),
+        has_groups=bool(comparison.seed_groups),
+    )
+    return page
+
+
+def _environment() -> Any:
+    jinja2 = import_library("jinja2", COMMAND)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        # What a run names may hold control characters, or reverse the direction of the text around it.
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    environment.filters["svg"] = jinja2.utils.markupsafe.Markup
+    return environment
+
+
+def _view(run: ReportedRun, anchor: str, letter: str) -> RunView:
+    tags, note = sections.labels(run)
+    history = run.history
+    return RunView(
+        anchor=anchor,
+        letter=letter,
+        name=run.name,
+        state=sections.state_text(run),
+        is_good=run.compared.state in ("finished", "running"),
+        subtitle=sections.subtitle(run),
+        tags=tags,
+        note=note,
+        notes=tuple(sections.notes(run)),
+        figures=sections.figures(run),
+        epochs=sections.epoch_table(history.epochs, history.best),
+        time=sections.time_section(run, f"{anchor}-time", COMMAND),
+        hardware=sections.hardware(run),
+        gpus=sections.gpu_table(run),
+        sessions=sections.session_table(run),
+        messages=sections.message_table(run),
+        classes=class_section(run),
+        images=image_section(run),
+        changes=sections.config_changes(run),
+        config=sections.config_lines(run),
+        command=sections.repeat_command(run),
+    )
+
+
+def _legend(groups: Sequence[Group]) -> list[LegendEntry]:
+    entries = []
+    for group in groups:
+        name = group.runs[0].name
+        if len(group.runs) > 1:
+            name = f"mean ± standard deviation of {', '.join(run.name for run in group.runs)} (seeds)"
+        pattern = " ".join(f"{length * 1.5:g}" for length in dashes(group.index))
+        entries.append(LegendEntry(group.letter, group.index % len(COLORS), pattern, name))
+    return entries
+
+
+def figure_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
+    """Return the figures of runs side by side: a row for each group, with the best value of each column set off."""
+    shown = [figure for figure in FIGURES if any(comparison.figure(column, figure.name) for column in columns)]
+    best = {figure.name: comparison.best_columns(columns, figure) for figure in shown}
+    rows = []
+    for index, column in enumerate(columns):
+        names = ", ".join(comparison.runs[run].name for run in column.runs)
+        states = ", ".join(dict.fromkeys(comparison.runs[run].state for run in column.runs))
+        cells = [ascii_uppercase[index], names, states]
+        for figure in shown:
+            value = comparison.figure(column, figure.name)
+            text = UNKNOWN if value is None else spread_text(figure, value)
+            cells.append(f"{text} ★" if index in best[figure.name] else text)
+        rows.append(Row(tuple(cells)))
+    return Table(("", "run", "state", *(figure.label for figure in shown)), tuple(rows))
+
+
+def difference_table(comparison: Comparison) -> Table:
+    """Return the config keys that differ, with a row for each run."""
+    rows = []
+    for number, run in enumerate(comparison.runs):
+        values = [
+            UNKNOWN if run.config is None else short_name(format_value(difference.values[number]) or "none")
+            for difference in comparison.differences
+        ]
+        rows.append(Row((run.name, *values)))
+    return Table(("run", *(difference.key for difference in comparison.differences)), tuple(rows))

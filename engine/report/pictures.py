@@ -1,0 +1,84 @@
+"""Pictures of a page as data URIs: a large confusion matrix, and thumbnails of images."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from engine.data.sources.base import UnreadableImageError
+from engine.inference.preview import load_preview
+from engine.runs.evaluations import ConfusionCounts, row_shares
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import InspectedImage, Inspection
+
+# The longer edge of a thumbnail; a smaller image keeps its pixels.
+MAX_THUMBNAIL_PIXELS = 192
+JPEG_QUALITY = 82
+# A cell of the matrix has at least one pixel, and the whole matrix about this many a side.
+MATRIX_PIXELS = 900
+_LEVELS = 127
+# White to the blue and the vermilion of Okabe and Ito.
+_RIGHT_COLOR, _WRONG_COLOR = (0, 114, 178), (213, 94, 0)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture: its data URI, its size in pixels, and why there is none (then `uri` is empty)."""
+
+    uri: str
+    width: int = 0
+    height: int = 0
+    problem: str = ""
+
+
+def matrix_levels(counts: ConfusionCounts) -> NDArray[np.int64]:
+    """Return how dark each cell is, 0 to 100, from its share of the true class.
+
+    The square root makes rare mistakes visible; any mistake has at least 8.
+    """
+    shares = np.sqrt(row_shares(counts))
+    return np.where(counts > 0, np.maximum(np.rint(100 * shares), 8), 0).astype(np.int64)
+
+
+def matrix_picture(counts: ConfusionCounts) -> Picture:
+    """Return a confusion matrix as a picture: right predictions are blue, mistakes vermilion, true classes in rows."""
+    levels = matrix_levels(counts) * _LEVELS // 100
+    indices = levels + np.where(np.eye(len(counts), dtype=bool), 0, _LEVELS + 1)
+    scale = max(MATRIX_PIXELS // len(counts), 1)
+    pixels = np.repeat(np.repeat(indices.astype(np.uint8), scale, 0), scale, 1)
+    image = Image.fromarray(pixels, "P")
+    palette = [_shade(color, level) for color in (_RIGHT_COLOR, _WRONG_COLOR) for level in range(_LEVELS + 1)]
+    image.putpalette([part for color in palette for part in color])
+    return _encode(image, "png", optimize=True)
+
+
+def _shade(color: tuple[int, int, int], level: int) -> tuple[int, ...]:
+    return tuple(round(255 + (part - 255) * level / _LEVELS) for part in color)
+
+
+def thumbnail(run: RunFolder, inspection: Inspection, image: InspectedImage) -> Picture:
+    """Return the picture of an inspected image, at most `MAX_THUMBNAIL_PIXELS` a side."""
+    try:
+        picture = load_preview(run, inspection, image)
+    except UnreadableImageError as error:
+        return Picture("", problem=str(error))
+    if max(picture.size) <= MAX_THUMBNAIL_PIXELS // 2:
+        # Few pixels take little space, and JPEG would blur them.
+        return _encode(picture, "png", optimize=True)
+    picture.thumbnail((MAX_THUMBNAIL_PIXELS, MAX_THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
+    return _encode(picture, "jpeg", quality=JPEG_QUALITY)
+
+
+def _encode(image: Image.Image, kind: str, **options: int) -> Picture:
+    buffer = io.BytesIO()
+    # A new image has none of the metadata of the file, such as the place of a photo.
+    clean = image.copy()
+    clean.info.clear()
+    clean.save(buffer, kind, **options)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return Picture(f"data:image/{kind};base64,{data}", *image.size)

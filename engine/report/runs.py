@@ -1,0 +1,89 @@
+"""Reads everything about a run that a page or a figure shows, in one pass over its journal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.config.yaml_io import MAX_CONFIG_BYTES
+from engine.report.timeline import Timeline
+from engine.runs.comparison import ComparedRun, describe_run, read_flat_config
+from engine.runs.curves import CurveData, XAxis
+from engine.runs.evaluations import RunEvaluations, read_evaluations
+from engine.runs.events import EpochEvent
+from engine.runs.folder import RunFolder
+from engine.runs.history import History
+from engine.runs.journal import JournalReader
+from engine.runs.reduced_curves import MAX_BLOCKS, BlockSeries, RunCurves, reduce_curves
+from engine.runs.series import Series
+from engine.utils.files import read_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedRun:
+    """One run: what a comparison needs of it, its history, its curves in blocks, and what happened when."""
+
+    folder: RunFolder
+    compared: ComparedRun
+    history: History
+    curves: RunCurves
+    timeline: Timeline
+    nonfinite: int
+    """Number of losses and epoch metrics that are NaN or infinite."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def epoch_series(self, name: str, axis: XAxis) -> Series:
+        """Return a field of the `epoch` events over an x axis; NaN where it is unknown."""
+        return epoch_series(self.history.epochs, name, self.curves, axis)
+
+
+def read_reported_run(folder: RunFolder, max_blocks: int = MAX_BLOCKS) -> ReportedRun:
+    """Read a run. Its curves have at most `max_blocks` blocks each, so a long run takes no more space than a short one.
+
+    A million `step` events take about 10 s. What cannot be read is a `problem` of `compared`.
+    """
+    reader, history, data, timeline = JournalReader(folder.journal), History(), CurveData(), Timeline()
+    for event in reader.poll():
+        history.add(event)
+        data.add(event)
+        timeline.add(event, history)
+    compared = describe_run(folder, history, read_flat_config(folder.config), reader.problem)
+    return ReportedRun(folder, compared, history, reduce_curves(data, max_blocks), timeline, data.nonfinite_count)
+
+
+def epoch_series(epochs: list[EpochEvent], name: str, curves: RunCurves, axis: XAxis) -> Series:
+    """Return a field of `epoch` events over an x axis; NaN where it is unknown."""
+    values = [getattr(epoch, name) for epoch in epochs]
+    y = np.array([math.nan if value is None else value for value in values], np.float64)
+    steps = np.array([epoch.step for epoch in epochs], np.float64)
+    return Series(curves.axes.positions(steps, axis), np.where(np.isfinite(y), y, math.nan))
+
+
+def blocks_of(series: Series) -> BlockSeries:
+    """Return a series that is short enough to be drawn as it is."""
+    return BlockSeries(series, series)
+
+
+def read_run_evaluations(folder: RunFolder) -> tuple[RunEvaluations | None, str]:
+    """Return the evaluations of a run, or why there are none."""
+    try:
+        return read_evaluations(folder.evaluation), ""
+    except FileNotFoundError:
+        return None, "The run has no evaluation yet: it is written at the end of each epoch."
+    except OSError as error:
+        return None, f"{folder.evaluation.name} cannot be read: {error.strerror}"
+    except ValueError as error:
+        return None, f"{folder.evaluation.name} is damaged: {error}"
+
+
+def read_config_text(folder: RunFolder) -> str:
+    """Return the stored config as it is; "" if it cannot be read."""
+    try:
+        return read_bytes(folder.config, MAX_CONFIG_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,191 @@
+"""The page of a report: what it says, that it is self-contained, and that the same run gives the same page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from compared_runs import make_compared_run
+from engine.config.loader import resolve_config
+from engine.config.schema import as_stored
+from engine.config.yaml_io import to_yaml
+from engine.report.page import make_page
+from engine.runs.comparison import read_flat_config
+from engine.runs.events import RankFailed, RunFinished, WarningEvent
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import Inspection, InspectionInfo
+from engine.runs.inspection_file import write_inspection
+from factories import make_epoch, make_gpu_run_started, make_run_folder, make_run_resumed, make_run_started, make_step
+from gputrain_command import ROOT
+
+HOSTILE = '<script>alert(1)</script> ](x) "quoted" \u202e\x1b[31m'
+URL_ATTRIBUTES = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, the visible text, and the ids of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id" and value is not None]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+@pytest.fixture
+def earlier_run(tmp_path: Path) -> RunFolder:
+    shutil.copytree(ROOT / "tests/recordings/earlier-run/run", tmp_path / "earlier")
+    return RunFolder(tmp_path / "earlier")
+
+
+def make_inspection(classes: tuple[str, ...], name: str) -> Inspection:
+    """Return an inspection of four images, of which the model gets two wrong."""
+    info = InspectionInfo("best.pt", "0" * 64, 10, 1, False, "val", "folder", classes)
+    return Inspection(
+        info,
+        part=np.ones(4, np.uint8),
+        index=np.arange(4),
+        label=np.array([0, 0, 1, 1], np.int32),
+        predicted=np.array([0, 1, 1, 0], np.int32),
+        probability=np.array([0.9, 0.8, 0.7, 0.6], np.float32),
+        label_probability=np.array([0.9, 0.1, 0.7, 0.2], np.float32),
+        loss=np.array([0.1, 2.3, 0.3, 1.6], np.float32),
+        margin=np.array([0.8, 0.7, 0.5, 0.4], np.float32),
+        paths=[f"{name}{number}.png" for number in range(4)],
+        thumbnail_rows=np.array([1, 3]),
+        thumbnails=np.zeros((2, 8, 8, 3), np.uint8),
+    )
+
+
+def test_page_of_one_run_has_figures_curves_matrix_and_command(earlier_run: RunFolder) -> None:
+    page = Page(make_page([earlier_run]))
+    text = " ".join(page.text.split())
+    for part in ("best accuracy 0.9415", "Learning rate", "Confusion matrix", "waiting for data 27% of the time"):
+        assert part in text
+    for part in ("2.14.1+cu130", "stop by SIGTERM", "gputrain inspect earlier", "schedule.warmup_epochs=1.0"):
+        assert part in text
+    assert sum(tag == "svg" and attributes.get("class") == "chart" for tag, attributes in page.tags) == 5
+
+
+def test_page_loads_nothing_and_runs_nothing(earlier_run: RunFolder, tmp_path: Path) -> None:
+    page = Page(make_page([earlier_run, make_compared_run(tmp_path, "other")]))
+    assert not {"script", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in page.tags}
+    for _, attributes in page.tags:
+        assert not any(name.startswith("on") for name in attributes)
+        assert "http:" not in str(attributes) and "https:" not in str(attributes)
+        urls = {value for name, value in attributes.items() if name in URL_ATTRIBUTES and value}
+        assert all(url.startswith(("data:", "#")) for url in urls)
+    assert sorted(page.ids) == sorted(set(page.ids))
+    (policy,) = [dict(attributes)["content"] for _, attributes in page.tags if "http-equiv" in attributes]
+    assert policy is not None and policy.startswith("default-src 'none';")
+
+
+def test_page_is_the_same_for_the_same_run(earlier_run: RunFolder) -> None:
+    assert make_page([earlier_run]) == make_page([earlier_run])
+
+
+def test_page_shows_hostile_names_as_text(tmp_path: Path) -> None:
+    events = (make_run_started(), WarningEvent(time=1.0, message=HOSTILE), make_epoch(1))
+    run = make_run_folder(tmp_path, "a", *events, RunFinished(time=9.0, state="failed", message=HOSTILE))
+    run.config.write_text(to_yaml({"data": {"path": HOSTILE}}))
+    evaluation = {"epoch": 1, "loss": 1.0, "top1": 0.5, "top5": 1.0, "images": 4, "per_class": [0.5, 0.5]}
+    evaluation |= {"confusion": [[1, 1], [1, 1]]}
+    classes = [HOSTILE, "cat"]
+    content = {"format": 1, "classes": classes, "last": evaluation, "best": evaluation}
+    run.evaluation.write_text(json.dumps(content))
+    run.labels.write_text(json.dumps({"format": 1, "tags": [], "note": HOSTILE}))
+    write_inspection(run, make_inspection(tuple(classes), HOSTILE))
+    source = make_page([run])
+    page = Page(source)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.text.count("<script>alert(1)</script> ](x)") >= 6
+    assert "\u202e" not in source and "\x1b" not in source
+    images = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert len(images) == 4 and all(str(image).startswith("data:image/png;base64,") for image in images)
+
+
+def test_page_of_several_runs_has_differences_and_seed_groups(tmp_path: Path) -> None:
+    runs = [make_compared_run(tmp_path, f"seed-{seed}", seed=seed) for seed in range(2)]
+    page = Page(make_page([*runs, make_compared_run(tmp_path, "fast", lr=0.4)]))
+    text = " ".join(page.text.split())
+    assert "3 runs compared" in text and "run.seed optim.lr" in text
+    assert "mean ± standard deviation of seed-0, seed-1 (seeds)" in text
+
+
+def test_page_shows_sessions_failures_and_stretches_of_bottlenecks(tmp_path: Path) -> None:
+    start = make_gpu_run_started(time=100.0)
+    waiting = replace(make_epoch(1, time=110.0), data_wait=0.5)
+    failed = RankFailed(time=115.0, rank=2, device="GPU-2", cause="out of memory")
+    resumed = replace(make_run_resumed(10, 120.0), devices=["GPU-9"], ranks=[])
+    events = (start, waiting, failed, resumed, replace(make_epoch(2, time=130.0), data_wait=0.6))
+    text = " ".join(Page(make_page([make_run_folder(tmp_path, "a", *events)])).text.split())
+    assert "ended without a word" in text and "resumed after step 10" in text
+    assert "rank 2: out of memory" in text
+    assert "1–2 2s waiting for data" in text
+
+
+@pytest.mark.parametrize("events", [(), (make_run_started(),), (make_run_started(), make_step(1))])
+def test_page_of_run_without_epoch(events: tuple[object, ...], tmp_path: Path) -> None:
+    text = Page(make_page([make_run_folder(tmp_path, "a", *events)])).text  # type: ignore[arg-type]
+    assert "The run has no evaluation yet" in text
+
+
+def test_page_of_many_classes_has_picture_of_matrix(tmp_path: Path) -> None:
+    run = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))
+    counts = np.diag(np.full(300, 9)).tolist()
+    counts[7][8] = 4
+    best = {"epoch": 1, "loss": 1.0, "top1": 0.9, "top5": 1.0, "images": 2704, "confusion": counts}
+    best["per_class"] = [1.0] * 300
+    names = [f"class {number}" for number in range(300)]
+    run.evaluation.write_text(json.dumps({"format": 1, "classes": names, "last": best, "best": best}))
+    source = make_page([run])
+    assert "class 7</td><td>class 8</td><td>4</td>" in source
+    assert re.search(r'alt="Confusion matrix of 300 classes"', source)
+    assert len(source) < 300_000
+
+
+def test_repeat_command_resolves_to_the_config_of_the_run(earlier_run: RunFolder) -> None:
+    from engine.report.runs import read_reported_run
+    from engine.report.sections import repeat_command
+
+    command = repeat_command(read_reported_run(earlier_run))
+    words = command.replace("\\\n", "").split()
+    resolved = resolve_config(None, words[2:]).config
+    earlier_run.config.with_name("again.yaml").write_text(to_yaml(as_stored(resolved)))
+    again, _ = read_flat_config(earlier_run.config.with_name("again.yaml"))
+    stored, _ = read_flat_config(earlier_run.config)
+    assert again is not None and stored is not None
+    ignored = {"run.name", "run.resume"}
+    assert {key: again[key] for key in again if key not in ignored} == {
+        key: stored[key] for key in stored if key not in ignored
+    }
+
+
+def test_matrix_picture_colors_right_blue_and_wrong_vermilion() -> None:
+    import base64
+    import io
+
+    from engine.report.pictures import matrix_picture
+
+    picture = matrix_picture(np.array([[5, 0], [5, 5]]))
+    image = Image.open(io.BytesIO(base64.b64decode(picture.uri.partition(",")[2]))).convert("RGB")
+    assert image.getpixel((1, 1)) == (0, 114, 178)
+    assert image.getpixel((899, 1)) == (255, 255, 255)
+    red, _, blue = image.getpixel((1, 899))  # type: ignore[misc]
+    assert red > blue
