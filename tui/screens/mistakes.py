@@ -58,6 +58,7 @@ class MistakesScreen(GputrainScreen):
         self.inspection_poller = InspectionPoller(folder, cell)
         self._key: ListKey = "cell" if cell is not None else "mistakes"
         self._command: InspectCommand | None = None
+        self._drawn_lists: InspectionLists | None = None
         self._drawn_key: object = None
 
     def compose_body(self) -> ComposeResult:
@@ -99,22 +100,24 @@ class MistakesScreen(GputrainScreen):
             # A hidden widget cannot take the focus, so wait until the panels are displayed.
             self.call_after_refresh(self.query_one("#images").focus)
         panels.display = lists is not None
-        self.show_line("#list-tabs", self._tabs_line(lists) if lists is not None else Text(""))
+        live = "The run goes on; the evaluation uses a free GPU, else the CPU" if poller.is_live else ""
+        self.show_line("#list-tabs", self._tabs_line(lists) if lists is not None else Text(f" {live}", MUTED))
         images = self.query_one("#images", Lines)
-        drawn_key = (id(lists), self._key, images.size, self.query_one("#facts").size.width)
-        if lists is not None and images.size.width and drawn_key != self._drawn_key:
-            self._drawn_key = drawn_key
+        drawn_key = (self._key, images.size, self.query_one("#facts").size.width)
+        is_drawn = lists is self._drawn_lists and drawn_key == self._drawn_key
+        if lists is not None and images.size.width and not is_drawn:
+            self._drawn_lists, self._drawn_key = lists, drawn_key
             self._draw_list(lists)
 
     def _status_line(self, lists: InspectionLists | None) -> Text:
         """Return what is shown, whether it belongs to the evaluation, or how to make it."""
         poller, command = self.inspection_poller, self._command
         line = Text(" ", no_wrap=True, overflow="ellipsis", end="")
-        live = "; the run goes on, this uses a free GPU, else the CPU" if poller.is_live else ""
         if command is not None and not command.ended:
             seconds = format_duration(time.monotonic() - command.started)
             line.append(f"Evaluating each image with {command.checkpoint}.pt, {seconds}", STRONG)
-            return line.append(f"{live}; I stops it", MUTED)
+            line.append("; I stops it", MUTED)
+            return line.append("; the run goes on, this uses a free GPU, else the CPU" if poller.is_live else "", MUTED)
         if command is not None and command.error:
             return line.append(command.error, BAD)
         if poller.problem is not None or poller.unexpected_error is not None:
@@ -124,7 +127,7 @@ class MistakesScreen(GputrainScreen):
             if not poller.has_polled:
                 return line.append("Loading …", MUTED)
             line.append("The results of single images are not known yet", STRONG)
-            return line.append(f"; press I to evaluate each image{live}", MUTED)
+            return line.append("; press I to evaluate them", MUTED)
         info = lists.inspection.info
         images = f"{len(lists.inspection):,} images"
         line.append(f"{printable(info.checkpoint)}", STRONG)
@@ -194,7 +197,8 @@ class MistakesScreen(GputrainScreen):
         inspection = lists.inspection
         panel.border_title = escape_markup(printable(image.name.rpartition("/")[2]))
         facts.set_texts(fact_lines(image, inspection.info, max(facts.text_width, 1)))
-        picture.show((id(inspection), image.row), partial(load_preview, self.folder, inspection, image))
+        key = (inspection.info.digest, inspection.info.time, image.row)
+        picture.show(key, partial(load_preview, self.folder, inspection, image))
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
         self._show_image()

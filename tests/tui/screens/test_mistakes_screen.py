@@ -18,6 +18,7 @@ from demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_i
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import write_inspection
+from engine.runs.ownership import Ownership
 from engine.utils.files import write_json
 from gputrain_command import Gputrain
 from inspections import CLASSES, make_inspection
@@ -234,10 +235,12 @@ def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monke
         f"os.rename({str(ready)!r}, {str(run.inspection)!r})\n"
     )
     monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", program)
+    owner = Ownership(run)
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_mistakes(pilot)
         assert "The results of single images are not known yet; press I" in visible_text(pilot, "#inspected")
+        assert "The run goes on; the evaluation uses a free GPU, else the CPU" in visible_text(pilot, "#list-tabs")
         await press(pilot, "I")
         await wait_until(pilot, lambda: screen.inspection_poller.latest is not None)
         await drawn(pilot)
@@ -245,6 +248,7 @@ def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monke
         assert screen.query_one("#images", Lines).has_focus
 
     drive(real_app(run.path.parent, run.name), act, (120, 34))
+    owner.release()
 
 
 def test_mistakes_screen_shows_why_evaluation_failed_and_kills_it_when_left(
