@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,9 +17,11 @@ from engine.runs.series import Series, mask_nonpositive, mean_and_spread, smooth
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RAW_OPACITY, BAND_OPACITY = 0.3, 0.2
+RAW_OPACITY, BAND_OPACITY, FAINT_OPACITY = 0.3, 0.2, 0.65
 # More points are a line without markers.
 MAX_MARKED_POINTS = 30
+# A logarithmic axis over a larger ratio has labels at powers of ten only.
+MAX_LABELED_RATIO = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,8 @@ class Line:
     raw: Series | None = None
     band: tuple[Series, Series] | None = None
     mark: str = ""
+    is_faint: bool = False
+    """Whether the curve is thin and pale, to stand behind the main curve of its run."""
 
 
 def make_line(label: str, blocks: Sequence[BlockSeries], index: int, *, smoothing: float = 0.0, mark: str = "") -> Line:
@@ -68,10 +73,11 @@ def draw_lines(axes: Axes, lines: Sequence[Line], theme: Theme, *, log: bool = F
             axes.fill_between(low.x, low.y, high.y, where=known.tolist(), color=color, alpha=BAND_OPACITY, linewidth=0)
         series = mask_nonpositive(line.series) if log else line.series
         finite = np.isfinite(series.y)
-        (drawn,) = axes.plot(series.x, series.y, color=color, linewidth=width, label=line.label)
+        thickness, opacity = (0.6 * width, FAINT_OPACITY) if line.is_faint else (width, 1.0)
+        (drawn,) = axes.plot(series.x, series.y, color=color, linewidth=thickness, alpha=opacity, label=line.label)
         if dash:
             drawn.set_dashes(dash)
-        if finite.sum() <= MAX_MARKED_POINTS:
+        if finite.sum() <= MAX_MARKED_POINTS and not line.is_faint:
             drawn.set_marker("o")
             drawn.set_markersize(1.6 + width)
         elif (alone := isolated_points(finite)).any():
@@ -90,6 +96,20 @@ def draw_lines(axes: Axes, lines: Sequence[Line], theme: Theme, *, log: bool = F
                 annotation_clip=False,
             )
     axes.margins(x=0.02)
+    if log:
+        _label_log_axis(axes)
+
+
+def _label_log_axis(axes: Axes) -> None:
+    """Label a logarithmic axis with plain numbers. The formulas of matplotlib are switched off, because of names."""
+    low, high = axes.get_ylim()
+
+    def label_minor(value: float, _: object = None) -> str:
+        leading = round(value / 10 ** math.floor(math.log10(value)), 3)
+        return f"{value:g}" if leading in (2, 5) and high / low < MAX_LABELED_RATIO else ""
+
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(label_minor)
 
 
 def isolated_points(finite: NDArray[np.bool_]) -> NDArray[np.bool_]:

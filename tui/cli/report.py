@@ -1,4 +1,4 @@
-"""`gputrain report`: a page of HTML about runs, to be sent to others."""
+"""`gputrain report` and `gputrain plot`: a page of HTML about runs, and figures for papers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tui.cli.arguments import (
     RunsDirOption,
     TrustOwnerOption,
     exit_on_usage_error,
+    print_warning,
 )
 from tui.cli.help import RESULTS, HelpCommand, make_epilog
 
@@ -86,4 +87,86 @@ def report(
         check_output(path, mark, force=force)
         page = make_page(folders)
         written = write_output(path, page.encode(errors="replace"), mark, force=force)
+    print_written(written, folders, as_json=as_json)
+
+
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RESULTS,
+    epilog=make_epilog(
+        [
+            "gputrain plot last -o curves.pdf",
+            "gputrain plot digits-1 digits-2 digits-3 --metric accuracy --width column -o seeds.svg",
+            "gputrain plot last --metric train_loss --metric lr --x step --log --smooth 0.05 -o loss.png",
+        ],
+        "Metrics: loss, accuracy, train_loss, val_loss, train_accuracy, val_accuracy, val_top5, ema_val_loss, "
+        "ema_val_accuracy, lr, grad_norm, images_per_second, data_wait, seconds. Needs matplotlib: "
+        "pip install 'gputrain[report]'",
+    ),
+)
+def plot(
+    runs: RunsArgument,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write: .svg, .pdf, .png.", show_default=True),
+    ] = "curves.pdf",
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="METRIC", help="Metric of a panel; repeat for more [default: loss, accuracy]"),
+    ] = None,
+    x: Annotated[
+        str, typer.Option("--x", metavar="AXIS", help="x axis: epoch, step, images or hours.", show_default=True)
+    ] = "epoch",
+    width: Annotated[
+        str,
+        typer.Option("--width", metavar="WIDTH", help="Inches, 8.2cm, column (3.25 in) or page.", show_default=True),
+    ] = "page",
+    smooth: Annotated[
+        float, typer.Option("--smooth", metavar="SHARE", help="Average single steps over this share of them; 0: not.")
+    ] = 0.02,
+    log: Annotated[bool, typer.Option("--log", help="Logarithmic y axis, except for shares.")] = False,
+    separate: Annotated[
+        bool, typer.Option("--separate", help="Do not join runs that differ in the seed alone.")
+    ] = False,
+    force: ForceOption = False,
+    runs_dir: RunsDirOption = None,
+    trust_owner: TrustOwnerOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Plot curves of runs for a paper, as vector graphics.
+
+    Runs that differ in the seed alone are one curve: their mean, and their standard deviation as a band.
+    """
+    from engine.report.output import check_output, make_mark, write_output
+    from engine.report.plot import (
+        DEFAULT_METRICS,
+        MARK_KIND,
+        PlotOptions,
+        file_format,
+        find_axis,
+        find_metric,
+        make_plot,
+        parse_width,
+    )
+    from engine.utils.errors import UsageError
+    from engine.utils.files import expand_user
+
+    with exit_on_usage_error():
+        if not 0 <= smooth <= 1:
+            raise UsageError.one("--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1")
+        options = PlotOptions(
+            metrics=tuple(dict.fromkeys(map(find_metric, metrics or DEFAULT_METRICS))),
+            axis=find_axis(x),
+            width_in=parse_width(width),
+            smoothing=smooth,
+            log=log,
+            grouped=not separate,
+        )
+        path = expand_user(output)
+        kind = file_format(path)
+        folders = find_runs(runs, runs_dir, trust_owner=trust_owner)
+        mark = make_mark(MARK_KIND, [folder.name for folder in folders])
+        check_output(path, mark, force=force)
+        figure = make_plot(folders, options, kind, print_warning)
+        written = write_output(path, figure, mark, force=force)
     print_written(written, folders, as_json=as_json)

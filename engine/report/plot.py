@@ -1,0 +1,297 @@
+"""A figure for a paper: curves of runs over epochs, steps, images or hours, as SVG, PDF or PNG.
+
+`gputrain plot` writes it. Runs that differ in the seed alone are one curve, their mean with its standard deviation.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.config.command_line import format_value
+from engine.report.lines import FAINT_OPACITY, Line, draw_lines, make_line
+from engine.report.output import make_mark
+from engine.report.runs import ReportedRun, blocks_of, read_reported_run
+from engine.report.style import PRINT, dashes, drawing
+from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable
+from engine.runs.curves import X_AXES, XAxis
+from engine.runs.folder import RunFolder
+from engine.runs.reduced_curves import BlockSeries
+from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.libraries import import_library
+from engine.utils.text import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COMMAND = "gputrain plot"
+MARK_KIND = "plot"
+FORMATS = ("svg", "pdf", "png")
+PNG_DPI = 300
+# Of a page of two columns in inches, as in the templates of IEEE, CVPR and ICML.
+WIDTHS = {"column": 3.25, "page": 6.75}
+MIN_WIDTH, MAX_WIDTH = 1.0, 40.0
+CM_PER_INCH = 2.54
+PANEL_ASPECT = 0.68
+FONT_SIZE, LINE_WIDTH = 8.0, 1.1
+DEFAULT_SMOOTHING = 0.02
+X_LABELS: Mapping[XAxis, str] = {"epoch": "Epoch", "step": "Step", "images": "Training images", "hours": "Hours"}
+DEFAULT_METRICS = ("loss", "accuracy")
+# Metrics with a value for each step or each `step` event; all others have one for each epoch.
+STEP_METRICS = ("train_loss", "lr", "grad_norm")
+MAX_LABEL_KEYS, MAX_LABEL_CHARACTERS = 2, 40
+# Of a legend above the panels: characters in a row, and inches for a row.
+LEGEND_CHARACTERS, LEGEND_ROW_IN = 90, 0.17
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a panel: the label of its axis, and the curves of a run with their names.
+
+    A curve is a metric of `engine.runs.reduced_curves`, or else a field of the `epoch` events.
+    """
+
+    label: str
+    curves: tuple[tuple[str, str], ...]
+    is_smoothed: bool = False
+
+
+METRICS: Mapping[str, Metric] = {
+    "loss": Metric("Loss", (("validation", "val_loss"), ("training", "train_loss")), is_smoothed=True),
+    "accuracy": Metric("Validation accuracy", (("", "accuracy"),)),
+    "train_loss": Metric("Training loss", (("", "train_loss"),), is_smoothed=True),
+    "val_loss": Metric("Validation loss", (("", "val_loss"),)),
+    "train_accuracy": Metric("Training accuracy", (("", "train_accuracy"),)),
+    "val_accuracy": Metric("Validation accuracy", (("", "val_accuracy"),)),
+    "val_top5": Metric("Validation top-5 accuracy", (("", "val_top5"),)),
+    "ema_val_loss": Metric("Validation loss (EMA)", (("", "ema_val_loss"),)),
+    "ema_val_accuracy": Metric("Validation accuracy (EMA)", (("", "ema_val_accuracy"),)),
+    "lr": Metric("Learning rate", (("", "lr"),)),
+    "grad_norm": Metric("Gradient norm", (("", "grad_norm"),), is_smoothed=True),
+    "images_per_second": Metric("Images per second", (("", "images_per_second"),)),
+    "data_wait": Metric("Share of time waiting for data", (("", "data_wait"),)),
+    "seconds": Metric("Seconds per epoch", (("", "seconds"),)),
+}
+# A log scale would hide the differences that matter.
+SHARES = ("accuracy", "train_accuracy", "val_accuracy", "val_top5", "ema_val_accuracy", "data_wait")
+ALIASES = {
+    "acc": "accuracy", "best_val_accuracy": "accuracy", "top5": "val_top5", "throughput": "images_per_second",
+    "images_s": "images_per_second", "learning_rate": "lr", "optim.lr": "lr",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """What a figure shows. `width_in` is in inches, `smoothing` a share of the steps from 0 to 1."""
+
+    metrics: tuple[str, ...] = DEFAULT_METRICS
+    axis: XAxis = "epoch"
+    width_in: float = WIDTHS["page"]
+    smoothing: float = DEFAULT_SMOOTHING
+    log: bool = False
+    grouped: bool = True
+
+
+def find_metric(name: str) -> str:
+    """Return the metric that a name means. Raises UsageError with the nearest known name."""
+    wanted = name.casefold().replace("-", "_")
+    wanted = ALIASES.get(wanted, wanted)
+    if wanted not in METRICS:
+        advice = did_you_mean(wanted, [*METRICS, *ALIASES]) or f"; choose one of {', '.join(METRICS)}"
+        raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}")
+    return wanted
+
+
+def find_axis(name: str) -> XAxis:
+    """Return an x axis by its name. Raises UsageError."""
+    for axis in X_AXES:
+        if name.casefold() in (axis, f"{axis}s"):
+            return axis
+    raise UsageError.one("--x", f"{name} is not allowed: must be one of {', '.join(X_AXES)}")
+
+
+def parse_width(text: str) -> float:
+    """Return a width in inches: `3.25`, `3.25in`, `8.2cm`, `82mm`, `column` or `page`. Raises UsageError."""
+    word = text.strip().casefold()
+    if word in WIDTHS:
+        return WIDTHS[word]
+    unit = next((unit for unit in ("in", "cm", "mm") if word.endswith(unit)), "")
+    try:
+        number = float(word.removesuffix(unit))
+    except ValueError:
+        number = float("nan")
+    inches = number / {"": 1.0, "in": 1.0, "cm": CM_PER_INCH, "mm": 10 * CM_PER_INCH}[unit]
+    if not MIN_WIDTH <= inches <= MAX_WIDTH:
+        allowed = f"must be {MIN_WIDTH:g} to {MAX_WIDTH:g} inches, such as 3.25, 8.2cm, column or page"
+        raise UsageError.one("--width", f"{text} is not allowed: {allowed}")
+    return inches
+
+
+def file_format(path: Path) -> str:
+    """Return the format that the name of a file asks for. Raises UsageError for any other."""
+    suffix = path.suffix.casefold().removeprefix(".")
+    if suffix not in FORMATS:
+        ending = f"{path.name} ends in .{suffix}" if suffix else f"{path.name} has no ending"
+        raise UsageError.one("-o", f"{ending}: must be .svg or .pdf (vector graphics), or .png", "such as curves.pdf")
+    return suffix
+
+
+def make_plot(
+    folders: Sequence[RunFolder], options: PlotOptions, kind: str, warn: Callable[[str], object] = lambda message: None
+) -> bytes:
+    """Return the figure of these runs as a file of one of `FORMATS`. The same files give the same figure.
+
+    Raises UsageError if a metric has no value in any run, or if matplotlib is not installed.
+    """
+    require_comparable(len(folders))
+    runs = [read_reported_run(folder) for folder in folders]
+    comparison = compare_runs([run.compared for run in runs])
+    for note in comparison.notes:
+        warn(note)
+    columns = comparison.columns(grouped=options.grouped)
+    labels = column_labels(comparison, columns)
+    groups = [[runs[index] for index in column.runs] for column in columns]
+    panels = [_panel_lines(METRICS[name], groups, labels, options) for name in options.metrics]
+    for name, lines in zip(options.metrics, panels, strict=True):
+        if not lines:
+            raise UsageError.one("--metric", f"no run has a value of {name}, so there is nothing to plot")
+    mark = make_mark(MARK_KIND, [folder.name for folder in folders])
+    with drawing(COMMAND, PRINT, FONT_SIZE) as figure_class, _glyph_warnings(kind, warn):
+        height = options.width_in / len(panels) * PANEL_ASPECT + _legend_rows(panels) * LEGEND_ROW_IN
+        figure = figure_class(figsize=(options.width_in, height), layout="constrained")
+        all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, name, lines in zip(all_axes, options.metrics, panels, strict=True):
+            draw_lines(axes, lines, PRINT, log=options.log and name not in SHARES, width=LINE_WIDTH)
+            axes.set_xlabel(X_LABELS[options.axis])
+            axes.set_ylabel(METRICS[name].label)
+            if len(METRICS[name].curves) > 1:
+                _add_kind_legend(axes, METRICS[name])
+        _add_run_legend(figure, panels)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=PNG_DPI, metadata=_metadata(kind, mark))
+    return buffer.getvalue()
+
+
+def column_labels(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
+    """Return a label for each curve: the config values that differ, or the name where they do not tell runs apart.
+
+    A group has the number of its seeds.
+    """
+    keys = [
+        difference
+        for difference in comparison.differences
+        # In a group, the seeds differ.
+        if all(len({_value(difference.values[run]) for run in column.runs}) == 1 for column in columns)
+    ][:MAX_LABEL_KEYS]
+    labels = []
+    for column in columns:
+        run = comparison.runs[column.runs[0]]
+        words = [
+            f"{difference.key.partition('.')[2]} {_value(difference.values[column.runs[0]])}" for difference in keys
+        ]
+        labels.append(", ".join(words) if words and run.config is not None else run.name)
+    if len(set(labels)) < len(labels) or any(len(label) > MAX_LABEL_CHARACTERS for label in labels):
+        labels = [comparison.runs[column.runs[0]].name for column in columns]
+    return [
+        printable(f"{label} ({len(column.runs)} seeds)" if column.is_group else label)
+        for label, column in zip(labels, columns, strict=True)
+    ]
+
+
+def _value(value: object) -> str:
+    return format_value(value) or "none"
+
+
+def _panel_lines(
+    metric: Metric, groups: Sequence[Sequence[ReportedRun]], labels: Sequence[str], options: PlotOptions
+) -> list[Line]:
+    """Return the curves of a panel that have a value. The second curve of each run is thin and pale."""
+    lines = []
+    smoothing = options.smoothing if metric.is_smoothed else 0.0
+    for index, (runs, label) in enumerate(zip(groups, labels, strict=True)):
+        for number, (_, name) in enumerate(metric.curves):
+            line = make_line(
+                label, [_blocks(run, name, options.axis) for run in runs], index, smoothing=_of_steps(name, smoothing)
+            )
+            # Raw values of several runs would hide each other.
+            line = replace(line, is_faint=number > 0, raw=line.raw if len(groups) == len(metric.curves) == 1 else None)
+            if np.isfinite(line.series.y).any():
+                lines.append(line)
+    return lines
+
+
+def _of_steps(name: str, smoothing: float) -> float:
+    return smoothing if name in STEP_METRICS else 0.0
+
+
+def _blocks(run: ReportedRun, name: str, axis: XAxis) -> BlockSeries:
+    # The validation curves of `RunCurves` are those of the EMA weights, if there are any.
+    if name in STEP_METRICS or name == "accuracy":
+        return run.curves.over(name, axis)
+    return blocks_of(run.epoch_series(name, axis))
+
+
+def _legend_entries(panels: Sequence[Sequence[Line]]) -> dict[str, Line]:
+    """Return a line for each label, in the order of the runs."""
+    return {line.label: line for lines in panels for line in lines}
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    return max(1, min(len(labels), LEGEND_CHARACTERS // (max(map(len, labels), default=1) + 6)))
+
+
+def _legend_rows(panels: Sequence[Sequence[Line]]) -> int:
+    labels = list(_legend_entries(panels))
+    return 0 if len(labels) < 2 else -(-len(labels) // _legend_columns(labels))
+
+
+def _add_run_legend(figure: Figure, panels: Sequence[Sequence[Line]]) -> None:
+    """Name the runs above the panels; a single run needs no name."""
+    entries = _legend_entries(panels)
+    if len(entries) < 2:
+        return
+    handles = [_handle(PRINT.color(line.color), line.dash) for line in entries.values()]
+    # A legend leaves out labels that begin with an underscore.
+    labels = [f" {label}" if label.startswith("_") else label for label in entries]
+    figure.legend(handles, labels, loc="outside upper center", ncols=_legend_columns(labels), handlelength=3.0)
+
+
+def _add_kind_legend(axes: Axes, metric: Metric) -> None:
+    """Name the curves of one run within a panel: the main one is thick."""
+    handles = [_handle(PRINT.ink, 0, is_faint=number > 0) for number in range(len(metric.curves))]
+    axes.legend(handles, [label for label, _ in metric.curves], loc="best", handlelength=3.0)
+
+
+def _handle(color: str, dash: int, *, is_faint: bool = False) -> Any:
+    width, opacity = (0.6 * LINE_WIDTH, FAINT_OPACITY) if is_faint else (LINE_WIDTH, 1.0)
+    handle = import_library("matplotlib.lines", COMMAND).Line2D([], [], color=color, linewidth=width, alpha=opacity)
+    if pattern := dashes(dash):
+        handle.set_dashes(pattern)
+    return handle
+
+
+def _metadata(kind: str, mark: str) -> dict[str, str | None]:
+    """Return metadata without dates and versions, so that the same runs give the same bytes."""
+    if kind == "svg":
+        return {"Creator": None, "Date": None, "Format": None, "Type": None, "Description": mark}
+    if kind == "pdf":
+        return {"Creator": None, "Producer": None, "CreationDate": None, "Subject": mark}
+    return {"Software": None, "Description": mark}
+
+
+@contextmanager
+def _glyph_warnings(kind: str, warn: Callable[[str], object]) -> Iterator[None]:
+    """Report characters that the font of the figure does not have. An SVG takes them from a font of its reader."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    if kind != "svg" and any("missing from font" in str(warning.message) for warning in caught):
+        warn("The font of the figure lacks some characters of the labels; an .svg takes them from a font of its reader")

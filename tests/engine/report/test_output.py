@@ -1,0 +1,28 @@
+"""Which files a report or a figure may replace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.report.output import make_mark, write_output
+from engine.utils.errors import UsageError
+
+
+def test_output_replaces_files_of_the_same_runs_only(tmp_path: Path) -> None:
+    path, mark = tmp_path / "report.html", make_mark("report", ["a"])
+    write_output(path, mark.encode(), mark, force=False)
+    write_output(path, mark.encode() + b"2", mark, force=False)
+    with pytest.raises(UsageError, match="not made from these runs"):
+        write_output(path, b"", make_mark("report", ["b"]), force=False)
+    assert path.read_bytes().endswith(b"2")
+    write_output(path, b"forced", make_mark("report", ["b"]), force=True)
+    assert path.read_bytes() == b"forced"
+
+
+def test_output_refuses_folder_and_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        write_output(tmp_path, b"", "", force=True)
+    with pytest.raises(UsageError, match="there is no such folder"):
+        write_output(tmp_path / "missing" / "a.html", b"", "", force=True)

@@ -1,0 +1,93 @@
+"""Figures for papers: formats, labels, seed groups, gaps, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from compared_runs import make_compared_run
+from engine.report.lines import isolated_points, make_line
+from engine.report.plot import PlotOptions, column_labels, file_format, find_axis, find_metric, make_plot, parse_width
+from engine.report.runs import blocks_of
+from engine.runs.comparison import compare_runs, read_run
+from engine.runs.series import Series
+from engine.utils.errors import UsageError
+from factories import make_epoch, make_run_folder, make_run_started
+
+
+def test_plot_is_the_same_for_the_same_runs_in_each_format(tmp_path: Path) -> None:
+    run = make_compared_run(tmp_path, "a$x$_b")
+    for kind, beginning in (("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
+        options = PlotOptions(metrics=("accuracy",), width_in=3.25)
+        figure = make_plot([run], options, kind)
+        assert figure.startswith(beginning) and figure == make_plot([run], options, kind)
+    assert Image.open(io.BytesIO(figure)).size[0] == 975
+
+
+def test_plot_labels_runs_by_keys_that_differ_and_groups_seeds(tmp_path: Path) -> None:
+    folders = [make_compared_run(tmp_path, f"run-{seed}", seed=seed) for seed in range(2)]
+    folders.append(make_compared_run(tmp_path, "_fast", lr=0.4))
+    comparison = compare_runs([read_run(folder) for folder in folders])
+    assert column_labels(comparison, comparison.columns(grouped=True)) == ["lr 0.1 (2 seeds)", "lr 0.4"]
+    assert column_labels(comparison, comparison.columns(grouped=False)) == [
+        "seed 0, lr 0.1",
+        "seed 1, lr 0.1",
+        "seed 0, lr 0.4",
+    ]
+    text = make_plot(folders, PlotOptions(metrics=("loss",), log=True), "svg").decode()
+    shown = re.findall(r"<text [^>]*>([^<]*)</text>", text)
+    assert {"Loss", "Epoch", "training", "validation", "lr 0.1 (2 seeds)", "lr 0.4"} <= set(shown)
+    assert not any("$" in label for label in shown)
+
+
+def test_mean_line_of_seeds_has_band_of_standard_deviation() -> None:
+    x = np.arange(3.0)
+    line = make_line("", [blocks_of(Series(x, x)), blocks_of(Series(x, x + 2))], 0)
+    assert line.series.y.tolist() == [1, 2, 3]
+    assert line.band is not None
+    np.testing.assert_allclose(line.band[1].y - line.series.y, math.sqrt(2))
+
+
+def test_point_between_gaps_is_isolated() -> None:
+    assert isolated_points(np.array([True, False, True, True, False, True])).tolist() == [1, 0, 0, 0, 0, 1]
+
+
+def test_plot_of_curves_with_gaps_and_nonpositive_values(tmp_path: Path) -> None:
+    epochs = [replace(make_epoch(number), val_loss=loss) for number, loss in enumerate([1.0, math.nan, -1.0, 2.0], 1)]
+    run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
+    assert b"nan" not in make_plot([run], PlotOptions(metrics=("val_loss",), log=True), "svg").lower()
+
+
+def test_plot_refuses_metric_without_value(tmp_path: Path) -> None:
+    run = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))
+    with pytest.raises(UsageError, match="no run has a value of ema_val_loss"):
+        make_plot([run], PlotOptions(metrics=("ema_val_loss",)), "svg")
+
+
+def test_plot_arguments() -> None:
+    assert [parse_width(text) for text in ("column", "3.25in", "8.255 cm", "82.55mm")] == pytest.approx([3.25] * 4)
+    assert (find_metric("Top5"), find_metric("throughput")) == ("val_top5", "images_per_second")
+    assert (find_axis("Epochs"), file_format(Path("a.PDF"))) == ("epoch", "pdf")
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_width, "0.1"),
+        (parse_width, "wide"),
+        (find_axis, "time"),
+        (find_metric, "f1"),
+        (file_format, Path("a.jpg")),
+    ],
+)
+def test_plot_refuses_unknown_argument(parse: Callable[[object], object], text: object) -> None:
+    with pytest.raises(UsageError):
+        parse(text)

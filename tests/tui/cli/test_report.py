@@ -1,0 +1,56 @@
+"""`gputrain report` and `gputrain plot`, and the page in a browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from compared_runs import make_compared_run
+from gputrain_command import ROOT
+from tui.cli.main import app
+
+
+def invoke(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_report_and_plot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_compared_run(tmp_path / "runs", "a")
+    assert json.loads(invoke("report", "a", "--json"))["file"] == "report.html"
+    assert "<!DOCTYPE html>" in (tmp_path / "report.html").read_text()
+    assert invoke("plot", "a", "--metric", "lr", "-o", "lr.svg").strip() == "lr.svg"
+    make_compared_run(tmp_path / "runs", "b")
+    assert "overwrite it with --force" in invoke("plot", "b", "-o", "lr.svg", code=2)
+
+
+@pytest.mark.nightly
+def test_page_loads_in_browser_without_message_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "tests/recordings/earlier-run/run", tmp_path / "runs" / "earlier")
+    invoke("report", "earlier")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    # No name resolves, so a page that needed the network would log an error.
+    options += ["--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=900,600"]
+    page = (tmp_path / "report.html").as_uri()
+    for output in ("--screenshot=page.png", "--print-to-pdf=page.pdf"):
+        command = [chromium, *options, output, page]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        assert "CONSOLE" not in done.stderr
+    shown = np.array(Image.open("page.png").convert("L"))
+    # The title and the figures: dark text on a light page, or light text on a dark one.
+    assert shown.shape == (600, 900)
+    assert ((shown < 90).mean() > 0.005) and ((shown > 200).mean() > 0.005)
+    assert Path("page.pdf").read_bytes().startswith(b"%PDF")
