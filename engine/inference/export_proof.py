@@ -41,6 +41,7 @@ MAX_PROGRAM_DIFFERENCE = 1e-3
 MAX_PIXEL_DIFFERENCE = 2
 # An evaluation may change them, but an export is preprocessed as the run evaluates.
 PREPROCESSING_KEYS = ("data.val_resize", "data.val_crop", "data.fit", "data.interpolation")
+NOT_REQUESTED = "no images were requested"
 MAX_STORED_CHANGES = 20
 
 
@@ -86,9 +87,10 @@ class Proof:
 
     def describe(self, file_name: str, code: Callable[[str], str] = str) -> str:
         """Return what was compared, and what is wrong, as sentences. `code` formats text from outside."""
+        faults = [f"{code(fault)}." for fault in self.faults]
         if not self.images:
-            text = f"{file_name} was not compared with `gputrain predict`"
-            return f"{text}: {code(self.not_proved or self.faults[0])}."
+            reasons = [f"{code(self.not_proved)}."] if self.not_proved is not None else []
+            return " ".join([f"{file_name} was not compared with `gputrain predict`:", *reasons, *faults])
         through = " through preprocess.py" if self.files else ""
         text = (
             f"{file_name} was compared with `gputrain predict` on {pluralize(self.images, 'validation image')}"
@@ -97,7 +99,7 @@ class Proof:
         )
         if self.ties:
             text += f" The two best classes of the other {pluralize(self.ties, 'image')} are almost equally likely."
-        return " ".join([text, *(f"{code(fault)}." for fault in self.faults)])
+        return " ".join([text, *faults])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the proof as JSON values; a difference that is not finite is null."""
@@ -145,7 +147,8 @@ def prove_export(
         proof.faults.append(f"{file_name} has other class names than the run")
     _compare_samples(proof, load, checkpoint.image_format)
     if max_images == 0:
-        proof.not_proved = "no images were requested"
+        proof.not_proved = NOT_REQUESTED
+        _find_faults(proof, file_name)
         return proof
     try:
         trust.check(config, ("data.dataset",))

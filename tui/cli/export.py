@@ -93,6 +93,7 @@ def export(
 
 def print_proof(exported: Export, run: str) -> None:
     """Say on stderr how the exported file agrees with `gputrain predict`."""
+    from engine.inference.export_proof import NOT_REQUESTED
     from engine.utils.text import printable
 
     proof, name = exported.proof, exported.paths[0].name
@@ -100,7 +101,8 @@ def print_proof(exported: Export, run: str) -> None:
     if proof.faults:
         typer.echo(f"error: {printable(sentences)}", err=True)
     elif proof.not_proved is not None:
-        print_warning(f"{sentences} Check it with `gputrain export {run} data.path=FOLDER`.")
+        key = "--images N" if proof.not_proved == NOT_REQUESTED else "data.path=FOLDER"
+        print_warning(f"{sentences} Check it with `gputrain export {run} {key}`.")
     else:
         typer.echo(printable(sentences), err=True)
 

@@ -77,7 +77,9 @@ def test_export_keeps_files_of_same_weights_and_refuses_those_of_others(tmp_path
     run = saved_run(tmp_path / "run")
     other = saved_run(tmp_path / "other" / "run")
     output = tmp_path / "out"
-    assert call("export", run.path, "--output", output, "--images", "0").exit_code == 0
+    done = call("export", run.path, "--output", output, "--images", "0")
+    assert done.exit_code == 0
+    assert "no images were requested. Check it with `gputrain export run --images N`." in done.stderr
     assert call("export", run.path, "--output", output, "--images", "0", "--format", "torch-export").exit_code == 0
     assert len(json.loads((output / "model.json").read_text())["files"]) == 2
     done = call("export", other.path, "--output", output, "--images", "0")

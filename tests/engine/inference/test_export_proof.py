@@ -211,6 +211,13 @@ def test_export_of_deleted_data_says_that_it_was_not_proved(tmp_path: Path) -> N
     assert "on 2 validation images through preprocess.py: 2 of 2 get the same class" in done.stderr
 
 
+def test_proof_without_images_still_reports_faults_of_the_script(folder: Path, trained: TrainedModel) -> None:
+    edit_script('"white"', '"black"')(folder)
+    proof = prove_export(trained, folder, "model.safetensors", max_images=0)
+    assert not proof.passed
+    assert "pixels differ by up to 2" in proof.describe("model.safetensors")
+
+
 def test_export_refuses_override_of_another_section_before_it_writes(short_run: FinishedRun, tmp_path: Path) -> None:
     done = call("export", short_run.path, "eval.tta=flip", "--output", tmp_path / "out")
     assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
