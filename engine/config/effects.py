@@ -187,7 +187,7 @@ _RULES = (
     ),
     _Rule(
         "run.code",
-        (*("model.name", "data.dataset", "loss.name", "augment.transform"),),
+        (*("model.name", "data.dataset", "loss.name", "augment.transform", "optim.name", "schedule.name"),),
         _unless(user_code_names, "without user code (module:name)"),
     ),
     _Rule("data.prefetch", ("data.workers",), _unless(lambda config: config.data.workers, "with data.workers=0")),

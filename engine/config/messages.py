@@ -37,6 +37,7 @@ _EXTRA_ALLOWED_FORMS = {
     "data.dataset": "user code as module:name",
     "loss.name": "user code as module:name",
     "optim.name": "a timm optimizer as timm:NAME",
+    "schedule.name": "user code as module:name",
 }
 
 

@@ -18,15 +18,16 @@ from engine.config.training_sections import BUILTIN_MODELS, ScheduleConfig, by_e
 from engine.config.user_code import is_user_code
 from engine.utils.errors import Problem, did_you_mean
 
-_SCHEDULES = set(get_args(ScheduleConfig.model_fields["name"].annotation))
+_SCHEDULES = set(get_args(get_args(ScheduleConfig.model_fields["name"].annotation)[0]))
+# Placeholder for any user code among the values in DEPENDS_ON.
+ANY_USER_CODE = "module:name"
+_SCHEDULES_WITH_WARMUP = _SCHEDULES - {"onecycle"} | {ANY_USER_CODE}
 # Smallest positive alpha of mixup and CutMix: below it, the Beta distribution yields practically only 0 and 1.
 MIN_MIX_ALPHA = 1e-3
 # Levels of `precision.amp` that compute in float16.
 FLOAT16_LEVELS = {"fp16", "O1", "O2", "O3"}
 _SCHEDULES_WITH_FINAL_LR = {"cosine", "restarts", "polynomial", "linear", "plateau"}
 
-# Placeholder for any user code among the values in DEPENDS_ON.
-ANY_USER_CODE = "module:name"
 
 # Key -> (other key, values): the key has an effect only if the other key has one of these values.
 DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
@@ -50,9 +51,9 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "model.init_std": ("model.init", {"normal"}),
     **{f"optim.{key}": ("optim.name", optimizers_accepting(key)) for key in ("momentum", "nesterov", "betas", "eps")},
     "optim.nonfinite_limit": ("optim.nonfinite", {"skip"}),
-    "schedule.by": ("schedule.name", _SCHEDULES - {"constant", "plateau"}),
-    "schedule.warmup_epochs": ("schedule.name", _SCHEDULES - {"onecycle"}),
-    "schedule.warmup_steps": ("schedule.name", _SCHEDULES - {"onecycle"}),
+    "schedule.by": ("schedule.name", _SCHEDULES - {"constant", "plateau"} | {ANY_USER_CODE}),
+    "schedule.warmup_epochs": ("schedule.name", _SCHEDULES_WITH_WARMUP),
+    "schedule.warmup_steps": ("schedule.name", _SCHEDULES_WITH_WARMUP),
     "schedule.step_size": ("schedule.name", {"step"}),
     "schedule.milestones": ("schedule.name", {"multistep"}),
     "schedule.gamma": ("schedule.name", {"step", "multistep", "exponential", "plateau"}),

@@ -14,7 +14,9 @@ _EPOCH_SCHEDULES = {"step", "multistep", "exponential", "restarts", "plateau"}
 
 def by_epoch(schedule: ScheduleConfig) -> bool:
     """Whether the learning rate changes per epoch and the schedule's values count epochs instead of steps."""
-    return schedule.by == "epoch" or (schedule.by == "auto" and schedule.name in _EPOCH_SCHEDULES)
+    # The user's own schedule is named module:name.
+    changes_by_epoch = schedule.name in _EPOCH_SCHEDULES or ":" in schedule.name
+    return schedule.by == "epoch" or (schedule.by == "auto" and changes_by_epoch)
 
 
 def warmup_steps(schedule: ScheduleConfig, steps_per_epoch: int) -> int:
@@ -39,6 +41,7 @@ OptimizerName = Literal[
     "adafactor",
     "muon",
 ]
+TIMM_PREFIX = "timm:"
 TimmOptimizerName = Annotated[str, Field(pattern=r"^timm:\w+$")]
 
 
@@ -223,28 +226,34 @@ class OptimConfig(Section):
 class ScheduleConfig(Section):
     """Section `schedule`: LR schedule and warmup."""
 
-    name: Literal[
-        "constant",
-        "step",
-        "multistep",
-        "exponential",
-        "cosine",
-        "restarts",
-        "polynomial",
-        "linear",
-        "onecycle",
-        "plateau",
-    ] = Field(
+    name: (
+        Literal[
+            "constant",
+            "step",
+            "multistep",
+            "exponential",
+            "cosine",
+            "restarts",
+            "polynomial",
+            "linear",
+            "onecycle",
+            "plateau",
+        ]
+        | UserCodePath
+    ) = Field(
         "constant",
         title="schedule",
         description="LR schedule after warmup. step, multistep, exponential and plateau multiply by schedule.gamma; "
-        "cosine, restarts, polynomial and linear decay to schedule.final_lr_ratio; onecycle rises, then falls.",
+        "cosine, restarts, polynomial and linear decay to schedule.final_lr_ratio; onecycle rises, then falls. User "
+        "code (module:name) is a function as for torch's LambdaLR: it gets the epoch, from 0, and returns the factor "
+        "on optim.lr.",
     )
     by: Literal["auto", "step", "epoch"] = Field(
         "auto",
         title="schedule unit",
         description="Unit of the schedule: step, epoch or auto. The learning rate changes, and the schedule's values "
-        "count, in this unit; auto is epoch for step, multistep, exponential, restarts and plateau, else step.",
+        "count, in this unit; auto is epoch for step, multistep, exponential, restarts, plateau and user "
+        "code, else step. By step, user code gets the step, from 0.",
     )
     warmup_epochs: float = Field(0.0, ge=0, description="Epochs of linear warmup from 0 to the peak learning rate.")
     warmup_steps: int = Field(

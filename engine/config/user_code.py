@@ -23,6 +23,7 @@ from typing import Any
 from engine.config.schema import Config
 from engine.config.section import USER_CODE_PATTERN
 from engine.config.settings import settings_file
+from engine.config.training_sections import TIMM_PREFIX
 from engine.config.user_errors import (
     INSTALLED_PACKAGES,
     code_root,
@@ -58,6 +59,11 @@ def is_user_code(name: str | None) -> bool:
     return name is not None and re.fullmatch(USER_CODE_PATTERN, name) is not None
 
 
+def is_user_optimizer(name: str) -> bool:
+    """Whether `optim.name` is user code: an optimizer of timm, timm:NAME, has the same form."""
+    return is_user_code(name) and not name.startswith(TIMM_PREFIX)
+
+
 def user_code_names(config: Config) -> dict[str, str]:
     """Map each key that names user code to the name."""
     names: dict[str, str | None] = {
@@ -65,6 +71,7 @@ def user_code_names(config: Config) -> dict[str, str]:
         "model.name": config.model.name,
         "loss.name": config.loss.name,
         "augment.transform": config.augment.transform,
+        "schedule.name": config.schedule.name,
     }
     return {key: name for key, name in names.items() if name is not None and is_user_code(name)}
 

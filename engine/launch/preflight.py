@@ -18,6 +18,7 @@ from engine.config.loader import resolve_config
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import cpu_precision_warnings
 from engine.config.schema import Config, as_dict
+from engine.config.training_sections import TIMM_PREFIX
 from engine.config.user_code import check_user_code
 from engine.data.batching import build_sampler_from_counts, check_source, empty_class_warnings, sampler_problems
 from engine.data.inspection_process import ImageCounts, check_user_data_code
@@ -38,7 +39,8 @@ from engine.models.weights_file import weights_problems
 from engine.notify.start import notify_problems
 from engine.optim.lr_range import LrRange
 from engine.optim.lr_schedule import schedule_length_problems
-from engine.optim.timm_optimizers import TIMM_PREFIX, timm_optimizer_problems, timm_options
+from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
+from engine.optim.user_schedule import SampledSchedule, check_user_schedule
 from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
 from engine.queue.place import fixed_terms
 from engine.queue.state import Dependency
@@ -88,13 +90,15 @@ class Preflight:
     """The problems and warnings of a run request, and what the preflight learned for the ranks.
 
     `warnings` are those of the request, and of keys that have no effect on these devices. `source` and `counts` are
-    None if the dataset was not opened, `plan` if no devices could be chosen."""
+    None if the dataset was not opened, `plan` if no devices could be chosen. `schedule` samples the user's own
+    schedule."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
     source: ImageSource | None = None
     counts: ImageCounts | None = None
     plan: NodePlan | None = None
+    schedule: SampledSchedule | None = None
 
 
 def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Callable[[], None] = lambda: None) -> None:
@@ -286,14 +290,15 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
     """Check what depends on the number of ranks: batches, schedule and input pipeline."""
     problems = preflight.problems
     problems += pipeline_problems(config, preflight.source, plan.local_world_size)
-    _check_batches(config, preflight, plan, world_size)
+    steps_per_epoch = _check_batches(config, preflight, plan, world_size)
     if not problems:
         # Last, because the errors of the user's code would be misleading while other values are invalid.
         with collect_problems(problems):
             user_counts = check_user_data_code(config, world_size)
             if preflight.counts is None and user_counts is not None:
                 preflight.counts = user_counts
-                _check_batches(config, preflight, plan, world_size)
+                steps_per_epoch = _check_batches(config, preflight, plan, world_size)
+            preflight.schedule = check_user_schedule(config, steps_per_epoch)
 
 
 def _find_warnings(config: Config, preflight: Preflight) -> list[Problem]:
@@ -306,10 +311,11 @@ def _find_warnings(config: Config, preflight: Preflight) -> list[Problem]:
     return warnings
 
 
-def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_size: int) -> None:
-    """Check that the data fits the batch size, the number of ranks and the schedule."""
+def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_size: int) -> int | None:
+    """Check that the data fits the batch size, the number of ranks and the schedule. Return the steps per epoch, None
+    if they are not known yet."""
     if preflight.counts is None:
-        return
+        return None
     # The search for the largest batch size that fits never leaves an epoch without a step.
     smallest = with_batch_size(config, 1) if config.data.batch_size == "auto" else config
     sampler = build_sampler_from_counts(
@@ -326,3 +332,4 @@ def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_s
             check_source(config, preflight.source, sampler)
     if sampler.steps_per_epoch:
         preflight.problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)
+    return sampler.steps_per_epoch or None

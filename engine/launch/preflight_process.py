@@ -6,6 +6,7 @@ The screen must not import torch, and must be able to cancel a check, such as th
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         return sources[key]
 
     preflight = run_preflight(request, choose_gpus, open_source=open_source)
-    plan, counts, source = preflight.plan, preflight.counts, preflight.source
+    plan, counts, source, schedule = preflight.plan, preflight.counts, preflight.source, preflight.schedule
     return {
         "problems": problems_to_json(preflight.problems),
         "devices": 0 if plan is None else plan.local_world_size * plan.devices_per_rank,
@@ -89,6 +90,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         "on_gpu": None if plan is None else plan.on_gpu,
         "images": None if counts is None else [counts.train, counts.val],
         "classes": None if source is None else len(source.classes),
+        "schedule": None if schedule is None else asdict(schedule),
     }
 
 

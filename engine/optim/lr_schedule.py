@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 
 from engine.config.training_sections import OptimConfig, ScheduleConfig, by_epoch, warmup_steps
 from engine.utils.errors import Problem
@@ -23,13 +24,19 @@ def lr_scaling_factor(optim: OptimConfig, world_size: int) -> float:
     return {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[optim.lr_scaling]
 
 
-def lr_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs: int) -> float:
+def lr_factor(
+    schedule: ScheduleConfig,
+    step: int,
+    steps_per_epoch: int,
+    epochs: int,
+    user_factor: Callable[[int], float] | None = None,
+) -> float:
     """Return the factor on the peak learning rate at `step`, which counts from 1.
 
-    The warmup grows linearly with every step and reaches 1 at its last step. After that, step and multistep count from
-    the start of the run. The other schedules span the rest of the run, from the end of the warmup or, if they change by
-    epoch, from the end of the epoch in which the warmup ends. For plateau this is only the warmup; multiply it by
-    `engine.optim.plateau.PlateauFactor.factor`.
+    The warmup grows linearly with every step and reaches 1 at its last step. After that, step, multistep and the user's
+    own schedule, which is `user_factor`, count from the start of the run. The other schedules span the rest of the run,
+    from the end of the warmup or, if they change by epoch, from the end of the epoch in which the warmup ends. For
+    plateau this is only the warmup; multiply it by `engine.optim.plateau.PlateauFactor.factor`.
     """
     warmup = warmup_steps(schedule, steps_per_epoch)
     if step <= warmup:
@@ -37,6 +44,8 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs:
     done, start, end = step - 1, warmup, steps_per_epoch * epochs
     if by_epoch(schedule):
         done, start, end = done // steps_per_epoch, -(-warmup // steps_per_epoch), epochs
+    if user_factor is not None:
+        return user_factor(done)
     if schedule.name == "step":
         return schedule.gamma ** (done // schedule.step_size)
     if schedule.name == "multistep":

@@ -15,11 +15,11 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from engine.config.optimizer_options import DEFAULT_OVERRIDES, OPTIMIZERS, optimizer_kwargs
-from engine.config.training_sections import OptimConfig
+from engine.config.training_sections import TIMM_PREFIX, OptimConfig
 from engine.optim.lazy_dynamo import avoid_dynamo_import, unwrap_step
 from engine.optim.lr_schedule import scaled_lr
 from engine.optim.param_groups import ParamGroup, build_param_groups
-from engine.optim.timm_optimizers import TIMM_PREFIX, timm_optimizer_problems, timm_options
+from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.utils.errors import UsageError
 from engine.utils.libraries import import_library
 

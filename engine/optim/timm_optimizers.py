@@ -20,13 +20,11 @@ from engine.config.optimizer_options import (
     is_finite_number,
     option_problems,
 )
-from engine.config.training_sections import OptimConfig
+from engine.config.training_sections import TIMM_PREFIX, OptimConfig
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 from engine.utils.libraries import import_library
-
-TIMM_PREFIX = "timm:"
 
 
 def timm_optimizer_problems(optim: OptimConfig) -> list[Problem]:

@@ -43,6 +43,7 @@ from engine.models.training_model import TrainingModel, build_training_model
 from engine.optim.lr_schedule import lr_factor, lr_scaling_factor, scaled_lr, schedule_length_problems
 from engine.optim.optimizers import build_optimizer
 from engine.optim.plateau import PlateauFactor
+from engine.optim.user_schedule import has_user_schedule, load_user_schedule
 from engine.runs.early_stop import EarlyStop
 from engine.runs.records import RankDevice
 from engine.training.device import init_device
@@ -173,6 +174,7 @@ def build_trainer(
     device = init_device(config, job.plan, rank_info)
     # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
+    lr_of_step = _lr_of_step(job, sampler)
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
     cpu_group, rank_devices = _join_process_group(job, rank_info, store)
     parallel_model = wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size)
@@ -206,7 +208,7 @@ def build_trainer(
         channel=channel,
         agreement=Agreement(cpu_group),
         step_log=step_log,
-        lr_of_step=_lr_of_step(job, sampler),
+        lr_of_step=lr_of_step,
         position=resume_position(checkpoint, sampler),
         train_metrics=MetricAccumulator(device),
     )
@@ -226,13 +228,15 @@ def build_trainer(
 
 
 def _lr_of_step(job: Job, sampler: DistributedBatchSampler) -> Callable[[int], float]:
-    """Return the learning rate as a function of the step: that of the range test, else of the schedule."""
-    config, lr_range = job.config, job.lr_range
+    """Return the learning rate as a function of the step: that of the range test, else of the schedule. Raises
+    UsageError if the user's own schedule does not work."""
+    config, lr_range, steps_per_epoch = job.config, job.lr_range, sampler.steps_per_epoch
     if lr_range is not None:
         scaling = lr_scaling_factor(config.optim, sampler.num_devices)
         return lambda step: scaling * lr_range.lr_at(step)
     peak_lr = scaled_lr(config.optim, sampler.num_devices)
-    return lambda step: peak_lr * lr_factor(config.schedule, step, sampler.steps_per_epoch, config.run.epochs)
+    user_factor = load_user_schedule(config, steps_per_epoch).__getitem__ if has_user_schedule(config) else None
+    return lambda step: peak_lr * lr_factor(config.schedule, step, steps_per_epoch, config.run.epochs, user_factor)
 
 
 def _build_model(

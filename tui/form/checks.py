@@ -16,6 +16,7 @@ from engine.data.batching import build_sampler_from_counts
 from engine.data.sampler import DistributedBatchSampler
 from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight_process import scan_key
+from engine.optim.user_schedule import SampledSchedule
 from engine.utils.errors import Problem, problems_from_json, problems_to_json
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 
@@ -45,6 +46,8 @@ class FormCheckResult:
     """Number of parameters of the model; None until it is built."""
     weight_decay: tuple[tuple[float, int], ...] = ()
     """Each weight decay and its number of parameter tensors; empty until the model is built."""
+    schedule: SampledSchedule | None = None
+    """Factors of the user's own schedule; None for other schedules, and until it is evaluated."""
     run_name: str = ""
     """Name that the run gets if none is typed."""
 
@@ -117,6 +120,7 @@ class FormChecker:
             answer["cpu_fallback"],
             tuple(answer["warnings"]),
             num_classes=answer["classes"],
+            schedule=SampledSchedule(**answer["schedule"]) if answer["schedule"] is not None else None,
         )
 
     def check_model(

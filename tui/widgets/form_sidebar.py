@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from engine.config.schema import Config
+from engine.optim.user_schedule import has_user_schedule
 from engine.runs.series import Series
 from engine.utils.errors import Problem
 from engine.utils.text import printable
@@ -80,17 +81,25 @@ class FormSidebar(Container):
         test.show_result(config)
 
     def draw_lr_curve(self, config: Config | None, problems: Sequence[Problem], result: FormCheckResult | None) -> None:
-        """Draw the learning rate over the epochs, unless a value that it depends on is wrong."""
+        """Draw the learning rate over the epochs, unless a value that it depends on is wrong, or the user's own
+        schedule is not evaluated yet."""
         chart = self.query_one(LearningRateChart)
-        if config is None or any(problem.location.startswith(LR_KEYS) for problem in problems):
+        schedule = result.schedule if result is not None else None
+        unknown = (
+            config is not None
+            and has_user_schedule(config)
+            and (schedule is None or schedule.name != config.schedule.name)
+        )
+        if config is None or unknown or any(problem.location.startswith(LR_KEYS) for problem in problems):
             self._drawn_curve = None
             chart.draw([], PlotWindow(0.0, 1.0))
         elif result is not None:
             steps = result.sampler.steps_per_epoch if result.sampler is not None else 0
             points = max(chart.size.width, 1) * DOTS_PER_COLUMN
-            curve = (config.optim, config.schedule, config.run.epochs, result.total_ranks, steps, points)
+            user_factor = schedule.factor_at if schedule is not None and has_user_schedule(config) else None
+            curve = (config.optim, config.schedule, config.run.epochs, result.total_ranks, steps, points, schedule)
             if curve != self._drawn_curve:
                 self._drawn_curve = curve
-                x, y = lr_curve(config, result.total_ranks, steps or ASSUMED_STEPS_PER_EPOCH, points)
+                x, y = lr_curve(config, result.total_ranks, steps or ASSUMED_STEPS_PER_EPOCH, points, user_factor)
                 window = PlotWindow(0.0, float(config.run.epochs), x_name="epoch")
                 chart.draw([Curve("", Series(x, y), "braille", LR_STYLE)], window)

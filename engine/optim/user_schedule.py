@@ -1,0 +1,143 @@
+"""The user's own learning rate schedule (`schedule.name=module:name`): a function like that of torch's LambdaLR.
+
+It gets the epoch, from 0, and returns the factor on the peak learning rate of that epoch. With `schedule.by=step` it
+gets the step, from 0, instead. Ranks call `load_user_schedule`. Other processes must not import user code:
+`engine.launch.preflight` calls `check_user_schedule`, which evaluates the function in a helper process.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config.loader import validate_config
+from engine.config.schema import Config
+from engine.config.training_sections import by_epoch
+from engine.config.user_code import RUN_USER_CODE_ADVICE, describe_value, is_user_code, load_user_code
+from engine.config.user_errors import describe_exception
+from engine.utils.errors import UsageError, problems_from_json, problems_to_json
+from engine.utils.exits import exit_status
+from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
+
+SCHEDULE_KEY = "schedule.name"
+# A schedule of one step each of 300 epochs of ImageNet with a batch size of 128 has 3 million factors.
+MAX_POSITIONS = 5_000_000
+# Enough for a curve of any width.
+MAX_CURVE_POINTS = 2000
+EVALUATION_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class SampledSchedule:
+    """Factors of a user schedule at some of its positions, in increasing order, for a curve."""
+
+    name: str
+    positions: Sequence[int]
+    factors: Sequence[float]
+
+    def factor_at(self, position: int) -> float:
+        """Return the factor at a position: that of the last sampled position before it."""
+        return self.factors[max(bisect_right(self.positions, position) - 1, 0)]
+
+
+def has_user_schedule(config: Config) -> bool:
+    """Whether the schedule of a config is user code."""
+    return is_user_code(config.schedule.name)
+
+
+def load_user_schedule(config: Config, steps_per_epoch: int) -> Sequence[float]:
+    """Return the factor at each position (epoch, or step with `schedule.by=step`) of a run.
+
+    The function is called for all positions in order, so every rank and every resumed session gets the same factors.
+    Raises UsageError if it fails, returns another value than a number of at least 0, or gives another value when it is
+    called again.
+    """
+    count = config.run.epochs * (1 if by_epoch(config.schedule) else steps_per_epoch)
+    if count > MAX_POSITIONS:
+        reason = f"{config.schedule.name} would be called for {count:,} steps; set schedule.by=epoch"
+        raise UsageError.one(SCHEDULE_KEY, reason)
+    name, run = config.schedule.name, config.run
+    function: Any = load_user_code(SCHEDULE_KEY, name, run.code, run.code_packages)
+    if isinstance(function, type):
+        try:
+            function = function()
+        except Exception as error:
+            reason = f"{name} cannot be created: {describe_exception(error, run.code, run.code_packages)}"
+            raise UsageError.one(SCHEDULE_KEY, reason) from error
+        if not callable(function):
+            raise UsageError.one(SCHEDULE_KEY, f"{name} has no __call__(epoch); define it, or name a function")
+    factors = array("d", (_factor(config, function, position) for position in range(count)))
+    for position in {0, count // 2, count - 1}:
+        if _factor(config, function, position) != factors[position]:
+            unit = "epoch" if by_epoch(config.schedule) else "step"
+            reason = (
+                f"{name} returns another factor for {unit} {position} when it is called again; it must depend on its "
+                "argument alone"
+            )
+            raise UsageError.one(SCHEDULE_KEY, reason)
+    return factors
+
+
+def _factor(config: Config, function: Callable[[int], Any], position: int) -> float:
+    """Call the user's function. Raises UsageError."""
+    name, unit = config.schedule.name, "epoch" if by_epoch(config.schedule) else "step"
+    try:
+        value = function(position)
+    except Exception as error:
+        reason = describe_exception(error, config.run.code, config.run.code_packages)
+        raise UsageError.one(SCHEDULE_KEY, f"{name} fails with {unit} {position}: {reason}") from error
+    try:
+        factor = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        factor = math.nan
+        shown = describe_value(value)
+    else:
+        shown = f"{factor:g}"
+    if not (math.isfinite(factor) and factor >= 0):
+        reason = f"{name} returns {shown} for {unit} {position} instead of a factor of at least 0"
+        raise UsageError.one(SCHEDULE_KEY, reason)
+    return factor
+
+
+def check_user_schedule(config: Config, steps_per_epoch: int | None) -> SampledSchedule | None:
+    """Evaluate the user's schedule for a whole run in a helper process.
+
+    `steps_per_epoch` is None if it is unknown; a schedule by step is then not evaluated. Returns None without starting
+    a process if the schedule is not user code. Raises UsageError as `load_user_schedule`.
+    """
+    if not has_user_schedule(config) or (steps_per_epoch is None and not by_epoch(config.schedule)):
+        return None
+    name = config.schedule.name
+    try:
+        with start_helper("engine.optim.user_schedule", keep_stderr=False) as helper:
+            helper.send({"config": config.model_dump(mode="json"), "steps_per_epoch": steps_per_epoch or 1})
+            reply = helper.receive(EVALUATION_TIMEOUT_SECONDS)
+    except HelperTimeoutError as error:
+        reason = f"{name} has not returned all factors after {EVALUATION_TIMEOUT_SECONDS:.0f} s"
+        raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE) from error
+    except HelperExitedError as error:
+        reason = f"the process that called {name} {exit_status(error.exit_code or 0)}"
+        raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE) from error
+    if "problems" in reply:
+        raise UsageError(problems_from_json(reply["problems"]))
+    return SampledSchedule(name, reply["positions"], reply["factors"])
+
+
+def main(parent: ParentPipe) -> None:
+    """Entry point of the helper process: reply with factors of the schedule, or with its problems."""
+    # Leave no __pycache__ in the user's folder.
+    sys.dont_write_bytecode = True
+    request = parent.receive()
+    try:
+        factors = load_user_schedule(validate_config(request["config"]), request["steps_per_epoch"])
+    except UsageError as error:
+        parent.send({"problems": problems_to_json(error.problems)})
+        return
+    count = min(len(factors), MAX_CURVE_POINTS)
+    positions = [index * len(factors) // count for index in range(count)]
+    parent.send({"positions": positions, "factors": [factors[position] for position in positions]})

@@ -1,0 +1,122 @@
+"""The user's own schedule: equal to torch's LambdaLR, checked before the run, and exact after a resume."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.optim.lr_schedule import lr_factor
+from engine.optim.user_schedule import check_user_schedule, load_user_schedule
+from engine.utils.errors import UsageError
+from in_process import single_rank_trainer, train_in_process
+
+SCHEDULES = """
+import random
+
+
+def decay(position):
+    return 0.9**position
+
+
+class Decay:
+    def __call__(self, position):
+        return 0.9**position
+
+
+def negative(position):
+    return 2.0 - position
+
+
+def failing(position):
+    return 1 / (3 - position)
+
+
+def nothing(position):
+    return None
+
+
+def noisy(position):
+    return random.random()
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_schedules", raising=False)
+    (tmp_path / "own_schedules.py").write_text(SCHEDULES)
+    return tmp_path
+
+
+def config(code: Path, name: str, *overrides: str) -> Config:
+    typed = [f"schedule.name=own_schedules:{name}", f"run.code={code}", *overrides]
+    return resolve_config(None, typed).config
+
+
+@pytest.mark.parametrize(("unit", "name"), [("auto", "decay"), ("step", "Decay")])
+def test_user_schedule_equals_lambda_lr(code: Path, unit: str, name: str) -> None:
+    steps, own = 5, config(code, name, "run.epochs=4", f"schedule.by={unit}")
+    factors = load_user_schedule(own, steps)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda position: 0.9**position)
+    for step in range(1, 4 * steps + 1):
+        factor = lr_factor(own.schedule, step, steps, own.run.epochs, factors.__getitem__)
+        assert factor == optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        if unit == "step" or step % steps == 0:
+            scheduler.step()
+
+
+def test_user_schedule_follows_warmup(code: Path) -> None:
+    own = config(code, "decay", "run.epochs=4", "schedule.warmup_epochs=1")
+    factors = load_user_schedule(own, 5)
+    found = [lr_factor(own.schedule, step, 5, 4, factors.__getitem__) for step in (1, 5, 6, 11)]
+    assert found == pytest.approx([0.2, 1.0, 0.9, 0.81])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("negative", "own_schedules:negative returns -1 for epoch 3 instead of a factor of at least 0"),
+        ("failing", "own_schedules:failing fails with epoch 3: ZeroDivisionError: division by zero ({}, line 19)"),
+        ("nothing", "own_schedules:nothing returns a NoneType for epoch 0 instead of a factor of at least 0"),
+        ("noisy", "own_schedules:noisy returns another factor for epoch"),
+        ("missing", "own_schedules has no missing"),
+    ],
+)
+def test_user_schedule_that_does_not_work_is_refused(code: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_user_schedule(config(code, name, "run.epochs=5"), 10)
+    assert message.format(code / "own_schedules.py") in str(caught.value)
+
+
+def test_check_user_schedule_samples_curve_and_reports_problem_of_helper(code: Path) -> None:
+    sampled = check_user_schedule(config(code, "decay", "run.epochs=5"), None)
+    assert sampled is not None and sampled.positions == [0, 1, 2, 3, 4]
+    assert [sampled.factor_at(epoch) for epoch in range(5)] == [0.9**epoch for epoch in range(5)]
+    with pytest.raises(UsageError, match="returns -1 for epoch 3"):
+        check_user_schedule(config(code, "negative", "run.epochs=5"), 10)
+    assert check_user_schedule(config(code, "decay", "schedule.by=step"), None) is None
+
+
+def test_resumed_run_with_user_schedule_equals_uninterrupted_run(code: Path, tmp_path: Path) -> None:
+    recipe = ("schedule.name=own_schedules:decay", f"run.code={code}", "run.epochs=3", "schedule.warmup_epochs=0")
+    whole = train_in_process(tmp_path / "whole", *recipe, "checkpoint.every_epochs=1", "checkpoint.keep=9")
+    first = min((tmp_path / "whole" / "checkpoints").glob("step-*.pt"))
+    resumed = train_in_process(tmp_path / "resumed", *recipe, checkpoint=first)
+    fields = ("epoch", "train_loss", "val_loss", "lr")
+    rows = [[[getattr(epoch, field) for field in fields] for epoch in run] for run in (whole, resumed)]
+    assert rows[1] == rows[0][-len(rows[1]) :] and 0 < len(rows[1]) < 3
+    assert [epoch.lr / whole[0].lr for epoch in whole] == pytest.approx([1.0, 0.9, 0.81])
+
+
+def test_rank_refuses_user_schedule_that_does_not_work(code: Path) -> None:
+    recipe = ("schedule.name=own_schedules:failing", f"run.code={code}")
+    with pytest.raises(UsageError, match=r"schedule.name: own_schedules:failing fails"), single_rank_trainer(*recipe):
+        pass
