@@ -9,6 +9,8 @@ from pydantic import Field
 from engine.config.section import FloatPair, Floats, Section, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
+Fit = Literal["crop", "squash"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "fake"]
 
 
@@ -48,7 +50,30 @@ class DataConfig(Section):
     image_size: int | None = Field(
         None,
         ge=1,
-        description="Height and width of the model's input in pixels. Default: the dataset's own; 224 for folder.",
+        description="Height and width of the training images in pixels. Default: the dataset's own; 224 for folder.",
+    )
+    val_resize: int | None = Field(
+        None,
+        ge=1,
+        title="resize",
+        description="In evaluation, resize the shorter edge to this many pixels before the center crop. Default: crop "
+        "the largest center square and resize it.",
+    )
+    val_crop: int | None = Field(
+        None,
+        ge=1,
+        title="evaluation size",
+        description="Height and width of the model's input in evaluation, in pixels. Default: data.image_size.",
+    )
+    fit: Fit = Field(
+        "crop",
+        title="aspect ratio",
+        description="How images that are not square become so: crop cuts their ends off, squash distorts them.",
+    )
+    interpolation: Interpolation = Field(
+        "bilinear",
+        description="Filter that resizes images, with antialiasing as in Pillow: nearest, bilinear, bicubic or "
+        "lanczos.",
     )
     channels: Literal[1, 3] | None = Field(
         None, description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder."

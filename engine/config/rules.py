@@ -121,6 +121,9 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
             "size; use stream or auto"
         )
         yield Problem("data.pipeline", reason, others=("data.dataset", "augment.resized_crop"))
+    val_size = data.val_crop or data.image_size
+    if data.val_resize is not None and val_size is not None and data.val_resize < val_size:
+        yield val_resize_problem(data.val_resize, val_size)
     for key in ("mean", "std"):
         values = getattr(data, key)
         if values is not None and data.channels is not None and len(values) != data.channels:
@@ -128,6 +131,13 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
             yield Problem(f"data.{key}", reason, others=("data.channels",))
     if data.std is not None and min(data.std) <= 0:
         yield Problem("data.std", "must be greater than 0 for each channel")
+
+
+def val_resize_problem(val_resize: int, val_size: int) -> Problem:
+    """Return the problem of a center crop that is larger than the resized image, which torchvision pads with black."""
+    reason = f"{val_resize} is less than the input size in evaluation, {val_size}"
+    advice = f"set data.val_resize to at least {val_size}, or reduce data.val_crop"
+    return Problem("data.val_resize", reason, advice, others=("data.val_crop", "data.image_size"))
 
 
 def _augment_conflicts(config: Config) -> Iterator[Problem]:

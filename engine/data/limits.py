@@ -47,7 +47,7 @@ class LoaderFootprint:
         batch_bytes = (
             config.data.numeric_batch_size
             * devices_per_rank
-            * (image_format.channels * image_format.size**2 + LABEL_BYTES)
+            * (image_format.channels * max(image_format.size, image_format.val_size) ** 2 + LABEL_BYTES)
         )
         return cls(local_world_size, workers, config.data.prefetch, batch_bytes)
 

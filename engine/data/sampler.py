@@ -109,6 +109,11 @@ class BatchRequest:
     loss_weight: float = 1.0
     ends_step: bool = True
 
+    @property
+    def is_training(self) -> bool:
+        """Whether the images are augmented. An evaluation of training images has epoch 0."""
+        return self.part == "train" and self.epoch > 0
+
     def keep(self, readable: Sequence[bool]) -> BatchRequest:
         """Return the request without its unreadable images, with `loss_weight` reduced in proportion.
 

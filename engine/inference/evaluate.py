@@ -22,16 +22,18 @@ from engine.config.training_sections import EvalConfig
 from engine.data.limits import auto_workers
 from engine.data.pipelines.loader import BatchLoader, LoaderProcessError
 from engine.data.sampler import BatchRequest, Part
-from engine.data.sources.base import ImageSource, UnreadableImageError
+from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
+from engine.data.sources.formats import with_val_draft
 from engine.data.sources.open import open_source
 from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
+from engine.models.factory import check_model
 from engine.training.losses import build_loss
 from engine.training.metrics import Evaluation, EvaluationAccumulator
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.text import list_names
 
 EvaluationPart = Literal["val", "train", "all"]
-# Keys of data that define the model's input format, which is fixed by the checkpoint.
+# Keys of data that the checkpoint fixes. The other keys of the input format can be overridden.
 CHECKPOINT_DATA_KEYS = ("image_size", "channels", "mean", "std")
 # Sections whose keys an evaluation may change.
 OVERRIDABLE: dict[str, type[Section]] = {"data": DataConfig, "eval": EvalConfig}
@@ -62,7 +64,8 @@ def evaluate_checkpoint(
     config = evaluation_config(checkpoint, overrides)
     trust = evaluation_trust(checkpoint, overrides)
     trust.check(config, ("data.dataset", "model.name", "loss.name"))
-    source = open_source(config)
+    checkpoint = replace(checkpoint, image_format=evaluation_format(checkpoint, config))
+    source = with_val_draft(open_source(config), checkpoint.image_format)
     class_map = class_indices(source.classes, checkpoint.classes)
     labels = {name: class_map[source.get_labels(name)] for name in expand_parts("all")}
     images_per_class = np.bincount(
@@ -80,6 +83,12 @@ def evaluate_checkpoint(
     )
     tested = checkpoint.config.model_copy(update={"eval": config.eval})
     trained = build_trained_model(replace(checkpoint, config=tested), device)
+    images = checkpoint.image_format
+    if images.val_size != images.size:
+        check_model(
+            *(trained.model, config, images.channels, images.val_size, len(checkpoint.classes)),
+            size_key="data.val_crop",
+        )
     counts = np.bincount(labels["train"], minlength=len(checkpoint.classes))
     criterion = build_loss(config, len(checkpoint.classes), lambda: counts, trained.device)
     accumulator = EvaluationAccumulator(trained.device, len(checkpoint.classes))
@@ -122,6 +131,9 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
     if any(override.partition("=")[0].strip() in ("data.dataset", "data.path") for override in overrides):
         # The number of classes of the training data need not match the new data.
         data |= {"num_classes": None}
+    images = checkpoint.image_format
+    data |= {"val_resize": images.val_resize, "val_crop": images.val_size}
+    data |= {"fit": images.fit, "interpolation": images.interpolation}
     problems: list[Problem] = []
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -141,9 +153,21 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
                 problems += error.problems
     if problems:
         raise UsageError(problems)
-    images = checkpoint.image_format
     data |= {"image_size": images.size, "channels": images.channels, "mean": images.mean, "std": images.std}
     return validate_config(values | {"augment": AugmentConfig().model_dump(mode="json")})
+
+
+def evaluation_format(checkpoint: TrainedCheckpoint, config: Config) -> ImageFormat:
+    """Return the input format of a checkpoint with the preprocessing of a config of `evaluation_config`."""
+    trained, data = checkpoint.image_format, config.data
+    image_format = replace(
+        trained,
+        val_size=data.val_crop or trained.size,
+        val_resize=data.val_resize,
+        fit=data.fit,
+        interpolation=data.interpolation,
+    )
+    return image_format if image_format == trained else replace(image_format, val_draft=False)
 
 
 def _overridable_keys() -> list[str]:

@@ -59,13 +59,22 @@ class TrainedModel:
     model: nn.Module
     device: torch.device
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the input."""
+        images = self.checkpoint.image_format
+        return images.channels, images.val_size, images.val_size
+
     @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
         """Return logits of shape (N, classes) in float32 on the model's device, averaged over the views of `eval.tta`.
 
-        `images` are uint8 of shape (N, C, H, W) and any size; they are resized and normalized here.
+        `images` are uint8 of shape (N, C, H, W), as `read_image` returns them. Square images of another size are
+        resized and cropped here.
         """
-        images = convert_to_format(images, self.checkpoint.image_format).to(self.device)
+        if images.shape[1:] != self.input_shape:
+            images = convert_to_format(images, self.checkpoint.image_format)
+        images = images.to(self.device)
         shape = (1, self.checkpoint.image_format.channels, 1, 1)
         mean = torch.tensor(self.checkpoint.image_format.mean, device=self.device).view(shape)
         std = torch.tensor(self.checkpoint.image_format.std, device=self.device).view(shape)
@@ -113,12 +122,12 @@ def read_trained_checkpoint(
             str(shown_path(path)), f"{error}; select another with --checkpoint last, or --checkpoint FILE"
         ) from error
     config, foreign = limit_to_run(config_from_checkpoint(state["config"]), path, folder)
-    images, ema = state["image_format"], state["ema"] is not None and not raw
+    ema = state["ema"] is not None and not raw
     return TrainedCheckpoint(
         path=shown_path(path),
         config=config,
         classes=tuple(state["classes"]),
-        image_format=ImageFormat(images["size"], images["channels"], tuple(images["mean"]), tuple(images["std"])),
+        image_format=ImageFormat.from_checkpoint(state["image_format"]),
         weights=state["ema"] if ema else state["model"],
         ema=ema,
         step=state["step"],

@@ -271,8 +271,18 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
 
 
-def check_model(model: nn.Module, config: Config, channels: int, image_size: int, num_classes: int) -> None:
-    """Raise UsageError unless the model of a config maps a 1 x C x H x W image to 1 x `num_classes` logits."""
+def check_model(
+    model: nn.Module,
+    config: Config,
+    channels: int,
+    image_size: int,
+    num_classes: int,
+    *,
+    size_key: str = "data.image_size",
+) -> None:
+    """Raise UsageError unless the model of a config maps a 1 x C x H x W image to 1 x `num_classes` logits.
+
+    `size_key` is the config key of `image_size`."""
     name, run = config.model.name, config.run
     training, deterministic = model.training, torch.are_deterministic_algorithms_enabled()
     model.eval()
@@ -281,14 +291,15 @@ def check_model(model: nn.Module, config: Config, channels: int, image_size: int
         torch.use_deterministic_algorithms(False)
     try:
         with torch.no_grad():
-            out = model(torch.zeros(1, channels, image_size, image_size))
+            device = next((parameter.device for parameter in model.parameters()), None)
+            out = model(torch.zeros(1, channels, image_size, image_size, device=device))
     except Exception as error:
         # User code can raise anything.
         if is_user_code(name):
             text = describe_exception(error, run.code, run.code_packages)
         else:
             text = str(error).partition("\n")[0] or type(error).__name__
-            text += "; change model.name or data.image_size"
+            text += f"; change model.name or {size_key}"
         raise UsageError.one(
             "model.name", f"{name} does not accept {channels}x{image_size}x{image_size} images: {text}"
         ) from error

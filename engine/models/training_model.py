@@ -52,6 +52,8 @@ def build_training_model(
     notes: list[str] = []
     model = build_model(config, image_format.channels, len(classes), image_format.size)
     check_model(model, config, image_format.channels, image_format.size, len(classes))
+    if image_format.val_size != image_format.size:
+        check_model(model, config, image_format.channels, image_format.val_size, len(classes), size_key="data.val_crop")
     with collect_problems(problems):
         if checkpoint:
             load_checkpoint_weights(model, checkpoint, config)

@@ -8,7 +8,7 @@ A checkpoint is the ZIP archive that `torch.save` writes, with the SHA-256 of al
 byte is detected. Format 3 is a dict of plain values and tensors:
 
     format, config, classes         format version, config of the run, class names
-    image_format                    size, channels, mean and std of the model's input
+    image_format                    the fields of `ImageFormat`; those after `std` are optional
     model, optimizer, scaler        state dicts; the model's in float32 and without the prefix of a wrapper
     ema, plateau                    state dicts of the EMA weights (None without them) and of schedule.name=plateau
     early_stop                      reference accuracy and stale epochs of `run.early_stop`; optional
@@ -37,6 +37,7 @@ from typing import Annotated, Any, BinaryIO, Literal, cast
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
+from engine.config.data_sections import Fit, Interpolation
 from engine.config.layer_names import checkpoint_with_current_names
 from engine.runs.checkpoint_files import (
     CHECKPOINT_FORMAT,
@@ -178,6 +179,11 @@ class _Format(BaseModel):
     channels: Literal[1, 3]
     mean: list[FiniteFloat]
     std: list[Annotated[FiniteFloat, Field(gt=0)]]
+    val_size: int = Field(1, ge=1, le=MAX_IMAGE_SIZE)
+    val_resize: int | None = Field(None, ge=1, le=MAX_IMAGE_SIZE)
+    fit: Fit = "crop"
+    interpolation: Interpolation = "bilinear"
+    val_draft: bool = False
 
 
 class _Content(BaseModel):
@@ -203,6 +209,8 @@ def check_content(state: Mapping[str, Any]) -> None:
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: {location} has no valid value") from error
     if {len(content.image_format.mean), len(content.image_format.std)} != {content.image_format.channels}:
         raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.mean has no valid value")
+    if (content.image_format.val_resize or MAX_IMAGE_SIZE) < content.image_format.val_size:
+        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.val_resize has no valid value")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch.distributed import Store
 from engine.config.resume import describe_changes, find_changes, immutable_key_problems
 from engine.config.schema import Config
 from engine.data.sampler import PARTS, Part
-from engine.data.sources.base import ImageSource
+from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import get_from_rank
@@ -126,10 +126,13 @@ def _check_format(checkpoint: Mapping[str, Any], config: Config, source: ImageSo
         lists = {"new": set(classes) - set(saved_classes), "missing": set(saved_classes) - set(classes)}
         details = [f"{word} {list_names(sorted(names), MAX_LISTED_CLASSES)}" for word, names in lists.items() if names]
         raise _data_error(config, f"its classes differ ({', '.join(details) or 'in another order'})")
-    saved, current = checkpoint["image_format"], asdict(model_input_format(config, source))
-    shape, saved_shape = ("{channels}x{size}x{size}".format(**values) for values in (current, saved))
+    saved, current = ImageFormat.from_checkpoint(checkpoint["image_format"]), model_input_format(config, source)
+    shape, saved_shape = (f"{images.channels}x{images.size}x{images.size}" for images in (current, saved))
     if shape != saved_shape:
         raise _data_error(config, f"its images are {shape} instead of {saved_shape}")
+    if replace(current, mean=(), std=(), val_draft=False) != replace(saved, mean=(), std=(), val_draft=False):
+        evaluation, saved_evaluation = current.describe_evaluation(), saved.describe_evaluation()
+        raise _data_error(config, f"the evaluation uses {evaluation} instead of {saved_evaluation}")
 
 
 def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[str]:

@@ -27,7 +27,7 @@ from engine.data.pipelines.loader import BatchDataset
 from engine.data.pipelines.num_workers import measure_num_workers
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, ImageSource
-from engine.data.sources.formats import model_input_format
+from engine.data.sources.formats import model_input_format, with_val_draft
 from engine.data.sources.open import open_source
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
@@ -88,6 +88,8 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     checkpoint, notes = None, list[str]()
     if job.resumed and job.folder is not None:
         checkpoint, notes = load_for_resume(job.folder, config, source, rank_info, store)
+        if checkpoint:
+            source = with_val_draft(source, ImageFormat.from_checkpoint(checkpoint["image_format"]))
     position = resume_position(checkpoint, sampler)
 
     # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load

@@ -106,7 +106,7 @@ class Augmentation:
 
     def __init__(self, config: Config, image_format: ImageFormat) -> None:
         self._augment, self._seed = config.augment, config.run.seed
-        self._size = image_format.size
+        self._size, self._interpolation = image_format.size, image_format.interpolation
         # The mean is 0 after normalization.
         self._erase_value = tuple(min(max(round(255 * value), 0), 255) for value in image_format.mean)
         self._transforms = list(_image_transforms(config, image_format))
@@ -117,11 +117,10 @@ class Augmentation:
         """Whether any transform runs per image on the CPU."""
         return bool(self._transforms)
 
-    def crop_spec(self, epoch: int) -> CropSpec | None:
-        """Return the random resized crop to apply when the images of an epoch are loaded; None if it is disabled."""
-        if not self._augment.resized_crop:
-            return None
-        return CropSpec(self._size, partial(_draw_crop_box, self._augment, self._seed, epoch))
+    def crop_spec(self, epoch: int) -> CropSpec:
+        """Return the crop to apply when the images of an epoch are loaded, without boxes if it is not random."""
+        draw_box = partial(_draw_crop_box, self._augment, self._seed, epoch) if self._augment.resized_crop else None
+        return CropSpec(self._size, draw_box, self._interpolation)
 
     def crop_boxes(self, epoch: int, indices: Indices, image_size: int) -> Tensor | None:
         """Return the boxes of the random resized crop for square images of `image_size`; None if it is disabled.

@@ -11,56 +11,96 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.data.sources.base import ImageFormat
+from engine.config.data_sections import Interpolation
+from engine.data.sources.base import ImageFormat, Preprocessing
 
 # ITU-R BT.601 luma coefficients, which Pillow's convert("L") uses.
 _LUMA = (0.299, 0.587, 0.114)
 
 
-def convert_to_format(images: Tensor, image_format: ImageFormat) -> Tensor:
-    """Convert N x C x H x W uint8 images on the CPU to the channels and size of a format.
+def convert_to_format(images: Tensor, image_format: ImageFormat, *, training: bool = False) -> Tensor:
+    """Convert square N x C x H x W uint8 images on the CPU to the channels of a format and its evaluation input.
 
-    The resize is bilinear with antialiasing.
+    With `training` to its training input instead.
     """
+    images = _convert_channels(images, image_format)
+    preprocessing = image_format.preprocessing(training=training)
+    resized = _resize(images, preprocessing)
+    offset = round((resized.shape[-1] - preprocessing.size) / 2)
+    window = slice(offset, offset + preprocessing.size)
+    return resized[:, :, window, window]
+
+
+def _convert_channels(images: Tensor, image_format: ImageFormat) -> Tensor:
     if images.shape[1] == 1 and image_format.channels == 3:
         images = images.expand(-1, 3, -1, -1)
     elif images.shape[1] == 3 and image_format.channels == 1:
         weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
         images = (images * weights).sum(1, keepdim=True).round().to(torch.uint8)
-    if images.shape[-1] == image_format.size:
+    return images
+
+
+def _resize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    size = preprocessing.resized_size
+    if images.shape[-1] == size:
         return images
-    size = (image_format.size, image_format.size)
-    resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False)
-    return resized.round().clamp(0, 255).to(torch.uint8)
+    if preprocessing.interpolation == "bilinear":
+        resized = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
+        return resized.round().clamp(0, 255).to(torch.uint8)
+    box = torch.tensor([[0, 0, images.shape[-1], images.shape[-1]]], device=images.device)
+    return resized_crop(images, box, size, preprocessing.interpolation)
 
 
-def resized_crop(images: Tensor, boxes: Tensor, size: int) -> Tensor:
+def resized_crop(images: Tensor, boxes: Tensor, size: int, interpolation: Interpolation = "bilinear") -> Tensor:
     """Crop each image, N x C x H x W uint8, to its box and resize it to `size` x `size`; returns uint8.
 
-    `boxes` is N x 4: left, top, right, bottom. The filter is Pillow's BILINEAR, which averages over a wider support
-    when it downsamples. Values differ from Pillow's by at most 2, because Pillow rounds between its two passes.
+    `boxes` is N x 4: left, top, right, bottom. The filters are Pillow's, which average over a wider support when they
+    downsample. Values differ from Pillow's by at most 2 with bilinear, which rounds only once here, and by at most 1
+    with the others.
     """
     left, top, right, bottom = boxes.unbind(1)
     row_weights, column_weights = (
-        _resize_weights(top, bottom, images.shape[2], size),
-        _resize_weights(left, right, images.shape[3], size),
+        _resize_weights(top, bottom, images.shape[2], size, interpolation),
+        _resize_weights(left, right, images.shape[3], size, interpolation),
     )
-    return (row_weights @ images.float() @ column_weights.transpose(2, 3)).round().clamp(0, 255).to(torch.uint8)
+    if interpolation == "bilinear":
+        resized = row_weights @ images.float() @ column_weights.transpose(2, 3)
+    else:
+        # Pillow clips after each pass; the other filters overshoot, so the result depends on it.
+        resized = row_weights @ (images.float() @ column_weights.transpose(2, 3)).round().clamp(0, 255)
+    return resized.round().clamp(0, 255).to(torch.uint8)
 
 
-def _resize_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tensor:
+def _resize_weights(start: Tensor, end: Tensor, length: int, size: int, interpolation: Interpolation) -> Tensor:
     """Return the interpolation matrix of one axis, N x 1 x size x length float32; each row sums to 1.
 
-    It resamples the pixels `start` (inclusive) to `end` (exclusive), both of shape N, with Pillow's triangle filter
-    (`bilinear_filter` in Pillow's Resample.c).
+    It resamples the pixels `start` (inclusive) to `end` (exclusive), both of shape N, with a filter of Pillow's
+    Resample.c.
     """
     start_pixel, end_pixel = start.view(-1, 1, 1, 1), end.view(-1, 1, 1, 1)
     scale = (end_pixel - start_pixel) / size
     centers = start_pixel + (torch.arange(size, device=start.device).view(-1, 1) + 0.5) * scale
     pixels = torch.arange(length, device=start.device)
-    weights = (1 - (pixels + 0.5 - centers).abs() / scale.clamp(min=1)).clamp(min=0)
+    if interpolation == "nearest":
+        # Pillow adds up float64 steps, whose rounding decides for a center between two pixels.
+        steps = ((end_pixel - start_pixel).double() / size).expand(-1, -1, size, -1).clone()
+        steps[:, :, 0] /= 2
+        return (pixels == (start_pixel + steps.cumsum(2)).floor()).float()
+    weights = _filter((pixels + 0.5 - centers).abs() / scale.clamp(min=1), interpolation)
     weights = weights * ((start_pixel <= pixels) & (pixels < end_pixel))
     return weights / weights.sum(-1, keepdim=True)
+
+
+def _filter(distance: Tensor, interpolation: Interpolation) -> Tensor:
+    """Return a resampling filter at non-negative distances: triangle, Keys' cubic with a = -0.5, or Lanczos with three
+    lobes."""
+    if interpolation == "bicubic":
+        near = (1.5 * distance - 2.5) * distance**2 + 1
+        far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+        return torch.where(distance < 1, near, far) * (distance < 2)
+    if interpolation == "lanczos":
+        return torch.sinc(distance) * torch.sinc(distance / 3) * (distance < 3)
+    return (1 - distance).clamp(min=0)
 
 
 def pad_and_crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:

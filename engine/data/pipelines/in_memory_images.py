@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -17,9 +18,18 @@ import numpy as np
 from engine.config.schema import Config
 from engine.data.sampler import PARTS, Indices, Part
 from engine.data.sources.array import ArraySource
-from engine.data.sources.base import ImageFormat, Images, ImageSource, Labels, UnreadableImageError
-from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
+from engine.data.sources.base import (
+    CropSpec,
+    ImageFormat,
+    Images,
+    ImageSource,
+    Labels,
+    Preprocessing,
+    UnreadableImageError,
+)
+from engine.data.sources.decoded_cache import DecodedChunks, DecodedImages, compute_cache_key, load_or_decode
 from engine.data.sources.folder import FolderSource
+from engine.data.sources.image import is_decoded_at_reduced_scale
 from engine.utils.host import available_cores
 
 # Images decoded or converted at a time.
@@ -31,13 +41,13 @@ class InMemoryImages:
     """Decoded images of both parts.
 
     `images` holds an N x C x H x W uint8 array per part; both parts may share one. `rows[part]` maps the indices of a
-    part to rows of its array. `unread` maps a row to the reason why its image is unreadable. `warning` is for the log.
+    part to rows of its array. `unread` maps the rows of unreadable images to the reason. `warning` is for the log.
     """
 
     images: Mapping[Part, Images]
     rows: Mapping[Part, Indices]
     labels: Mapping[Part, Labels]
-    unread: Mapping[int, str] = field(default_factory=dict)
+    unread: Mapping[Part, Mapping[int, str]] = field(default_factory=dict)
     warning: str | None = None
 
     @property
@@ -55,8 +65,9 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
     labels = {part: source.get_labels(part) for part in PARTS}
     if isinstance(source, FolderSource):
         folder_images = _load_folder(source, image_format, labels)
-        if folder_images.unread and config.data.on_bad == "fail":
-            raise UnreadableImageError(next(iter(folder_images.unread.values())))
+        reasons = [reason for part in PARTS for reason in folder_images.unread.get(part, {}).values()]
+        if reasons and config.data.on_bad == "fail":
+            raise UnreadableImageError(reasons[0])
         return folder_images
     formats = {part: in_memory_format(part, config, source.format, image_format) for part in PARTS}
     rows = {part: np.arange(source.num_images(part)) for part in PARTS}
@@ -65,24 +76,27 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
         images = {part: images for part, (images, _) in converted.items()}
         problems = [problem for _, problem in converted.values() if problem]
         return InMemoryImages(images, rows, labels, warning=problems[0] if problems else None)
-    images = {part: _convert(source.load(part, rows[part])[0], formats[part]) for part in PARTS}
+    images = {part: _convert(source.load(part, rows[part])[0], formats[part], part) for part in PARTS}
     return InMemoryImages(images, rows, labels)
 
 
 def in_memory_format(part: Part, config: Config, source_format: ImageFormat, image_format: ImageFormat) -> ImageFormat:
-    """Return the format in which the images of a part are in memory."""
+    """Return the format in which the images of a part are in memory, see `_part_preprocessing`."""
     keeps_source_size = part == "train" and config.augment.resized_crop
     return replace(image_format, size=source_format.size) if keeps_source_size else image_format
+
+
+def _part_preprocessing(part: Part, image_format: ImageFormat) -> Preprocessing:
+    return image_format.preprocessing(training=part == "train")
 
 
 def in_memory_bytes(
     counts: Sequence[int], config: Config, source_format: ImageFormat, image_format: ImageFormat
 ) -> int:
     """Return the size of the decoded images; `counts` are the numbers of training and validation images."""
-    formats = [in_memory_format(part, config, source_format, image_format) for part in PARTS]
-    return sum(
-        count * part_format.channels * part_format.size**2 for count, part_format in zip(counts, formats, strict=True)
-    )
+    formats = {part: in_memory_format(part, config, source_format, image_format) for part in PARTS}
+    sizes = [_part_preprocessing(part, part_format).size for part, part_format in formats.items()]
+    return sum(count * image_format.channels * size**2 for count, size in zip(counts, sizes, strict=True))
 
 
 def uses_shared_cache(source: ImageSource) -> TypeGuard[FolderSource | ArraySource]:
@@ -93,28 +107,91 @@ def uses_shared_cache(source: ImageSource) -> TypeGuard[FolderSource | ArraySour
 def cache_keys(source: FolderSource | ArraySource, config: Config, image_format: ImageFormat) -> list[str]:
     """Return the cache keys of the decoded images of a source. Raises OSError."""
     if isinstance(source, FolderSource):
-        return [_folder_cache_key(source, image_format)]
+        return [entry.cache_key for entry in _folder_entries(source, image_format)]
     return [
         _part_cache_key(source, part, in_memory_format(part, config, source.format, image_format)) for part in PARTS
     ]
 
 
-def _folder_cache_key(source: FolderSource, target_format: ImageFormat) -> str:
-    root = Path(source.root)
-    files = (root / ref.path for ref in _sorted_images(source))
-    return compute_cache_key({"folder": [target_format.size, target_format.channels]}, files, root)
+@dataclass(frozen=True)
+class _FolderEntry:
+    """Images of a folder that are decoded in the same way. With `finds_reduced`, `reduced` in the metadata lists the
+    rows of the images that were decoded at reduced scale."""
 
+    source: FolderSource
+    parts: tuple[Part, ...]
+    training: bool
+    finds_reduced: bool = False
 
-def _part_cache_key(source: ArraySource, part: Part, target_format: ImageFormat) -> str:
-    return (
-        source.cache_key
-        if _has_format(source, target_format)
-        else f"{source.cache_key}-{part}-{target_format.channels}x{target_format.size}"
-    )
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.source.format.preprocessing(training=self.training)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (self.source.format.channels, self.preprocessing.size, self.preprocessing.size)
 
-def _has_format(source: ArraySource, target_format: ImageFormat) -> bool:
-    return (source.format.size, source.format.channels) == (target_format.size, target_format.channels)
+    @cached_property
+    def images(self) -> list[_ImageRef]:
+        """All images sorted by path: an entry of both parts does not depend on the train/validation split."""
+        return sorted(
+            _ImageRef(path, part, position)
+            for part in self.parts
+            for position, path in enumerate(self.source.paths[part])
+        )
+
+    @property
+    def cache_key(self) -> str:
+        """Raises OSError."""
+        root, preprocessing = Path(self.source.root), self.preprocessing
+        parameters: dict[str, Any] = {"folder": [preprocessing.size, self.source.format.channels]}
+        # An entry of earlier versions has no other parameters.
+        if preprocessing != Preprocessing(preprocessing.size, None, "crop", "bilinear", draft=True):
+            parameters["preprocessing"] = asdict(preprocessing)
+        return compute_cache_key(parameters, (root / image.path for image in self.images), root)
+
+    def load(self, image: _ImageRef) -> Images | str:
+        """Return an image, C x H x W uint8, or the reason why it is unreadable."""
+        preprocessing = self.preprocessing
+        crop = CropSpec(preprocessing.size, None, preprocessing.interpolation) if self.training else None
+        try:
+            return self.source.load(image.part, np.array([image.position]), crop)[0].reshape(self.shape)
+        except UnreadableImageError as error:
+            return str(error)
+
+    def decode(self) -> DecodedChunks:
+        metadata: dict[str, Any] = {"unread": {}, "reduced": []}
+        return DecodedChunks((len(self.images), *self.shape), self._decode_chunks(metadata), metadata)
+
+    def _decode_chunks(self, metadata: dict[str, Any]) -> Iterator[Images]:
+        chunk_size = max(CHUNK_BYTES // int(np.prod(self.shape)), 1)
+        black = np.zeros(self.shape, np.uint8)
+        pool = ThreadPoolExecutor(available_cores())
+        try:
+            for first in range(0, len(self.images), chunk_size):
+                chunk = self.images[first : first + chunk_size]
+                loaded = list(enumerate(pool.map(self.load, chunk), first))
+                metadata["unread"] |= {str(row): image for row, image in loaded if isinstance(image, str)}
+                if self.finds_reduced:
+                    reduced = enumerate(pool.map(self._is_reduced, chunk), first)
+                    metadata["reduced"] += [row for row, is_reduced in reduced if is_reduced]
+                yield np.stack([black if isinstance(image, str) else image for _, image in loaded])
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _is_reduced(self, image: _ImageRef) -> bool:
+        return is_decoded_at_reduced_scale(Path(self.source.root, image.path), self.preprocessing)
+
+    def is_valid(self, metadata: Mapping[str, Any]) -> bool:
+        unread, reduced = metadata.get("unread"), metadata.get("reduced")
+        if not isinstance(unread, dict) or not all(isinstance(reason, str) for reason in unread.values()):
+            return False
+        # Entries of earlier versions do not list them.
+        if self.finds_reduced and (not isinstance(reduced, list) or not {*map(type, reduced)} <= {int}):
+            return False
+        # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
+        by_row = {str(row): image for row, image in enumerate(self.images)} if unread else {}
+        return all(row in by_row and isinstance(self.load(by_row[row]), str) for row in unread)
 
 
 class _ImageRef(NamedTuple):
@@ -123,71 +200,91 @@ class _ImageRef(NamedTuple):
     position: int
 
 
-def _sorted_images(source: FolderSource) -> list[_ImageRef]:
-    """Return all images sorted by path, so that the cached array does not depend on the train/validation split."""
-    return sorted(_ImageRef(path, part, position) for part in PARTS for position, path in enumerate(source.paths[part]))
+def _folder_entries(source: FolderSource, image_format: ImageFormat) -> list[_FolderEntry]:
+    """Return the entries of the images of a folder: one of both parts if only the scale of decoding can differ."""
+    training, evaluation = image_format.training, image_format.evaluation
+    if replace(training, draft=False) == replace(evaluation, draft=False):
+        return [_FolderEntry(source, PARTS, training=True, finds_reduced=training != evaluation)]
+    return [_FolderEntry(source, (part,), training=part == "train") for part in PARTS]
 
 
 def _load_folder(source: FolderSource, image_format: ImageFormat, labels: Mapping[Part, Labels]) -> InMemoryImages:
-    refs, shape = _sorted_images(source), (image_format.channels, image_format.size, image_format.size)
+    loaded: dict[Part, _LoadedEntry] = {}
+    for entry in _folder_entries(source, image_format):
+        decoded = _LoadedEntry.load(entry)
+        loaded |= dict.fromkeys(entry.parts, decoded)
+    shared = loaded["val"]
+    if shared.entry.finds_reduced and set(shared.rows("val").tolist()) & set(shared.decoded.metadata["reduced"]):
+        loaded["val"] = _LoadedEntry.load(_FolderEntry(source, ("val",), training=False))
+    warnings = [part.decoded.warning for part in loaded.values() if part.decoded.warning]
+    return InMemoryImages(
+        {part: loaded[part].decoded.images for part in PARTS},
+        {part: loaded[part].rows(part) for part in PARTS},
+        labels,
+        {part: loaded[part].unread for part in PARTS},
+        warnings[0] if warnings else None,
+    )
 
-    def load(ref: _ImageRef) -> Images | str:
-        """Return the image, C x H x W uint8, or the reason why it is unreadable."""
+
+@dataclass(frozen=True)
+class _LoadedEntry:
+    entry: _FolderEntry
+    decoded: DecodedImages
+
+    @classmethod
+    def load(cls, entry: _FolderEntry) -> _LoadedEntry:
+        """Raises UnreadableImageError if an image file is missing."""
         try:
-            return source.load(ref.part, np.array([ref.position]))[0].reshape(shape)
-        except UnreadableImageError as error:
-            return str(error)
+            key = entry.cache_key
+        except OSError as error:
+            raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
+        return cls(entry, load_or_decode(key, entry.decode, entry.is_valid))
 
-    def decode() -> DecodedChunks:
-        unread: dict[str, str] = {}
-        return DecodedChunks((len(refs), *shape), decode_chunks(unread), {"unread": unread})
+    @property
+    def unread(self) -> dict[int, str]:
+        """Why images are unreadable, by row."""
+        return {int(row): reason for row, reason in self.decoded.metadata["unread"].items()}
 
-    def decode_chunks(unread: dict[str, str]) -> Iterator[Images]:
-        chunk_size = max(CHUNK_BYTES // int(np.prod(shape)), 1)
-        pool = ThreadPoolExecutor(available_cores())
-        try:
-            for first in range(0, len(refs), chunk_size):
-                loaded = list(pool.map(load, refs[first : first + chunk_size]))
-                unread |= {str(first + offset): image for offset, image in enumerate(loaded) if isinstance(image, str)}
-                yield np.stack([np.zeros(shape, np.uint8) if isinstance(image, str) else image for image in loaded])
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def rows(self, part: Part) -> Indices:
+        """Return the row of each image of a part."""
+        rows = np.empty(self.entry.source.num_images(part), np.int64)
+        for row, image in enumerate(self.entry.images):
+            if image.part == part:
+                rows[image.position] = row
+        return rows
 
-    def is_valid(metadata: Mapping[str, Any]) -> bool:
-        unread = metadata.get("unread")
-        if not isinstance(unread, dict) or not all(isinstance(reason, str) for reason in unread.values()):
-            return False
-        # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
-        by_row = {str(row): ref for row, ref in enumerate(refs)} if unread else {}
-        return all(row in by_row and isinstance(load(by_row[row]), str) for row in unread)
 
-    try:
-        key = _folder_cache_key(source, image_format)
-    except OSError as error:
-        raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
-    decoded = load_or_decode(key, decode, is_valid)
-    rows: dict[Part, Indices] = {part: np.empty(source.num_images(part), np.int64) for part in PARTS}
-    for row, ref in enumerate(refs):
-        rows[ref.part][ref.position] = row
-    unread = {int(row): reason for row, reason in decoded.metadata["unread"].items()}
-    return InMemoryImages(dict.fromkeys(PARTS, decoded.images), rows, labels, unread, decoded.warning)
+def _part_cache_key(source: ArraySource, part: Part, target_format: ImageFormat) -> str:
+    if _has_format(source, part, target_format):
+        return source.cache_key
+    preprocessing = _part_preprocessing(part, target_format)
+    key = f"{source.cache_key}-{part}-{target_format.channels}x{preprocessing.size}"
+    if preprocessing.resize is not None:
+        key += f"-resize{preprocessing.resize}"
+    return key if preprocessing.interpolation == "bilinear" else f"{key}-{preprocessing.interpolation}"
+
+
+def _has_format(source: ArraySource, part: Part, target_format: ImageFormat) -> bool:
+    return source.format.channels == target_format.channels and _part_preprocessing(part, target_format).keeps(
+        source.format.size
+    )
 
 
 def _converted_part(source: ArraySource, part: Part, target_format: ImageFormat) -> tuple[Images, str | None]:
     """Return the images of a part in the target format, cached if the source has a cache key, and a warning or None."""
-    images = source.images[part]
-    if _has_format(source, target_format):
+    images, size = source.images[part], _part_preprocessing(part, target_format).size
+    if _has_format(source, part, target_format):
         return images, None
     if not source.cache_key:
-        return _convert(images, target_format), None
-    shape = (len(images), target_format.channels, target_format.size, target_format.size)
+        return _convert(images, target_format, part), None
+    shape = (len(images), target_format.channels, size, size)
 
     def decode() -> DecodedChunks:
         chunk_size = max(CHUNK_BYTES // (4 * int(np.prod(shape[1:]))), 1)
         return DecodedChunks(
             shape,
             (
-                _convert(images[first : first + chunk_size], target_format)
+                _convert(images[first : first + chunk_size], target_format, part)
                 for first in range(0, len(images), chunk_size)
             ),
         )
@@ -196,11 +293,12 @@ def _converted_part(source: ArraySource, part: Part, target_format: ImageFormat)
     return decoded.images, decoded.warning
 
 
-def _convert(images: Images, target_format: ImageFormat) -> Images:
+def _convert(images: Images, target_format: ImageFormat, part: Part) -> Images:
     import torch
 
     from engine.data.augment.batch_ops import convert_to_format
 
-    if images.shape[1:] == (target_format.channels, target_format.size, target_format.size):
+    if images.shape[1] == target_format.channels and _part_preprocessing(part, target_format).keeps(images.shape[-1]):
         return images
-    return convert_to_format(torch.from_numpy(np.array(images)), target_format).contiguous().numpy()
+    converted = convert_to_format(torch.from_numpy(np.array(images)), target_format, training=part == "train")
+    return converted.contiguous().numpy()

@@ -89,15 +89,17 @@ class BatchDataset(Dataset[Batch]):
             if self._config.data.on_bad == "fail":
                 raise
             request, pixels, labels, unread = self._load_readable(request)
-        images, augment_params = convert_to_format(torch.from_numpy(pixels), self._format), None
-        if request.part == "train":
+        images, augment_params = torch.from_numpy(pixels), None
+        if self._source.in_memory:
+            images = convert_to_format(images, self._format, training=request.is_training)
+        if request.is_training:
             images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
             augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
         return Batch(images, torch.from_numpy(labels), request.loss_weight, request.ends_step, unread, augment_params)
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
         """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""
-        part, crop = request.part, self._augmentation.crop_spec(request.epoch) if request.part == "train" else None
+        part, crop = request.part, self._augmentation.crop_spec(request.epoch) if request.is_training else None
         if not is_user_code(self._config.data.dataset):
             return self._source.load(part, indices, crop)
         bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, indices)
@@ -126,7 +128,8 @@ class BatchDataset(Dataset[Batch]):
         kept = request.keep(readable)
         num_images, source_format = len(kept.indices), self._source.format
         if len(loaded) < num_images:
-            black = np.zeros((num_images, source_format.channels, source_format.size, source_format.size), np.uint8)
+            size = source_format.preprocessing(training=request.is_training).size
+            black = np.zeros((num_images, source_format.channels, size, size), np.uint8)
             loaded = [(black, np.zeros(num_images, np.int64))]
         pixels, labels = _concatenate(loaded)
         return kept, pixels, labels, tuple(unread)

@@ -113,7 +113,7 @@ class InMemoryLoader:
 
         def augment(images: Tensor, rows: slice) -> Tensor:
             if boxes is not None:
-                images = resized_crop(images, boxes[rows], self._format.size)
+                images = resized_crop(images, boxes[rows], self._format.size, self._format.interpolation)
             images = augmentation.apply_image_transforms(images, epoch, indices[rows])
             return apply_batch_params(to_device(images, self._device), params[rows])
 
@@ -127,7 +127,10 @@ class InMemoryLoader:
         group_size = 1
         if on_device:
             # Peak memory: float32 images at the larger of the sizes before and after a resized crop.
-            size = max(self._format.size, self._in_memory.images[request.part].shape[-1])
+            size = max(
+                self._format.preprocessing(training=request.part == "train").size,
+                self._in_memory.images[request.part].shape[-1],
+            )
             batch_bytes = 4 * self._format.channels * size**2 * len(request.indices)
             group_size = max(MAX_PREPARED_BYTES // batch_bytes, 1)
         end = 0
@@ -138,13 +141,14 @@ class InMemoryLoader:
 
     def _drop_unreadable(self, request: BatchRequest) -> ReadableRequest:
         """Return the request without its unreadable images. Those that stay with a weight of 0 are black."""
-        if not self._in_memory.unread:
+        unreadable = self._in_memory.unread.get(request.part)
+        if not unreadable:
             return request, ()
         rows = self._in_memory.rows[request.part][request.indices].tolist()
-        unread = tuple(self._in_memory.unread[row] for row in rows if row in self._in_memory.unread)
+        unread = tuple(unreadable[row] for row in rows if row in unreadable)
         if not unread:
             return request, ()
-        return request.keep([row not in self._in_memory.unread for row in rows]), unread
+        return request.keep([row not in unreadable for row in rows]), unread
 
     def _gather_on_host(self, part: Part, indices: Indices) -> Tensor:
         """Copy images of a part, N x C x H x W uint8, to a new CPU tensor, pinned if the device is a GPU."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.config.data_sections import DataConfig, Fit, Interpolation
+from engine.config.rules import val_resize_problem
 from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import Indices, Part
+from engine.utils.errors import UsageError
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -19,21 +22,113 @@ Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
+class Preprocessing:
+    """How an image of any size becomes a square of `size` x `size` pixels, for training or for evaluation.
+
+    With `resize`, the shorter edge (`fit` crop) or both edges (squash) become `resize` pixels long, and the center is
+    cropped: torchvision's Resize and CenterCrop, and timm's crop modes. Without, the largest center square (crop) or
+    the whole image (squash) is resized. `draft` permits to decode a large JPEG at reduced scale.
+    """
+
+    size: int
+    resize: int | None
+    fit: Fit
+    interpolation: Interpolation
+    draft: bool
+
+    @property
+    def resized_size(self) -> int:
+        """Side of a square image after the resize, before the center crop."""
+        return self.resize or self.size
+
+    def keeps(self, stored_size: int) -> bool:
+        """Whether square images of this size stay as they are."""
+        return stored_size == self.resized_size == self.size
+
+
+@dataclass(frozen=True)
 class ImageFormat:
-    """Size, channels and normalization of square images. `mean` and `std` are per channel, on a scale of 0 to 1."""
+    """Preprocessing, channels and normalization of square images.
+
+    `mean` and `std` are per channel, on a scale of 0 to 1. `size` is the side of the input in training, `val_size`
+    (default: `size`) in evaluation. `val_resize` is `Preprocessing.resize` of the evaluation. `val_draft` is true only
+    for runs of earlier versions, whose evaluation decoded large JPEGs at reduced scale.
+    """
 
     size: int
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    val_size: int = 0
+    val_resize: int | None = None
+    fit: Fit = "crop"
+    interpolation: Interpolation = "bilinear"
+    val_draft: bool = False
+
+    def __post_init__(self) -> None:
+        if self.val_size == 0:
+            object.__setattr__(self, "val_size", self.size)
+
+    @classmethod
+    def from_checkpoint(cls, saved: Mapping[str, Any]) -> ImageFormat:
+        """Return the format that a checkpoint holds. One of an earlier version has only sizes and normalization."""
+        values = {key: saved[key] for key in cls.__dataclass_fields__ if key in saved}
+        values |= {"mean": tuple(saved["mean"]), "std": tuple(saved["std"])}
+        return cls(**{"val_draft": "val_size" not in saved} | values)
+
+    @property
+    def training(self) -> Preprocessing:
+        """Preprocessing of training images that no random crop resizes."""
+        return Preprocessing(self.size, None, self.fit, self.interpolation, draft=True)
+
+    @property
+    def evaluation(self) -> Preprocessing:
+        """Preprocessing of evaluation and prediction."""
+        return Preprocessing(self.val_size, self.val_resize, self.fit, self.interpolation, draft=self.val_draft)
+
+    def describe(self) -> str:
+        """Return sizes and filter of training and evaluation: "train 176, evaluate resize 232 crop 224 bicubic"."""
+        return f"train {self.size}, evaluate {self.describe_evaluation()}"
+
+    def describe_evaluation(self) -> str:
+        size = str(self.val_size) if self.val_resize is None else f"resize {self.val_resize} crop {self.val_size}"
+        return f"{size} {self.interpolation}{' squash' if self.fit == 'squash' else ''}"
+
+    def preprocessing(self, *, training: bool) -> Preprocessing:
+        return self.training if training else self.evaluation
+
+
+def format_from_config(data: DataConfig, base: ImageFormat) -> ImageFormat:
+    """Return the format of a dataset with the sizes, channels and preprocessing that the config sets.
+
+    Raises UsageError if the center crop does not fit into the resized image.
+    """
+    size = data.image_size or base.size
+    image_format = replace(
+        base,
+        size=size,
+        channels=data.channels or base.channels,
+        val_size=data.val_crop or size,
+        val_resize=data.val_resize,
+        fit=data.fit,
+        interpolation=data.interpolation,
+    )
+    if data.val_resize is not None and data.val_resize < image_format.val_size:
+        raise UsageError([val_resize_problem(data.val_resize, image_format.val_size)])
+    return image_format
 
 
 @dataclass(frozen=True)
 class CropSpec:
-    """Random resized crop of an epoch: `box(index, height, width)` is the box to crop and resize to `size` x `size`."""
+    """Preprocessing of training images: `box(index, height, width)` is the box to crop and resize to `size` x `size`.
+
+    Without `box` there is no random crop: sources that decode images apply `ImageFormat.training`, others return the
+    stored images.
+    """
 
     size: int
-    box: Callable[[int, int, int], Box]
+    box: Callable[[int, int, int], Box] | None
+    interpolation: Interpolation = "bilinear"
 
 
 class UnreadableImageError(Exception):
@@ -79,9 +174,11 @@ class ImageSource(Protocol):
         ...
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
-        """Load images, N x C x H x W uint8 in the source's size and channels, and labels, N int64.
+        """Load images, N x C x H x W uint8 in the source's channels, and labels, N int64.
 
-        With `crop`, each image is cropped at its stored resolution and resized to `crop.size`. Raises
+        With `crop`, images are for training: each is cropped at its stored resolution and resized to `crop.size`.
+        Without, they are for evaluation, of either part. Sources `in_memory` return stored images, which
+        `engine.data.augment.batch_ops.convert_to_format` preprocesses; the others preprocess them. Raises
         UnreadableImageError.
         """
         ...

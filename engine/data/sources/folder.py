@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from engine.config.data_sections import DataConfig
 from engine.data.fingerprint import Fingerprint, hash_integers, hash_names
 from engine.data.sampler import Indices, Part, stratified_split
-from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
+from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels, format_from_config
 from engine.data.sources.image import read_image, rotate_upright
 from engine.data.sources.image_file import (
     IMAGE_FORMATS,
@@ -28,6 +27,7 @@ from engine.data.sources.image_file import (
     open_image,
     read_image_file,
 )
+from engine.data.sources.resize import get_box_function
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.text import list_names
@@ -70,9 +70,10 @@ class FolderSource:
         )
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
-        images = np.empty((len(indices), self.format.channels, self.format.size, self.format.size), np.uint8)
+        size = self.format.preprocessing(training=crop is not None).size
+        images = np.empty((len(indices), self.format.channels, size, size), np.uint8)
         for row, index in enumerate(indices):
-            get_box = partial(crop.box, int(index)) if crop else None
+            get_box = get_box_function(crop, int(index), self.format)
             images[row] = read_image(Path(self.root, self.paths[part][index]), self.format, get_box)
         return images, self.labels[part][indices]
 
@@ -165,7 +166,7 @@ def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
         labels = {"train": all_labels[train], "val": all_labels[val]}
         sizes = {"train": all_sizes[train], "val": all_sizes[val]}
     mean, std = IMAGENET_RGB_STATS if (data.channels or 3) == 3 else IMAGENET_GRAY_STATS
-    image_format = ImageFormat(data.image_size or DEFAULT_IMAGE_SIZE, data.channels or 3, mean, std)
+    image_format = format_from_config(data, ImageFormat(DEFAULT_IMAGE_SIZE, 3, mean, std))
     return FolderSource(str(root), image_format, classes, paths, labels, sizes, tuple(skipped))
 
 

@@ -6,22 +6,28 @@ from dataclasses import replace
 
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
-from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.base import ImageFormat, ImageSource, format_from_config
 from engine.data.sources.builtin import DIGITS_FORMAT, TORCHVISION_DATASETS, open_fake
+from engine.data.sources.folder import DEFAULT_IMAGE_SIZE, FolderSource
 
 
 def expected_input_format(config: Config) -> ImageFormat:
     """Return the expected input format from the config alone, without opening the dataset."""
     data = config.data
     if data.dataset == "folder" or is_user_code(data.dataset):
-        from engine.data.sources.folder import DEFAULT_IMAGE_SIZE
-
         base = ImageFormat(DEFAULT_IMAGE_SIZE, 3, (), ())
     elif data.dataset == "fake":
         base = open_fake(data, config.run.seed).format
     else:
         base = DIGITS_FORMAT if data.dataset == "digits" else TORCHVISION_DATASETS[data.dataset].format
-    return replace(base, size=data.image_size or base.size, channels=data.channels or base.channels)
+    return format_from_config(data, base)
+
+
+def with_val_draft(source: ImageSource, image_format: ImageFormat) -> ImageSource:
+    """Return a folder's source that decodes validation images as a format of a checkpoint says."""
+    if isinstance(source, FolderSource) and source.format.val_draft != image_format.val_draft:
+        return replace(source, format=replace(source.format, val_draft=image_format.val_draft))
+    return source
 
 
 def model_input_format(config: Config, source: ImageSource) -> ImageFormat:
@@ -34,6 +40,4 @@ def model_input_format(config: Config, source: ImageSource) -> ImageFormat:
         # mean over the channels.
         mean = mean * 3 if channels == 3 else (sum(mean) / 3,)
         std = std * 3 if channels == 3 else (sum(std) / 3,)
-    return replace(
-        base, size=data.image_size or base.size, channels=channels, mean=data.mean or mean, std=data.std or std
-    )
+    return replace(format_from_config(data, base), mean=data.mean or mean, std=data.std or std)

@@ -5,18 +5,16 @@ A JPEG that is needed at full scale is decoded by the faster `engine.data.source
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from io import BytesIO
-from math import ceil
 from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from engine.data.sampler import Indices
-from engine.data.sources.base import Box, CropSpec, ImageFormat, Images, UnreadableImageError
+from engine.data.sources.base import CropSpec, ImageFormat, Images, Preprocessing, UnreadableImageError
 from engine.data.sources.image_file import (
     UnusableImageError,
     decode_error_reason,
@@ -24,22 +22,21 @@ from engine.data.sources.image_file import (
     open_image,
     read_image_file,
 )
+from engine.data.sources.resize import BoxFunction, ResizePlan, fit_box, plan_resize
 
 # EXIF orientations that swap height and width.
 _TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)
 _ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
-# Maps the height and width of an image to the box to crop.
-BoxFunction = Callable[[int, int], Box]
 
 
 def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
-    """Read an image file, C x size x size uint8.
+    """Read an image file as the input of an evaluation, C x val_size x val_size uint8.
 
-    The image is rotated according to EXIF, then the box of `get_box` (by default the largest center square) is cropped
-    and resized. Raises UnreadableImageError.
+    The image is rotated according to EXIF, then resized and cropped as `ImageFormat.evaluation` says. With `get_box`,
+    for training, its box is cropped and resized to `size` x `size`. Raises UnreadableImageError.
     """
     try:
-        return _decode(read_image_file(path), image_format, get_box or center_box)
+        return _decode(read_image_file(path), image_format, get_box)
     except UnusableImageError as error:
         raise UnreadableImageError(f"the image {path} cannot be read: it is {error}") from error
     except Exception as error:
@@ -47,32 +44,52 @@ def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | Non
         raise UnreadableImageError(f"the image {path} cannot be read: {decode_error_reason(error)}") from error
 
 
-def _decode(file: BytesIO, image_format: ImageFormat, get_box: BoxFunction) -> Images:
-    size, mode = image_format.size, _pil_mode(image_format)
+def is_decoded_at_reduced_scale(path: Path, preprocessing: Preprocessing) -> bool:
+    """Whether `read_image` decodes a file at reduced scale for training without a random crop. False if unreadable."""
+    try:
+        with open_image(read_image_file(path)) as image:
+            full_size = image.size
+            _draft(image, "RGB", preprocessing, partial(fit_box, preprocessing.fit))
+            return image.size != full_size
+    except Exception:
+        # Decoders raise arbitrary exceptions for a damaged file.
+        return False
+
+
+def _draft(
+    image: Image.Image, mode: str, preprocessing: Preprocessing, get_box: BoxFunction | None
+) -> tuple[ResizePlan, int, int]:
+    """Prepare to decode a JPEG in a mode, and at 1/2, 1/4 or 1/8 scale if that is permitted and large enough.
+
+    Returns what to resize and crop, and the height and width of the upright image at full scale."""
+    swaps_axes = image.getexif().get(ExifTags.Base.Orientation, 1) in _TRANSPOSED_ORIENTATIONS
+    width, height = image.size[::-1] if swaps_axes else image.size
+    plan = plan_resize(preprocessing, height, width, get_box)
+    min_size = plan.min_source_size(height, width) if preprocessing.draft else (width, height)
+    image.draft(mode, min_size[::-1] if swaps_axes else min_size)
+    return plan, height, width
+
+
+def _decode(file: BytesIO, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:
+    mode, preprocessing = _pil_mode(image_format), image_format.preprocessing(training=get_box is not None)
     with open_image(file) as image, ExitStack() as pixel_budget:
         if image.format != "JPEG":
             # Pillow decodes a PNG to look for EXIF data behind its pixels.
             pixel_budget.enter_context(decoding(image))
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        swaps_axes = orientation in _TRANSPOSED_ORIENTATIONS
-        width, height = image.size[::-1] if swaps_axes else image.size
-        left, top, right, bottom = get_box(height, width)
-        min_size = (ceil(width * size / (right - left)), ceil(height * size / (bottom - top)))
-        full_size = image.size
-        # Pillow's draft mode decodes a JPEG directly at 1/2, 1/4 or 1/8 scale if that is large enough; torchvision
-        # cannot. At full scale torchvision's decoder and torch's resize take two thirds of Pillow's time.
-        image.draft(mode, min_size[::-1] if swaps_axes else min_size)
+        full_size, orientation = image.size, image.getexif().get(ExifTags.Base.Orientation, 1)
+        plan, height, width = _draft(image, mode, preprocessing, get_box)
         if image.format == "JPEG":
             pixel_budget.enter_context(decoding(image))
             if image.size == full_size and orientation == 1 and image.mode in ("L", "RGB"):
                 from engine.data.sources import jpeg
 
+                # At full scale torchvision's decoder and torch's bilinear resize take half of Pillow's time.
                 if (pixels := jpeg.decode(file.getvalue(), mode)) is not None:
-                    return jpeg.resized_crop(pixels, size, (left, top, right, bottom))
+                    if plan.interpolation == "bilinear" and not plan.is_elongated:
+                        return jpeg.resized_crop(pixels, plan)
+                    return _apply(plan, _from_array(pixels.numpy()))
         upright = convert_mode(rotate_upright(image), mode)
-        scale_x, scale_y = upright.width / width, upright.height / height
-        box = (round(left * scale_x), round(top * scale_y), round(right * scale_x), round(bottom * scale_y))
-        return _resized_crop(upright, size, box)
+        return _apply(plan.scaled(upright.width / width, upright.height / height), upright)
 
 
 def rotate_upright(image: Image.Image) -> Image.Image:
@@ -82,24 +99,20 @@ def rotate_upright(image: Image.Image) -> Image.Image:
 
 
 def pil_to_format(image: Image.Image, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
-    """Convert a Pillow image like `read_image`, C x size x size uint8, without EXIF rotation.
+    """Convert a Pillow image like `read_image`, without EXIF rotation.
 
     Raises ValueError if the mode is unsupported, or the exception of Pillow's decoder.
     """
     image = convert_mode(image, _pil_mode(image_format))
-    return _resized_crop(image, image_format.size, (get_box or center_box)(image.height, image.width))
-
-
-def center_box(height: int, width: int) -> Box:
-    """Return the largest center square."""
-    side = min(height, width)
-    left, top = (width - side) // 2, (height - side) // 2
-    return left, top, left + side, top + side
+    preprocessing = image_format.preprocessing(training=get_box is not None)
+    return _apply(plan_resize(preprocessing, image.height, image.width, get_box), image)
 
 
 def crop_images(images: Images, indices: Indices, crop: CropSpec) -> Images:
-    """Crop and resize each image, N x C x H x W uint8, to N x C x size x size uint8."""
-    crop_format = ImageFormat(crop.size, images.shape[1], (), ())
+    """Crop and resize each image, N x C x H x W uint8, to N x C x size x size uint8. Without a box, return them."""
+    if crop.box is None:
+        return images
+    crop_format = ImageFormat(crop.size, images.shape[1], (), (), interpolation=crop.interpolation)
     get_boxes = [partial(crop.box, int(index)) for index in indices]
     return np.stack(
         [
@@ -136,9 +149,8 @@ def _pil_mode(image_format: ImageFormat) -> str:
     return "L" if image_format.channels == 1 else "RGB"
 
 
-def _resized_crop(image: Image.Image, size: int, box: Box) -> Images:
-    cropped = image if box == (0, 0, *image.size) else image.crop(box)
-    return _to_array(cropped.resize((size, size), Image.Resampling.BILINEAR))
+def _apply(plan: ResizePlan, image: Image.Image) -> Images:
+    return _to_array(plan.apply(image))
 
 
 def _to_array(image: Image.Image) -> Images:

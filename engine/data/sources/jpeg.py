@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.data.sources.base import Box, Images
+from engine.data.sources.base import Images
+from engine.data.sources.resize import ResizePlan
 
 # torchvision.io.ImageReadMode by Pillow mode.
 _READ_MODES = {"L": 1, "RGB": 3}
@@ -37,16 +38,17 @@ def decode(data: bytes, mode: str) -> Tensor | None:
     return pixels
 
 
-def resized_crop(pixels: Tensor, size: int, box: Box) -> Images:
-    """Crop C x H x W uint8 pixels to a box and resize to C x size x size uint8.
+def resized_crop(pixels: Tensor, plan: ResizePlan) -> Images:
+    """Crop and resize C x H x W uint8 pixels to C x size x size uint8, bilinearly.
 
     The result differs from Pillow's BILINEAR by at most 1.
     """
-    left, top, right, bottom = box
+    left, top, right, bottom = plan.box
     # torch's vectorized uint8 resize needs channels_last input, the layout in which the decoder returns its images.
     cropped = pixels[None, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
-    resized = F.interpolate(cropped, (size, size), mode="bilinear", antialias=True)[0].numpy()
-    return np.asarray(resized, np.uint8)
+    resized = F.interpolate(cropped, (plan.height, plan.width), mode="bilinear", antialias=True)[0].numpy()
+    end_y, end_x = plan.top + plan.size, plan.left + plan.size
+    return np.asarray(resized[:, plan.top : end_y, plan.left : end_x], np.uint8)
 
 
 @cache

@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,17 @@ from engine.config.user_errors import describe_exception
 from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.rng import fork_all_rngs
 from engine.data.sampler import PARTS, Indices, Part
-from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels, UnreadableImageError
+from engine.data.sources.base import (
+    CropSpec,
+    ImageFormat,
+    Images,
+    Labels,
+    UnreadableImageError,
+    format_from_config,
+)
 from engine.data.sources.folder import IMAGENET_GRAY_STATS, IMAGENET_RGB_STATS
 from engine.data.sources.image import pil_to_format
+from engine.data.sources.resize import get_box_function
 from engine.utils.errors import UsageError
 
 DATASET_KEY = "data.dataset"
@@ -102,7 +110,8 @@ class UserDatasetSource:
         return Fingerprint(labels=hash_integers(self.get_labels(part)))
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
-        images = np.empty((len(indices), self.format.channels, self.format.size, self.format.size), np.uint8)
+        size = self.format.preprocessing(training=crop is not None).size
+        images = np.empty((len(indices), self.format.channels, size, size), np.uint8)
         labels = np.empty(len(indices), np.int64)
         for row, index in enumerate(indices):
             image, label = self.dataset.item(part, int(index))
@@ -110,7 +119,7 @@ class UserDatasetSource:
             if not 0 <= label < len(self.classes):
                 raise UnreadableImageError(f"{item_name} has {_label_out_of_range(int(label), len(self.classes))}")
             try:
-                images[row] = pil_to_format(image, self.format, partial(crop.box, int(index)) if crop else None)
+                images[row] = pil_to_format(image, self.format, get_box_function(crop, int(index), self.format))
             except Exception as error:
                 # Pillow decodes lazily: a damaged file fails here.
                 raise UnreadableImageError(f"{item_name} cannot be used: {error}") from error
@@ -136,7 +145,7 @@ def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
         )
     channels = data.channels or (1 if first.mode in ("1", "L", "LA", "La") or first.mode.startswith("I") else 3)
     mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS
-    image_format = ImageFormat(data.image_size or first.width, channels, mean, std)
+    image_format = format_from_config(data, ImageFormat(first.width, channels, mean, std))
     classes = _class_names(dataset, data.num_classes)
     for part in counts:
         if _labels_attribute(dataset, part) is None:

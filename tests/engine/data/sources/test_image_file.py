@@ -20,6 +20,7 @@ from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.data.sources.folder import _unreadable_reason
 from engine.data.sources.image import read_image
 from engine.data.sources.image_file import IMAGE_FORMATS, PixelBudget
+from engine.data.sources.resize import center_box
 
 RGB_16 = ImageFormat(16, 3, (), ())
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\n"
@@ -164,7 +165,7 @@ def test_pixel_budget_is_released_after_error() -> None:
     assert entered.is_set()
 
 
-@pytest.mark.parametrize("read", [lambda path: read_image(path, RGB_16), _unreadable_reason])
+@pytest.mark.parametrize("read", [lambda path: read_image(path, RGB_16, center_box), _unreadable_reason])
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP"])
 def test_pixels_are_decoded_only_within_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], image_format: str

@@ -13,7 +13,8 @@ from PIL import Image
 from engine.data.augment.crops import random_resized_crop_box, random_resized_crop_boxes
 from engine.data.sources import jpeg
 from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
-from engine.data.sources.image import center_box, read_image
+from engine.data.sources.image import read_image
+from engine.data.sources.resize import center_box
 from gputrain_command import ROOT
 
 SIZE = 224
@@ -40,14 +41,18 @@ def test_read_image_full_size_jpeg_matches_pillow(tmp_path: Path, stored: str, c
         assert np.abs(pixels.astype(int) - expected).max() <= 1 + (stored != mode)
 
 
-def test_read_image_decodes_large_jpeg_at_half_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_image_decodes_large_jpeg_for_training_at_half_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jpeg, "decode", lambda *_: pytest.fail("decoded at full size"))
     path = write_photo(tmp_path / "photo.jpg", size=(640, 480))
     pixels, expected = (
-        read_image(path, ImageFormat(SIZE, 3, (), ())),
+        read_image(path, ImageFormat(SIZE, 3, (), ()), center_box),
         read_with_pillow(path, "RGB", center_box(480, 640)),
     )
     assert np.abs(pixels.astype(int) - expected).mean() < 2
+    # The evaluation of a run of an earlier version.
+    assert (read_image(path, ImageFormat(SIZE, 3, (), (), val_draft=True)) == pixels).all()
 
 
 def test_read_image_falls_back_to_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
