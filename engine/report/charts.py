@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.report.lines import Line, draw_lines, make_line
 from engine.report.runs import ReportedRun, blocks_of
-from engine.report.style import HATCHES, PAGE, drawing, to_inline_svg
+from engine.report.style import PAGE, drawing, to_inline_svg
 from engine.report.timeline import EpochTime
 from engine.runs.curves import XAxis
 from engine.runs.reduced_curves import BlockSeries
@@ -30,13 +30,14 @@ MAX_TIME_BARS = 100
 MIN_TIME_EPOCHS = 8
 # Letters at the ends of more lines would need too much room.
 MAX_MARKED_LINES = 6
-# The parts of an epoch, with the index of their color and of their hatch.
+# The parts of an epoch, with the index of their color. Neighbors differ in lightness, too. Hatches would make a printed
+# page ten times as large, because browsers print them as bitmaps.
 TIME_PARTS = (
-    ("waited", "waiting for data", 5, 1),
-    ("forward", "forward pass", 0, 0),
-    ("rest", "backward pass, communication, optimizer", 4, 2),
-    ("evaluation", "evaluation", 2, 3),
-    ("other", "training and evaluation", 0, 0),
+    ("waited", "waiting for data", 5),
+    ("forward", "forward pass", 0),
+    ("rest", "backward pass, communication, optimizer", 4),
+    ("evaluation", "evaluation", 2),
+    ("other", "training and evaluation", 0),
 )
 
 
@@ -168,13 +169,13 @@ def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> Chart | 
         figure = figure_class(figsize=TIME_CHART_SIZE, layout="constrained")
         axes = figure.subplots()
         bottom = np.zeros(len(groups))
-        for field, label, color, hatch in TIME_PARTS:
+        for field, label, color in TIME_PARTS:
             heights = np.array([_mean([getattr(known[index], field) for index in group]) for group in groups])
             if not heights.any():
                 continue
             axes.bar(
                 positions, heights, widths, bottom, align="edge", color=PAGE.color(color), edgecolor=PAGE.paper,
-                linewidth=0.4, hatch=HATCHES[hatch], label=label,
+                linewidth=0.4, label=label,
             )  # fmt: skip
             bottom += heights
         _label_time_axes(axes, len(groups) < len(known))

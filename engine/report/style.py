@@ -31,7 +31,6 @@ DASHES: tuple[tuple[float, ...], ...] = (
     (3, 1.3),
     (6, 1.6, 1.3, 1.6, 1.3, 1.6),
 )
-HATCHES = ("", "///", "---", "\\\\\\")
 FONT_SIZE = 9.0
 # Of a figure in another color scheme, each is replaced by a variable of the page's style sheet.
 _INK, _GRID, _PAPER = "#010101", "#020202", "#030303"
@@ -93,8 +92,6 @@ def drawing(command: str, theme: Theme, font_size: float = FONT_SIZE) -> Iterato
         "axes.axisbelow": True,
         "grid.color": theme.grid,
         "grid.linewidth": 0.5,
-        "hatch.color": theme.ink,
-        "hatch.linewidth": 0.5,
         "legend.frameon": False,
         "lines.linewidth": 1.3,
         "text.color": theme.ink,

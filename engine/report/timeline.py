@@ -28,6 +28,9 @@ MAX_MESSAGES = 1000
 """Different messages that are kept; a damaged journal may have any number."""
 
 
+RESTARTED = "ranks restarted after a failure"
+
+
 @dataclass
 class Session:
     """One session of a run: how it began, when it ended (Unix seconds of its last event), and how."""
@@ -35,7 +38,7 @@ class Session:
     started: RunStarted
     end: float
     state: str = ""
-    """State of `run_finished`; "" if the session has no such event."""
+    """State of `run_finished`, `RESTARTED` after a failure without that event, "" without either."""
     message: str = ""
 
     @property
@@ -112,6 +115,9 @@ class Timeline:
                 self._add_message(event.time, "warning", event.message)
             case RankFailed():
                 self._add_message(event.time, "failure", f"rank {event.rank}: {event.cause}")
+                if self.sessions and not self.sessions[-1].state:
+                    # The supervisor restarts the ranks, or a `run_finished` event follows.
+                    self.sessions[-1].state, self.sessions[-1].message = RESTARTED, event.cause
             case ControlEvent():
                 self._add_message(event.time, "request", f"{event.request} by {event.by}: {event.outcome}")
         if self.sessions:

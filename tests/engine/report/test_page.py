@@ -133,7 +133,7 @@ def test_page_shows_sessions_failures_and_stretches_of_bottlenecks(tmp_path: Pat
     resumed = replace(make_run_resumed(10, 120.0), devices=["GPU-9"], ranks=[])
     events = (start, waiting, failed, resumed, replace(make_epoch(2, time=130.0), data_wait=0.6))
     text = " ".join(Page(make_page([make_run_folder(tmp_path, "a", *events)])).text.split())
-    assert "ended without a word" in text and "resumed after step 10" in text
+    assert "ranks restarted after a failure: out of memory" in text and "resumed after step 10" in text
     assert "rank 2: out of memory" in text
     assert "1–2 2s waiting for data" in text
 
