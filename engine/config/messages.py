@@ -36,7 +36,7 @@ _KEY_MESSAGES = {
 _EXTRA_ALLOWED_FORMS = {
     "data.dataset": "user code as module:name",
     "loss.name": "user code as module:name",
-    "optim.name": "a timm optimizer as timm:NAME",
+    "optim.name": "a timm optimizer as timm:NAME, or user code as module:name",
     "schedule.name": "user code as module:name",
 }
 

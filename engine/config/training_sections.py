@@ -131,11 +131,12 @@ class LossConfig(Section):
 class OptimConfig(Section):
     """Section `optim`: optimizer and gradient handling."""
 
-    name: OptimizerName | TimmOptimizerName = Field(
+    name: OptimizerName | TimmOptimizerName | UserCodePath = Field(
         "sgd",
         title="optimizer",
         description="Optimizer: one of torch's, such as adamw, or timm's as timm:NAME. muon updates weight matrices; "
-        "the other parameters use adamw.",
+        "the other parameters use adamw. User code (module:name) is an optimizer class, or a function that is called "
+        "with the parameter groups, with those of lr, momentum and so on that it has, and with optim.options.",
     )
     lr: float = Field(
         0.05, gt=0, le=1e6, title="learning rate", description="Peak learning rate, before optim.lr_scaling."

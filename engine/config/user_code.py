@@ -71,6 +71,7 @@ def user_code_names(config: Config) -> dict[str, str]:
         "model.name": config.model.name,
         "loss.name": config.loss.name,
         "augment.transform": config.augment.transform,
+        "optim.name": config.optim.name if is_user_optimizer(config.optim.name) else None,
         "schedule.name": config.schedule.name,
     }
     return {key: name for key, name in names.items() if name is not None and is_user_code(name)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -15,11 +16,14 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from engine.config.optimizer_options import DEFAULT_OVERRIDES, OPTIMIZERS, optimizer_kwargs
+from engine.config.run_sections import RunConfig
 from engine.config.training_sections import TIMM_PREFIX, OptimConfig
+from engine.config.user_code import is_user_optimizer
 from engine.optim.lazy_dynamo import avoid_dynamo_import, unwrap_step
 from engine.optim.lr_schedule import scaled_lr
 from engine.optim.param_groups import ParamGroup, build_param_groups
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
+from engine.optim.user_optimizer import build_user_optimizer, restored_groups
 from engine.utils.errors import UsageError
 from engine.utils.libraries import import_library
 
@@ -107,8 +111,15 @@ def split_matrices(param_groups: list[ParamGroup]) -> tuple[list[ParamGroup], li
     return select(is_matrix=True), select(is_matrix=False)
 
 
-def build_optimizer(config: OptimConfig, model: nn.Module, world_size: int = 1) -> Optimizer:
-    """Build the optimizer for the trainable parameters of `model`; see `build_param_groups`.
+def build_optimizer(
+    config: OptimConfig,
+    model: nn.Module,
+    world_size: int = 1,
+    run: RunConfig | None = None,
+    notes: list[str] | None = None,
+) -> Optimizer:
+    """Build the optimizer for the trainable parameters of `model`; see `build_param_groups`. `run` says where user code
+    is imported from; messages about it are appended to `notes`.
 
     Uses torch's fused implementation if there is one, else torch's default: foreach on GPUs, a loop on the CPU, where
     foreach measured no faster. `set_lr` sets the learning rate before each step. The initial value is the peak learning
@@ -118,6 +129,13 @@ def build_optimizer(config: OptimConfig, model: nn.Module, world_size: int = 1) 
     groups = build_param_groups(config, model)
     lr = scaled_lr(config, world_size)
     avoid_dynamo_import()
+    if is_user_optimizer(config.name):
+        restore = partial(restore_optimizer, config=config)
+        own = build_user_optimizer(config, run or RunConfig(), groups, lr, restore, [] if notes is None else notes)
+        # Without torch's wrapper around `step`, hooks would not run.
+        if not (own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks):
+            unwrap_step(own)
+        return own
     if config.name.startswith(TIMM_PREFIX):
         optimizer = _build_timm(config, groups, lr)
     else:
@@ -214,11 +232,11 @@ def optimizer_step(optimizer: Optimizer, nonfinite: Tensor, *, may_skip: bool) -
         optimizer.step()
 
 
-def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any], config: OptimConfig | None = None) -> None:
     """Load the state of a checkpoint, matched by parameter name, and keep the groups and settings of `optimizer`.
 
     Groups and settings may differ from those of the checkpoint. Parameters without saved state keep their initial
-    state.
+    state. With the `config` of the user's own optimizer, whatever else its groups and its state hold is loaded too.
     """
     current = optimizer.state_dict()
     saved_indices: dict[str, int] = {
@@ -234,7 +252,13 @@ def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     # Some of timm's optimizers keep a step count in every group, with the same value.
     counts = {key: value for key, value in saved["param_groups"][0].items() if key not in current["param_groups"][0]}
     groups = [{**group, **deepcopy(counts)} for group in current["param_groups"]]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    others: dict[str, Any] = {}
+    if config is not None and is_user_optimizer(config.name):
+        groups = restored_groups(current["param_groups"], saved["param_groups"], set(config.options))
+        indices = set(saved_indices.values())
+        state |= {key: value for key, value in saved["state"].items() if key not in indices}
+        others = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
+    optimizer.load_state_dict({**others, "state": state, "param_groups": groups})
     for parameter, parameter_state in optimizer.state.items():
         for key, value in parameter_state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:

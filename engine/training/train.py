@@ -250,7 +250,9 @@ def _build_model(
         criterion = build_loss(config, len(classes), lambda: class_counts(data.source), device)
     with collect_problems(problems):
         network = build_training_model(config, data.image_format, classes, device, problems, checkpoint)
-        optimizer = build_optimizer(config.optim, network.optimized_model, data.sampler.num_devices)
+        optimizer = build_optimizer(
+            config.optim, network.optimized_model, data.sampler.num_devices, config.run, network.notes
+        )
     if problems:
         raise UsageError(problems)
     return network, criterion, optimizer

@@ -1,0 +1,215 @@
+"""The user's own optimizer (`optim.name=module:name`): a class or function over parameter groups.
+
+It is called with the groups (dicts of `params`, `param_names`, `lr`, `weight_decay` and `lr_scale`), with those of lr,
+momentum, nesterov, betas, eps and weight_decay that its signature names and the config sets, and with `optim.options`.
+`engine.optim.optimizers` calls it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from copy import deepcopy
+from io import BytesIO
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from engine.config.optimizer_options import COMMON_OPTIONS
+from engine.config.run_sections import RunConfig
+from engine.config.training_sections import OptimConfig
+from engine.config.user_code import describe_value, load_user_code
+from engine.config.user_errors import describe_exception
+from engine.optim.param_groups import ParamGroup
+from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.text import list_names
+
+OPTIMIZER_KEY = "optim.name"
+MAX_LISTED_PARAMETERS = 3
+# Settings of a group that the config of a resumed run decides, not its checkpoint.
+GROUP_SETTINGS = ("params", "param_names", "lr", "lr_scale", "weight_decay", *COMMON_OPTIONS)
+Restore = Callable[[Optimizer, dict[str, Any]], None]
+
+
+def build_user_optimizer(
+    config: OptimConfig, run: RunConfig, groups: list[ParamGroup], lr: float, restore: Restore, notes: list[str]
+) -> Optimizer:
+    """Build the user's optimizer for `groups`, whose `params` are pairs of name and parameter.
+
+    Appends to `notes` what has no effect, and whether a resumed run would differ. `restore` loads a state. Raises
+    UsageError if the code fails, does not return an optimizer of all parameters, or has a state that a checkpoint
+    cannot hold.
+    """
+    factory: Any = load_user_code(OPTIMIZER_KEY, config.name, run.code, run.code_packages)
+    arguments = _arguments(config, factory, lr, notes)
+
+    def build(groups: list[ParamGroup]) -> Optimizer:
+        try:
+            built = factory(_plain_groups(groups, lr), **arguments)
+        except Exception as error:
+            raise _failure(config, run, "fails", error) from error
+        return _check(config, built, groups, lr)
+
+    _try_steps(config, run, groups, build, restore, notes)
+    return build(groups)
+
+
+def _arguments(config: OptimConfig, factory: Any, lr: float, notes: list[str]) -> dict[str, Any]:
+    """Return the keyword arguments of the factory. Raises UsageError for options that it does not take."""
+    try:
+        signature = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):
+        signature = []
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature) or not signature
+    # The first one receives the groups.
+    names = [
+        parameter.name
+        for parameter in signature[1:]
+        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    ]
+    settings = {"lr": lr, **{key: getattr(config, key) for key in COMMON_OPTIONS}}
+    arguments = {key: value for key, value in settings.items() if key in names and value is not None}
+    for key, value in settings.items():
+        # A function may read the weight decay of the groups.
+        if value and key not in names and not takes_any and (key != "weight_decay" or isinstance(factory, type)):
+            notes.append(f"optim.{key}={value} has no effect with optim.name={config.name}, which has no {key}")
+    for key, value in config.options.items():
+        if key in settings:
+            raise UsageError.one("optim.options", f"{key} has its own config key; use optim.{key}")
+        if key not in names and not takes_any:
+            reason = f"{config.name} has no argument {key!r}{did_you_mean(key, names)}"
+            raise UsageError.one("optim.options", reason)
+        arguments[key] = tuple(value) if isinstance(value, list) else value
+    return arguments
+
+
+def _plain_groups(groups: list[ParamGroup], lr: float) -> list[ParamGroup]:
+    """Return new groups of tensors instead of pairs, with the learning rate and the names of each."""
+    return [
+        {
+            **group,
+            "params": [parameter for _, parameter in group["params"]],
+            "param_names": [name for name, _ in group["params"]],
+            "lr": lr * group["lr_scale"],
+        }
+        for group in groups
+    ]
+
+
+def _check(config: OptimConfig, built: Any, groups: list[ParamGroup], lr: float) -> Optimizer:
+    """Return the optimizer with names and `lr_scale` in each group. Raises UsageError if it cannot train the model."""
+    if not isinstance(built, Optimizer):
+        reason = f"{config.name} must return a torch.optim.Optimizer, not {describe_value(built)}"
+        raise UsageError.one(OPTIMIZER_KEY, reason)
+    names = {id(parameter): name for group in groups for name, parameter in group["params"]}
+    scales = {id(parameter): group["lr_scale"] for group in groups for _, parameter in group["params"]}
+    received = [id(parameter) for group in built.param_groups for parameter in group["params"]]
+    if missing := [name for key, name in names.items() if key not in set(received)]:
+        listed = list_names(missing, MAX_LISTED_PARAMETERS)
+        reason = f"{config.name} does not train {len(missing)} of {len(names)} parameters: {listed}"
+        raise UsageError.one(OPTIMIZER_KEY, reason, "give it all groups, or freeze them with model.freeze")
+    if not names.keys() >= set(received):
+        raise UsageError.one(
+            OPTIMIZER_KEY, f"{config.name} has parameters that are not in the groups that it was given"
+        )
+    step = list(inspect.signature(built.step).parameters.values())
+    if step and step[0].default is inspect.Parameter.empty and step[0].kind is step[0].POSITIONAL_OR_KEYWORD:
+        reason = f"{config.name} needs a closure in step(), which a training step has not"
+        raise UsageError.one(OPTIMIZER_KEY, reason)
+    for group in built.param_groups:
+        group["param_names"] = [names[id(parameter)] for parameter in group["params"]]
+        if "lr_scale" not in group:
+            # A group of the user's own keeps the ratio of its learning rate.
+            own = [scales[id(parameter)] for parameter in group["params"]]
+            group["lr_scale"] = group["lr"] / lr if "lr" in group else own[0] if own else 1.0
+    return built
+
+
+def _try_steps(
+    config: OptimConfig,
+    run: RunConfig,
+    groups: list[ParamGroup],
+    build: Callable[[list[ParamGroup]], Optimizer],
+    restore: Restore,
+    notes: list[str],
+) -> None:
+    """Take two steps with copies of the parameters, and the second again with a state that was saved and restored.
+
+    Raises UsageError if a step fails, or `torch.load` refuses the state.
+    """
+    whole, resumed = _copies(groups), _copies(groups)
+    devices = {parameter.device for group in groups for _, parameter in group["params"] if parameter.is_cuda}
+    with torch.random.fork_rng(list(devices)):
+        optimizer = build(whole)
+        try:
+            _step(optimizer, whole, seed=1)
+        except Exception as error:
+            raise _failure(config, run, "fails in its first step", error) from error
+        buffer = BytesIO()
+        try:
+            torch.save(optimizer.state_dict(), buffer)
+            buffer.seek(0)
+            saved = torch.load(buffer, weights_only=True)
+        except (UnpicklingError, RuntimeError, TypeError, AttributeError) as error:
+            reason = (
+                f"{config.name} has a state that a checkpoint cannot hold ({type(error).__name__}); keep tensors, "
+                "numbers, text, lists and dicts in optimizer.state and the groups"
+            )
+            raise UsageError.one(OPTIMIZER_KEY, reason) from error
+        with torch.no_grad():
+            for group, copied in zip(whole, resumed, strict=True):
+                for (_, value), (_, copy) in zip(group["params"], copied["params"], strict=True):
+                    copy.copy_(value)
+        _step(optimizer, whole, seed=2)
+        try:
+            later = build(resumed)
+            restore(later, deepcopy(saved))
+            _step(later, resumed, seed=2)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise _failure(config, run, "fails when its state is restored", error) from error
+    pairs = zip(_parameters(whole), _parameters(resumed), strict=True)
+    if not all(torch.equal(value, other) for value, other in pairs):
+        notes.append(
+            f"optim.name: a resumed run will differ from an uninterrupted one, because {config.name} keeps a part of "
+            "its state outside of optimizer.state and the parameter groups"
+        )
+
+
+def _parameters(groups: list[ParamGroup]) -> list[nn.Parameter]:
+    return [parameter for group in groups for _, parameter in group["params"]]
+
+
+def _copies(groups: list[ParamGroup]) -> list[ParamGroup]:
+    return [
+        {**group, "params": [(name, nn.Parameter(value.detach().clone())) for name, value in group["params"]]}
+        for group in groups
+    ]
+
+
+def _step(optimizer: Optimizer, groups: list[ParamGroup], seed: int) -> None:
+    """Step with gradients that depend on the parameters and on the seed."""
+    torch.manual_seed(seed)
+    for parameter in _parameters(groups):
+        parameter.grad = torch.sin(parameter.detach() * 100 + seed)
+    optimizer.step()
+
+
+def _failure(config: OptimConfig, run: RunConfig, what: str, error: Exception) -> UsageError:
+    reason = f"{config.name} {what}: {describe_exception(error, run.code, run.code_packages)}"
+    return UsageError.one(OPTIMIZER_KEY, reason)
+
+
+def restored_groups(current: list[ParamGroup], saved: list[ParamGroup], own_options: set[str]) -> list[ParamGroup]:
+    """Return the current groups with what the saved ones counted: all but the settings of the config."""
+    group_of = {name: group for group in saved for name in group["param_names"]}
+    kept = {*GROUP_SETTINGS, *own_options}
+    groups = []
+    for group in current:
+        before = next((group_of[name] for name in group["param_names"] if name in group_of), {})
+        groups.append({**group, **{key: deepcopy(value) for key, value in before.items() if key not in kept}})
+    return groups
