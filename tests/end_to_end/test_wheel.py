@@ -38,6 +38,8 @@ def test_wheel_includes_presets_and_digits(wheel_bin_folder: Path, gputrain: Gpu
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "env": environment}
     imported = subprocess.run([wheel_bin_folder / "python", "-c", program], cwd=gputrain.folder, **options)
     assert str(wheel_bin_folder.parent) in imported.stdout
+    page = Path(imported.stdout.strip()).with_name("report") / "page.html"
+    assert page.is_file() and page.with_suffix(".css").is_file()
     arguments = ["run", "--headless", "digits", "--epochs", "2", "--ranks", "1", "--name", "a"]
     process = gputrain.start(str(wheel_bin_folder / "gputrain"), *arguments, env=environment)
     _, messages = process.communicate(timeout=120)
