@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.inference.export_program import INPUT_NAME, OUTPUT_NAME, ExportFormat
-from engine.inference.preprocess_script import describe_transforms, evaluation_steps
+from engine.inference.preprocess_script import describe_transforms
 from engine.inference.trained_model import TrainedCheckpoint
 from engine.runs.events import EpochEvent
 from engine.runs.folder import RunFolder
@@ -43,7 +43,7 @@ def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: Histo
         "model": {"source": model.source, "name": model.name, "options": model.options},
         "classes": list(checkpoint.classes),
         "image": {
-            "size": evaluation_steps(images).size,
+            "size": images.val_size,
             "channels": images.channels,
             "mean": list(images.mean),
             "std": list(images.std),

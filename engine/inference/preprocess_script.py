@@ -7,13 +7,10 @@ script with it. `engine.inference.export` writes both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from engine.data.sources.base import ImageFormat
-
-ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
-SIXTEEN_BIT_DIVISOR = 257
+from engine.data.sources.base import ImageFormat, Preprocessing
+from engine.data.sources.image import ALPHA_MODES, SIXTEEN_BIT_DIVISOR, pil_mode
 
 _SCRIPT = '''"""Read an image file as the input of an exported model: uint8, {channels} x {size} x {size}.
 
@@ -81,31 +78,9 @@ _SQUASH_AND_CROP = """\
     image = image.crop(({offset}, {offset}, {offset} + {size}, {offset} + {size}))"""
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """How an image of any size becomes a square of `size` x `size` pixels."""
-
-    size: int
-    resize: int | None = None
-    fit: str = "crop"
-    interpolation: str = "bilinear"
-    draft: bool = True
-
-
-def evaluation_steps(image_format: ImageFormat) -> Preprocessing:
-    """Return how a format preprocesses images for evaluation and prediction."""
-    steps: Preprocessing = getattr(image_format, "evaluation", Preprocessing(image_format.size))
-    return steps
-
-
-def pil_mode(image_format: ImageFormat) -> str:
-    """Return the Pillow mode that has the channels of a format."""
-    return "L" if image_format.channels == 1 else "RGB"
-
-
 def preprocess_script(image_format: ImageFormat) -> str:
     """Return the source of preprocess.py, whose function `load` does what `read_image` does."""
-    steps, is_gray = evaluation_steps(image_format), image_format.channels == 1
+    steps, is_gray = image_format.evaluation, image_format.channels == 1
     numbers = {"size": steps.size, "resize": steps.resize, "filter": steps.interpolation.upper()}
     numbers |= {"mode": pil_mode(image_format), "channels": image_format.channels}
     if steps.draft:
@@ -139,7 +114,7 @@ def load_function(script: str) -> Callable[[Any], Any]:
 
 def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
     """Return the steps from image file to the input of the network, in order, each with a sentence for the reader."""
-    steps, mode = evaluation_steps(image_format), pil_mode(image_format)
+    steps, mode = image_format.evaluation, pil_mode(image_format)
     size = steps.size
     return [
         *_describe_draft(steps, mode),

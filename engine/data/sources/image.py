@@ -26,7 +26,9 @@ from engine.data.sources.resize import BoxFunction, ResizePlan, fit_box, plan_re
 
 # EXIF orientations that swap height and width.
 _TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)
-_ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
+# The greatest 16-bit value, 65,535, becomes 255.
+SIXTEEN_BIT_DIVISOR = 257
+ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
 
 
 def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
@@ -71,7 +73,7 @@ def _draft(
 
 
 def _decode(file: BytesIO, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:
-    mode, preprocessing = _pil_mode(image_format), image_format.preprocessing(training=get_box is not None)
+    mode, preprocessing = pil_mode(image_format), image_format.preprocessing(training=get_box is not None)
     with open_image(file) as image, ExitStack() as pixel_budget:
         if image.format != "JPEG":
             # Pillow decodes a PNG to look for EXIF data behind its pixels.
@@ -103,7 +105,7 @@ def pil_to_format(image: Image.Image, image_format: ImageFormat, get_box: BoxFun
 
     Raises ValueError if the mode is unsupported, or the exception of Pillow's decoder.
     """
-    image = convert_mode(image, _pil_mode(image_format))
+    image = convert_mode(image, pil_mode(image_format))
     preprocessing = image_format.preprocessing(training=get_box is not None)
     return _apply(plan_resize(preprocessing, image.height, image.width, get_box), image)
 
@@ -128,7 +130,7 @@ def convert_mode(image: Image.Image, mode: str) -> Image.Image:
     Raises ValueError for floating-point images, whose value range is not defined.
     """
     image = _to_eight_bits(image)
-    if image.mode in _ALPHA_MODES or "transparency" in image.info:
+    if image.mode in ALPHA_MODES or "transparency" in image.info:
         # The color stored for a transparent pixel is arbitrary.
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -141,11 +143,12 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         raise ValueError("floating-point pixels (Pillow mode F) are not supported")
     if not image.mode.startswith("I"):
         return image
-    shades = np.asarray(image).astype(np.int64) // 257
+    shades = np.asarray(image).astype(np.int64) // SIXTEEN_BIT_DIVISOR
     return Image.fromarray(shades.clip(0, 255).astype(np.uint8))
 
 
-def _pil_mode(image_format: ImageFormat) -> str:
+def pil_mode(image_format: ImageFormat) -> str:
+    """Return the Pillow mode that has the channels of a format."""
     return "L" if image_format.channels == 1 else "RGB"
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
 from safetensors.torch import load_file
 
 from engine.config.loader import validate_config
@@ -23,6 +19,7 @@ from engine.inference.trained_model import load_trained_model, read_trained_chec
 from engine.models.factory import build_model
 from engine.models.transfer import load_weights
 from engine.runs.folder import RunFolder
+from exported_steps import follow_steps
 from gputrain_command import FinishedRun, read_events
 from trained_run import call
 
@@ -74,46 +71,6 @@ def test_export_describes_preprocessing_completely(run: RunFolder, tmp_path: Pat
         for name, probability in prediction.classes:
             tolerance = 2e-3 if file.suffix == ".jpg" else 1e-6  # other JPEG decoders round differently
             assert probability == pytest.approx(probabilities[int(name)].item(), abs=tolerance), file.name
-
-
-def follow_steps(path: Path, steps: list[dict[str, Any]]) -> NDArray[np.float32]:
-    """Read an image as the steps of model.json say, without code of gputrain."""
-    image, pixels = Image.open(path), np.empty(0, np.float32)
-    edges = np.array(image.size)
-    for step in steps:
-        match step["name"]:
-            case "jpeg_draft":
-                image.draft(step["mode"], tuple(np.ceil(edges * step["size"] / min(edges)).astype(int)))
-                edges = edges[::-1] if image.getexif().get(ExifTags.Base.Orientation, 1) > 4 else edges
-            case "jpeg_luma":
-                image.draft("L", None)
-            case "exif_transpose":
-                image = ImageOps.exif_transpose(image)
-            case "scale_16_bit" if image.mode.startswith("I"):
-                shades = np.asarray(image).astype(np.int64) // step["divide_by"]
-                image = Image.fromarray(shades.clip(*step["clip"]).astype(np.uint8))
-            case "composite" if image.mode in step["modes"] or "transparency" in image.info:
-                image = image.convert("RGBA")
-                background = Image.new("RGBA", image.size, (*step["background"], 255))
-                image = Image.alpha_composite(background, image)
-            case "convert":
-                image = image.convert(step["mode"])
-            case "resize":
-                resampling = Image.Resampling[step["interpolation"].upper()]
-                if step["box"] == "central_square":
-                    whole = edges if steps[0]["name"] == "jpeg_draft" else np.array(image.size)
-                    offset, scale = (whole - min(whole)) // 2, image.size / whole
-                    corners = [*(offset * scale), *((offset + min(whole)) * scale)]
-                    image = image.crop(tuple(round(corner) for corner in corners))
-                image = image.resize(step["size"], resampling)
-            case "to_array":
-                pixels = np.array(image, np.float32).reshape(*step["shape"][1:], -1).transpose(2, 0, 1)
-            case "divide":
-                pixels = pixels / np.float32(step["by"])
-            case "normalize":
-                mean, std = (np.array(step[name], np.float32)[:, None, None] for name in ("mean", "std"))
-                pixels = (pixels - mean) / std
-    return np.ascontiguousarray(pixels)
 
 
 def test_export_command_defaults_to_run_folder_and_replaces_own_files(run: RunFolder) -> None:
