@@ -50,30 +50,33 @@ class DataConfig(Section):
     image_size: int | None = Field(
         None,
         ge=1,
-        description="Height and width of the training images in pixels. Default: the dataset's own; 224 for folder.",
+        description="Height and width of the training images in pixels. Default: that of pretrained "
+        "weights or of the dataset; 224 for folder.",
     )
     val_resize: int | None = Field(
         None,
         ge=1,
         title="resize",
-        description="In evaluation, resize the shorter edge to this many pixels before the center crop. Default: crop "
-        "the largest center square and resize it.",
+        description="In evaluation, resize the shorter edge to this many pixels before the center crop. Default: that "
+        "of pretrained weights; else crop the largest center square and resize it.",
     )
     val_crop: int | None = Field(
         None,
         ge=1,
         title="evaluation size",
-        description="Height and width of the model's input in evaluation, in pixels. Default: data.image_size.",
+        description="Height and width of the model's input in evaluation, in pixels. Default: that of "
+        "pretrained weights; else data.image_size.",
     )
-    fit: Fit = Field(
-        "crop",
+    fit: Fit | None = Field(
+        None,
         title="aspect ratio",
-        description="How images that are not square become so: crop cuts their ends off, squash distorts them.",
+        description="How images that are not square become so: crop cuts their ends off, squash distorts them. "
+        "Default: that of pretrained weights; else crop.",
     )
-    interpolation: Interpolation = Field(
-        "bilinear",
+    interpolation: Interpolation | None = Field(
+        None,
         description="Filter that resizes images, with antialiasing as in Pillow: nearest, bilinear, bicubic or "
-        "lanczos.",
+        "lanczos. Default: that of pretrained weights; else bilinear.",
     )
     channels: Literal[1, 3] | None = Field(
         None, description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder."
@@ -96,13 +99,15 @@ class DataConfig(Section):
         None,
         min_length=1,
         max_length=3,
-        description="Mean of each channel, for images scaled to [0, 1]. Default: the dataset's own.",
+        description="Mean of each channel, for images scaled to [0, 1]. Default: that of pretrained weights or of the "
+        "dataset.",
     )
     std: Floats | None = Field(
         None,
         min_length=1,
         max_length=3,
-        description="Standard deviation of each channel, for images scaled to [0, 1]. Default: the dataset's own.",
+        description="Standard deviation of each channel, for images scaled to [0, 1]. Default: that of pretrained "
+        "weights or of the dataset.",
     )
     allow_empty: bool = Field(
         False,

@@ -6,7 +6,8 @@ process must not import it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from engine.data.sampler import PARTS, BatchRequest
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
+from engine.data.sources.user_dataset import ItemFormat, first_item_format
 from engine.utils.errors import UsageError, problems_from_json, problems_to_json
 from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
@@ -44,10 +46,16 @@ def check_user_data_code(config: Config, world_size: int) -> ImageCounts | None:
         return None
     key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
     name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
+    reply = _ask_process(key, name, {"config": config.model_dump(mode="json"), "ranks": world_size})
+    return ImageCounts(reply["train"], reply["val"])
+
+
+def _ask_process(key: str, name: str | None, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the reply of the helper process that runs the code `name`, the value of a key. Raises UsageError."""
     try:
         with start_helper("engine.data.inspection_process", keep_stderr=False) as helper:
-            helper.send({"config": config.model_dump(mode="json"), "ranks": world_size})
-            reply = helper.receive(USER_CODE_TIMEOUT_SECONDS)
+            helper.send(request)
+            reply: dict[str, Any] = helper.receive(USER_CODE_TIMEOUT_SECONDS)
     except HelperTimeoutError as error:
         reason = f"has not loaded the first images after {USER_CODE_TIMEOUT_SECONDS:.0f} s"
         raise UsageError.one(key, f"{name} {reason}", RUN_USER_CODE_ADVICE) from error
@@ -59,7 +67,14 @@ def check_user_data_code(config: Config, world_size: int) -> ImageCounts | None:
         ) from error
     if "problems" in reply:
         raise UsageError(problems_from_json(reply["problems"]))
-    return ImageCounts(reply["train"], reply["val"])
+    return reply
+
+
+def find_item_format(config: Config) -> ItemFormat:
+    """Return the size and the channels of the first item of a user dataset. Raises UsageError as
+    `check_user_data_code`."""
+    reply = _ask_process("data.dataset", config.data.dataset, {"config": config.model_dump(mode="json"), "ranks": 0})
+    return ItemFormat(reply["size"], reply["channels"])
 
 
 def try_first_images(config: Config, world_size: int) -> ImageCounts:
@@ -81,9 +96,15 @@ def try_first_images(config: Config, world_size: int) -> ImageCounts:
 
 
 def main(parent: ParentPipe) -> None:
-    """Entry point of the helper process: reply with the number of images, or with the problems of a config."""
+    """Entry point of the helper process: reply with the number of images, or with the problems of a config.
+
+    Without ranks, reply with the format of the first item instead."""
     request = parent.receive()
     try:
+        if not request["ranks"]:
+            config = validate_config(request["config"])
+            parent.send(asdict(first_item_format(config.data, config.run)))
+            return
         images = try_first_images(validate_config(request["config"]), request["ranks"])
         parent.send({"train": images.train, "val": images.val})
     except UsageError as error:

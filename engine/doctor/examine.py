@@ -33,6 +33,7 @@ from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.unmonitored import has_driver_library, mark_reserved
 from engine.gpus.visible_devices import visible_devices
+from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import RunRequest, run_preflight
 from engine.utils.errors import UsageError, problems_from_json
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
@@ -61,7 +62,8 @@ class _Examination:
     """One examination: what earlier checks found out is used by later ones."""
 
     def __init__(self, request: RunRequest, probe: HelperProcess) -> None:
-        self._request, self._config, self._probe = request, request.config, probe
+        self._request = with_input_keys(request)
+        self._config, self._probe = self._request.config, probe
         self._snapshot: Snapshot | None = None
         self._devices: list[CudaDevice] = []
         self._torch_info: dict[str, Any] = {}

@@ -164,8 +164,8 @@ def evaluation_format(checkpoint: TrainedCheckpoint, config: Config) -> ImageFor
         trained,
         val_size=data.val_crop or trained.size,
         val_resize=data.val_resize,
-        fit=data.fit,
-        interpolation=data.interpolation,
+        fit=data.fit or trained.fit,
+        interpolation=data.interpolation or trained.interpolation,
     )
     return image_format if image_format == trained else replace(image_format, val_draft=False)
 

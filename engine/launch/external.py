@@ -43,6 +43,7 @@ from engine.launch.handshake import (
     share_exit_code,
     wait_for_key,
 )
+from engine.launch.input_keys import with_input_keys
 from engine.launch.lifecycle import OwnedRun, with_run_name
 from engine.launch.node import (
     MultiNodeGpuUsage,
@@ -162,6 +163,7 @@ def _run(run: OwnedRun, this_rank: _ExternalRank) -> ExitCode:
     with heartbeat(this_rank.store, this_rank.rank):
         if this_rank.rank == 0:
             watch_other_claim(run.request, run.listener, this_rank.check_stop)
+        run.request = with_input_keys(run.request)
         preflight = _run_preflight_on_all_ranks(run, this_rank)
         job = (
             _prepare_and_broadcast(run, this_rank, preflight)
@@ -280,7 +282,8 @@ def _receive_job(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) 
             folder = folder.hold()
         config = with_run_name(config, folder)
         run.allocation.reservation.set_run_name(folder.name)
-    return Job(config, preflight.plan, folder, message["resumed"], preflight.source, lr_range=run.request.lr_range)
+    job = Job(config, preflight.plan, folder, message["resumed"], preflight.source, lr_range=run.request.lr_range)
+    return replace(job, input_source=run.request.input_source)
 
 
 def _exit_code_of_refused_rank(this_rank: _ExternalRank, error: UsageError) -> ExitCode:

@@ -17,6 +17,7 @@ from engine.distributed.rendezvous import remove_rendezvous_file
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import CudaDevice
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
+from engine.launch.input_keys import with_input_keys
 from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
 from engine.launch.preflight import RunRequest, run_preflight, watch_other_claim
 from engine.launch.rank_starter import RankStarter
@@ -54,7 +55,7 @@ def launch(request: RunRequest, listener: Listener) -> int:
         watch_other_claim(request, listener)
     except KeyboardInterrupt:
         return _stopped_early(listener)
-    request = with_interrupted_wait(request)
+    request = with_input_keys(with_interrupted_wait(request))
     # It imports torch during the preflight. A run that may wait for GPUs for days must not hold that memory.
     rank_starter = None if request.config.waits or request.problems else RankStarter()
     run = OwnedRun(request, listener)

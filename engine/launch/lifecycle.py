@@ -123,7 +123,9 @@ class OwnedRun:
     def _claim(self, preflight: Preflight) -> Job | None:
         """Claim the run folder; a dry run has a job without one."""
         assert preflight.plan is not None  # noqa: S101 - a preflight without problems has one
-        job = Job(self.request.config, preflight.plan, None, False, preflight.source, lr_range=self.request.lr_range)
+        request = self.request
+        job = Job(request.config, preflight.plan, None, False, preflight.source, lr_range=request.lr_range)
+        job = replace(job, input_source=request.input_source)
         if self.request.dry_run:
             return job
         if self.claimed is None:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from engine.config.code_trust import CodeTrust
 from engine.config.effects import NoEffect, keys_without_effect_on_devices, optimizer_keys_without_effect
-from engine.config.loader import resolve_config
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import cpu_precision_warnings
-from engine.config.schema import Config, as_dict
+from engine.config.schema import Config
 from engine.config.training_sections import TIMM_PREFIX
 from engine.config.user_code import check_user_code
 from engine.data.batching import build_sampler_from_counts, check_source, empty_class_warnings, sampler_problems
@@ -33,6 +32,7 @@ from engine.distributed.rendezvous import check_rendezvous
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.batch_size import with_batch_size
+from engine.launch.input_keys import saved_config, with_input_keys
 from engine.launch.slurm import slurm_job_id
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
@@ -44,7 +44,6 @@ from engine.optim.user_schedule import SampledSchedule, check_user_schedule
 from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
 from engine.queue.place import fixed_terms
 from engine.queue.state import Dependency
-from engine.runs.checkpoint_files import read_saved_config
 from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
 from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder
@@ -68,7 +67,8 @@ class RunRequest:
     `code_trust` says whose code the config may name. With `lr_range`, a learning rate
     range test replaces the training; such a request is a dry run. A `detached` run has no terminal: once its folder
     exists, it stays, also if the run is refused later. `typed` are the keys that the user typed, and `warnings` what
-    the config alone gives reason to warn of."""
+    the config alone gives reason to warn of. `input_source` says what of the model's input is that of its pretrained
+    weights, see `engine.launch.input_keys`."""
 
     config: Config
     runs_dir: Path
@@ -83,6 +83,7 @@ class RunRequest:
     detached: bool = False
     typed: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
+    input_source: str = ""
 
 
 @dataclass
@@ -210,7 +211,7 @@ def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> lis
         allocation.reservation.release()
         return allocation.devices
 
-    return run_preflight(request, choose_gpus, rank_info).problems
+    return run_preflight(with_input_keys(request), choose_gpus, rank_info).problems
 
 
 def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInfo | None) -> None:
@@ -276,10 +277,7 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
 
     The newest checkpoint decides, because `config.yaml` may have been edited. `engine.training.resume` repeats this on
     the ranks with the checkpoint that they load, whose checksum is verified."""
-    saved = read_saved_config(folder.checkpoints)
-    if saved is None and folder.config.exists():
-        # Only compared: no code that it names runs.
-        saved = as_dict(resolve_config(str(folder.config), trust_code=True).config)
+    saved = saved_config(folder)
     if saved is None:
         return
     if problems := immutable_key_problems(find_changes(saved, config)):

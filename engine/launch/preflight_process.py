@@ -12,10 +12,12 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.data.sources.base import ImageSource
+from engine.data.sources.formats import expected_input_format
 from engine.data.sources.open import open_source_for_preflight
 from engine.gpus.allocation import preview_allocation
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
+from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import RunRequest, run_preflight
 from engine.utils.errors import UsageError, problems_from_json, problems_to_json
 from engine.utils.helper_process import ParentPipe
@@ -51,6 +53,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         typed=frozenset(values["typed"]),
         warnings=tuple(values["warnings"]),
     )
+    request = with_input_keys(request)
 
     cpu_fallback, warnings = "", list[str]()
 
@@ -91,12 +94,21 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         "images": None if counts is None else [counts.train, counts.val],
         "classes": None if source is None else len(source.classes),
         "schedule": None if schedule is None else asdict(schedule),
+        "input": _describe_input(request),
     }
+
+
+def _describe_input(request: RunRequest) -> str:
+    """Return the model's input as the run will show it; "" if it has the default transform of its dataset."""
+    if not request.input_source:
+        return ""
+    return f"{expected_input_format(request.config).describe()}, {request.input_source}"
 
 
 def _check_model(values: dict[str, Any]) -> dict[str, Any]:
     from engine.launch.model_check import check_model, torch_gpu_problems
 
     gpu_problems = torch_gpu_problems() if values.get("check_gpus") else []
-    answer = check_model(Config.model_validate(values["config"]), on_gpu=values["on_gpu"])
+    request = with_input_keys(RunRequest(Config.model_validate(values["config"]), Path(values["runs_dir"]), "form"))
+    answer = check_model(request.config, on_gpu=values["on_gpu"])
     return answer | {"problems": [*problems_to_json(gpu_problems), *answer.get("problems", ())]}

@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
@@ -21,6 +21,7 @@ from engine.utils.errors import UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ask_helper, start_helper
 
+T = TypeVar("T")
 # In the search order of model.source=auto.
 MODEL_SOURCES = ("builtin", "torchvision", "timm")
 _HELPER_MODULE = "engine.models.catalog_process"
@@ -104,22 +105,30 @@ def library_version(source: str) -> str | None:
 def library_models(source: str) -> list[CatalogModel]:
     """Return all classification models of torchvision or timm. Raises UsageError if the library is missing or
     broken."""
+    return read_listing(source, "models", _parse_models)
+
+
+def read_listing(source: str, kind: Literal["models", "inputs"], parse: Callable[[dict[str, Any] | None], T]) -> T:
+    """Return a listing of torchvision or timm from the cache, else from a helper process.
+
+    `parse` raises KeyError, TypeError or ValueError for an invalid listing. Raises UsageError if the library is missing
+    or broken."""
     installed = library_version(source)
     if installed is None:
         raise UsageError.one("model.source", not_installed(source))
-    name = f"models-{source}-{installed}.json"
+    name = f"{kind}-{source}-{installed}.json"
     try:
-        return _parse_models(read_user_json(cache_folder(), name))
+        return parse(read_user_json(cache_folder(), name))
     except (KeyError, TypeError, ValueError):
         pass
     try:
-        listing = ask_helper(_HELPER_MODULE, {"task": "list", "source": source})
+        listing = ask_helper(_HELPER_MODULE, {"task": kind, "source": source})
     except HelperError as error:
         raise UsageError.one("model.source", f"the models of {source} cannot be listed: {error}") from error
     if "problem" in listing:
         raise UsageError.one("model.source", listing["problem"])
     _write_cache(name, listing)
-    return _parse_models(listing)
+    return parse(listing)
 
 
 def _parse_models(stored: dict[str, Any] | None) -> list[CatalogModel]:

@@ -1,4 +1,5 @@
-"""Helper process of `engine.models.catalog`: it imports a model library and lists or counts its models."""
+"""Helper process of `engine.models.catalog`: it imports a model library, lists or counts its models, or lists the input
+transforms of their pretrained weights."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from engine.models.input_listing import INPUT_LISTERS
 from engine.utils.errors import UsageError
 from engine.utils.helper_process import ParentPipe
 from engine.utils.host import available_cores
@@ -22,7 +24,8 @@ MIN_MODELS_PER_PROCESS = 10
 
 
 def main(parent: ParentPipe) -> None:
-    """Answer the task `list` with one JSON object, the task `count` with one line per name: its parameters or null.
+    """Answer the tasks `models` and `inputs` with one JSON object, the task `count` with one line per name: its
+    parameters or null.
 
     If the library cannot be imported, the only answer is an object with the `problem`."""
     request = parent.receive()
@@ -34,8 +37,11 @@ def main(parent: ParentPipe) -> None:
     except UsageError as error:
         parent.send({"problem": error.problems[0].message})
         return
-    if request["task"] == "list":
+    if request["task"] == "models":
         parent.send({"known": MODEL_LISTERS[source]()})
+        return
+    if request["task"] == "inputs":
+        parent.send({"inputs": INPUT_LISTERS[source]()})
         return
     for count in parameter_counts(source, request["names"]):
         parent.send(count)

@@ -23,9 +23,16 @@ from engine.data.sources.base import ImageFormat
 from engine.data.sources.folder import class_names
 from engine.data.sources.formats import expected_input_format, model_input_format
 from engine.data.sources.open import open_source
+from engine.data.sources.user_dataset import first_item_format
 from engine.models.factory import build_model, check_model, weight_bytes
 from engine.models.freeze import freeze
 from engine.models.meta_device import build_on_meta
+from engine.models.pretrained_input import (
+    describe_pretrained_input,
+    find_pretrained_input,
+    needs_items,
+    with_pretrained_input,
+)
 from engine.optim.param_groups import ParamGroupSummary, summarize_param_groups
 
 Shape = tuple[int, ...]
@@ -61,7 +68,8 @@ class FeatureMap:
 class ModelSummary:
     """`images` is the input shape. `layers` are in order of definition, the whole model first. `activation_bytes` is
     the size of the outputs of all leaf layers; `saved_bytes` what autograd keeps for the backward pass, including the
-    images. `groups` are the parameter groups of the optimizer."""
+    images. `groups` are the parameter groups of the optimizer. `input` describes the model's input in training and
+    evaluation."""
 
     model: str
     images: Shape
@@ -76,6 +84,7 @@ class ModelSummary:
     layers: list[LayerSummary]
     features: list[FeatureMap]
     groups: list[ParamGroupSummary]
+    input: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,6 +92,11 @@ class ModelSummary:
 
 def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
     """Summarize the model of a config for a batch of its images, with random weights. Raises UsageError."""
+    pretrained = find_pretrained_input(config.model)
+    items = None
+    if pretrained is not None and needs_items(config):
+        items = first_item_format(config.data, config.run)
+    config = with_pretrained_input(config, pretrained, items)
     images, classes = input_spec(config)
     shape = (batch_size, images.channels, images.size, images.size)
     try:
@@ -107,6 +121,7 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
         layers=list(layer_summaries(model, trace)),
         features=feature_maps(trace.calls, shape),
         groups=summarize_param_groups(config.optim, model),
+        input=", ".join(filter(None, (images.describe(), describe_pretrained_input(config, pretrained)))),
     )
 
 

@@ -91,6 +91,8 @@ class RunStarted(Event):
     """Floating-point operations of the forward and backward pass of one image; null on CPU."""
     peak_tflops: float = math.nan
     """Peak TFLOPS of all GPUs of the run together at its precision; null on CPU and for unlisted GPUs."""
+    input: str = ""
+    """Size and resize of the model's input in training and evaluation, as text; "" in old journals."""
     start_method: str = ""
     """How the ranks were started: fork, spawn, torchrun, srun, or env for another launcher; "" in old journals."""
 

@@ -283,6 +283,7 @@ class Trainer:
             least_step=self.warmup.step_seconds,
             least_images=self.warmup.batch_size,
             compiled=self.config.model.compile,
+            input=", ".join(filter(None, (state.image_format.describe(), self.job.input_source))),
             flops=self.warmup.flops_per_image,
             peak_tflops=self.warmup.peak_tflops,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},

@@ -153,6 +153,7 @@ class DryRunPrinter:
                 "training images": event.train_images,
                 "validation images": event.val_images,
                 "classes": event.classes,
+                "input": printable(event.input),
                 "parameters": describe_parameters(event).replace(" parameters", ""),
             }
             self._out.write("".join(f"{name:<18} {value}\n" for name, value in rows.items()))

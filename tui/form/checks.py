@@ -48,6 +48,8 @@ class FormCheckResult:
     """Each weight decay and its number of parameter tensors; empty until the model is built."""
     schedule: SampledSchedule | None = None
     """Factors of the user's own schedule; None for other schedules, and until it is evaluated."""
+    input: str = ""
+    """Input of the model, if its pretrained weights determine it."""
     run_name: str = ""
     """Name that the run gets if none is typed."""
 
@@ -121,6 +123,7 @@ class FormChecker:
             tuple(answer["warnings"]),
             num_classes=answer["classes"],
             schedule=SampledSchedule(**answer["schedule"]) if answer["schedule"] is not None else None,
+            input=answer["input"],
         )
 
     def check_model(
@@ -131,7 +134,12 @@ class FormChecker:
         `check_gpus` also checks whether torch can use the GPUs of this host."""
         if canceled.wait(MODEL_CHECK_DELAY_SECONDS):
             return ModelCheckResult()
-        request = {"config": as_dict(config), "on_gpu": on_gpu, "check_gpus": check_gpus}
+        request = {
+            "config": as_dict(config),
+            "runs_dir": str(self._runs_dir),
+            "on_gpu": on_gpu,
+            "check_gpus": check_gpus,
+        }
         answer = self._ask("model", canceled, request)
         if answer is None:
             return ModelCheckResult()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from engine.utils.host import format_bytes
+from engine.utils.text import printable
 from tui.text.tables import COLUMN_GAP, UNKNOWN, format_table
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def total_lines(summary: ModelSummary) -> Iterator[str]:
     frozen = summary.parameters - summary.trainable
     rows = {
         "images": f"{format_shape(summary.images)}, {summary.classes} classes",
+        "input": printable(summary.input),
         "parameters": f"{summary.parameters:,} ({summary.trainable:,} trainable, {frozen:,} frozen), "
         f"{summary.buffers:,} buffer elements",
         "multiply-adds": format_si(summary.multiply_adds),

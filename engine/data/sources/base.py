@@ -110,8 +110,8 @@ def format_from_config(data: DataConfig, base: ImageFormat) -> ImageFormat:
         channels=data.channels or base.channels,
         val_size=data.val_crop or size,
         val_resize=data.val_resize,
-        fit=data.fit,
-        interpolation=data.interpolation,
+        fit=data.fit or base.fit,
+        interpolation=data.interpolation or base.interpolation,
     )
     if data.val_resize is not None and data.val_resize < image_format.val_size:
         raise UsageError([val_resize_problem(data.val_resize, image_format.val_size)])

@@ -127,6 +127,29 @@ class UserDatasetSource:
         return images, labels
 
 
+@dataclass(frozen=True)
+class ItemFormat:
+    """What the first item of a user dataset shows: its size if it is square, and its channels."""
+
+    size: int | None
+    channels: int
+
+
+def first_item_format(data: DataConfig, run: RunConfig) -> ItemFormat:
+    """Return the format of the first training item. Raises UsageError if the code fails or the item is unsupported."""
+    dataset = UserDataset(data.dataset, run.code, run.code_packages, data.path, run.seed)
+    try:
+        with fork_all_rngs():
+            first, _ = dataset.item("train", 0)
+    except UnreadableImageError as error:
+        raise UsageError.one(DATASET_KEY, str(error)) from error
+    return ItemFormat(first.width if first.width == first.height else None, _num_channels(first))
+
+
+def _num_channels(image: Image.Image) -> int:
+    return 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
+
+
 def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
     """Open a user dataset and check its first items. Raises UsageError if the code fails or the data is unsupported."""
     dataset = UserDataset(data.dataset, run.code, run.code_packages, data.path, run.seed)
@@ -143,7 +166,7 @@ def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
             f"the first image of {dataset.describe('train')} is {first.width} x {first.height}, not square",
             "set data.image_size, such as 224",
         )
-    channels = data.channels or (1 if first.mode in ("1", "L", "LA", "La") or first.mode.startswith("I") else 3)
+    channels = data.channels or _num_channels(first)
     mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS
     image_format = format_from_config(data, ImageFormat(first.width, channels, mean, std))
     classes = _class_names(dataset, data.num_classes)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from engine.config.schema import Config
@@ -23,6 +24,8 @@ from engine.models.catalog import (
     with_parameter_counts,
 )
 from engine.models.factory import build_model
+from engine.models.input_listing import list_timm_inputs
+from engine.models.pretrained_input import find_pretrained_input
 from engine.optim.timm_optimizers import timm_optimizer_problems
 from engine.utils.errors import UsageError
 from tui.cli.models import app
@@ -74,6 +77,73 @@ def test_library_models_match_torchvision_and_timm() -> None:
     assert list(theirs) == timm.list_models()
     assert theirs["resnet18"].weights[0] == timm.get_pretrained_cfg("resnet18").tag
     assert {f"resnet18.{tag}" for tag in theirs["resnet18"].weights} == set(timm.list_pretrained("resnet18"))
+
+
+def test_input_of_torchvision_weights_is_that_of_their_transforms() -> None:
+    from torchvision import models
+
+    for name in models.list_models(module=models):
+        found = find_pretrained_input(ModelConfig(name=name, source="torchvision", weights="pretrained"))
+        if not len(models.get_model_weights(name)):
+            assert found is None
+            continue
+        default = models.get_model_weights(name)["DEFAULT"]
+        transforms = default.transforms()
+        assert found is not None
+        assert found.weights == str(default)
+        assert [found.val_crop, found.val_resize] == [*transforms.crop_size, *transforms.resize_size]
+        assert (found.interpolation, found.fit) == (transforms.interpolation.value, "crop")
+        assert found.resize_for(found.val_crop) == found.val_resize
+        if name not in ("googlenet", "inception_v3"):
+            assert [*found.mean, *found.std] == [*transforms.mean, *transforms.std]
+
+
+def test_input_of_timm_weights_is_that_of_their_data_config(cache: Path, forbid_processes: None) -> None:
+    import timm
+    from timm.data import resolve_data_config, transforms_factory
+
+    # In this process, which has imported timm: another one takes seconds.
+    listing = cache / "gputrain" / f"inputs-timm-{catalog.library_version('timm')}.json"
+    listing.write_text(json.dumps({"inputs": list_timm_inputs()}))
+    names = [
+        "resnet50",
+        "resnet50.tv_in1k",
+        "convnext_tiny.in12k_ft_in1k",
+        "dm_nfnet_f0.dm_in1k",
+        "vit_base_patch16_224",
+    ]
+    for name in names:
+        found = find_pretrained_input(ModelConfig(name=name, source="timm", weights="pretrained"))
+        cfg = vars(timm.get_pretrained_cfg(name))
+        training, test = (
+            resolve_data_config(pretrained_cfg=cfg),
+            resolve_data_config(pretrained_cfg=cfg, use_test_size=True),
+        )
+        assert found is not None
+        assert (3, found.image_size, found.image_size) == training["input_size"]
+        assert (3, found.val_crop, found.val_crop) == test["input_size"]
+        resize, crop, *_ = transforms_factory.transforms_imagenet_eval(
+            found.val_crop, crop_pct=test["crop_pct"], crop_mode=test["crop_mode"]
+        ).transforms
+        assert resize.size == ((found.val_resize,) * 2 if found.fit == "squash" else found.val_resize)
+        assert crop.size == (found.val_crop, found.val_crop)
+        assert (found.interpolation, found.mean, found.std) == (test["interpolation"], test["mean"], test["std"])
+
+
+def test_input_of_inception_weights_is_that_of_the_network_without_transform_input() -> None:
+    from torchvision import models
+
+    found = find_pretrained_input(ModelConfig(name="googlenet", weights="pretrained"))
+    assert found is not None
+    # torchvision's own model converts images of its transforms to those that its weights expect.
+    images, network = (
+        torch.rand(1, 3, 4, 4),
+        models.GoogLeNet(transform_input=True, aux_logits=False, init_weights=False),
+    )
+    theirs = models.GoogLeNet_Weights.DEFAULT.transforms()
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (theirs.mean, theirs.std))
+    ours = (images - torch.tensor(found.mean).view(1, 3, 1, 1)) / torch.tensor(found.std).view(1, 3, 1, 1)
+    torch.testing.assert_close(ours, network._transform_input((images - mean) / std))
 
 
 def test_library_models_use_cache_for_same_version(forbid_processes: None) -> None:

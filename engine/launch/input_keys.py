@@ -1,0 +1,81 @@
+"""Resolve the input keys of section `data` that are not set, before the dataset is opened.
+
+A run with pretrained weights takes the input transform of the weights, a resumed one that of its first session.
+`launcher`, `external`, `preflight` and `preflight_process` call it, and `engine.doctor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from engine.config.data_sections import DataConfig
+from engine.config.loader import resolve_config
+from engine.config.schema import Config, as_dict
+from engine.data.inspection_process import find_item_format
+from engine.models.pretrained_input import (
+    INPUT_KEYS,
+    describe_pretrained_input,
+    find_pretrained_input,
+    needs_items,
+    with_pretrained_input,
+)
+from engine.runs.checkpoint_files import read_saved_config
+from engine.runs.folder import RunFolder
+from engine.utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine.launch.preflight import RunRequest
+
+
+def with_input_keys(request: RunRequest) -> RunRequest:
+    """Return a request with the input keys that its pretrained weights, or the run that it resumes, supply.
+
+    Keys that cannot be resolved stay unset; the preflight reports why."""
+    config, run = request.config, request.config.run
+    if run.name is not None and (run.resume or run.requeue):
+        saved = saved_config(RunFolder(request.runs_dir / run.name))
+        if saved is not None:
+            return replace(request, config=_with_saved_input(config, saved))
+    try:
+        pretrained = find_pretrained_input(config.model)
+        if pretrained is None:
+            return request
+        items = None
+        if needs_items(config) and not request.problems:
+            # The code of the dataset runs.
+            request.code_trust.check(config)
+            items = find_item_format(config)
+        config = with_pretrained_input(config, pretrained, items)
+    except UsageError:
+        return request
+    return replace(request, config=config, input_source=describe_pretrained_input(config, pretrained))
+
+
+def saved_config(folder: RunFolder) -> Mapping[str, Any] | None:
+    """Return the config of a run, by section; None if it has none. Raises UsageError if `config.yaml` is invalid.
+
+    That of the newest checkpoint is preferred, because `config.yaml` may have been edited."""
+    saved = read_saved_config(folder.checkpoints)
+    if saved is None and folder.config.exists():
+        # Only compared: no code that it names runs.
+        saved = as_dict(resolve_config(str(folder.config), trust_code=True).config)
+    return saved
+
+
+def _with_saved_input(config: Config, saved: Mapping[str, Any]) -> Config:
+    """Set the input keys that are not set to those of the run. A run of an earlier version has none of them."""
+    data, model = (saved.get(name) for name in ("data", "model"))
+    if not isinstance(data, Mapping) or not isinstance(model, Mapping):
+        return config
+    if "pretrained" not in (config.model.weights, model.get("weights")):
+        return config
+    unset = {key: data[key] for key in INPUT_KEYS if getattr(config.data, key) is None and data.get(key) is not None}
+    try:
+        checked = DataConfig.model_validate({**config.data.model_dump(mode="json"), **unset})
+    except ValidationError:
+        return config
+    return config.model_copy(update={"data": checked})

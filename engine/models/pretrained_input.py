@@ -1,0 +1,157 @@
+"""The input transform that pretrained weights bring along, as defaults of the input keys of section `data`.
+
+`engine.launch.input_keys` and `engine.models.summary` fill a config with it before the dataset is opened; from then on
+the config, and the checkpoint of the run, hold the values. The transforms come from the catalog
+(`engine.models.catalog`), so this module imports neither torch nor a model library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from engine.config.data_sections import Fit, Interpolation
+from engine.config.schema import Config
+from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
+from engine.config.user_code import is_user_code
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.formats import expected_input_format
+from engine.data.sources.user_dataset import ItemFormat
+from engine.models.catalog import model_names, read_listing
+
+# The keys of section `data` that pretrained weights supply where they are not set.
+INPUT_KEYS = ("image_size", "val_crop", "val_resize", "fit", "interpolation", "mean", "std")
+
+
+@dataclass(frozen=True)
+class PretrainedInput:
+    """The input transform of pretrained weights: `transforms()` of torchvision's, the data config of timm's.
+
+    `image_size` is the size in training. In evaluation, the shorter edge (`fit` crop) or both edges (squash) are
+    resized to `val_resize`, and the center is cropped to `val_crop`. `crop_ratio` is `val_crop` / `val_resize`, which
+    timm calls crop_pct.
+    """
+
+    weights: str
+    image_size: int
+    val_crop: int
+    val_resize: int
+    crop_ratio: float
+    fit: Fit
+    interpolation: Interpolation
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    @property
+    def image_format(self) -> ImageFormat:
+        """The format of the images for which the weights were trained."""
+        return ImageFormat(
+            size=self.image_size,
+            channels=3,
+            mean=self.mean,
+            std=self.std,
+            val_size=self.val_crop,
+            val_resize=self.val_resize,
+            fit=self.fit,
+            interpolation=self.interpolation,
+        )
+
+    def resize_for(self, crop: int) -> int:
+        """Return the resize before a crop of another size, with the same ratio, as timm computes it."""
+        if crop == self.val_crop:
+            return self.val_resize
+        # 224 / (224 / 232) may be less than 232.
+        return max(crop, math.floor(crop / self.crop_ratio + 1e-9))
+
+
+def find_pretrained_input(model: ModelConfig) -> PretrainedInput | None:
+    """Return the input transform of the library's pretrained weights.
+
+    None if the model does not use such weights, or if they have no transform for square images. Raises UsageError if
+    the library is missing or broken."""
+    is_builtin = model.source in ("auto", "builtin") and model.name in BUILTIN_MODELS
+    if model.weights != "pretrained" or is_builtin or is_user_code(model.name):
+        return None
+    source = model.source
+    if source == "auto":
+        source = "torchvision" if model.name in model_names("torchvision") else "timm"
+    return read_listing(source, "inputs", _parse_inputs).get(model.name)
+
+
+def _parse_inputs(stored: Mapping[str, Any] | None) -> dict[str, PretrainedInput]:
+    """Raises KeyError, TypeError or ValueError if `stored` is not a listing of input transforms."""
+    if stored is None:
+        raise ValueError("no cached list")
+    return {str(name): _parse_input(values) for name, values in stored["inputs"].items()}
+
+
+def _parse_input(values: Mapping[str, Any]) -> PretrainedInput:
+    image_size, val_crop, val_resize = (int(values[name]) for name in ("image_size", "val_crop", "val_resize"))
+    (red, green, blue), (red_std, green_std, blue_std) = (map(float, values[name]) for name in ("mean", "std"))
+    interpolation: Interpolation = "bicubic"
+    if values["interpolation"] in get_args(Interpolation):
+        interpolation = values["interpolation"]
+    if min(image_size, val_crop, val_resize, red_std, green_std, blue_std, float(values["crop_ratio"])) <= 0:
+        raise ValueError("not an input transform")
+    return PretrainedInput(
+        weights=str(values["weights"]),
+        image_size=image_size,
+        val_crop=val_crop,
+        val_resize=val_resize,
+        crop_ratio=float(values["crop_ratio"]),
+        fit="squash" if values["fit"] == "squash" else "crop",
+        interpolation=interpolation,
+        mean=(red, green, blue),
+        std=(red_std, green_std, blue_std),
+    )
+
+
+def with_pretrained_input(
+    config: Config, pretrained: PretrainedInput | None, items: ItemFormat | None = None
+) -> Config:
+    """Set the input keys that are not set to those of pretrained weights. `items` describes those of a user dataset.
+
+    Images of a dataset with a size of its own, such as CIFAR-10, keep it, and only their normalization is that of the
+    weights. With another `data.image_size`, the evaluation crops that size with the same ratio."""
+    if pretrained is None:
+        return config
+    data, values = config.data, dict[str, Any]()
+    has_own_size = not (data.dataset == "folder" or is_user_code(data.dataset))
+    if items is not None and items.size is not None:
+        has_own_size = True
+    if not has_own_size:
+        crop = data.val_crop or data.image_size or pretrained.val_crop
+        values |= {"image_size": pretrained.image_size, "val_crop": crop, "interpolation": pretrained.interpolation}
+        # A user who chooses how images become square also chooses what is cropped.
+        if data.fit in (None, pretrained.fit):
+            values |= {"fit": pretrained.fit, "val_resize": pretrained.resize_for(crop)}
+    channels = data.channels or (items.channels if items is not None else expected_input_format(config).channels)
+    for name in ("mean", "std"):
+        channel_values = getattr(pretrained, name)
+        # As for other grayscale images: the mean over the channels.
+        values[name] = channel_values if channels == 3 else (sum(channel_values) / 3,)
+    unset = {key: value for key, value in values.items() if getattr(data, key) is None}
+    return config.model_copy(update={"data": data.model_copy(update=unset)})
+
+
+def needs_items(config: Config) -> bool:
+    """Whether only the items of a user dataset show which of its input keys pretrained weights may supply."""
+    data = config.data
+    return is_user_code(data.dataset) and (data.image_size is None or None in (data.mean, data.std))
+
+
+def describe_pretrained_input(config: Config, pretrained: PretrainedInput | None) -> str:
+    """Return what of a filled config is that of its pretrained weights, as a clause; "" without such weights."""
+    if pretrained is None:
+        return ""
+    data = config.data
+    own_values = with_pretrained_input(
+        config.model_copy(update={"data": data.model_copy(update={"mean": None, "std": None})}), pretrained
+    ).data
+    is_theirs = (data.mean, data.std) == (own_values.mean, own_values.std)
+    stats = "mean/std of" if is_theirs else "not the mean/std of"
+    theirs = pretrained.image_format.describe()
+    sizes = "" if expected_input_format(config).describe() == theirs else f", whose own input is {theirs}"
+    return f"{stats} {pretrained.weights}{sizes}"

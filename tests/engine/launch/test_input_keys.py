@@ -1,0 +1,99 @@
+"""The input keys that pretrained weights, or the run to resume, supply before the dataset is opened."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.config.code_trust import CodeTrust
+from engine.config.loader import resolve_config
+from engine.data.sources.user_dataset import ItemFormat
+from engine.launch import input_keys
+from engine.launch.input_keys import with_input_keys
+from engine.launch.preflight import RunRequest
+from engine.models.catalog import library_version
+from engine.models.pretrained_input import PretrainedInput
+from engine.utils.errors import Problem
+
+PRETRAINED = ("model.name=resnet50", "model.source=torchvision", "model.weights=pretrained")
+WEIGHTS = PretrainedInput("W", 224, 224, 232, 224 / 232, "crop", "bicubic", (0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
+USER_DATASET = """
+from PIL import Image
+
+def photos(part):
+    return [(Image.new("L", (WIDTH, 20)), 0)] * 4
+"""
+
+
+@pytest.fixture(autouse=True)
+def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "gputrain"
+    folder.mkdir(parents=True)
+    listing = {"inputs": {"resnet50": asdict(WEIGHTS)}}
+    (folder / f"inputs-torchvision-{library_version('torchvision')}.json").write_text(json.dumps(listing))
+
+
+def request(runs: Path, *overrides: str) -> RunRequest:
+    config = resolve_config(None, [*PRETRAINED, *overrides]).config
+    return RunRequest(config, runs, "run")
+
+
+def folder_request(runs: Path, *overrides: str) -> RunRequest:
+    return request(runs, "data.dataset=folder", "data.path=/photos", *overrides)
+
+
+def test_new_run_takes_input_of_its_weights(tmp_path: Path) -> None:
+    filled = with_input_keys(folder_request(tmp_path))
+    data = filled.config.data
+    assert (data.image_size, data.val_crop, data.val_resize, data.interpolation) == (224, 224, 232, "bicubic")
+    assert (data.mean, data.std) == (WEIGHTS.mean, WEIGHTS.std)
+    assert filled.input_source == "mean/std of W"
+    assert with_input_keys(filled) == filled
+
+
+def test_resumed_run_keeps_input_of_its_first_session(tmp_path: Path) -> None:
+    run = tmp_path / "older"
+    run.mkdir()
+    stored = {"dataset": "folder", "path": "/photos", "val_resize": 240, "mean": [0.1, 0.1, 0.1]}
+    model = {"name": "resnet50", "source": "torchvision", "weights": "pretrained"}
+    (run / "config.yaml").write_text(yaml.safe_dump({"data": stored, "model": model}))
+    resumed = with_input_keys(folder_request(tmp_path, "run.resume=true", "run.name=older", "data.std=[0.2,0.2,0.2]"))
+    data = resumed.config.data
+    # As stored, also where the version that wrote it did not know the key.
+    assert (data.val_resize, data.mean, data.std) == (240, (0.1, 0.1, 0.1), (0.2, 0.2, 0.2))
+    assert (data.image_size, data.val_crop, data.fit, data.interpolation) == (None, None, None, None)
+    assert resumed.input_source == ""
+
+
+@pytest.mark.parametrize(("width", "items"), [(20, ItemFormat(20, 1)), (30, ItemFormat(None, 1))])
+def test_user_dataset_of_square_items_keeps_their_size(tmp_path: Path, width: int, items: ItemFormat) -> None:
+    (tmp_path / "own_photos.py").write_text(USER_DATASET.replace("WIDTH", str(width)))
+    filled = with_input_keys(request(tmp_path, "data.dataset=own_photos:photos", f"run.code={tmp_path}"))
+    data = filled.config.data
+    assert (data.image_size, data.val_resize) == ((224, 232) if items.size is None else (None, None))
+    assert data.mean == pytest.approx((0.5,))
+
+
+def test_foreign_code_and_invalid_requests_run_no_user_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise AssertionError("the dataset was opened")
+
+    monkeypatch.setattr(input_keys, "find_item_format", refuse)
+    own = request(tmp_path, "data.dataset=own_photos:photos", f"run.code={tmp_path}")
+    trust = CodeTrust(foreign={"data.dataset": "it is somebody else's"})
+    assert with_input_keys(replace(own, code_trust=trust)).config == own.config
+    problem = Problem("optim.lr", "is invalid")
+    assert with_input_keys(replace(own, problems=(problem,))).config.data.image_size == 224
+
+
+def test_missing_library_leaves_keys_unset_for_preflight_to_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.models.catalog.library_version", lambda _: None)
+    unfilled = folder_request(tmp_path)
+    assert with_input_keys(unfilled) == unfilled
