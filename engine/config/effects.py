@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from engine.config.data_sections import IMAGE_FILE_DATASETS
 from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
 from engine.config.schema import UNSTORED_KEYS, Config, fields, sections
 from engine.config.user_code import is_user_code, user_code_names
 
+SQUARE_DATASETS = ("digits", *IMAGE_FILE_DATASETS, "fake")
 GRAYSCALE_DATASETS = ("digits", "mnist", "fashion-mnist")
 # Longer lists of the values with which a key has an effect do not help.
 MAX_LISTED_VALUES = 4
@@ -169,6 +171,20 @@ def _on_grayscale(config: Config) -> str:
     return "on grayscale images" if config.data.channels == 1 or config.data.dataset in GRAYSCALE_DATASETS else ""
 
 
+def _on_square(config: Config) -> str:
+    return "on square images" if config.data.dataset in SQUARE_DATASETS else ""
+
+
+def _without_resize(config: Config) -> str:
+    data, sizes = config.data, {config.data.val_crop, config.data.val_resize}
+    if data.dataset not in SQUARE_DATASETS or config.augment.resized_crop:
+        return ""
+    # The images of the dataset fake are generated in the training size.
+    own_size = None if data.dataset != "fake" else data.image_size
+    is_resized = data.image_size != own_size or not sizes <= {None, own_size}
+    return "" if is_resized else f"on images of {data.dataset}, which are not resized"
+
+
 def _unless(has_effect: Callable[[Config], object], why: str) -> Callable[[Config], str]:
     return lambda config: "" if has_effect(config) else why
 
@@ -191,6 +207,12 @@ _RULES = (
         _unless(user_code_names, "without user code (module:name)"),
     ),
     _Rule("data.prefetch", ("data.workers",), _unless(lambda config: config.data.workers, "with data.workers=0")),
+    _Rule("data.fit", ("data.dataset",), _on_square),
+    _Rule(
+        "data.interpolation",
+        ("data.dataset", "data.image_size", "data.val_crop", "data.val_resize", "augment.resized_crop"),
+        _without_resize,
+    ),
     _Rule("augment.saturation", ("data.dataset", "data.channels"), _on_grayscale),
     _Rule("augment.hue", ("data.dataset", "data.channels"), _on_grayscale),
     _Rule("loss.label_smoothing", ("loss.name",), _on_user_loss),

@@ -43,6 +43,7 @@ from engine.launch.batch_size import (
 from engine.launch.model_check import FIXED_PIPELINE, MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
 from engine.training.loop import train_step
 from engine.training.rank_state import Position, RankState
+from engine.training.warmup import evaluate_random_batch
 from engine.utils.errors import Problem, UsageError, problems_to_json
 from engine.utils.helper_process import ParentPipe
 from engine.utils.host import format_bytes
@@ -239,6 +240,9 @@ class BatchSizeTrials:
             if self._plan.on_gpu:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - began)
+        if state.image_format.val_size > state.image_format.size:
+            # Larger images in evaluation can need more memory than a training step, although without gradients.
+            evaluate_random_batch(state, batch_size)
         return min(seconds)
 
 

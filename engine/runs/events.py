@@ -70,6 +70,8 @@ class RunStarted(Event):
     """Process of each rank, one entry for each of its devices; empty in old journals."""
     trainable: int = -1
     """Number of parameters that receive gradients; -1 in old journals."""
+    image_format: str = ""
+    """Sizes and resize filter of the images in training and evaluation, as text; "" in old journals."""
     pipeline: str = ""
     """Input pipeline: memory, stream or fixed; "" in old journals."""
     pipeline_why: str = ""

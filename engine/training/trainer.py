@@ -275,6 +275,7 @@ class Trainer:
             parameters=count_parameters(state.model),
             trainable=sum(p.numel() for p in state.model.parameters() if p.requires_grad),
             workers=state.batches.workers,
+            image_format=state.image_format.describe(),
             pipeline=self.pipeline_choice.pipeline,
             pipeline_why=self.pipeline_choice.why,
             pipeline_auto=self.config.data.pipeline == "auto",

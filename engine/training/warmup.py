@@ -162,13 +162,27 @@ def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float:
 
 
 def _forward(
-    state: RankState, model: Callable[[Tensor], Tensor], batch_size: int, device: torch.device | None = None
+    state: RankState,
+    model: Callable[[Tensor], Tensor],
+    batch_size: int,
+    device: torch.device | None = None,
+    *,
+    training: bool = True,
 ) -> Tensor:
     """Run `model` on random images on a device, by default that of the batches."""
-    shape = (batch_size, state.image_format.channels, state.image_format.size, state.image_format.size)
+    size = state.image_format.preprocessing(training=training).size
+    shape = (batch_size, state.image_format.channels, size, size)
     images = torch.rand(shape, device=device or state.batch_device)
     with autocast(state.config.precision, state.device):
         return state.compute_logits(model, images, state.input_dtype)
+
+
+def evaluate_random_batch(state: RankState, batch_size: int) -> None:
+    """Run the model on a batch of random images as an evaluation does, to find out whether it fits into memory."""
+    state.model.eval()
+    with torch.no_grad():
+        _forward(state, state.model, batch_size, state.device, training=False)
+    set_train_mode(state.model, state.frozen_modules)
 
 
 def _warm_up_compiled(state: RankState) -> None:
@@ -185,7 +199,7 @@ def _warm_up_compiled(state: RankState) -> None:
         state.model.eval()
         with torch.no_grad():
             for _ in range(COMPILE_WARMUP_STEPS):
-                _forward(state, state.model, state.sampler.batch_size)
+                _forward(state, state.model, state.sampler.batch_size, training=False)
     except Exception as error:
         if (problem := compile_usage_error(state.config, error)) is None:
             raise

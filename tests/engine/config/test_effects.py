@@ -30,6 +30,8 @@ def no_effect(*overrides: str, base: str | None = "digits") -> list[str]:
         (["loss.name=my:loss", "loss.label_smoothing=0.1"], "with loss.name=my:loss; implement it there"),
         (["run.early_stop_min_delta=0.1"], "without run.early_stop"),
         (["data.workers=0", "data.prefetch=2"], "with data.workers=0"),
+        (["data.fit=squash"], "on square images"),
+        (["data.interpolation=bicubic"], "on images of digits, which are not resized"),
         (["augment.hue=0.1"], "on grayscale images"),
         (["optim.clip_norm_type=inf"], "without optim.clip_norm"),
         (["optim.weight_decay=0", "optim.decay_norms=false"], "without optim.weight_decay"),

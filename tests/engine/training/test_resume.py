@@ -107,6 +107,18 @@ def test_compare_refuses_other_image_size(checkpoint: dict[str, Any], photos: Pa
     assert "its images are 3x16x16 instead of 3x32x32" in refusal(checkpoint, photos)
 
 
+def test_compare_refuses_other_evaluation(checkpoint: dict[str, Any], photos: Path) -> None:
+    assert "data.val_resize: cannot change when a run is resumed" in refusal(checkpoint, photos, "data.val_resize=20")
+    checkpoint["image_format"] |= {"val_resize": 20, "interpolation": "bicubic"}
+    assert "the evaluation uses 16 bilinear instead of resize 20 crop 16 bicubic" in refusal(checkpoint, photos)
+
+
+def test_compare_accepts_checkpoint_of_earlier_version(checkpoint: dict[str, Any], photos: Path) -> None:
+    saved = checkpoint["image_format"]
+    checkpoint["image_format"] = {key: saved[key] for key in ("size", "channels", "mean", "std")}
+    assert len(compare_with_checkpoint(checkpoint, *reopened(photos))) == 1
+
+
 def test_compare_reports_reencoded_images(checkpoint: dict[str, Any], photos: Path) -> None:
     for path in photos.rglob("*.png"):
         Image.open(path).save(path, dpi=(300, 300))
