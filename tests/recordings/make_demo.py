@@ -1,5 +1,7 @@
 """Generate the recordings that `gputrain-tui --demo` replays: GPUs of a fictitious server and two runs.
 
+The images of the digits are real ones, what a model makes of them is not.
+
 They are in `tui/demo/data/`. Rerun after a change of a format: `python tests/recordings/make_demo.py`.
 """
 
@@ -14,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from make_eight_gpus import GIB, gpu, known_reading, process, values
 
 from engine.config.loader import validate_config
@@ -22,10 +25,15 @@ from engine.config.yaml_io import to_yaml
 from engine.gpus.snapshot import Gpu, Snapshot, SnapshotSource
 from engine.optim.lr_schedule import lr_factor
 from engine.runs.events import CheckpointSaved, EpochEvent, Event, GpuEvent, RunFinished, RunStarted, StepEvent
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import PART_NAMES, Inspection, InspectionInfo
+from engine.runs.inspection_file import write_inspection
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample, RankDevice
 
-DATA = Path(__file__).parents[2] / "tui" / "demo" / "data"
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tui" / "demo" / "data"
+DIGITS = ROOT / "engine" / "data" / "sources" / "digits.npz"
 HOST = "demo-server"
 LOG_EVERY, GPUS_EVERY = 10, 60  # steps
 SECONDS_PER_STEP, GLOBAL_BATCH_SIZE, PEAK_LR = 0.08, 512, 0.2
@@ -162,6 +170,35 @@ def evaluation(epoch: EpochEvent, num_classes: int) -> dict[str, Any]:
     }
 
 
+def inspection(run: Training, evaluation: dict[str, Any]) -> Inspection:
+    """Generate results of single images with the confusion matrix of an evaluation, and pictures of the mistakes."""
+    rng = np.random.default_rng(run.seed)
+    counts = np.array(evaluation["confusion"])
+    label, predicted = np.repeat(np.indices(counts.shape).reshape(2, -1), counts.reshape(-1), axis=1)
+    is_wrong = label != predicted
+    # Rounded, so that the file is small.
+    probability = np.where(is_wrong, 0.45 + 0.5 * rng.beta(5, 2, len(label)), 1 - 0.4 * rng.beta(1, 12, len(label)))
+    probability = probability.round(2).clip(0.02, 0.99)
+    second_probability = ((1 - probability) * rng.choice([0.5, 0.75, 1.0], len(label))).round(2)
+    second = np.where(is_wrong, label, (label + 1) % len(run.classes))
+    label_probability = np.where(is_wrong, second_probability, probability)
+    rows = np.flatnonzero(is_wrong)
+    with np.load(DIGITS) as digits:
+        images, labels = digits["images"], digits["labels"]
+    brightness = (images.astype(float) * 255 / images.max()).astype(np.uint8)
+    pictures = [rng.choice(np.flatnonzero(labels == label[row])) for row in rows]
+    return Inspection(
+        InspectionInfo(
+            checkpoint="best.pt", digest="", step=evaluation["epoch"] * run.steps_per_epoch, epoch=evaluation["epoch"],
+            raw=False, part="val", dataset="digits", classes=run.classes,
+        ),
+        part=np.full(len(label), PART_NAMES.index("val"), np.uint8), index=np.arange(len(label)),
+        label=label, predicted=predicted, second=second, probability=probability, label_probability=label_probability,
+        loss=-np.log(label_probability.clip(0.001)).round(4), margin=(probability - second_probability).round(2),
+        thumbnail_rows=rows, thumbnails=brightness[pictures][..., None],
+    )  # fmt: skip
+
+
 def snapshot(second: int) -> Snapshot:
     """Snapshot at one second. The readings of the last GPU are stale."""
     now = float(second)
@@ -197,4 +234,7 @@ if __name__ == "__main__":
         write_lines(folder / "events.jsonl.gz", map(to_line, recorded))
         evaluations = [evaluation(event, len(run.classes)) for event in recorded if isinstance(event, EpochEvent)]
         write_lines(folder / "evaluations.json.gz", [json.dumps({"classes": run.classes, "epochs": evaluations})])
+        if run.name.startswith("digits"):
+            best = max(evaluations, key=lambda evaluation: evaluation["top1"])
+            write_inspection(RunFolder(folder), inspection(run, best))
     write_lines(DATA / "gpus.jsonl.gz", (snapshot(second).to_line() for second in range(RECORDED_SECONDS)))

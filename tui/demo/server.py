@@ -68,6 +68,8 @@ class ReplayedRun:
         for path in (folder.path, folder.control, folder.checkpoints):
             path.mkdir(parents=True)
         shutil.copyfile(DATA / recording / "config.yaml", folder.config)
+        with suppress(FileNotFoundError):
+            shutil.copyfile(DATA / recording / "inspection.npz", folder.inspection)
         folder.lock.touch()
         self._evaluations = json.loads(recorded(f"{recording}/evaluations.json"))
         self._journal = Journal(folder.journal)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
+from engine.inference.preview import load_preview
+from engine.runs.evaluations import read_evaluations
 from engine.runs.events import RunFinished, RunStarted
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.inspection_file import read_inspection
 from engine.runs.watcher import RunWatcher
 from gputrain_command import wait_for
 from tui.demo.server import DATA, FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events
@@ -23,6 +27,20 @@ def test_every_line_of_a_demo_journal_is_an_event(name: str) -> None:
 
 def test_demo_recordings_are_small() -> None:
     assert sum(path.stat().st_size for path in DATA.rglob("*")) < 200_000
+
+
+def test_demo_inspection_has_confusion_matrix_and_pictures_of_mistakes() -> None:
+    with DemoServer() as server:
+        run = RunFolder(server.runs_dir / FINISHED_RUN)
+        inspection, best = read_inspection(run), read_evaluations(run.evaluation).best
+    assert inspection is not None
+    assert inspection.info.stale_reason((best.epoch,)) is None
+    counts = np.zeros_like(best.counts)
+    np.add.at(counts, (inspection.label, inspection.predicted), 1)
+    assert (counts == best.counts).all()
+    mistakes = inspection.confident_mistakes()
+    assert all(load_preview(run, inspection, image).size == (8, 8) for image in inspection.images(mistakes[:20]))
+    assert np.isin(mistakes, inspection.thumbnail_rows).all()
 
 
 def test_demo_server_shows_a_finished_run_and_continues_a_live_one() -> None:
