@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,6 @@ def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) 
         {"data": {"dataset": "fake", "num_classes": 5, "image_size": 8}, "model": {"name": "linear"}} | config
     )
     input_format = model_input_format(resolved, open_source(resolved))
-    image_format = {
-        "size": input_format.size,
-        "channels": input_format.channels,
-        "mean": list(input_format.mean),
-        "std": list(input_format.std),
-    }
     classes = open_source(resolved).classes
     checkpoint: dict[str, Any] = dict.fromkeys(
         ("optimizer", "scaler", "epoch", "batch", "skipped", "skipped_in_row", "global_batch", "images"), 0
@@ -47,7 +42,7 @@ def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) 
         "step": 7,
         "ema": None,
         "plateau": None,
-        "image_format": image_format,
+        "image_format": asdict(input_format),
     }
     checkpoint |= {"config": as_dict(resolved), "classes": list(classes)}
     checkpoint["model"] = build_model(resolved, input_format.channels, len(classes), input_format.size).state_dict()

@@ -20,7 +20,8 @@ class DataConfig(Section):
     dataset: DatasetName | UserCodePath = Field(
         "digits",
         description="Dataset: digits, mnist, fashion-mnist, cifar10, cifar100, folder or fake (random images). User "
-        "code (module:name) is called with train, then with val, and returns a dataset of (image, label) pairs.",
+        "code (module:name) is called with train, then with val, and returns a dataset of (image, label) pairs. Images "
+        "that are floating-point tensors (C x H x W) may have any number of channels; the dataset normalizes them.",
     )
     path: Text | None = Field(
         None, title="data folder", description="Folder of the dataset. Not needed for digits and fake."
@@ -199,5 +200,6 @@ class AugmentConfig(Section):
     transform: UserCodePath | None = Field(
         None,
         description="User code (module:name) that transforms each training image. It is called with a uint8 tensor of "
-        "shape (C, H, W) and returns one of the same shape and dtype.",
+        "shape (C, H, W), or with the floating-point tensor of a user dataset, and returns one of the same shape and "
+        "dtype.",
     )

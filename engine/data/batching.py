@@ -90,7 +90,7 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
     channels = data.channels or source.format.channels
     for key in ("mean", "std"):
         values = getattr(data, key)
-        if values is not None and len(values) != channels:
+        if values is not None and len(values) != channels and not source.format.is_float:
             problems.append(
                 Problem(
                     f"data.{key}",
@@ -98,8 +98,26 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
                     "use one value per channel",
                 )
             )
+    if source.format.is_float:
+        problems += _float_image_problems(config)
     if problems:
         raise UsageError(problems)
+
+
+def _float_image_problems(config: Config) -> list[Problem]:
+    """Return a problem for each key that works on uint8 images alone."""
+    keys = {
+        "data": ("image_size", "channels", "mean", "std", "val_crop", "val_resize"),
+        "augment": ("resized_crop", "brightness", "contrast", "saturation", "hue", "policy"),
+    }
+    reason = f"is not available for the floating-point tensors of {config.data.dataset}"
+    defaults = Config()
+    return [
+        Problem(f"{section}.{key}", reason, "do it in the dataset, or in augment.transform")
+        for section, names in keys.items()
+        for key in names
+        if getattr(getattr(config, section), key) != getattr(getattr(defaults, section), key)
+    ]
 
 
 def empty_class_warnings(source: ImageSource) -> list[Problem]:

@@ -74,7 +74,7 @@ def find_item_format(config: Config) -> ItemFormat:
     """Return the size and the channels of the first item of a user dataset. Raises UsageError as
     `check_user_data_code`."""
     reply = _ask_process("data.dataset", config.data.dataset, {"config": config.model_dump(mode="json"), "ranks": 0})
-    return ItemFormat(reply["size"], reply["channels"])
+    return ItemFormat(reply["size"], reply["channels"], reply["is_float"])
 
 
 def try_first_images(config: Config, world_size: int) -> ImageCounts:

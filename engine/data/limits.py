@@ -43,11 +43,16 @@ class LoaderFootprint:
     def from_config(
         cls, config: Config, local_world_size: int, workers: int, image_format: ImageFormat, devices_per_rank: int = 1
     ) -> LoaderFootprint:
-        """Return the footprint of `local_world_size` ranks that load uint8 images and int64 labels."""
+        """Return the footprint of `local_world_size` ranks that load images and int64 labels."""
         batch_bytes = (
             config.data.numeric_batch_size
             * devices_per_rank
-            * (image_format.channels * max(image_format.size, image_format.val_size) ** 2 + LABEL_BYTES)
+            * (
+                image_format.channels
+                * max(image_format.size, image_format.val_size) ** 2
+                * image_format.bytes_per_value
+                + LABEL_BYTES
+            )
         )
         return cls(local_world_size, workers, config.data.prefetch, batch_bytes)
 

@@ -153,7 +153,8 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
                 problems += error.problems
     if problems:
         raise UsageError(problems)
-    data |= {"image_size": images.size, "channels": images.channels, "mean": images.mean, "std": images.std}
+    if not images.is_float:
+        data |= {"image_size": images.size, "channels": images.channels, "mean": images.mean, "std": images.std}
     return validate_config(values | {"augment": AugmentConfig().model_dump(mode="json")})
 
 

@@ -19,7 +19,7 @@ from engine.inference.export_program import MODEL_FILES, ExportFormat, write_mod
 from engine.inference.export_proof import DEFAULT_IMAGES, Proof, proof_config, prove_export
 from engine.inference.model_card import model_card
 from engine.inference.preprocess_script import preprocess_script
-from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_trained_model
+from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_trained_model, check_takes_images
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
 from engine.utils.files import fsync_folder, read_json, replace_file, shown_path, write_json
@@ -60,6 +60,7 @@ def export_model(
     cannot be written to.
     """
     options = options or ExportOptions()
+    check_takes_images(checkpoint)
     proof_config(checkpoint, options.overrides)
     file_name = MODEL_FILES[options.file_format]
     history = run.history()

@@ -69,8 +69,8 @@ class TrainedModel:
     def logits(self, images: Tensor) -> Tensor:
         """Return logits of shape (N, classes) in float32 on the model's device, averaged over the views of `eval.tta`.
 
-        `images` are uint8 of shape (N, C, H, W), as `read_image` returns them. Square images of another size are
-        resized and cropped here.
+        `images` are uint8 of shape (N, C, H, W), as `read_image` returns them, or float32 of a user dataset. Square
+        uint8 images of another size are resized and cropped here.
         """
         if images.shape[1:] != self.input_shape:
             images = convert_to_format(images, self.checkpoint.image_format)
@@ -133,6 +133,18 @@ def read_trained_checkpoint(
         step=state["step"],
         code_trust=replace(code_trust or CodeTrust(), foreign=foreign),
     )
+
+
+def check_takes_images(checkpoint: TrainedCheckpoint) -> None:
+    """Raise UsageError if the model takes the floating-point tensors of a user dataset instead of images."""
+    images = checkpoint.image_format
+    if images.is_float:
+        shape = " x ".join(map(str, (images.channels, images.size, images.size)))
+        raise UsageError.one(
+            str(checkpoint.path),
+            f"its model takes floating-point tensors ({shape}), not images",
+            "only `gputrain evaluate` supports it",
+        )
 
 
 def find_checkpoint(folder: RunFolder, which: str) -> Path:

@@ -49,6 +49,8 @@ def with_input_keys(request: RunRequest) -> RunRequest:
             # The code of the dataset runs.
             request.code_trust.check(config)
             items = find_item_format(config)
+            if items.is_float:
+                return request
         config = with_pretrained_input(config, pretrained, items)
     except UsageError:
         return request

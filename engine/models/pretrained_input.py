@@ -115,7 +115,7 @@ def with_pretrained_input(
 
     Images of a dataset with a size of its own, such as CIFAR-10, keep it, and only their normalization is that of the
     weights. With another `data.image_size`, the evaluation crops that size with the same ratio."""
-    if pretrained is None:
+    if pretrained is None or (items is not None and items.is_float):
         return config
     data, values = config.data, dict[str, Any]()
     has_own_size = not (data.dataset == "folder" or is_user_code(data.dataset))

@@ -61,6 +61,7 @@ from engine.utils.files import (
     shown_path,
 )
 
+MAX_CHANNELS = 1 << 14
 MAX_IMAGE_SIZE = 1 << 14  # pixels; a larger input does not fit into memory
 
 
@@ -176,7 +177,7 @@ def _step_of(path: Path) -> int:
 
 class _Format(BaseModel):
     size: int = Field(ge=1, le=MAX_IMAGE_SIZE)
-    channels: Literal[1, 3]
+    channels: int = Field(ge=1, le=MAX_CHANNELS)
     mean: list[FiniteFloat]
     std: list[Annotated[FiniteFloat, Field(gt=0)]]
     val_size: int = Field(1, ge=1, le=MAX_IMAGE_SIZE)
@@ -184,6 +185,7 @@ class _Format(BaseModel):
     fit: Fit = "crop"
     interpolation: Interpolation = "bilinear"
     val_draft: bool = False
+    dtype: Literal["uint8", "float32"] = "uint8"
 
 
 class _Content(BaseModel):
@@ -209,6 +211,8 @@ def check_content(state: Mapping[str, Any]) -> None:
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: {location} has no valid value") from error
     if {len(content.image_format.mean), len(content.image_format.std)} != {content.image_format.channels}:
         raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.mean has no valid value")
+    if content.image_format.dtype == "uint8" and content.image_format.channels not in (1, 3):
+        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.channels has no valid value")
     if (content.image_format.val_resize or MAX_IMAGE_SIZE) < content.image_format.val_size:
         raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.val_resize has no valid value")
 

@@ -74,7 +74,7 @@ def predict(
     from engine.inference.device import reserve_device
     from engine.inference.predict import find_input_files
     from engine.inference.predict import predict as predict_images
-    from engine.inference.trained_model import load_trained_model
+    from engine.inference.trained_model import check_takes_images, load_trained_model
     from engine.runs.folder import find_run, runs_root
     from engine.utils.files import expand_user
 
@@ -86,6 +86,7 @@ def predict(
             reserved = reservation.enter_context(reserve_device(device, folder.name, print_warning))
             trust = trust_option(granted=trust_code)
             trained = load_trained_model(folder, checkpoint, device=reserved, raw=raw, code_trust=trust)
+            check_takes_images(trained.checkpoint)
         predictions = skip_unreadable(predict_images(trained, files, top), failed)
         if as_json:
             print_predictions_json(predictions, folder, trained.checkpoint)

@@ -246,9 +246,10 @@ def _user_transform(name: str, run: RunConfig) -> ImageTransform:
         except Exception as error:
             reason = describe_exception(error, run.code, run.code_packages)
             raise UserTransformError(f"augment.transform {name} failed: {reason}") from error
-        if isinstance(result, Tensor) and result.dtype == torch.uint8 and result.shape == shape:
+        if isinstance(result, Tensor) and result.dtype == image.dtype and result.shape == shape:
             return result
-        expected = f"a Tensor of uint8, {' x '.join(map(str, shape))}, like its input"
+        dtype = str(image.dtype).removeprefix("torch.")
+        expected = f"a Tensor of {dtype}, {' x '.join(map(str, shape))}, like its input"
         raise UserTransformError(
             f"augment.transform {name} returned {describe_value(result)}; it must return {expected}"
         )

@@ -21,8 +21,10 @@ _LUMA = (0.299, 0.587, 0.114)
 def convert_to_format(images: Tensor, image_format: ImageFormat, *, training: bool = False) -> Tensor:
     """Convert square N x C x H x W uint8 images on the CPU to the channels of a format and its evaluation input.
 
-    With `training` to its training input instead.
+    With `training` to its training input instead. Float images are returned unchanged.
     """
+    if images.is_floating_point():
+        return images
     images = _convert_channels(images, image_format)
     preprocessing = image_format.preprocessing(training=training)
     resized = _resize(images, preprocessing)
@@ -141,6 +143,9 @@ def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:
 def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Normalize N x C x H x W uint8 images to float32: (images / 255 - mean) / std.
 
-    `mean` and `std` are 1 x C x 1 x 1 on the device of the images, on a scale of 0 to 1.
+    `mean` and `std` are 1 x C x 1 x 1 on the device of the images, on a scale of 0 to 1. Float images are returned
+    unchanged: the user's dataset has normalized them.
     """
+    if images.is_floating_point():
+        return images
     return images.float().div_(255).sub_(mean).div_(std)

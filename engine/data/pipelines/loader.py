@@ -41,7 +41,7 @@ WORKER_EXIT_SECONDS = 0.5  # bounds the wait for a dying worker to exit
 
 @dataclass(frozen=True)
 class Batch:
-    """A CPU batch: `images`, N x C x H x W uint8, and `labels`, N int64.
+    """A CPU batch: `images`, N x C x H x W uint8 (float32 if `ImageFormat.is_float`), and `labels`, N int64.
 
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
     `augment_params` are the batch transforms still to apply on the device; None for validation.
@@ -129,7 +129,7 @@ class BatchDataset(Dataset[Batch]):
         num_images, source_format = len(kept.indices), self._source.format
         if len(loaded) < num_images:
             size = source_format.preprocessing(training=request.is_training).size
-            black = np.zeros((num_images, source_format.channels, size, size), np.uint8)
+            black = np.zeros((num_images, source_format.channels, size, size), source_format.dtype)
             loaded = [(black, np.zeros(num_images, np.int64))]
         pixels, labels = _concatenate(loaded)
         return kept, pixels, labels, tuple(unread)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import Indices, Part
 from engine.utils.errors import UsageError
 
-Images = NDArray[np.uint8]
+# uint8, or float32 for user datasets whose items are floating-point tensors, see `ImageFormat.dtype`.
+Images = NDArray[Any]
 Labels = NDArray[np.int64]
 # Left, top, right and bottom in pixels, as in Pillow's Image.crop.
 Box = tuple[int, int, int, int]
@@ -52,7 +53,8 @@ class ImageFormat:
 
     `mean` and `std` are per channel, on a scale of 0 to 1. `size` is the side of the input in training, `val_size`
     (default: `size`) in evaluation. `val_resize` is `Preprocessing.resize` of the evaluation. `val_draft` is true only
-    for runs of earlier versions, whose evaluation decoded large JPEGs at reduced scale.
+    for runs of earlier versions, whose evaluation decoded large JPEGs at reduced scale. Images of dtype float32 have
+    any number of channels; they reach the model as the user's dataset returns them.
     """
 
     size: int
@@ -64,6 +66,7 @@ class ImageFormat:
     fit: Fit = "crop"
     interpolation: Interpolation = "bilinear"
     val_draft: bool = False
+    dtype: Literal["uint8", "float32"] = "uint8"
 
     def __post_init__(self) -> None:
         if self.val_size == 0:
@@ -75,6 +78,14 @@ class ImageFormat:
         values = {key: saved[key] for key in cls.__dataclass_fields__ if key in saved}
         values |= {"mean": tuple(saved["mean"]), "std": tuple(saved["std"])}
         return cls(**{"val_draft": "val_size" not in saved} | values)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype == "float32"
+
+    @property
+    def bytes_per_value(self) -> int:
+        return np.dtype(self.dtype).itemsize
 
     @property
     def training(self) -> Preprocessing:
@@ -103,6 +114,8 @@ def format_from_config(data: DataConfig, base: ImageFormat) -> ImageFormat:
 
     Raises UsageError if the center crop does not fit into the resized image.
     """
+    if base.is_float:
+        return base
     size = data.image_size or base.size
     image_format = replace(
         base,

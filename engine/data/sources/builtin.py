@@ -261,7 +261,7 @@ class FakeSource:
             from engine.data.sources.image import crop_images
 
             images = crop_images(images, indices, crop)
-        return images, labels
+        return (images / np.float32(255) if self.format.is_float else images), labels
 
 
 def open_fake(data: DataConfig, seed: int) -> FakeSource:

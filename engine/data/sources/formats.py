@@ -33,6 +33,8 @@ def with_val_draft(source: ImageSource, image_format: ImageFormat) -> ImageSourc
 def model_input_format(config: Config, source: ImageSource) -> ImageFormat:
     """Return the input format of the model: the source's format with the overrides of the config."""
     data, base = config.data, source.format
+    if base.is_float:
+        return base
     channels = data.channels or base.channels
     mean, std = base.mean, base.std
     if channels != base.channels:

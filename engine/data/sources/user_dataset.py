@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from engine.config.data_sections import DataConfig
@@ -38,7 +39,11 @@ from engine.data.sources.resize import get_box_function
 from engine.utils.errors import UsageError
 
 DATASET_KEY = "data.dataset"
-SUPPORTED_IMAGE_TYPES = "a PIL image, a uint8 NumPy array (H x W or H x W x C) or a uint8 tensor (C x H x W)"
+SUPPORTED_IMAGE_TYPES = (
+    "a PIL image, a uint8 NumPy array (H x W or H x W x C), a uint8 tensor or a floating-point tensor (C x H x W)"
+)
+# A floating-point item, C x H x W float32.
+FloatImage = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,11 @@ class UserDataset:
         """Return an exception of the dataset in one line, with the line of the user's file."""
         return describe_exception(error, self.code, self.packages)
 
-    def item(self, part: Part, index: int) -> tuple[Image.Image, int]:
-        """Return image and label of an item. Raises UnreadableImageError if it fails or has an unsupported type."""
+    def item(self, part: Part, index: int) -> tuple[Image.Image | FloatImage, int]:
+        """Return image and label of an item; the image is an array if it is a floating-point tensor.
+
+        Raises UnreadableImageError if the item fails or has an unsupported type.
+        """
         item_name = f"item {index} of {self.describe(part)}"
         dataset = self.build(part)
         try:
@@ -82,7 +90,7 @@ class UserDataset:
             raise UnreadableImageError(
                 f"{item_name} has {describe_value(label)} as its label; it must be an integer"
             ) from error
-        return _to_pil_image(image, item_name), class_index
+        return _to_image(image, item_name), class_index
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ class UserDatasetSource:
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         size = self.format.preprocessing(training=crop is not None).size
-        images = np.empty((len(indices), self.format.channels, size, size), np.uint8)
+        images = np.empty((len(indices), self.format.channels, size, size), self.format.dtype)
         labels = np.empty(len(indices), np.int64)
         for row, index in enumerate(indices):
             image, label = self.dataset.item(part, int(index))
@@ -119,20 +127,36 @@ class UserDatasetSource:
             if not 0 <= label < len(self.classes):
                 raise UnreadableImageError(f"{item_name} has {_label_out_of_range(int(label), len(self.classes))}")
             try:
-                images[row] = pil_to_format(image, self.format, get_box_function(crop, int(index), self.format))
+                images[row] = self._to_format(image, crop, int(index))
             except Exception as error:
                 # Pillow decodes lazily: a damaged file fails here.
                 raise UnreadableImageError(f"{item_name} cannot be used: {error}") from error
             labels[row] = label
         return images, labels
 
+    def _to_format(self, image: Image.Image | FloatImage, crop: CropSpec | None, index: int) -> Images:
+        """Return an image in the source's format. Raises ValueError if that is not possible."""
+        if isinstance(image, Image.Image) == self.format.is_float:
+            kinds = (
+                ("floating-point tensors", "images") if self.format.is_float else ("images", "floating-point tensors")
+            )
+            raise ValueError(f"the first item has {kinds[0]}, this one has {kinds[1]}")
+        if isinstance(image, Image.Image):
+            return pil_to_format(image, self.format, get_box_function(crop, index, self.format))
+        expected = (self.format.channels, self.format.size, self.format.size)
+        if image.shape != expected:
+            raise ValueError(f"its shape is {_format_shape(image.shape)} instead of {_format_shape(expected)}")
+        return image
+
 
 @dataclass(frozen=True)
 class ItemFormat:
-    """What the first item of a user dataset shows: its size if it is square, and its channels."""
+    """What the first item of a user dataset shows: its size if it is square, its channels, and whether it is a
+    floating-point tensor."""
 
     size: int | None
     channels: int
+    is_float: bool = False
 
 
 def first_item_format(data: DataConfig, run: RunConfig) -> ItemFormat:
@@ -143,6 +167,9 @@ def first_item_format(data: DataConfig, run: RunConfig) -> ItemFormat:
             first, _ = dataset.item("train", 0)
     except UnreadableImageError as error:
         raise UsageError.one(DATASET_KEY, str(error)) from error
+    if not isinstance(first, Image.Image):
+        channels, height, width = first.shape
+        return ItemFormat(width if width == height else None, channels, is_float=True)
     return ItemFormat(first.width if first.width == first.height else None, _num_channels(first))
 
 
@@ -160,15 +187,7 @@ def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
             dataset.item("val", 0)
     except UnreadableImageError as error:
         raise UsageError.one(DATASET_KEY, str(error)) from error
-    if data.image_size is None and first.width != first.height:
-        raise UsageError.one(
-            "data.image_size",
-            f"the first image of {dataset.describe('train')} is {first.width} x {first.height}, not square",
-            "set data.image_size, such as 224",
-        )
-    channels = data.channels or _num_channels(first)
-    mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS
-    image_format = format_from_config(data, ImageFormat(first.width, channels, mean, std))
+    image_format = _item_format(data, dataset, first)
     classes = _class_names(dataset, data.num_classes)
     for part in counts:
         if _labels_attribute(dataset, part) is None:
@@ -180,6 +199,32 @@ def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
                 f"{dataset.describe(part)} has {_label_out_of_range(max_label, len(classes))}",
             )
     return UserDatasetSource(dataset, image_format, classes, counts)
+
+
+def _item_format(data: DataConfig, dataset: UserDataset, first: Image.Image | FloatImage) -> ImageFormat:
+    """Return the format of a dataset from its first item. Raises UsageError."""
+    if not isinstance(first, Image.Image):
+        channels, height, width = first.shape
+        if height != width:
+            raise UsageError.one(
+                DATASET_KEY,
+                f"the first tensor of {dataset.describe('train')} is {_format_shape(first.shape)}, not square",
+                "pad or resize the tensors in the dataset",
+            )
+        return ImageFormat(width, channels, (0.0,) * channels, (1.0,) * channels, dtype="float32")
+    if data.image_size is None and first.width != first.height:
+        raise UsageError.one(
+            "data.image_size",
+            f"the first image of {dataset.describe('train')} is {first.width} x {first.height}, not square",
+            "set data.image_size, such as 224",
+        )
+    channels = data.channels or _num_channels(first)
+    mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS
+    return format_from_config(data, ImageFormat(first.width, channels, mean, std))
+
+
+def _format_shape(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
 
 
 @cache
@@ -280,17 +325,25 @@ def _label_out_of_range(label: int, num_classes: int) -> str:
     return f"label {label}, but the labels of {num_classes} classes are 0 to {num_classes - 1}"
 
 
-def _to_pil_image(image: Any, item_name: str) -> Image.Image:
-    """Convert an image of a supported type to Pillow. Raises UnreadableImageError for any other."""
+def _to_image(image: Any, item_name: str) -> Image.Image | FloatImage:
+    """Convert an image of a supported type to Pillow, a floating-point tensor to float32.
+
+    Raises UnreadableImageError for any other type.
+    """
     if isinstance(image, Image.Image):
         return image
     torch, array = sys.modules.get("torch"), image
     if torch is not None and isinstance(image, torch.Tensor) and image.ndim == 3:
+        if image.is_floating_point():
+            return np.asarray(image.detach().cpu().float().numpy(), np.float32)
         array = image.detach().cpu().numpy().transpose(1, 2, 0)
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise UnreadableImageError(
             f"{item_name} has {describe_value(image)} as its image; it must be {SUPPORTED_IMAGE_TYPES}"
         )
     if array.shape[2:] not in ((), (1,), (3,), (4,)):
-        raise UnreadableImageError(f"{item_name} has an image with {array.shape[2]} channels; it must have 1, 3 or 4")
+        raise UnreadableImageError(
+            f"{item_name} has a uint8 image with {array.shape[2]} channels; it must have 1, 3 or 4, or be a "
+            "floating-point tensor"
+        )
     return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))

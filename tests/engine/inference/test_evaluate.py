@@ -17,7 +17,7 @@ from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from gputrain_command import FinishedRun, Gputrain, read_events
-from trained_run import DIGITS, call
+from trained_run import DIGITS, call, saved_run
 
 
 def test_evaluate_command_reproduces_best_epoch(gputrain: Gputrain, short_run: FinishedRun) -> None:
@@ -128,3 +128,15 @@ def test_inference_on_gpu_matches_cpu(run: RunFolder) -> None:
         evaluate_checkpoint(on_cpu.checkpoint, ["data.workers=2"], "val", name).evaluation for name in ("cuda", "cpu")
     ]
     assert evaluations[0].metrics.accuracy == pytest.approx(evaluations[1].metrics.accuracy, abs=0.01)
+
+
+def test_model_of_float_tensors_is_evaluated_on_them_and_refuses_images(tmp_path: Path) -> None:
+    code = "import torch\ndef build(part): return [(torch.eye(4).expand(7, 4, 4) * i, i % 2) for i in range(6)]\n"
+    (tmp_path / "floats.py").write_text(code)
+    data, model = {"dataset": "floats:build"}, {"name": "linear"}
+    run = saved_run(tmp_path / "run", data=data, model=model, run={"code": str(tmp_path)})
+    (tmp_path / "run" / "config.yaml").write_text(f"data: {data}\nmodel: {model}\nrun: {{code: {tmp_path}}}\n")
+    assert np.sum(evaluate_checkpoint(read_trained_checkpoint(run), device="cpu").evaluation.confusion) == 6
+    done = call("predict", run.path, tmp_path)
+    assert done.exit_code == 2
+    assert "its model takes floating-point tensors (7 x 4 x 4), not images" in done.stderr

@@ -16,8 +16,10 @@ from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation
 from engine.data.batching import class_counts
 from engine.data.inspection_process import ImageCounts, check_user_data_code, try_first_images
+from engine.data.pipelines.choose import PipelineChoice
+from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.loader import Batch, BatchLoader
-from engine.data.sampler import DistributedBatchSampler
+from engine.data.sampler import BatchRequest, DistributedBatchSampler
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.formats import expected_input_format, model_input_format
 from engine.data.sources.open import open_source, open_source_for_preflight
@@ -210,14 +212,14 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
             r"item 0 of .* has an ndarray of float64, 8 x 8 x 3 as its image; it must be a PIL image",
         ),
         (
-            "def build(part): return [(torch.zeros(3, 8, 8), 0)]",
+            "def build(part): return [(torch.zeros(8, 8), 0)]",
             "build",
-            r"has a Tensor of float32, 3 x 8 x 8 as its image",
+            r"has a Tensor of float32, 8 x 8 as its image",
         ),
         (
             "def build(part): return [(np.zeros((8, 8, 2), np.uint8), 0)]",
             "build",
-            "an image with 2 channels; it must have 1, 3 or 4",
+            "a uint8 image with 2 channels; it must have 1, 3 or 4, or be a floating-point tensor",
         ),
         ("def build(part): return [(np.zeros((8, 8), np.uint8), 'cat')]", "build", "has a str as its label"),
         ("def build(part): return [(np.zeros((8, 8), np.uint8), 0)]", "build", "fewer than two classes"),
@@ -321,3 +323,42 @@ def test_check_user_data_code_without_user_code_starts_no_process(monkeypatch: p
         "engine.data.inspection_process.start_helper", lambda *_, **__: pytest.fail("started a process")
     )
     assert check_user_data_code(resolve_config(None, []).config, 1) is None
+
+
+FLOAT_ITEMS = method("return torch.full((5, 8, 8), float(index), dtype=torch.float64)")
+
+
+def test_float_tensors_reach_the_model_unchanged_with_any_number_of_channels(tmp_path: Path) -> None:
+    settings = config(tmp_path, FLOAT_ITEMS, "augment.flip=true", "augment.crop_padding=1")
+    source = open_source(settings)
+    image_format = model_input_format(settings, source)
+    requests = [BatchRequest("val", 0, np.array([1, 4])), BatchRequest("train", 0, np.array([0, 2]))]
+    loader = InputPipeline(PipelineChoice("stream", ""), source, settings, image_format, requests).device_loader(
+        torch.device("cpu")
+    )
+    validation, training = next(loader), next(loader)
+    assert validation.images.dtype == torch.float32
+    assert torch.equal(validation.images, torch.tensor([1.0, 4.0]).view(2, 1, 1, 1).expand(2, 5, 8, 8))
+    assert training.images.shape == (2, 5, 8, 8)
+    assert set(training.images[1].unique().tolist()) <= {0.0, 2.0}
+
+
+def test_float_tensors_refuse_keys_for_uint8_images(tmp_path: Path) -> None:
+    settings = config(tmp_path, FLOAT_ITEMS, "data.mean=[0.5]", "augment.resized_crop=true", "data.batch_size=1")
+    with pytest.raises(UsageError) as caught:
+        try_first_images(settings, 1)
+    assert [problem.location for problem in caught.value.problems] == ["data.mean", "augment.resized_crop"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("return torch.zeros(5, 8, 9)", "the first tensor of .* is 5 x 8 x 9, not square"),
+        ("return torch.zeros(5, 8, 8 + (index == 1))", "item 1 of .* its shape is 5 x 8 x 9 instead of 5 x 8 x 8"),
+        ("return torch.zeros(3, 8, 8) if index == 0 else Image.new('RGB', (8, 8))", "this one has images"),
+    ],
+    ids=["not square", "another shape", "another type"],
+)
+def test_float_tensors_of_unsupported_shapes_are_refused(tmp_path: Path, lines: str, reason: str) -> None:
+    with pytest.raises((UsageError, UnreadableImageError), match=reason):
+        open_source(config(tmp_path, method(lines))).load("train", np.arange(2))
