@@ -218,6 +218,7 @@ def evaluation_json(
         "path": data.path,
         "part": part,
         "tta": result.config.eval.tta,
+        "input": {key: getattr(data, key) for key in ("val_resize", "val_crop", "fit", "interpolation")},
         "images": evaluation.metrics.images,
         "unread": len(result.unread),
         "loss": evaluation.metrics.loss if math.isfinite(evaluation.metrics.loss) else None,
@@ -235,15 +236,19 @@ def evaluation_json(
 
 def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, part: str) -> list[str]:
     """Return the report of `gputrain evaluate`: totals, accuracy per class, confusion matrix."""
+    from engine.inference.evaluate import evaluation_format
     from tui.text.confusion import matrix_lines
     from tui.text.tables import UNKNOWN
 
     evaluation, metrics, data = result.evaluation, result.evaluation.metrics, result.config.data
     source = data.dataset if data.path is None else f"{data.dataset} in {data.path}"
     tta = "" if result.config.eval.tta == "none" else f", eval.tta={result.config.eval.tta}"
+    image_format = evaluation_format(checkpoint, result.config)
+    changed = "" if image_format == checkpoint.image_format else f", images: {image_format.describe_evaluation()}"
     name_columns = max(cell_width("class"), *(cell_width(name) for name in checkpoint.classes))
+    images_of = "all parts" if part == "all" else f"part {part}"
     lines = [
-        f"{checkpoint.path.name} on {pad_cells(source, 0)}, {'all parts' if part == 'all' else f'part {part}'}{tta}",
+        f"{checkpoint.path.name} on {pad_cells(source, 0)}, {images_of}{tta}{changed}",
         f"{metrics.images:,} images  loss {metrics.loss:.4f}  "
         f"top-1 {metrics.accuracy:.4f}  top-5 {evaluation.top5:.4f}",
         "",
