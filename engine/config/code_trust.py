@@ -39,7 +39,8 @@ class CodeTrust:
         Raises UsageError if somebody else named it or can change it, and trust is not granted.
         """
         problems: list[Problem] = []
-        for key, name in user_code_names(config).items():
+        named = [(key, name) for key, names in user_code_names(config).items() for name in names]
+        for key, name in named:
             if keys is not None and key not in keys:
                 continue
             module = _find(key, name, config)

@@ -203,7 +203,17 @@ _RULES = (
     ),
     _Rule(
         "run.code",
-        (*("model.name", "data.dataset", "loss.name", "augment.transform", "optim.name", "schedule.name"),),
+        (
+            *(
+                "model.name",
+                "data.dataset",
+                "loss.name",
+                "augment.transform",
+                "optim.name",
+                "schedule.name",
+                "eval.metrics",
+            ),
+        ),
         _unless(user_code_names, "without user code (module:name)"),
     ),
     _Rule("data.prefetch", ("data.workers",), _unless(lambda config: config.data.workers, "with data.workers=0")),

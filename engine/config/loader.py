@@ -213,9 +213,8 @@ def resolve_config(
     names = user_code_names(config)
     foreign_code = {key: reason for key, reason in foreign.items() if names and key in (*names, "run.code")}
     if not trust_code:
-        refused = {key: names[key] for key in foreign_code if key in names} or dict.fromkeys(
-            foreign_code, config.run.code
-        )
+        refused: dict[str, str | None] = {key: ", ".join(names[key]) for key in foreign_code if key in names}
+        refused = refused or dict.fromkeys(foreign_code, config.run.code)
         problems += [
             Problem(key, f"{name} is not imported: {foreign_code[key]}", TRUST_ADVICE) for key, name in refused.items()
         ]

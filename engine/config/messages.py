@@ -27,6 +27,7 @@ _KEY_MESSAGES = {
     "optim.betas": "must be two numbers, such as [0.9, 0.999]",
     "augment.crop_scale": "must be two numbers, such as [0.08, 1]",
     "augment.crop_ratio": "must be two numbers, such as [0.75, 1.33]",
+    "eval.metrics": "must be names of user code, such as [metrics:f1, metrics:auroc]",
     "model.freeze": "must be none, backbone, or parameter name prefixes such as [layer1, layer2]",
     "optim.clip_norm_type": "must be a number greater than 0, or inf",
     "notify.when": f"must be a list of {', '.join(OCCASIONS)}",
@@ -36,7 +37,7 @@ _KEY_MESSAGES = {
 _EXTRA_ALLOWED_FORMS = {
     "data.dataset": "user code as module:name",
     "loss.name": "user code as module:name",
-    "optim.name": "a timm optimizer as timm:NAME, or user code as module:name",
+    "optim.name": "timm:NAME, or user code as module:name",
     "schedule.name": "user code as module:name",
 }
 

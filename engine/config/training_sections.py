@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
-from engine.config.section import Factors, FloatPair, Options, Section, Text, UserCodePath, _as_name_prefixes
+from engine.config.section import Factors, FloatPair, Options, Section, Text, UserCodePath, _as_name_prefixes, as_list
 
 BUILTIN_MODELS = ("cnn", "linear", "resnet18-small")
 _EPOCH_SCHEDULES = {"step", "multistep", "exponential", "restarts", "plateau"}
@@ -321,4 +321,10 @@ class EvalConfig(Section):
         title="TTA",
         description="Test-time augmentation in evaluation and predictions: none, or flip (the mean of the logits of "
         "each image and its mirror image).",
+    )
+    metrics: Annotated[tuple[UserCodePath, ...], BeforeValidator(as_list), Strict(False)] = Field(
+        (),
+        title="own metrics",
+        description="Metrics besides loss and accuracy, as user code (module:name). Each gets the probabilities (N x "
+        "classes) and the labels of all validation images, and returns a number or a dict of numbers.",
     )

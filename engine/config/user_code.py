@@ -64,8 +64,8 @@ def is_user_optimizer(name: str) -> bool:
     return is_user_code(name) and not name.startswith(TIMM_PREFIX)
 
 
-def user_code_names(config: Config) -> dict[str, str]:
-    """Map each key that names user code to the name."""
+def user_code_names(config: Config) -> dict[str, tuple[str, ...]]:
+    """Map each key that names user code to the names."""
     names: dict[str, str | None] = {
         "data.dataset": config.data.dataset,
         "model.name": config.model.name,
@@ -74,7 +74,8 @@ def user_code_names(config: Config) -> dict[str, str]:
         "optim.name": config.optim.name if is_user_optimizer(config.optim.name) else None,
         "schedule.name": config.schedule.name,
     }
-    return {key: name for key, name in names.items() if name is not None and is_user_code(name)}
+    found = {key: (name,) for key, name in names.items() if name is not None and is_user_code(name)}
+    return found | ({"eval.metrics": config.eval.metrics} if config.eval.metrics else {})
 
 
 def find_user_module(key: str, name: str, folder: str | None, packages: Collection[str] = ()) -> UserModule:
@@ -247,14 +248,14 @@ def check_user_code(config: Config) -> list[Problem]:
 
     The import runs in a helper process because user code can import torch, print, or exit.
     """
-    names = user_code_names(config)
+    names = [(key, name) for key, key_names in user_code_names(config).items() for name in key_names]
     if not names:
         return []
     deadline = time.monotonic() + _IMPORT_TIMEOUT_SECONDS
     problems: list[Problem] = []
     with start_helper("engine.config.user_code", keep_stderr=False) as helper:
         helper.send({"names": names, "folder": config.run.code, "packages": config.run.code_packages})
-        for key, name in names.items():
+        for key, name in names:
             try:
                 problems += [Problem(key, message) for message in helper.receive(deadline - time.monotonic())]
             except HelperTimeoutError:
@@ -271,7 +272,7 @@ def main(parent: ParentPipe) -> None:
     # Leave no __pycache__ in the user's folder.
     sys.dont_write_bytecode = True
     request = parent.receive()
-    for key, name in request["names"].items():
+    for key, name in request["names"]:
         messages: list[str] = []
         try:
             load_user_code(key, name, request["folder"], request["packages"])

@@ -31,8 +31,8 @@ def limit_to_run(config: Config, checkpoint: Path, folder: RunFolder) -> tuple[C
     run_config, foreign_in_run = _run_config(folder)
     foreign_folder = None if (problem := folder.owner_problem()) is None else f"{folder.path} {problem}"
     run_names, foreign = user_code_names(run_config), dict[str, str]()
-    for key, name in user_code_names(config).items():
-        if run_names.get(key) != name:
+    for key, names in user_code_names(config).items():
+        if run_names.get(key) != names:
             owner, config_file = _owner(checkpoint), shown_path(folder.config)
             foreign[key] = f"{shown_path(checkpoint)}, which {owner}, names it, but {config_file} does not"
         elif (reason := foreign_folder or foreign_in_run.get(key) or foreign_in_run.get("run.code")) is not None:

@@ -29,6 +29,7 @@ from engine.inference.trained_model import TrainedCheckpoint, build_trained_mode
 from engine.models.factory import check_model
 from engine.training.losses import build_loss
 from engine.training.metrics import Evaluation, EvaluationAccumulator
+from engine.training.own_metrics import OwnMetrics, concatenate
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.text import list_names
 
@@ -63,7 +64,7 @@ def evaluate_checkpoint(
     """
     config = evaluation_config(checkpoint, overrides)
     trust = evaluation_trust(checkpoint, overrides)
-    trust.check(config, ("data.dataset", "model.name", "loss.name"))
+    trust.check(config, ("data.dataset", "model.name", "loss.name", "eval.metrics"))
     checkpoint = replace(checkpoint, image_format=evaluation_format(checkpoint, config))
     source = with_val_draft(open_source(config), checkpoint.image_format)
     class_map = class_indices(source.classes, checkpoint.classes)
@@ -91,7 +92,9 @@ def evaluate_checkpoint(
         )
     counts = np.bincount(labels["train"], minlength=len(checkpoint.classes))
     criterion = build_loss(config, len(checkpoint.classes), lambda: counts, trained.device)
-    accumulator = EvaluationAccumulator(trained.device, len(checkpoint.classes))
+    own = OwnMetrics(config, len(checkpoint.classes), int(images_per_class.sum()))
+    probabilities = own.probabilities if own else None
+    accumulator = EvaluationAccumulator(trained.device, len(checkpoint.classes), probabilities)
     unread_files: list[str] = []
     class_table = torch.from_numpy(class_map)
     try:
@@ -113,7 +116,13 @@ def evaluate_checkpoint(
                 "data.workers", f"{worker_error}; load images in the main process with data.workers=0"
             ) from error
         raise
-    return CheckpointEvaluation(config, accumulator.local_evaluation(), images_per_class.tolist(), tuple(unread_files))
+    evaluation, failures = accumulator.local_evaluation(), list[str]()
+    if own:
+        outputs = concatenate(accumulator.outputs, len(checkpoint.classes))
+        evaluation = replace(evaluation, own=own.compute(outputs, failures.append))
+    if failures:
+        raise UsageError([Problem("", failure) for failure in failures])
+    return CheckpointEvaluation(config, evaluation, images_per_class.tolist(), tuple(unread_files))
 
 
 def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> Config:

@@ -82,6 +82,7 @@ def _format_event(event: Event) -> str | None:
         case EpochEvent():
             ema_accuracy = _nan_if_none(event.ema_val_accuracy)
             ema = "" if math.isnan(ema_accuracy) else f"ema {ema_accuracy:.4f}  "
+            own = "".join(f"{name} {_nan_if_none(value):.4f}  " for name, value in event.metrics.items())
             is_data_bound = (event.data_wait or 0) > MAX_DATA_WAIT_SHARE
             notes = f"  data wait {event.data_wait:.0%}" if is_data_bound else ""
             notes += f"  {pluralize(event.skipped, 'step')} skipped" if event.skipped else ""
@@ -89,7 +90,7 @@ def _format_event(event: Event) -> str | None:
             return (
                 f"epoch {event.epoch:>3}  train loss {_nan_if_none(event.train_loss):.4f} "
                 f"acc {_nan_if_none(event.train_accuracy):.4f}  val loss {_nan_if_none(event.val_loss):.4f} "
-                f"acc {_nan_if_none(event.val_accuracy):.4f}  {ema}{_nan_if_none(event.images_per_second):,.0f} "
+                f"acc {_nan_if_none(event.val_accuracy):.4f}  {own}{ema}{_nan_if_none(event.images_per_second):,.0f} "
                 f"images/s  lr {_nan_if_none(event.lr):.3g}  {_nan_if_none(event.seconds):.1f} s{notes}"
             )
         case WaitingForGpus():

@@ -164,6 +164,10 @@ class EpochEvent(Event):
     """Validation accuracy of the EMA (averaged) weights, 0 to 1; null without them."""
     ema_val_top5: float = math.nan
     """Top-5 validation accuracy of the EMA (averaged) weights, 0 to 1; null without them and in old journals."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The user's own metrics (`eval.metrics`) by name; null if not finite."""
+    ema_metrics: dict[str, float] = field(default_factory=dict)
+    """The user's own metrics of the EMA (averaged) weights; empty without them."""
     memory: list[RankPeakMemory] = field(default_factory=list)
     """Peak GPU memory of each rank; empty on CPU."""
     data_wait: float = math.nan

@@ -121,6 +121,10 @@ ALIASES: Mapping[str, str] = {
 }
 
 
+# Begins the name of one of the user's own metrics, such as metrics.f1.
+METRIC_PREFIX = "metrics."
+
+
 def find_field(name: str) -> Field:
     """Return the field that a name means: a figure, an alias, a config key, or the last part of one config key only.
 
@@ -130,6 +134,9 @@ def find_field(name: str) -> Field:
     wanted = ALIASES.get(wanted.replace("-", "_"), wanted)
     if (figure := FIGURES.get(wanted.replace("-", "_"))) is not None:
         return figure
+    if wanted.startswith(METRIC_PREFIX) and wanted != METRIC_PREFIX:
+        # Not folded: the name of a metric is the user's.
+        return _metric_field(name[len(METRIC_PREFIX) :])
     if wanted in ALIASES.values():
         return _config_field(wanted)
     keys = default_values()
@@ -167,6 +174,11 @@ def _config_field(key: str) -> Field:
         return "none" if found is None else found
 
     return Field(key, Kind.CONFIG, value)
+
+
+def _metric_field(metric: str) -> Field:
+    """Return the field of one of the user's own metrics, of the last epoch."""
+    return Field(f"{METRIC_PREFIX}{metric}", Kind.SHARE, lambda row: row.metrics.get(metric), descending=True)
 
 
 def _option_field(key: str, option: str) -> Field:

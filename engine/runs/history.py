@@ -5,6 +5,7 @@ The recorder writes the summary to `summary.json`; the log, `gputrain runs` and 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -76,6 +77,8 @@ class RunSummary:
     """Model FLOPs utilization of the latest epoch, 0 to 1."""
     gpus: list[dict[str, object]] = field(default_factory=list)
     """Statistics of each GPU, see `GpuStats.to_dict`."""
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    """The user's own metrics of the last epoch, by name."""
     cpu_fallback: str = ""
     """Why the run trained on the CPU although the host has GPUs; "" if it did not."""
     devices: str = ""
@@ -97,6 +100,7 @@ class RunSummary:
             train_loss=number(values.get("train_loss")),
             val_loss=number(values.get("val_loss")),
             val_accuracy=number(values.get("val_accuracy")),
+            metrics=_numbers(values.get("metrics")),
             best_epoch=None if best_epoch is None else int(best_epoch),
             best_val_accuracy=number(values.get("best_val_accuracy")),
             images_per_second=number(values.get("images_per_second")),
@@ -109,6 +113,15 @@ class RunSummary:
             devices=str(values.get("devices", "")),
             seconds_per_epoch=number(values.get("seconds_per_epoch")),
         )
+
+
+def _numbers(values: object) -> dict[str, float | None]:
+    return {str(key): number(value) for key, value in values.items()} if isinstance(values, Mapping) else {}
+
+
+def finite(value: float | None) -> float | None:
+    """Return None for a value that is not finite, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass
@@ -354,6 +367,7 @@ class History:
             train_loss=last.train_loss if last else None,
             val_loss=last.val_loss if last else None,
             val_accuracy=last.val_accuracy if last else None,
+            metrics={name: finite(value) for name, value in last.metrics.items()} if last else {},
             best_epoch=best.epoch if best else None,
             best_val_accuracy=best.selection_accuracy if best and best.selection_accuracy >= 0 else None,
             images_per_second=self._median_images_per_second(),

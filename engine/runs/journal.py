@@ -48,6 +48,7 @@ _ELEMENT_TYPES: dict[str, set[type]] = {
     "list[str]": {str},
     "list[float]": {int, float, type(None)},
     "dict[str, str]": {str},
+    "dict[str, float]": {int, float, type(None)},
     "list[list[str]]": {list},
 }
 
@@ -79,6 +80,8 @@ def _nonfinite_to_none(value: Any) -> Any:
         return None
     if isinstance(value, list):
         return [_nonfinite_to_none(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _nonfinite_to_none(part) for key, part in value.items()}
     return value
 
 

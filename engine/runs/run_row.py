@@ -85,6 +85,7 @@ class RunRow(NamedTuple):
     parameters: int | None = None
     host: str = ""
     config_known: bool = False
+    metrics: Mapping[str, float | None] = NO_CONFIG
 
     def to_dict(self) -> dict[str, object]:
         """Return the row as JSON values."""
@@ -182,6 +183,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         global_batch=started.global_batch if started else None,
         parameters=started.parameters if started else None,
         host=started.host if started else "",
+        metrics={name: _finite(value) for name, value in epoch.metrics.items()} if epoch else stored.metrics,
     )
 
 

@@ -64,10 +64,12 @@ class TensorBoardWriter:
         norm = {"gradient_norm": latest_step.grad_norm} if latest_step is not None else {}
         train = {"loss": epoch.train_loss, "accuracy": epoch.train_accuracy, "learning_rate": epoch.lr, **norm}
         self._write("train", epoch, train)
-        self._write("val", epoch, {"loss": epoch.val_loss, "accuracy": epoch.val_accuracy, "top5": epoch.val_top5})
+        val = {"loss": epoch.val_loss, "accuracy": epoch.val_accuracy, "top5": epoch.val_top5}
+        self._write("val", epoch, val | {f"metrics/{name}": value for name, value in epoch.metrics.items()})
         if epoch.ema_val_accuracy is not None and math.isfinite(epoch.ema_val_accuracy):
             averaged = {"loss": epoch.ema_val_loss, "accuracy": epoch.ema_val_accuracy, "top5": epoch.ema_val_top5}
-            self._write("ema", epoch, averaged)
+            own = {f"metrics/{name}": value for name, value in epoch.ema_metrics.items()}
+            self._write("ema", epoch, averaged | own)
         elif "ema" not in self._files and (self._folder / "ema").is_dir():
             # A session without EMA drops what an earlier one wrote of the EMA for the epochs that it repeats.
             self._write("ema", epoch, {})

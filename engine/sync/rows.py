@@ -173,6 +173,8 @@ def _epoch_metrics(epoch: EpochEvent) -> dict[str, float]:
             "ema/loss": epoch.ema_val_loss,
             "ema/accuracy": epoch.ema_val_accuracy,
             "ema/top5": epoch.ema_val_top5,
+            **{f"val/metrics/{name}": value for name, value in epoch.metrics.items()},
+            **{f"ema/metrics/{name}": value for name, value in epoch.ema_metrics.items()},
         }
     )
 

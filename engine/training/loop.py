@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast
 
@@ -210,7 +211,8 @@ def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluat
         state.ema.copy_buffers(state.model)
         models.append((state.ema.model, torch.float32))
     models = [(evaluation_model(model, state.parallel_model), dtype) for model, dtype in models]
-    accumulators = [EvaluationAccumulator(state.device, state.num_classes) for _ in models]
+    probabilities = state.own_metrics.probabilities if state.own_metrics else None
+    accumulators = [EvaluationAccumulator(state.device, state.num_classes, probabilities) for _ in models]
 
     # Ranks may differ by one batch, and can only agree to stop at a batch that all of them have.
     common_batches = state.sampler.val_images // state.sampler.world_size // state.sampler.batch_size
@@ -232,4 +234,9 @@ def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluat
     val_loss = evaluations[0].metrics.loss
     if not math.isfinite(val_loss):
         raise NonFiniteLossError(f"the validation loss of epoch {state.position.epoch} is {val_loss}")
+    if state.own_metrics:
+        evaluations = [
+            replace(evaluation, own=state.compute_own_metrics(accumulator.outputs))
+            for evaluation, accumulator in zip(evaluations, accumulators, strict=True)
+        ]
     return evaluations[0], evaluations[1] if state.ema is not None else None

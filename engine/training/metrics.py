@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,12 @@ class MetricAccumulator:
 class EvaluationAccumulator:
     """Accumulates the metrics of one model on its device: loss, accuracy, top-5 accuracy and confusion matrix."""
 
-    def __init__(self, device: torch.device, num_classes: int) -> None:
+    def __init__(
+        self, device: torch.device, num_classes: int, probabilities: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """With `probabilities`, keep those of each batch and its labels in `outputs`, for the user's own metrics."""
+        self.outputs: list[tuple[Tensor, Tensor]] = []
+        self._probabilities = probabilities
         self.totals = MetricAccumulator(device)
         self._num_classes = num_classes
         self._top5_correct = torch.zeros((), dtype=torch.int64, device=device)
@@ -84,6 +89,8 @@ class EvaluationAccumulator:
         self._top5_correct += (top5 == labels[:, None]).sum()
         cells = labels * self._num_columns + (predicted if self._full_matrix else correct)
         self._confusion_counts.index_add_(0, cells, torch.ones_like(cells))
+        if self._probabilities is not None:
+            self.outputs.append((self._probabilities(logits), labels))
 
     def all_reduce(self) -> Evaluation:
         """Sum over all ranks. A collective."""
@@ -118,13 +125,14 @@ class Evaluation:
     """Result of an evaluation.
 
     `per_class` is the accuracy of each class, None without images. `confusion[i][j]` counts images of class i predicted
-    as class j; empty for more than MAX_CONFUSION_CLASSES.
+    as class j; empty for more than MAX_CONFUSION_CLASSES. `own` has the user's own metrics, on rank 0.
     """
 
     metrics: Metrics
     top5: float
     per_class: list[float | None]
     confusion: list[list[int]]
+    own: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self, epoch: int) -> dict[str, Any]:
         return {
@@ -135,6 +143,7 @@ class Evaluation:
             "images": self.metrics.images,
             "per_class": self.per_class,
             "confusion": self.confusion,
+            "metrics": {name: value if math.isfinite(value) else None for name, value in self.own.items()},
         }
 
 

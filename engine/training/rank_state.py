@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -34,6 +35,7 @@ from engine.runs.early_stop import EarlyStop
 from engine.runs.events import WarningEvent
 from engine.training.losses import Criterion
 from engine.training.metrics import MetricAccumulator
+from engine.training.own_metrics import Outputs, OwnMetrics, gather_outputs
 from engine.training.step_log import StepLog
 from engine.training.timing import PhaseTimer
 
@@ -81,6 +83,8 @@ class RankState:
     scaler: torch.amp.GradScaler
     plateau: PlateauFactor
     early_stop: EarlyStop
+    own_metrics: OwnMetrics
+    cpu_group: dist.ProcessGroup
     ema: ModelEma | None
     batches: DeviceLoader
     image_format: ImageFormat
@@ -219,6 +223,13 @@ class RankState:
             step_loss += result.loss * result.weight
         self.step_log.latest_grad_norm = grad_norm
         self.step_log.add(step_loss, nonfinite, self.position.step, self.position.epoch, lr)
+
+    def compute_own_metrics(self, outputs: Sequence[Outputs]) -> dict[str, float]:
+        """Return the user's own metrics over all ranks on rank 0, nothing on other ranks. A collective."""
+        gathered = gather_outputs(outputs, self.num_classes, self.cpu_group)
+        if gathered is None:
+            return {}
+        return self.own_metrics.compute(gathered, lambda message: self.channel.send(WarningEvent(message=message)))
 
     def check_step_log(self) -> None:
         """Raise NonFiniteLossError if the steps that no event has reported yet must halt the run. A collective."""

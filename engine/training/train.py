@@ -52,6 +52,7 @@ from engine.training.loop import forward_backward, training_loop
 from engine.training.losses import Criterion, build_loss
 from engine.training.memory import manual_gc
 from engine.training.metrics import MetricAccumulator
+from engine.training.own_metrics import OwnMetrics
 from engine.training.range_test import run_range_test
 from engine.training.rank_state import Position, RankState
 from engine.training.resume import load_for_resume
@@ -177,6 +178,7 @@ def build_trainer(
     # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
     lr_of_step = _lr_of_step(job, sampler)
+    own_metrics = OwnMetrics(config, num_classes, sampler.val_images)
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
     cpu_group, rank_devices = _join_process_group(job, rank_info, store)
     parallel_model = wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size)
@@ -204,6 +206,8 @@ def build_trainer(
         scaler=build_grad_scaler(config.precision, device),
         plateau=PlateauFactor(config.schedule),
         early_stop=EarlyStop(config.run),
+        own_metrics=own_metrics,
+        cpu_group=cpu_group,
         batches=data.pipeline.device_loader(batch_device(config.device, device)),
         image_format=data.image_format,
         num_classes=num_classes,

@@ -199,6 +199,8 @@ class Trainer:
                 skipped=state.step_log.total_skipped(),
                 unread=train.unread + val.unread,
                 val_top5=evaluation.top5,
+                metrics=evaluation.own,
+                ema_metrics=ema_evaluation.own if ema_evaluation is not None else {},
                 memory=memory,
                 data_wait=data_wait_share(self._timings),
                 work=self._timings,

@@ -100,6 +100,12 @@ def attack(stage: Stage) -> None:
         "a module of the attacker": {"model": {"name": "evil:build"}, "run": {"code": str(stage.shared)}},
         "a name that the victim's run uses": {"model": {"name": "nets:build"}, "run": {"code": str(stage.shared)}},
         "a dataset of the attacker": {"data": {"dataset": "evil:images"}, "run": {"code": str(stage.shared)}},
+        "a metric of the attacker": {"eval": {"metrics": ["evil:build"]}, "run": {"code": str(stage.shared)}},
+        "an optimizer of the attacker": {
+            "optim": {"name": "evil:build"},
+            "schedule": {"name": "evil:build"},
+            "run": {"code": str(stage.shared)},
+        },
     }
     image = home / "image.png"
     image.write_bytes(b"")

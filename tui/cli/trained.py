@@ -231,6 +231,7 @@ def evaluation_json(
             )
         ],
         "confusion": evaluation.confusion,
+        "metrics": {name: value if math.isfinite(value) else None for name, value in evaluation.own.items()},
     }
 
 
@@ -251,6 +252,7 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
         f"{checkpoint.path.name} on {pad_cells(source, 0)}, {images_of}{tta}{changed}",
         f"{metrics.images:,} images  loss {metrics.loss:.4f}  "
         f"top-1 {metrics.accuracy:.4f}  top-5 {evaluation.top5:.4f}",
+        *([] if not evaluation.own else ["  ".join(f"{name} {value:.4f}" for name, value in evaluation.own.items())]),
         "",
         f"{'class':<{name_columns}}  images  accuracy",
     ]

@@ -50,6 +50,8 @@ def _epoch_figures(epoch: EpochEvent) -> Text:
     )
     if epoch.ema_val_accuracy is not None and epoch.ema_val_accuracy == epoch.ema_val_accuracy:
         text.append(f"   ema {epoch.ema_val_accuracy:.4f}")
+    for name, value in epoch.metrics.items():
+        text.append(f"   {printable(name)} {_format(value)}")
     rate = UNKNOWN if epoch.images_per_second is None else f"{epoch.images_per_second:,.0f}"
     seconds = UNKNOWN if epoch.seconds is None else f"{epoch.seconds:.1f} s"
     lr = UNKNOWN if epoch.lr is None else f"{epoch.lr:.3g}"

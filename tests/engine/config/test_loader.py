@@ -163,7 +163,7 @@ def test_resolve_reports_all_errors_with_allowed_values() -> None:
     assert "run.epochs: 'many' is not allowed: must be an integer" in reported
     assert any(
         line.startswith("optim.name: 'sgdd' is not allowed: must be one of sgd, adam, adamw, ")
-        and line.endswith("or a timm optimizer as timm:NAME; did you mean sgd?")
+        and line.endswith("or timm:NAME, or user code as module:name; did you mean sgd?")
         for line in reported
     )
     assert any(line.startswith("run.seed: -1 is not allowed: must be greater than or equal to 0") for line in reported)

@@ -106,6 +106,7 @@ def planted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "planted_code.py").write_text("open('ran', 'w').close()\n")
     planted = {"model": {"name": "planted_code:build"}, "data": {"dataset": "planted_code:images"}}
+    planted |= {"eval": {"metrics": ["planted_code:f1"]}, "optim": {"name": "planted_code:f1"}}
     return saved_run(tmp_path / "planted", {"config": as_stored(validate_config(planted))})
 
 
@@ -118,10 +119,10 @@ def test_build_architecture_imports_no_foreign_code(planted_run: RunFolder, tmp_
 def test_evaluation_imports_no_foreign_code(planted_run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         evaluate_checkpoint(read_trained_checkpoint(planted_run))
-    assert {problem.location for problem in caught.value.problems} == {"model.name", "data.dataset"}
+    assert {problem.location for problem in caught.value.problems} == {"model.name", "data.dataset", "eval.metrics"}
     with pytest.raises(UsageError) as caught:
         evaluate_checkpoint(read_trained_checkpoint(planted_run), ["data.dataset=digits"])
-    assert {problem.location for problem in caught.value.problems} == {"model.name"}
+    assert {problem.location for problem in caught.value.problems} == {"model.name", "eval.metrics"}
     assert not (tmp_path / "ran").exists()
 
 

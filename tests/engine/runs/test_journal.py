@@ -44,6 +44,7 @@ RECORDS = (
     '{"type": "epoch", "time": 5.0, "epoch": 1, "step": 10, "train_loss": 1.0, "train_accuracy": 0.4, "val_loss": 1.1, '
     '"val_accuracy": 0.5, "lr": 0.1, "seconds": 1.0, "images_per_second": 100.0, "skipped": 0, "unread": 0, '
     '"val_top5": null, "ema_val_loss": null, "ema_val_accuracy": null, "ema_val_top5": null, '
+    '"metrics": {"f1": 0.5, "ece": null}, "ema_metrics": {}, '
     '"memory": [{"rank": 0, "allocated": 1073741824, "reserved": 2147483648}], "data_wait": 0.1, '
     '"work": [{"rank": 0, "seconds": 1.5, "waited": 0.15, "forward": 0.5}]}',
 )

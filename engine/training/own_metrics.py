@@ -1,0 +1,171 @@
+"""The user's own metrics (`eval.metrics`), such as F1 or AUROC, beside loss and accuracy.
+
+Each is a function of the probabilities (N x classes, float32) and the labels (N, int64) of all validation images, both
+CPU tensors in the order of the dataset, or an object with `update(probabilities, labels)` and `compute()`, as the
+metrics of torchmetrics. It returns a number, or a dict of numbers. Rank 0 calls it once per evaluation, so that its
+value does not depend on the number of ranks. `loop.evaluate` and `engine.inference.evaluate` call this module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.config.schema import Config
+from engine.config.user_code import describe_value, load_user_code
+from engine.config.user_errors import describe_exception
+from engine.distributed.collectives import gather_bytes
+from engine.utils.errors import Problem, UsageError
+
+METRICS_KEY = "eval.metrics"
+MAX_METRIC_VALUES = 64
+# Rank 0 holds the probabilities of all images: 200 MB for the validation set of ImageNet.
+MAX_GATHERED_BYTES = 1 << 30
+# Values in the trial before the run.
+MAX_TRIAL_VALUES = 10**7
+_NAME = re.compile(r"[A-Za-z_][\w.@-]{0,49}")
+
+# Probabilities and labels of some images.
+Outputs = tuple[Tensor, Tensor]
+
+
+class MetricError(Exception):
+    """A user metric failed, in one sentence."""
+
+
+class OwnMetrics:
+    """The metrics of a config, loaded and tried. `bool()` of it is whether there are any."""
+
+    def __init__(self, config: Config, num_classes: int, num_images: int) -> None:
+        """Load the metrics, and call each with random probabilities. Raises UsageError with all problems."""
+        self._config, self._num_classes = config, num_classes
+        self._metrics: dict[str, Any] = {}
+        self._warned: set[str] = set()
+        names, problems = config.eval.metrics, list[Problem]()
+        if names and num_images * num_classes * 4 > MAX_GATHERED_BYTES:
+            reason = (
+                f"needs the probabilities of {num_images:,} images of {num_classes:,} classes on one rank, which is "
+                f"more than {MAX_GATHERED_BYTES >> 30} GiB; evaluate fewer images"
+            )
+            raise UsageError.one(METRICS_KEY, reason)
+        for name in names:
+            try:
+                self._metrics[name] = self._load(name)
+            except UsageError as error:
+                problems += error.problems
+        if not problems and names:
+            values: dict[str, float] = {}
+            for name in names:
+                try:
+                    found = self._call(name, _trial_outputs(num_classes))
+                    if twice := sorted(values.keys() & found.keys()):
+                        problems.append(Problem(METRICS_KEY, f"{name} has the value {twice[0]} of another metric"))
+                    values |= found
+                except MetricError as error:
+                    problems.append(Problem(METRICS_KEY, str(error)))
+        if problems:
+            raise UsageError(problems)
+
+    def __bool__(self) -> bool:
+        return bool(self._metrics)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probabilities that the metrics get: softmax, or sigmoid with loss bce."""
+        logits = logits.float()
+        return logits.sigmoid() if self._config.loss.name == "bce" else logits.softmax(1)
+
+    def compute(self, outputs: Outputs, warn: Callable[[str], None]) -> dict[str, float]:
+        """Return the values of all metrics; those of a metric that fails are missing, and `warn` is called once."""
+        values: dict[str, float] = {}
+        for name in self._metrics:
+            try:
+                values |= self._call(name, outputs)
+            except MetricError as error:
+                if name not in self._warned:
+                    self._warned.add(name)
+                    warn(f"{METRICS_KEY}: {error}")
+        return values
+
+    def _load(self, name: str) -> Any:
+        run = self._config.run
+        target: Any = load_user_code(METRICS_KEY, name, run.code, run.code_packages)
+        if not isinstance(target, type):
+            return target
+        try:
+            return target()
+        except Exception as error:
+            reason = f"{name} cannot be created: {describe_exception(error, run.code, run.code_packages)}"
+            raise UsageError.one(METRICS_KEY, reason) from error
+
+    def _call(self, name: str, outputs: Outputs) -> dict[str, float]:
+        """Return the values of a metric by name. Raises MetricError."""
+        metric, run = self._metrics[name], self._config.run
+        # Copies: a metric may change its arguments.
+        probabilities, labels = (tensor.clone() for tensor in outputs)
+        try:
+            if hasattr(metric, "update") and hasattr(metric, "compute"):
+                if hasattr(metric, "reset"):
+                    metric.reset()
+                metric.update(probabilities, labels)
+                result = metric.compute()
+            else:
+                result = metric(probabilities, labels)
+        except Exception as error:
+            reason = describe_exception(error, run.code, run.code_packages)
+            raise MetricError(
+                f"{name} fails with probabilities (N x {self._num_classes}) and labels (N): {reason}"
+            ) from error
+        values = result if isinstance(result, Mapping) else {name.rpartition(":")[2].rpartition(".")[2]: result}
+        if len(values) > MAX_METRIC_VALUES:
+            raise MetricError(f"{name} returns {len(values)} values; the limit is {MAX_METRIC_VALUES}")
+        return {self._checked_name(name, key): _as_number(name, value) for key, value in values.items()}
+
+    @staticmethod
+    def _checked_name(name: str, key: object) -> str:
+        if not isinstance(key, str) or _NAME.fullmatch(key) is None:
+            raise MetricError(f"{name} returns a value named {key!r:.60}; use letters, digits, dots, @, - and _")
+        return key
+
+
+def _as_number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise MetricError(f"{name} returns {describe_value(value)} instead of a number or a dict of numbers") from None
+
+
+def _trial_outputs(num_classes: int) -> Outputs:
+    """Return random probabilities of images of all classes, two of each if they are not too many."""
+    count = max(min(2 * num_classes, MAX_TRIAL_VALUES // num_classes), 2)
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(count, num_classes, generator=generator).softmax(1)
+    return probabilities, torch.arange(count) % num_classes
+
+
+def concatenate(outputs: Sequence[Outputs], num_classes: int) -> Outputs:
+    """Return the outputs of several batches as one, on the CPU."""
+    if not outputs:
+        return torch.zeros(0, num_classes), torch.zeros(0, dtype=torch.int64)
+    probabilities, labels = (torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
+    return probabilities.float(), labels.long()
+
+
+def gather_outputs(outputs: Sequence[Outputs], num_classes: int, cpu_group: dist.ProcessGroup) -> Outputs | None:
+    """Return the outputs of all ranks on rank 0, in the order of the dataset; None on other ranks. A collective."""
+    probabilities, labels = concatenate(outputs, num_classes)
+    if dist.get_world_size(cpu_group) == 1:
+        return probabilities, labels
+    parts = gather_bytes(probabilities.numpy().tobytes(), cpu_group)
+    label_parts = gather_bytes(labels.numpy().tobytes(), cpu_group)
+    if not parts:
+        return None
+    # Each rank evaluates a contiguous part of the dataset.
+    gathered = np.frombuffer(bytearray(b"".join(parts)), np.float32).reshape(-1, num_classes)
+    gathered_labels = np.frombuffer(bytearray(b"".join(label_parts)), np.int64)
+    return torch.from_numpy(gathered), torch.from_numpy(gathered_labels)

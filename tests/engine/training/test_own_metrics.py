@@ -1,0 +1,144 @@
+"""The user's own metrics: each image once, in order and on any number of ranks, and errors that do not end a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config.loader import resolve_config
+from engine.data.sources.open import open_source
+from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.trained_model import read_trained_checkpoint
+from engine.runs.events import EpochEvent, WarningEvent
+from engine.runs.folder import RunFolder
+from engine.runs.journal import from_line, to_line
+from engine.training.own_metrics import OwnMetrics
+from engine.training.trainer import Trainer
+from engine.utils.errors import UsageError
+from gputrain_command import Gputrain, read_events
+from in_process import single_rank_trainer, train_in_process
+
+METRICS = """
+import torch
+
+
+def order(probabilities, labels):
+    # Differs if an image is missing, counted twice or out of order.
+    place = torch.arange(1, len(labels) + 1, dtype=torch.float64)
+    return {"labels": (place * labels).sum(), "outputs": (place * probabilities[:, 3].double()).sum()}
+
+
+def accuracy(probabilities, labels):
+    assert probabilities.dtype == torch.float32 and abs(float(probabilities.sum(1).mean()) - 1) < 1e-5
+    return (probabilities.argmax(1) == labels).float().mean()
+
+
+def unknown(probabilities, labels):
+    return float("nan")
+
+
+def failing(probabilities, labels):
+    if len(labels) > 100:
+        raise ValueError("too many images")
+    return 1.0
+
+
+def vector(probabilities, labels):
+    return probabilities[0]
+
+
+def renamed(probabilities, labels):
+    return {"a b": 1.0}
+
+
+class Accuracy:
+    def reset(self):
+        self.found = []
+
+    def update(self, probabilities, labels):
+        self.found.append((probabilities.argmax(1) == labels).float().mean())
+
+    def compute(self):
+        (accuracy,) = self.found
+        return accuracy
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_metrics", raising=False)
+    (tmp_path / "own_metrics.py").write_text(METRICS)
+    return tmp_path
+
+
+def names(*metrics: str) -> str:
+    return "eval.metrics=" + ",".join(f"own_metrics:{name}" for name in metrics)
+
+
+def test_own_metrics_are_in_the_epoch_event_for_model_and_ema(code: Path, tmp_path: Path) -> None:
+    recipe = (names("accuracy", "Accuracy", "unknown", "order"), f"run.code={code}", "run.epochs=2", "model.ema=0.9")
+    last = train_in_process(tmp_path / "run", *recipe)[-1]
+    labels = open_source(resolve_config("digits").config).get_labels("val")
+    assert last.metrics["labels"] == sum(place * int(label) for place, label in enumerate(labels, 1))
+    assert last.metrics["accuracy"] == pytest.approx(last.val_accuracy, rel=1e-6)
+    assert last.metrics["Accuracy"] == last.metrics["accuracy"]
+    assert last.ema_metrics["accuracy"] == pytest.approx(last.ema_val_accuracy, rel=1e-6)
+    read = from_line(to_line(last))
+    assert isinstance(read, EpochEvent) and read.metrics["unknown"] is None
+    assert read.metrics["accuracy"] == last.metrics["accuracy"]
+
+
+def test_own_metrics_on_two_ranks_equal_those_of_one_process(code: Path, gputrain: Gputrain) -> None:
+    arguments = ["--ranks", "2", "--gpus", "cpu", "--epochs", "1", "data.batch_size=7", f"run.code={code}"]
+    gputrain("run", "digits", "--headless", "--name", "two", names("order", "accuracy"), *arguments)
+    folder = RunFolder(gputrain.folder / "runs" / "two")
+    [epoch] = [event for event in read_events(folder.path) if event["type"] == "epoch"]
+    alone = evaluate_checkpoint(read_trained_checkpoint(folder, "last"), device="cpu").evaluation
+    assert epoch["metrics"]["labels"] == alone.own["labels"]
+    assert epoch["metrics"]["accuracy"] == alone.own["accuracy"]
+    assert epoch["metrics"]["outputs"] == pytest.approx(alone.own["outputs"], rel=1e-5)
+    row = gputrain("runs", "--json", "metrics.accuracy>0.1").stdout
+    assert '"two"' in row and "two" not in gputrain("runs", "metrics.accuracy>1").stdout
+
+
+def test_failing_metric_is_one_warning_with_the_line_of_the_user(code: Path) -> None:
+    events: list[Any] = []
+    recipe = (names("failing", "accuracy"), f"run.code={code}", "model.name=linear")
+    with single_rank_trainer(*recipe, events=events) as trainer:
+        assert isinstance(trainer, Trainer)
+        outputs = [(torch.full((359, 10), 0.1), torch.zeros(359, dtype=torch.int64))]
+        assert trainer.state.compute_own_metrics(outputs) == trainer.state.compute_own_metrics(outputs)
+        assert set(trainer.state.compute_own_metrics(outputs)) == {"accuracy"}
+    [warning] = [event.message for event in events if isinstance(event, WarningEvent)]
+    place = f"({code / 'own_metrics.py'}, line 22)"
+    assert warning == (
+        f"eval.metrics: own_metrics:failing fails with probabilities (N x 10) and labels (N): ValueError: too many "
+        f"images {place}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (["vector"], "own_metrics:vector returns a Tensor of float32, 10 instead of a number or a dict of numbers"),
+        (["renamed"], "own_metrics:renamed returns a value named 'a b'; use letters"),
+        (["missing"], "own_metrics has no missing"),
+        (["accuracy", "accuracy"], "own_metrics:accuracy has the value accuracy of another metric"),
+    ],
+)
+def test_own_metric_that_does_not_work_is_refused(code: Path, metrics: list[str], message: str) -> None:
+    config = resolve_config("digits", [names(*metrics), f"run.code={code}"]).config
+    with pytest.raises(UsageError) as caught:
+        OwnMetrics(config, 10, 100)
+    assert message in str(caught.value)
+
+
+def test_own_metrics_of_too_many_probabilities_are_refused(code: Path) -> None:
+    config = resolve_config("digits", [names("accuracy"), f"run.code={code}"]).config
+    with pytest.raises(UsageError, match="which is more than 1 GiB"):
+        OwnMetrics(config, 20_000, 50_000)
