@@ -46,6 +46,7 @@ def make_inspection(
         index=np.arange(len(label)),
         label=label,
         predicted=table.argmax(1).astype(np.int32),
+        second=np.argsort(-table, 1, kind="stable")[:, 1].astype(np.int32),
         probability=best[:, -1],
         label_probability=own,
         loss=-np.log(np.maximum(own, 1e-9)),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from engine.config.code_trust import CodeTrust
 from engine.config.data_sections import AugmentConfig, DataConfig
@@ -21,13 +22,13 @@ from engine.config.section import Section
 from engine.config.training_sections import EvalConfig
 from engine.data.limits import auto_workers
 from engine.data.pipelines.loader import BatchLoader, LoaderProcessError
-from engine.data.sampler import BatchRequest, Part
+from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
 from engine.data.sources.formats import with_val_draft
 from engine.data.sources.open import open_source
 from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
 from engine.models.factory import check_model
-from engine.training.losses import build_loss
+from engine.training.losses import Criterion, build_loss
 from engine.training.metrics import Evaluation, EvaluationAccumulator
 from engine.training.own_metrics import OwnMetrics, concatenate
 from engine.utils.errors import Problem, UsageError, did_you_mean
@@ -54,8 +55,24 @@ class CheckpointEvaluation:
     unread: tuple[str, ...]
 
 
+class ImageObserver(Protocol):
+    """Receives the outputs for each image of an evaluation."""
+
+    def open(self, config: Config, source: ImageSource, image_format: ImageFormat) -> None:
+        """Receive the evaluated config, its data and their format, before any image. May raise UsageError."""
+        ...
+
+    def add(self, part: Part, indices: Indices, logits: Tensor, targets: Tensor, criterion: Criterion) -> None:
+        """Receive the logits (N x classes) and targets (N class indices) of images of a part, on the device."""
+        ...
+
+
 def evaluate_checkpoint(
-    checkpoint: TrainedCheckpoint, overrides: Sequence[str] = (), part: EvaluationPart = "val", device: str = "auto"
+    checkpoint: TrainedCheckpoint,
+    overrides: Sequence[str] = (),
+    part: EvaluationPart = "val",
+    device: str = "auto",
+    observer: ImageObserver | None = None,
 ) -> CheckpointEvaluation:
     """Evaluate a checkpoint once on every image of a split, without augmentation.
 
@@ -74,6 +91,8 @@ def evaluate_checkpoint(
     )
     if not images_per_class.any():
         raise UsageError.one("--part", f"{part} has no images in {config.data.dataset}; select another part")
+    if observer is not None:
+        observer.open(config, source, checkpoint.image_format)
 
     # DataLoader workers are forked, so they must start before this process initializes CUDA or starts threads.
     workers: int = 0 if source.in_memory else auto_workers(1, config.data.numeric_batch_size)
@@ -98,11 +117,14 @@ def evaluate_checkpoint(
     unread_files: list[str] = []
     class_table = torch.from_numpy(class_map)
     try:
-        for batch in batches:
+        for request, batch in zip(batch_requests(source, part, config.data.numeric_batch_size), batches, strict=True):
             unread_files += batch.unread
             if batch.loss_weight > 0:
                 logits, targets = trained.logits(batch.images), class_table[batch.labels].to(trained.device)
                 accumulator.add(criterion(logits, targets), logits, targets)
+                if observer is not None:
+                    indices = request.indices if batch.readable is None else batch.readable
+                    observer.add(request.part, indices, logits, targets, criterion)
     except UnreadableImageError as error:
         raise UsageError.one("data.path", f"{error}; skip unreadable images with data.on_bad=skip") from error
     except torch.OutOfMemoryError as error:

@@ -24,11 +24,11 @@ from engine.inference.checkpoint_code import limit_to_run
 from engine.models.factory import build_model
 from engine.models.meta_device import build_on_meta
 from engine.models.tta import augmented_logits
-from engine.runs.checkpoint_files import DamagedCheckpointError
+from engine.runs.checkpoint_files import DamagedCheckpointError, find_checkpoint
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import check_content, load_checkpoint
 from engine.utils.errors import UsageError
-from engine.utils.files import expand_user, is_file, shown_path
+from engine.utils.files import shown_path
 
 # A difference can list the names of all parameters.
 MAX_DIFFERENCE_CHARS = 200
@@ -81,12 +81,16 @@ class TrainedModel:
         return augmented_logits(self.model, normalize(images, mean, std), self.checkpoint.config.eval).float()
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return probabilities of shape (N, classes) on the model's device.
+        """Return probabilities of shape (N, classes) on the model's device, see `to_probabilities`."""
+        return to_probabilities(self.logits(images), self.checkpoint.config)
 
-        Softmax, or sigmoid for models trained with `bce`, whose probabilities do not sum to 1.
-        """
-        logits = self.logits(images)
-        return logits.sigmoid() if self.checkpoint.config.loss.name == "bce" else logits.softmax(1)
+
+def to_probabilities(logits: Tensor, config: Config) -> Tensor:
+    """Return the probabilities of logits, N x classes.
+
+    Softmax, or sigmoid for models trained with `bce`, whose probabilities do not sum to 1.
+    """
+    return logits.sigmoid() if config.loss.name == "bce" else logits.softmax(1)
 
 
 def load_trained_model(
@@ -109,9 +113,9 @@ def read_trained_checkpoint(
 ) -> TrainedCheckpoint:
     """Read a checkpoint of a run.
 
-    `which` is "best" (or the last one before the first evaluation), "last", or a file. `raw` selects the model weights
-    even if there are EMA weights. `code_trust` is what the user grants. Starts no thread and does not initialize CUDA,
-    so the caller can still fork. Raises UsageError if the checkpoint is missing or damaged.
+    `which` is that of `find_checkpoint`. `raw` selects the model weights even if there are EMA weights. `code_trust` is
+    what the user grants. Starts no thread and does not initialize CUDA, so the caller can still fork. Raises UsageError
+    if the checkpoint is missing or damaged.
     """
     path = find_checkpoint(folder, which)
     try:
@@ -145,21 +149,6 @@ def check_takes_images(checkpoint: TrainedCheckpoint) -> None:
             f"its model takes floating-point tensors ({shape}), not images",
             "only `gputrain evaluate` supports it",
         )
-
-
-def find_checkpoint(folder: RunFolder, which: str) -> Path:
-    """Return the path of the checkpoint `which`. Raises UsageError if there is none."""
-    names = {"best": ("best.pt", "last.pt"), "last": ("last.pt",)}
-    if which not in names:
-        path = expand_user(which)
-        if not is_file(path):
-            raise UsageError.one("--checkpoint", f"{which} is not a file; use best, last or a file")
-        # A link that the user names is followed, one in a run folder is not.
-        return path.resolve()
-    for name in names[which]:
-        if is_file(folder.checkpoints / name):
-            return folder.checkpoints / name
-    raise UsageError.one(folder.name, "has no checkpoint yet; the first is saved at the end of an epoch")
 
 
 def config_from_checkpoint(values: Mapping[str, Any]) -> Config:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
-from engine.utils.files import open_regular_file
+from engine.runs.folder import RunFolder
+from engine.utils.errors import UsageError
+from engine.utils.files import expand_user, is_file, open_regular_file
 
 CHECKPOINT_FORMAT = 3
 CHECKPOINT_KEYS = {
@@ -55,16 +57,46 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return checkpoints
 
 
+def find_checkpoint(folder: RunFolder, which: str) -> Path:
+    """Return the path of the checkpoint `which`: "best" (or the last one before the first evaluation), "last", or a
+    file. Raises UsageError if there is none."""
+    names = {"best": ("best.pt", "last.pt"), "last": ("last.pt",)}
+    if which not in names:
+        path = expand_user(which)
+        if not is_file(path):
+            raise UsageError.one("--checkpoint", f"{which} is not a file; use best, last or a file")
+        # A link that the user names is followed, one in a run folder is not.
+        return path.resolve()
+    for name in names[which]:
+        if is_file(folder.checkpoints / name):
+            return folder.checkpoints / name
+    raise UsageError.one(folder.name, "has no checkpoint yet; the first is saved at the end of an epoch")
+
+
+def read_digest(path: Path) -> str:
+    """Return the SHA-256 that a checkpoint file states of itself, without reading the rest of it.
+
+    Raises DamagedCheckpointError, and OSError if the file cannot be read.
+    """
+    with open_regular_file(path) as file:
+        return _stated_checksum(file)[len(CHECKSUM_PREFIX) :].decode(errors="replace")
+
+
+def _stated_checksum(file: BinaryIO) -> bytes:
+    file.seek(max(os.fstat(file.fileno()).st_size - COMMENT_BYTES, 0))
+    comment = file.read(COMMENT_BYTES)
+    if not comment.startswith(CHECKSUM_PREFIX):
+        raise DamagedCheckpointError("is truncated or not a gputrain checkpoint")
+    return comment
+
+
 def verify_checksum(file: BinaryIO) -> None:
     """Check the SHA-256 checksum at the end of an open file.
 
     Raises DamagedCheckpointError if it does not match, OSError if the file cannot be read."""
     data_bytes = os.fstat(file.fileno()).st_size - COMMENT_BYTES
-    file.seek(max(data_bytes, 0))
-    comment = file.read(COMMENT_BYTES)
     # First, because hashing a large file takes minutes.
-    if not comment.startswith(CHECKSUM_PREFIX):
-        raise DamagedCheckpointError("is truncated or not a gputrain checkpoint")
+    comment = _stated_checksum(file)
     checksum, remaining_bytes = hashlib.sha256(), data_bytes
     file.seek(0)
     while remaining_bytes > 0 and (block := file.read(min(_READ_CHUNK_BYTES, remaining_bytes))):

@@ -32,8 +32,8 @@ class InspectedImage:
     """Result of one image.
 
     `row` is its row in the inspection, `index` its index in the part. `path` is relative to the folder of the dataset,
-    None for a dataset without image files. `label` and `predicted` are class indices. `probability` is that of the
-    predicted class. `margin` is the probability of the predicted class minus that of the second most probable one.
+    None for a dataset without image files. `label`, `predicted` and `second`, the second most probable class, are class
+    indices. `probability` is that of the predicted class, and `margin` is `probability` minus that of the second class.
     `loss` is the loss of this image alone. Numbers are NaN if the weights of the model are not finite.
     """
 
@@ -43,6 +43,7 @@ class InspectedImage:
     path: str | None
     label: int
     predicted: int
+    second: int
     probability: float
     label_probability: float
     loss: float
@@ -122,6 +123,7 @@ class Inspection:
     index: NDArray[np.int64]
     label: NDArray[np.int32]
     predicted: NDArray[np.int32]
+    second: NDArray[np.int32]
     probability: NDArray[np.float32]
     label_probability: NDArray[np.float32]
     loss: NDArray[np.float32]
@@ -133,6 +135,10 @@ class Inspection:
     def __len__(self) -> int:
         return len(self.label)
 
+    def count(self, part: PartName = "all") -> int:
+        """Return the number of inspected images of a part."""
+        return len(self) if part == "all" else int((self.part == PART_NAMES.index(part)).sum())
+
     def image(self, row: int) -> InspectedImage:
         """Return the result of one row."""
         return InspectedImage(
@@ -142,6 +148,7 @@ class Inspection:
             path=None if self.paths is None else self.paths[row],
             label=int(self.label[row]),
             predicted=int(self.predicted[row]),
+            second=int(self.second[row]),
             probability=float(self.probability[row]),
             label_probability=float(self.label_probability[row]),
             loss=float(self.loss[row]),

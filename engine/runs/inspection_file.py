@@ -37,6 +37,7 @@ _COLUMNS: Mapping[str, str] = {
     "index": "<i8",
     "label": "<i4",
     "predicted": "<i4",
+    "second": "<i4",
     "probability": "<f4",
     "label_probability": "<f4",
     "loss": "<f4",
@@ -178,7 +179,13 @@ def _problem(inspection: Inspection) -> str | None:
     if count > MAX_IMAGES or any(getattr(inspection, name).shape != (count,) for name in _COLUMNS):
         return "its columns differ in length"
     num_classes = len(inspection.info.classes)
-    limits = {"part": len(PART_NAMES), "label": num_classes, "predicted": num_classes, "index": np.inf}
+    limits = {
+        "part": len(PART_NAMES),
+        "label": num_classes,
+        "predicted": num_classes,
+        "second": num_classes,
+        "index": np.inf,
+    }
     for name, limit in limits.items():
         column = getattr(inspection, name)
         if count and not (column.min() >= 0 and column.max() < limit):

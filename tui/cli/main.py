@@ -16,6 +16,7 @@ from tui.cli.compare import app as compare_app
 from tui.cli.config import app as config_app
 from tui.cli.export import app as export_app
 from tui.cli.help import CONTEXT_SETTINGS, GroupedCommands, HelpCommand, make_epilog
+from tui.cli.inspect import app as inspect_app
 from tui.cli.lr_find import app as lr_find_app
 from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
@@ -61,6 +62,7 @@ for commands in (
     trained_app,
     export_app,
     report_app,
+    inspect_app,
     sync_app,
     machine_app,
     notify_app,

@@ -44,7 +44,8 @@ class Batch:
     """A CPU batch: `images`, N x C x H x W uint8 (float32 if `ImageFormat.is_float`), and `labels`, N int64.
 
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
-    `augment_params` are the batch transforms still to apply on the device; None for validation.
+    `augment_params` are the batch transforms still to apply on the device; None for validation. `readable` has the
+    indices of the images if any was skipped.
     """
 
     images: Tensor
@@ -53,6 +54,7 @@ class Batch:
     ends_step: bool = True
     unread: tuple[str, ...] = ()
     augment_params: AugmentParams | None = None
+    readable: Indices | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all but the images by value: a shared-memory file and a socket connection for each small tensor would
@@ -64,6 +66,7 @@ class Batch:
             self.ends_step,
             self.unread,
             self.augment_params,
+            self.readable,
         )
 
 
@@ -95,7 +98,9 @@ class BatchDataset(Dataset[Batch]):
         if request.is_training:
             images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
             augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
-        return Batch(images, torch.from_numpy(labels), request.loss_weight, request.ends_step, unread, augment_params)
+        readable = request.indices if unread else None
+        weight, ends_step = request.loss_weight, request.ends_step
+        return Batch(images, torch.from_numpy(labels), weight, ends_step, unread, augment_params, readable)
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
         """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""

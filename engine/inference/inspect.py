@@ -1,0 +1,168 @@
+"""Evaluation of single images, for the lists of `engine.runs.inspection`. Called by `gputrain inspect`.
+
+`engine.inference.evaluate` evaluates; this module collects the result of each image and small pictures of the worst.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from engine.config.schema import Config
+from engine.data.pipelines.loader import BatchDataset
+from engine.data.sampler import BatchRequest, Indices, Part
+from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.folder import FolderSource
+from engine.inference.evaluate import evaluate_checkpoint, expand_parts
+from engine.inference.export_description import find_epoch
+from engine.inference.stored_inspection import InspectionRequest
+from engine.inference.trained_model import TrainedCheckpoint, to_probabilities
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import LIST_NAMES, MAX_IMAGES, PART_NAMES, Inspection, InspectionInfo, PartName
+from engine.runs.inspection_file import MAX_THUMBNAIL_BYTES, MAX_THUMBNAIL_SIDE, MAX_UNREAD
+from engine.training.losses import Criterion
+from engine.utils.errors import UsageError
+
+THUMBNAIL_BATCH = 256
+
+
+def inspect_checkpoint(
+    run: RunFolder, checkpoint: TrainedCheckpoint, request: InspectionRequest, device: str = "auto"
+) -> Inspection:
+    """Evaluate a checkpoint once on every image of a part, and return the result of each image.
+
+    Raises UsageError as `evaluate_checkpoint` does, and for more than MAX_IMAGES images.
+    """
+    collector = _Collector(request.part)
+    result = evaluate_checkpoint(checkpoint, request.overrides, request.part, device, collector)
+    source, epoch = collector.source, find_epoch(checkpoint, run.history())
+    has_files = isinstance(source, FolderSource)
+    info = InspectionInfo(
+        checkpoint=checkpoint.path.name,
+        digest=request.digest,
+        step=checkpoint.step,
+        epoch=None if epoch is None else epoch.epoch,
+        raw=request.raw,
+        part=request.part,
+        dataset=result.config.data.dataset,
+        classes=checkpoint.classes,
+        root=os.path.realpath(source.root) if isinstance(source, FolderSource) else None,
+        overrides=request.overrides,
+        data=result.config.data.model_dump(mode="json"),
+        seed=result.config.run.seed,
+        fingerprints={part: asdict(source.fingerprint(part)) for part in expand_parts(request.part)},
+        unread=result.unread[:MAX_UNREAD],
+        unread_count=len(result.unread),
+        time=time.time(),
+    )
+    inspection = collector.inspection(info)
+    return inspection if has_files else _with_thumbnails(inspection, source, result.config, collector.image_format)
+
+
+class _Collector:
+    """Collects the result of each image, an `ImageObserver`."""
+
+    def __init__(self, part: PartName) -> None:
+        self._part = part
+        self._columns: dict[str, list[NDArray[np.generic]]] = {}
+
+    def open(self, config: Config, source: ImageSource, image_format: ImageFormat) -> None:
+        self.source, self.image_format, self._config = source, image_format, config
+        count = sum(source.num_images(part) for part in expand_parts(self._part))
+        if count > MAX_IMAGES:
+            reason = f"{self._part} has {count:,} images; at most {MAX_IMAGES:,} can be inspected"
+            raise UsageError.one("--part", reason, "select another part")
+
+    def add(self, part: Part, indices: Indices, logits: Tensor, targets: Tensor, criterion: Criterion) -> None:
+        probabilities = to_probabilities(logits, self._config)
+        best, predicted = probabilities.topk(2, 1), logits.argmax(1)
+        # The loss of a model and of a user is a mean over a batch.
+        losses = [criterion(logits[row : row + 1], targets[row : row + 1]) for row in range(len(targets))]
+        columns = {
+            "part": np.full(len(indices), PART_NAMES.index(part), np.uint8),
+            "index": np.asarray(indices, np.int64),
+            "label": targets,
+            # Not the first of `best`: both break ties in their own way, and the confusion matrix uses this one.
+            "predicted": predicted,
+            "second": torch.where(best.indices[:, 0] == predicted, best.indices[:, 1], best.indices[:, 0]),
+            "probability": best.values[:, 0],
+            "label_probability": probabilities.gather(1, targets[:, None])[:, 0],
+            "margin": best.values[:, 0] - best.values[:, -1],
+            "loss": torch.stack(losses).float(),
+        }
+        for name, column in columns.items():
+            self._columns.setdefault(name, []).append(
+                np.asarray(column.cpu() if isinstance(column, Tensor) else column)
+            )
+
+    def inspection(self, info: InspectionInfo) -> Inspection:
+        """Return the results of all images, without pictures."""
+        columns = {name: np.concatenate(arrays) for name, arrays in self._columns.items()}
+        paths = None
+        if isinstance(self.source, FolderSource):
+            by_part = [self.source.paths[part] for part in ("train", "val")]
+            paths = [by_part[part][index] for part, index in zip(columns["part"], columns["index"], strict=True)]
+        return Inspection(info, **columns, paths=paths)
+
+
+def _with_thumbnails(
+    inspection: Inspection, source: ImageSource, config: Config, image_format: ImageFormat
+) -> Inspection:
+    """Return the inspection with pictures of its worst images, as the network sees them. Unreadable images get none."""
+    side, channels = min(image_format.val_size, MAX_THUMBNAIL_SIDE), 3 if image_format.channels >= 3 else 1
+    rows = worst_rows(inspection, MAX_THUMBNAIL_BYTES // (side * side * channels))
+    data = config.data.model_copy(update={"on_bad": "skip"})
+    dataset = BatchDataset(source, config.model_copy(update={"data": data}), image_format)
+    shown: list[NDArray[np.int64]] = []
+    pictures: list[NDArray[np.uint8]] = []
+    for code, part in enumerate(PART_NAMES):
+        of_part = rows[inspection.part[rows] == code]
+        for start in range(0, len(of_part), THUMBNAIL_BATCH):
+            chosen = of_part[start : start + THUMBNAIL_BATCH]
+            indices = inspection.index[chosen]
+            batch = dataset[BatchRequest(part, 0, indices)]  # type: ignore[arg-type]
+            if batch.loss_weight == 0:
+                continue
+            if batch.readable is not None:
+                chosen = chosen[np.isin(indices, batch.readable)]
+            shown.append(chosen)
+            pictures += [_thumbnail(image, side) for image in batch.images.numpy()]
+    if not pictures:
+        return inspection
+    order = np.argsort(np.concatenate(shown), kind="stable")
+    return replace(inspection, thumbnail_rows=np.concatenate(shown)[order], thumbnails=np.stack(pictures)[order])
+
+
+def worst_rows(inspection: Inspection, count: int) -> NDArray[np.intp]:
+    """Return the rows of which pictures are kept, ascending and at most `count`.
+
+    First the beginning of each list, then the wrong images, evenly over the cells of the confusion matrix and with the
+    greatest loss of each cell first, then the right ones likewise.
+    """
+    listed = [inspection.ranked(name, limit=count // 8) for name in LIST_NAMES]
+    cells = inspection.label.astype(np.int64) * len(inspection.info.classes) + inspection.predicted
+    by_cell = np.lexsort((-np.nan_to_num(inspection.loss, nan=np.inf), cells))
+    starts = np.flatnonzero(np.diff(cells[by_cell], prepend=-1))
+    ranks = np.arange(len(by_cell)) - np.repeat(starts, np.diff(starts, append=len(by_cell)))
+    is_right = (inspection.label == inspection.predicted)[by_cell]
+    wanted = np.concatenate([*listed, by_cell[np.lexsort((ranks, is_right))]])
+    _, first = np.unique(wanted, return_index=True)
+    return np.sort(wanted[np.sort(first)[:count]])
+
+
+def _thumbnail(image: NDArray[np.generic], side: int) -> NDArray[np.uint8]:
+    """Return an image of C x H x W as side x side x C. Floating-point values are stretched to the range of uint8."""
+    pixels = image[:3] if len(image) >= 3 else image[:1]
+    if pixels.dtype != np.uint8:
+        values = np.nan_to_num(pixels.astype(np.float64), posinf=0.0, neginf=0.0)
+        low, high = values.min(), values.max()
+        pixels = ((values - low) * (255 / (high - low or 1))).astype(np.uint8)
+    planes = [Image.fromarray(plane).resize((side, side), Image.Resampling.BOX) for plane in pixels]
+    return np.stack([np.asarray(plane) for plane in planes], 2)

@@ -1,0 +1,73 @@
+"""The stored inspection of a run, as long as checkpoint and data are those of a request. Imports no torch.
+
+`gputrain inspect` asks here before it evaluates with `engine.inference.inspect`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engine.config.loader import validate_config
+from engine.data.sampler import PARTS
+from engine.data.sources.open import open_source
+from engine.runs.checkpoint_files import DamagedCheckpointError, read_digest
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import Inspection, InspectionInfo, PartName
+from engine.runs.inspection_file import InvalidInspectionError, read_inspection
+from engine.utils.errors import UsageError
+from engine.utils.files import shown_path
+
+
+@dataclass(frozen=True)
+class InspectionRequest:
+    """What to inspect.
+
+    `digest` is the SHA-256 of the checkpoint file, read before the file is loaded. `raw` and `part` are the flags of
+    these names, `overrides` those of `evaluate_checkpoint`.
+    """
+
+    digest: str
+    raw: bool = False
+    overrides: tuple[str, ...] = ()
+    part: PartName = "val"
+
+
+def checkpoint_digest(path: Path) -> str:
+    """Return the SHA-256 of a checkpoint. Raises UsageError."""
+    try:
+        return read_digest(path)
+    except (DamagedCheckpointError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError.one(
+            str(shown_path(path)), f"{reason}; select another with --checkpoint last, or --checkpoint FILE"
+        ) from error
+
+
+def find_stored(run: RunFolder, request: InspectionRequest) -> Inspection | None:
+    """Return the stored inspection of a run if it answers a request, else None.
+
+    The images of a folder are compared with those that were evaluated. Other datasets do not change, or only their code
+    knows.
+    """
+    try:
+        inspection = read_inspection(run)
+    except InvalidInspectionError:
+        return None
+    if inspection is None or not inspection.info.covers(request.part):
+        return None
+    info = inspection.info
+    if (info.digest, info.raw, info.overrides) != (request.digest, request.raw, request.overrides):
+        return None
+    return inspection if info.dataset != "folder" or _has_same_files(info) else None
+
+
+def _has_same_files(info: InspectionInfo) -> bool:
+    """Whether the folder of an inspection still has the same images: names, labels and sizes."""
+    try:
+        source = open_source(validate_config({"data": dict(info.data), "run": {"seed": info.seed}}))
+    except UsageError:
+        return False
+    return all(
+        asdict(source.fingerprint(part)) == info.fingerprints[part] for part in PARTS if part in info.fingerprints
+    )

@@ -1,0 +1,195 @@
+"""Inspection of the single images of a run, and when the stored one is used again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config.yaml_io import to_yaml
+from engine.data.sources.open import open_source
+from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.inspect import inspect_checkpoint, worst_rows
+from engine.inference.preview import load_preview
+from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
+from engine.inference.trained_model import read_trained_checkpoint
+from engine.runs.folder import RunFolder
+from engine.runs.inspection import Inspection
+from engine.runs.inspection_file import read_inspection, write_inspection
+from inspections import make_inspection
+from photo_folder import write_photo_folder
+from trained_run import DIGITS, call, saved_run
+
+
+def inspect(run: RunFolder, *overrides: str, part: Any = "val") -> Inspection:
+    request = InspectionRequest("", False, overrides, part)
+    return inspect_checkpoint(run, read_trained_checkpoint(run), request, "cpu")
+
+
+def folder_run(tmp_path: Path, **config: Any) -> RunFolder:
+    photos = write_photo_folder(tmp_path / "photos")
+    # Threads of torch run in the process of the tests, so no loader can be forked.
+    data = {"dataset": "folder", "path": str(photos), "image_size": 8, "batch_size": 3, "workers": 0}
+    data |= config.pop("data", {})
+    run = saved_run(tmp_path / "runs" / "photos", data=data, **config)
+    run.config.write_text(to_yaml({"data": data}))
+    return run
+
+
+def test_inspection_agrees_with_evaluation(run: RunFolder) -> None:
+    inspection = inspect(run, part="all")
+    evaluation = evaluate_checkpoint(read_trained_checkpoint(run), part="all", device="cpu").evaluation
+    assert len(inspection) == evaluation.metrics.images == 1797
+    counts = np.zeros((10, 10), int)
+    np.add.at(counts, (inspection.label, inspection.predicted), 1)
+    assert counts.tolist() == evaluation.confusion
+    assert inspection.loss.mean() == pytest.approx(evaluation.metrics.loss, rel=1e-5)
+    assert np.allclose(inspection.loss, -np.log(inspection.label_probability), rtol=1e-3, atol=1e-5)
+    assert (inspection.second != inspection.predicted).all()
+    assert inspection.info.epoch is not None and inspection.info.stale_reason([inspection.info.epoch]) is None
+
+
+def test_inspection_keeps_pictures_of_datasets_without_files(run: RunFolder) -> None:
+    inspection = inspect(run)
+    source = open_source(DIGITS)
+    worst = inspection.images(inspection.confident_mistakes(limit=3))
+    for image in worst:
+        pixels, labels = source.load("val", np.array([image.index]))
+        assert np.array_equal(np.asarray(load_preview(run, inspection, image)), pixels[0, 0])
+        assert labels[0] == image.label
+
+
+@pytest.mark.parametrize("loss", [{"name": "bce"}, {"class_weights": "balanced", "label_smoothing": 0.1}])
+def test_losses_of_images_have_the_mean_of_the_evaluation(tmp_path: Path, loss: dict[str, object]) -> None:
+    run = folder_run(tmp_path, loss=loss)
+    evaluation = evaluate_checkpoint(read_trained_checkpoint(run), part="all", device="cpu").evaluation
+    assert inspect(run, part="all").loss.mean() == pytest.approx(evaluation.metrics.loss, rel=1e-5)
+
+
+def test_results_belong_to_their_files_when_others_cannot_be_read(tmp_path: Path) -> None:
+    run = folder_run(tmp_path, data={"on_bad": "skip"})
+    before = inspect(run, part="all")
+    broken = Path(str(before.info.root), before.image(1).name)
+    # With the size and the time of the intact file, so that the scan of the folder takes it for readable.
+    status = broken.stat()
+    broken.write_bytes(b"x" * status.st_size)
+    os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = inspect(run, part="all")
+    assert (len(before), len(after), after.info.unread_count) == (16, 15, 1)
+    by_path = {image.path: image.loss for image in before.images(range(16))}
+    assert all(by_path[image.path] == pytest.approx(image.loss) for image in after.images(range(15)))
+    assert broken.name in after.info.unread[0]
+
+
+def test_worst_rows_take_the_worst_of_each_cell() -> None:
+    """Of 30 images, 10 are right; the two wrong cells share the rest unevenly."""
+    table = [[0.9, 0.1, 0.0]] * 10 + [[0.2, 0.7, 0.1]] * 18 + [[0.1, 0.3, 0.6]] * 2
+    images = make_inspection(table, [0] * 30)
+    assert list(worst_rows(images, 5)) == [10, 11, 12, 28, 29]
+    assert list(worst_rows(images, 100)) == list(range(30))
+
+
+def test_stored_inspection_is_used_while_checkpoint_and_images_are_the_same(tmp_path: Path) -> None:
+    run = folder_run(tmp_path)
+    digest = checkpoint_digest(run.checkpoints / "best.pt")
+    request = InspectionRequest(digest, part="all")
+    write_inspection(run, inspect_checkpoint(run, read_trained_checkpoint(run), request, "cpu"))
+    assert find_stored(run, request) is not None
+    assert find_stored(run, InspectionRequest(digest, part="val")) is not None
+    assert find_stored(run, InspectionRequest("0" * 64, part="val")) is None
+    assert find_stored(run, InspectionRequest(digest, raw=True)) is None
+    assert find_stored(run, InspectionRequest(digest, overrides=("data.path=/other",))) is None
+    photo = next((tmp_path / "photos" / "cat").iterdir())
+    photo.rename(tmp_path / "photos" / "dog" / "moved.png")
+    assert find_stored(run, request) is None
+
+
+def test_inspect_command_evaluates_once(tmp_path: Path) -> None:
+    run = folder_run(tmp_path)
+    first = call("inspect", run.path, "--part", "all", "--json")
+    assert first.exit_code == 0, first.output
+    values = json.loads(first.stdout)
+    assert (values["images"], list(values["lists"])) == (16, ["mistakes", "doubtful", "labels"])
+    worst = values["lists"]["mistakes"][0]
+    assert Path(worst["path"]).is_file() and {worst["label"], worst["predicted"]} == {"cat", "dog"}
+    written = run.inspection.stat().st_mtime_ns
+    table = call("inspect", run.path, "--part", "all", "--list", "mistakes", "--limit", "1")
+    assert table.exit_code == 0 and run.inspection.stat().st_mtime_ns == written
+    lines = table.stdout.splitlines()
+    assert lines[1].startswith("16 images, ") and lines[3] == "Most confident mistakes"
+    assert lines[5].split()[:3] == [f"{worst['label']}/{Path(worst['path']).name}", worst["label"], worst["predicted"]]
+    assert len(lines) == 6
+    assert call("inspect", run.path, "--again").exit_code == 0 and run.inspection.stat().st_mtime_ns != written
+
+
+def test_inspect_command_lists_a_cell_by_name_or_index(tmp_path: Path) -> None:
+    run = folder_run(tmp_path)
+    by_name, by_index = (call("inspect", run.path, "--json", "--cell", *cell) for cell in (("cat", "dog"), (0, 1)))
+    assert by_name.exit_code == 0, by_name.output
+    assert by_name.stdout == by_index.stdout
+    losses = [image["loss"] for image in json.loads(by_name.stdout)["lists"]["cell"]]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--part", "test"], "--part: test is not allowed: must be one of val, train, all"),
+        (
+            ["--list", "label"],
+            "--list: label is not allowed: must be one of mistakes, doubtful, labels; did you mean labels?",
+        ),
+        (["--cell", "cat", "dg"], "--cell: the model has no class dg; did you mean dog?"),
+        (["--cell", "cat", "9"], "--cell: the model has no class 9; its classes are cat, dog"),
+        (
+            ["--cell", "0", "1", "--list", "labels"],
+            "--cell: lists the images of a cell, not the list labels; keep one of both",
+        ),
+        (["data.size=3"], "data.size: unknown key"),
+        (["--checkpoint", "none.pt"], "--checkpoint: none.pt is not a file; use best, last or a file"),
+    ],
+)
+def test_inspect_command_refuses_invalid_arguments_in_one_sentence(
+    small_run: RunFolder, arguments: list[str], message: str
+) -> None:
+    done = call("inspect", small_run.path, *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"error: {message}") and len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return folder_run(tmp_path_factory.mktemp("refusals"))
+
+
+def test_inspect_command_names_damaged_checkpoint(tmp_path: Path) -> None:
+    run = folder_run(tmp_path)
+    shutil.copyfile(run.checkpoints / "best.pt", tmp_path / "cut.pt")
+    with (tmp_path / "cut.pt").open("r+b") as file:
+        file.truncate(1000)
+    done = call("inspect", run.path, "--checkpoint", tmp_path / "cut.pt")
+    assert done.exit_code == 2 and "cut.pt: is truncated or not a gputrain checkpoint; select" in done.stderr
+
+
+def test_inspect_command_replaces_damaged_inspection(tmp_path: Path) -> None:
+    run = folder_run(tmp_path)
+    run.inspection.write_bytes(b"no archive")
+    assert call("inspect", run.path).exit_code == 0
+    assert read_inspection(run) is not None
+
+
+def test_inspect_command_shows_lists_of_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("engine.runs.inspection_file.write_inspection", refuse)
+    done = call("inspect", folder_run(tmp_path).path)
+    assert done.exit_code == 0 and "Suspected wrong labels" in done.stdout
+    assert "the result is not kept" in done.stderr and "(Read-only file system)" in done.stderr
