@@ -16,10 +16,9 @@ from engine.config.schema import Config
 from engine.config.user_code import RUN_USER_CODE_ADVICE, is_user_code
 from engine.data.batching import build_sampler, check_source
 from engine.data.sampler import PARTS, BatchRequest
-from engine.data.sources.base import UnreadableImageError
+from engine.data.sources.base import ItemFormat, UnreadableImageError
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.data.sources.user_dataset import ItemFormat, first_item_format
 from engine.utils.errors import UsageError, problems_from_json, problems_to_json
 from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
@@ -102,6 +101,9 @@ def main(parent: ParentPipe) -> None:
     request = parent.receive()
     try:
         if not request["ranks"]:
+            # It imports torch.
+            from engine.data.sources.user_dataset import first_item_format
+
             config = validate_config(request["config"])
             parent.send(asdict(first_item_format(config.data, config.run)))
             return

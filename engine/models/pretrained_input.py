@@ -16,9 +16,8 @@ from engine.config.data_sections import Fit, Interpolation
 from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
-from engine.data.sources.base import ImageFormat
+from engine.data.sources.base import ImageFormat, ItemFormat
 from engine.data.sources.formats import expected_input_format
-from engine.data.sources.user_dataset import ItemFormat
 from engine.models.catalog import model_names, read_listing
 
 # The keys of section `data` that pretrained weights supply where they are not set.

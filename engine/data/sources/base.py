@@ -144,6 +144,16 @@ class CropSpec:
     interpolation: Interpolation = "bilinear"
 
 
+@dataclass(frozen=True)
+class ItemFormat:
+    """What the first item of a user dataset shows: its size if it is square, its channels, and whether it is a
+    floating-point tensor."""
+
+    size: int | None
+    channels: int
+    is_float: bool = False
+
+
 class UnreadableImageError(Exception):
     """An image cannot be read or decoded. The message names it."""
 

@@ -29,6 +29,7 @@ from engine.data.sources.base import (
     CropSpec,
     ImageFormat,
     Images,
+    ItemFormat,
     Labels,
     UnreadableImageError,
     format_from_config,
@@ -147,16 +148,6 @@ class UserDatasetSource:
         if image.shape != expected:
             raise ValueError(f"its shape is {_format_shape(image.shape)} instead of {_format_shape(expected)}")
         return image
-
-
-@dataclass(frozen=True)
-class ItemFormat:
-    """What the first item of a user dataset shows: its size if it is square, its channels, and whether it is a
-    floating-point tensor."""
-
-    size: int | None
-    channels: int
-    is_float: bool = False
 
 
 def first_item_format(data: DataConfig, run: RunConfig) -> ItemFormat:

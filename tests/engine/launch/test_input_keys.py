@@ -11,7 +11,7 @@ import yaml
 
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
-from engine.data.sources.user_dataset import ItemFormat
+from engine.data.sources.base import ItemFormat
 from engine.launch import input_keys
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import RunRequest
