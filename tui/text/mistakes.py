@@ -122,9 +122,13 @@ def fact_lines(image: InspectedImage, info: InspectionInfo, width: int) -> list[
     label, predicted = printable(info.classes[image.label]), printable(info.classes[image.predicted])
     is_right = image.label == image.predicted
     loss, margin = format_figure(image, "loss"), format_figure(image, "margin")
+    # The second class of a mistake is often the label, whose probability is known.
+    name, probability = printable(info.classes[image.second]), image.probability - image.margin
+    second = [] if image.second == image.label else [_class_fact("second", name, probability, "", width)]
     lines = [
         _class_fact("label", label, image.label_probability, STRONG, width),
         _class_fact("predicted", predicted, image.probability, GOOD if is_right else BAD, width),
+        *second,
         Text.assemble((f"{'loss':<{FACT_COLUMNS}}", MUTED), loss, ("  margin ", MUTED), margin, no_wrap=True, end=""),
     ]
     path = image_path(image, info)
