@@ -23,6 +23,7 @@ SEED_KEY = "run.seed"
 # and how many ranks a run has had is in its journal, and `engine.runs.comparison` compares their number.
 NEUTRAL_SECTIONS = {"checkpoint", "notify", "queue"}
 NEUTRAL_KEYS = SESSION_KEYS | {
+    "eval.metrics",
     *("run.log_every", "run.watchdog", "run.max_restarts", "run.requeue", "data.download", "data.workers"),
     *("data.prefetch", "device.gpus", "device.wait", "device.ranks", "device.launcher", "device.start_method"),
     *("device.deterministic", "device.cudnn_benchmark", "device.timeout", "device.backend", "device.init_method"),

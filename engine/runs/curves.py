@@ -22,6 +22,8 @@ X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
 
 # A corrupt journal may claim any step; this bounds the memory for steps whose losses are missing.
 MAX_MISSING_STEPS = 10_000_000
+# More curves of the user's own metrics than a chart can show.
+MAX_OWN_METRICS = 64
 
 
 def is_finite_number(value: object) -> bool:
@@ -135,6 +137,8 @@ class CurveData:
                 *("ema_val_loss", "ema_val_accuracy"),
             )
         }
+        self._own_metrics: dict[str, GrowingArray] = {}
+        """The user's own metrics (`eval.metrics`) of each epoch; NaN where unknown."""
         self._time_offset_s = 0.0
         """Added to an event's time to get the training time, which excludes pauses between sessions of the run."""
         self._sessions: list[tuple[int, int]] = []
@@ -178,6 +182,7 @@ class CurveData:
                 columns["lr"].append(event.lr)
                 columns["grad_norm"].append(event.grad_norm)
             case EpochEvent():
+                self._add_own_metrics(event)
                 for name, numbers in self._epoch_events.items():
                     value = getattr(event, name)
                     numbers.append(value)
@@ -187,6 +192,17 @@ class CurveData:
                 return
         self.version += 1
 
+    def _add_own_metrics(self, event: EpochEvent) -> None:
+        """Add the values of an epoch, before the epoch itself is added."""
+        count = self._epoch_events["epoch"].length
+        for name in event.metrics:
+            if name not in self._own_metrics and len(self._own_metrics) < MAX_OWN_METRICS:
+                self._own_metrics[name] = GrowingArray()
+                self._own_metrics[name].set(0, [math.nan] * count)
+        for name, numbers in self._own_metrics.items():
+            value = event.metrics.get(name)
+            numbers.append(math.nan if value is None else value)
+
     def _truncate_after(self, step: int) -> None:
         self._losses.truncate(step)
         self._step_positions.clear()
@@ -194,6 +210,8 @@ class CurveData:
             kept = int(np.searchsorted(table["step"].values, step, "right"))
             for numbers in table.values():
                 numbers.truncate(kept)
+        for numbers in self._own_metrics.values():
+            numbers.truncate(self._epoch_events["step"].length)
 
     @property
     def last_step(self) -> int:
@@ -216,6 +234,11 @@ class CurveData:
     def epoch_metric(self, name: str, axis: XAxis) -> Series:
         """Return a field of the `epoch` events, such as `val_loss` or `ema_val_accuracy`."""
         return self._series_over_steps(self._epoch_events["step"].values, self._epoch_events[name].values, axis)
+
+    def own_metrics(self, axis: XAxis) -> dict[str, Series]:
+        """Return the user's own metrics by name."""
+        steps = self._epoch_events["step"].values
+        return {name: self._series_over_steps(steps, part.values, axis) for name, part in self._own_metrics.items()}
 
     def step_metric(self, name: Literal["lr", "grad_norm"], axis: XAxis) -> Series:
         """Return the learning rate or the gradient norm at every `step` event."""

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.runs.curves import X_AXES, CurveData, XAxis
+from engine.utils.text import printable
 from tui.charts.axis import format_number
 from tui.charts.plot import Curve, PlotWindow
 from tui.palette import series_style
@@ -18,6 +19,7 @@ from tui.palette import series_style
 SMOOTHING_LEVELS = (0.0, 0.02, 0.1)
 CURSOR_STEP_SHARE = 0.01
 TRAIN_STYLE, VALIDATION_STYLE, LR_STYLE, EMA_STYLE, GRAD_NORM_STYLE = map(series_style, (1, 2, 3, 4, 5))
+OWN_METRIC_STYLES = (LR_STYLE, GRAD_NORM_STYLE, series_style(6))
 # In the order of importance.
 CHART_TITLES = {"loss": "loss", "accuracy": "accuracy", "lr": "learning rate", "grad_norm": "gradient norm"}
 SMOOTHED_CHARTS = ("loss", "train_loss", "grad_norm")
@@ -73,7 +75,19 @@ class ChartView:
             starred = -1 if best.of_ema else 1
             star_x = float(data.x_positions(np.array([best.step]), self.axis)[0])
             curves[starred] = replace(curves[starred], star_x=star_x)
-        return curves
+        return curves + (self._own_curves(data) if chart_id == "accuracy" else [])
+
+    def _own_curves(self, data: CurveData) -> list[Curve]:
+        """Return the user's own metrics that share the scale of the accuracy, 0 to 1."""
+        shares = [
+            (name, series)
+            for name, series in data.own_metrics(self.axis).items()
+            if np.isfinite(series.y).any() and np.nanmin(series.y) >= 0 and np.nanmax(series.y) <= 1
+        ]
+        return [
+            Curve(printable(name), series, "dashed", style)
+            for (name, series), style in zip(shares, OWN_METRIC_STYLES, strict=False)
+        ]
 
     def best_note(self, data: CurveData, chart_id: str) -> str:
         """Return the best validation accuracy and its epoch, for the accuracy chart."""

@@ -129,3 +129,16 @@ def test_curves_star_the_first_best_epoch() -> None:
     view = ChartView()
     assert view.best_note(data, "accuracy") == "★ best 0.7500 @2"
     assert [curve.star_x for curve in view.curves_for(data, "accuracy")] == [None, 2.0]
+
+
+def test_own_metrics_between_0_and_1_are_curves_of_the_accuracy_chart() -> None:
+    data = CurveData()
+    values = [{}, {"f1": 0.25, "entropy": 2.0}, {"f1": math.nan, "entropy": 1.0}, {"f1": 0.75}]
+    epochs = [replace(make_epoch(number), metrics=metrics) for number, metrics in enumerate(values, 1)]
+    data.add_events([make_run_started(), *epochs])
+    [curve] = ChartView().curves_for(data, "accuracy")[2:]
+    assert curve.label == "f1" and curve.series.x.tolist() == [1.0, 2.0, 3.0, 4.0]
+    np.testing.assert_array_equal(curve.series.y, [math.nan, 0.25, math.nan, 0.75])
+    data.add_events([make_run_resumed(20, 5.0), epochs[2]])
+    assert data.own_metrics("step")["f1"].x.tolist() == [10.0, 20.0, 30.0]
+    assert [curve.label for curve in ChartView().curves_for(data, "loss")] == ["train", "val"]

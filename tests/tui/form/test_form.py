@@ -240,7 +240,8 @@ def test_form_shows_data_path_for_user_dataset() -> None:
 
 def test_form_fields_mark_open_choices() -> None:
     kinds = {info.key: info for info in form_fields()}
-    assert kinds["schedule.name"].choices and not kinds["schedule.name"].allows_other
+    assert kinds["optim.lr_scaling"].choices and not kinds["optim.lr_scaling"].allows_other
+    assert "cosine" in kinds["schedule.name"].choices and kinds["schedule.name"].allows_other
     assert "adamw" in kinds["optim.name"].choices and kinds["optim.name"].allows_other
     assert kinds["data.dataset"].allows_other and kinds["loss.name"].allows_other and kinds["model.freeze"].allows_other
     assert not kinds["data.workers"].choices and not kinds["data.batch_size"].choices
