@@ -55,7 +55,7 @@ def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iter
     remaining = iter(files)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         while batch := list(islice(remaining, BATCH_SIZE)):
-            results = list(pool.map(lambda file: _read_image_or_error(file.path, image_format), batch))
+            results = list(pool.map(lambda file: read_image_or_error(file.path, image_format), batch))
             images = [result for result in results if not isinstance(result, str)]
             predictions = iter(_top_k_classes(model, images, top_k) if images else ())
             for file, result in zip(batch, results, strict=True):
@@ -67,7 +67,7 @@ def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iter
                     )
 
 
-def _read_image_or_error(path: Path, image_format: ImageFormat) -> Images | str:
+def read_image_or_error(path: Path, image_format: ImageFormat) -> Images | str:
     """Return the decoded and resized image, or the reason why it cannot be read."""
     if not is_file(path):
         return "is not a file" if path.exists() else "does not exist"

@@ -72,13 +72,17 @@ class TrainedModel:
         `images` are uint8 of shape (N, C, H, W), as `read_image` returns them, or float32 of a user dataset. Square
         uint8 images of another size are resized and cropped here.
         """
+        return augmented_logits(self.model, self.prepare(images), self.checkpoint.config.eval).float()
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Return the model's input on its device: `images` of `logits`, resized and normalized."""
         if images.shape[1:] != self.input_shape:
             images = convert_to_format(images, self.checkpoint.image_format)
         images = images.to(self.device)
         shape = (1, self.checkpoint.image_format.channels, 1, 1)
         mean = torch.tensor(self.checkpoint.image_format.mean, device=self.device).view(shape)
         std = torch.tensor(self.checkpoint.image_format.std, device=self.device).view(shape)
-        return augmented_logits(self.model, normalize(images, mean, std), self.checkpoint.config.eval).float()
+        return normalize(images, mean, std)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return probabilities of shape (N, classes) on the model's device, see `to_probabilities`."""

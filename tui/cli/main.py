@@ -15,6 +15,7 @@ from tui.cli.bench import app as bench_app
 from tui.cli.compare import app as compare_app
 from tui.cli.config import app as config_app
 from tui.cli.export import app as export_app
+from tui.cli.features import app as features_app
 from tui.cli.help import CONTEXT_SETTINGS, GroupedCommands, HelpCommand, make_epilog
 from tui.cli.inspect import app as inspect_app
 from tui.cli.lr_find import app as lr_find_app
@@ -60,6 +61,7 @@ for commands in (
     queue_app,
     compare_app,
     trained_app,
+    features_app,
     export_app,
     report_app,
     inspect_app,

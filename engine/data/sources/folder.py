@@ -40,7 +40,7 @@ MAX_RECORD_BYTES = 1 << 28
 IMAGENET_RGB_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_GRAY_STATS = ((0.449,), (0.226,))
 # Names of dataset splits. A folder with only these subfolders has no class folders.
-_PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
+PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
             f"{parts['train']} contains {contents}",
             "set data.path to a folder with one subfolder per class",
         )
-    if {name.lower() for name in classes} <= _PART_FOLDER_NAMES:
+    if {name.lower() for name in classes} <= PART_FOLDER_NAMES:
         raise UsageError.one(
             "data.path", f"{root} contains splits, not classes ({', '.join(classes)})", "rename them to train and val"
         )
