@@ -14,6 +14,7 @@ from tui.cli.arguments import LowBandwidthOption, RunsDirOption, TrustOwnerOptio
 from tui.cli.bench import app as bench_app
 from tui.cli.compare import app as compare_app
 from tui.cli.config import app as config_app
+from tui.cli.data import app as data_app
 from tui.cli.export import app as export_app
 from tui.cli.features import app as features_app
 from tui.cli.help import CONTEXT_SETTINGS, GroupedCommands, HelpCommand, make_epilog
@@ -54,6 +55,7 @@ for commands in (
     config_app,
     sweep_app,
     lr_find_app,
+    data_app,
     models_app,
     bench_app,
     run_list_app,

@@ -71,10 +71,10 @@ def report(
     trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a page about runs that can be sent: one file of HTML, which needs no network.
+    """Write a report of runs as one HTML file.
 
-    It has curves, figures, config, hardware, what limited the run, the confusion matrix, the worst images of
-    `gputrain inspect`, and the command that repeats the run.
+    The file needs no network. It has curves, figures, config, hardware, what limited the run, the confusion matrix, the
+    worst images of `gputrain inspect`, and the command that repeats the run.
     """
     from engine.report.output import check_output, make_mark, write_output
     from engine.report.page import MARK_KIND, make_page
@@ -96,8 +96,8 @@ def report(
     epilog=make_epilog(
         [
             "gputrain plot last -o curves.pdf",
-            "gputrain plot digits-1 digits-2 digits-3 --metric accuracy --width column -o seeds.svg",
-            "gputrain plot last --metric train_loss --metric lr --x step --log --smooth 0.05 -o loss.png",
+            "gputrain plot digits-1 digits-2 --metric accuracy --width column",
+            "gputrain plot last --metric train_loss --x step --log -o loss.png",
         ],
         "Metrics: loss, accuracy, train_loss, val_loss, train_accuracy, val_accuracy, val_top5, ema_val_loss, "
         "ema_val_accuracy, lr, grad_norm, images_per_second, data_wait, seconds. Needs matplotlib: "

@@ -1,0 +1,162 @@
+"""Describe the dataset of a config before training: classes, image files, and a contact sheet of the model's input.
+
+Called by `gputrain data`. The images pass through the pipeline of a run, `engine.data.pipelines.loader`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from engine.config.schema import Config
+from engine.data.augment.augmentation import apply_batch_params
+from engine.data.augment.mixup import MixupCutmix
+from engine.data.pipelines.loader import BatchDataset
+from engine.data.sampler import PARTS, BatchRequest, Part
+from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
+from engine.data.sources.folder import FolderSource
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.image_file import UnusableImageError, open_image, read_image_file
+from engine.data.sources.open import open_source
+from engine.data.sources.user_dataset import first_item_format
+from engine.models.pretrained_input import find_pretrained_input, needs_items, with_pretrained_input
+from engine.utils.errors import UsageError
+from engine.utils.text import printable
+
+# Headers of image files to read for the table of sizes.
+MAX_HEADERS = 1000
+MAX_SHEET_CLASSES = 30
+# Side of a tile in pixels: smaller images are enlarged by a whole factor, larger ones reduced.
+MIN_TILE, MAX_TILE = 64, 160
+GAP, LABEL_COLUMN, LABEL_SIZE = 4, 150, 14
+# The epoch whose random augmentation is shown; epochs of training begin with 1.
+SHOWN_EPOCH = 1
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Sizes and modes of image files, from the headers of `examined` evenly spaced files.
+
+    `sizes` are the smallest, the median and the largest width and height in pixels, as stored. `modes` counts format
+    and Pillow mode.
+    """
+
+    examined: int
+    sizes: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    modes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The dataset of a config. `counts` are the images of each class and part, `files` is None without image files."""
+
+    config: Config
+    source: ImageSource
+    image_format: ImageFormat
+    counts: dict[Part, list[int]]
+    files: ImageFiles | None
+
+
+def open_dataset(config: Config) -> Dataset:
+    """Open the dataset of a config as a run does. Raises UsageError."""
+    pretrained = find_pretrained_input(config.model)
+    items = None
+    if pretrained is not None and needs_items(config):
+        items = first_item_format(config.data, config.run)
+    config = with_pretrained_input(config, pretrained, items)
+    source = open_source(config)
+    counts = {part: np.bincount(source.get_labels(part), minlength=len(source.classes)).tolist() for part in PARTS}
+    files = _examine_files(source) if isinstance(source, FolderSource) else None
+    return Dataset(config, source, model_input_format(config, source), counts, files)
+
+
+def _examine_files(source: FolderSource) -> ImageFiles | None:
+    paths = [path for part in PARTS for path in source.paths[part]]
+    chosen = np.unique(np.linspace(0, len(paths) - 1, min(len(paths), MAX_HEADERS)).round().astype(np.int64))
+    sizes: list[tuple[int, int]] = []
+    modes: Counter[str] = Counter()
+    for index in chosen.tolist():
+        try:
+            with open_image(read_image_file(Path(source.root, paths[index]))) as image:
+                sizes.append(image.size)
+                modes[f"{image.format} {image.mode}"] += 1
+        except (UnusableImageError, OSError, SyntaxError, ValueError):
+            # A file that became unreadable after the scan; training reports it.
+            continue
+    if not sizes:
+        return None
+    sizes.sort(key=lambda size: size[0] * size[1])
+    return ImageFiles(len(sizes), (sizes[0], sizes[len(sizes) // 2], sizes[-1]), dict(modes.most_common()))
+
+
+def contact_sheet(dataset: Dataset, part: Part, per_class: int, *, augmented: bool) -> Image.Image:
+    """Return a picture with one row of images per class, at most `MAX_SHEET_CLASSES` rows, as the network sees them.
+
+    The images are those of the model's input before normalization. With `augmented`, training images pass through the
+    augmentation of the config, mixup and CutMix among it; otherwise they are preprocessed as in an evaluation. Raises
+    UsageError if the dataset has no images, or if user code fails.
+    """
+    if dataset.image_format.is_float:
+        raise UsageError.one("data.dataset", "its items are floating-point tensors, which have no picture")
+    labels = dataset.source.get_labels(part)
+    classes = [label for label in range(len(dataset.source.classes)) if dataset.counts[part][label]]
+    rows = [np.flatnonzero(labels == label)[:per_class] for label in classes[:MAX_SHEET_CLASSES]]
+    if not rows:
+        raise UsageError.one("--part", f"{part} has no images; select another part")
+    epoch = SHOWN_EPOCH if augmented else 0
+    pictures = [_load(dataset, BatchRequest(part, epoch, indices), row) for row, indices in enumerate(rows)]
+    names = [dataset.source.classes[label] for label in classes[:MAX_SHEET_CLASSES]]
+    return _draw_sheet(names, pictures, per_class)
+
+
+def _load(dataset: Dataset, request: BatchRequest, row: int) -> Tensor:
+    """Return the images of a request as the network sees them, N x C x H x W uint8. Raises UsageError."""
+    from engine.data.augment.augmentation import UserTransformError
+
+    config = dataset.config.model_copy(update={"data": dataset.config.data.model_copy(update={"on_bad": "skip"})})
+    try:
+        batch = BatchDataset(dataset.source, config, dataset.image_format)[request]
+    except UnreadableImageError as error:
+        raise UsageError.one("data.dataset", str(error)) from error
+    except UserTransformError as error:
+        raise UsageError.one("augment.transform", str(error).removeprefix("augment.transform ")) from error
+    images = batch.images
+    if batch.augment_params is not None:
+        images = apply_batch_params(images, batch.augment_params)
+        mixer = MixupCutmix(config.augment, len(dataset.source.classes), config.run.seed)
+        if mixer.enabled:
+            images = mixer(images.float(), batch.labels, SHOWN_EPOCH, row, 0)[0].round().to(torch.uint8)
+    return images
+
+
+def _draw_sheet(names: Sequence[str], rows: Sequence[Tensor], columns: int) -> Image.Image:
+    side = rows[0].shape[-1]
+    factor = max(-(-MIN_TILE // side), 1)
+    tile = min(side * factor, MAX_TILE)
+    resampling = Image.Resampling.NEAREST if tile > side else Image.Resampling.LANCZOS
+    size = (LABEL_COLUMN + columns * (tile + GAP), len(rows) * (tile + GAP) + GAP)
+    sheet, font = Image.new("RGB", size, "white"), ImageFont.load_default(LABEL_SIZE)
+    draw = ImageDraw.Draw(sheet)
+    for row, (name, images) in enumerate(zip(names, rows, strict=True)):
+        top = GAP + row * (tile + GAP)
+        draw.text((GAP, top + tile // 2), _fit(printable(name), font), "black", font, anchor="lm")
+        for column, image in enumerate(images):
+            pixels = image.permute(1, 2, 0).numpy()
+            picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
+            sheet.paste(picture.resize((tile, tile), resampling), (LABEL_COLUMN + column * (tile + GAP), top))
+    return sheet
+
+
+def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """Shorten a text to the column of the labels."""
+    shown = text
+    while shown and font.getlength(shown + ("" if shown == text else "…")) > LABEL_COLUMN - 2 * GAP:
+        shown = shown[:-1]
+    return shown if shown == text else f"{shown}…"

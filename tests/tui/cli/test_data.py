@@ -1,0 +1,72 @@
+"""`gputrain data`: classes, image files, and the images as the network sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.doctor import dataset
+from engine.doctor.dataset import GAP, LABEL_COLUMN
+from photo_folder import write_photo_folder
+from trained_run import call
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    photos = write_photo_folder(tmp_path / "photos")
+    (photos / "cat" / "7.png").write_bytes(b"not an image")
+    return photos
+
+
+def options(photos: Path) -> list[str]:
+    return ["data.dataset=folder", f"data.path={photos}", "data.image_size=16"]
+
+
+def test_data_counts_images_per_class_and_lists_skipped_files(photos: Path) -> None:
+    done = call("data", *options(photos))
+    assert done.exit_code == 0, done.output
+    rows = [line.split()[:3] for line in done.stdout.splitlines()]
+    assert [row for row in rows if row[:1] in (["cat"], ["dog"], ["all"])] == [
+        ["cat", "6", "1"],
+        ["dog", "6", "2"],
+        ["all", "12", "3"],
+    ]
+    assert "image files  24 x 20 to 24 x 20, median 24 x 20" in done.stdout
+    assert "cat/7.png (not an image)" in done.stdout
+
+
+def test_data_prints_json(photos: Path) -> None:
+    result = json.loads(call("data", *options(photos), "--json").stdout)
+    assert result["classes"][0] == {"name": "cat", "train": 6, "val": 1}
+    assert result["files"]["modes"] == {"PNG RGB": 15}
+    assert (result["input"]["size"], result["input"]["channels"]) == (16, 3)
+
+
+def test_data_writes_images_as_network_sees_them(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "MIN_TILE", 16)
+    sheets = {}
+    for name, extra in {"plain": [], "flipped": ["--augmented", "augment.flip=true"]}.items():
+        path = tmp_path / f"{name}.png"
+        done = call("data", *options(photos), "--images", "6", "-o", path, *extra)
+        assert done.exit_code == 0, done.output
+        sheets[name] = np.asarray(Image.open(path))
+    assert sheets["plain"].shape == (2 * (16 + GAP) + GAP, LABEL_COLUMN + 6 * (16 + GAP), 3)
+    tiles = {
+        name: [sheet[GAP : GAP + 16, LABEL_COLUMN + 20 * column :][:, :16] for column in range(6)]
+        for name, sheet in sheets.items()
+    }
+    pairs = list(zip(tiles["plain"], tiles["flipped"], strict=True))
+    same = [np.array_equal(plain, shown) for plain, shown in pairs]
+    mirrored = [np.array_equal(plain[:, ::-1], shown) for plain, shown in pairs]
+    assert all(a or b for a, b in zip(same, mirrored, strict=True))
+    assert any(mirrored)
+
+
+def test_data_refuses_augmented_validation_images(photos: Path) -> None:
+    done = call("data", *options(photos), "--augmented", "--part", "val")
+    assert done.exit_code == 2
+    assert "--augmented: has no effect on validation images" in done.stderr
