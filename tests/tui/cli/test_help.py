@@ -52,7 +52,7 @@ def test_subcommand_is_listed_on_one_line_and_has_example_in_80_columns(command:
 def test_command_help_has_example_and_fits_80_columns(command: str) -> None:
     page = help_page(command)
     usage = page.splitlines()[0]
-    arguments = r"(RUN(\.\.\.)?|IMAGE\.\.\.|COMMAND|\[[A-Z=]+\](\.\.\.)?)"
+    arguments = r"(RUN(\.\.\.)?|FOLDER|IMAGE\.\.\.|COMMAND|\[[A-Z=]+\](\.\.\.)?)"
     assert re.fullmatch(rf"Usage: \w+ {command} \[OPTIONS\]( {arguments})*", usage)
     assert f"    gputrain {command}" in page.partition("Examples:")[2]
     assert max(map(len, page.splitlines())) <= 80
