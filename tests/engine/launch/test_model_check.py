@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def check_model(base: str | None, *overrides: str) -> dict[str, Any]:
     config = as_dict(resolve_config(base, list(overrides)).config)
     answer: dict[str, Any] = ask_helper(
-        "engine.launch.preflight_process", {"task": "model", "config": config, "on_gpu": False}
+        "engine.launch.preflight_process", {"task": "model", "config": config, "on_gpu": False, "runs_dir": "runs"}
     )
     return answer
 
