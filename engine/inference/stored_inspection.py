@@ -65,7 +65,11 @@ def find_stored(run: RunFolder, request: InspectionRequest) -> Inspection | None
 def _has_same_files(info: InspectionInfo) -> bool:
     """Whether the folder of an inspection still has the same images: names, labels and sizes."""
     try:
-        source = open_source(validate_config({"data": dict(info.data), "run": {"seed": info.seed}}))
+        config = validate_config({"data": dict(info.data), "run": {"seed": info.seed}})
+        # Another user may have written the inspection: it must not name code or a download.
+        if config.data.dataset != "folder":
+            return False
+        source = open_source(config)
     except UsageError:
         return False
     return all(

@@ -109,6 +109,18 @@ def test_stored_inspection_is_used_while_checkpoint_and_images_are_the_same(tmp_
     assert find_stored(run, request) is None
 
 
+def test_stored_inspection_runs_no_code(tmp_path: Path, run: RunFolder) -> None:
+    """The inspection of another user's run claims to be of a folder, and names code."""
+    (tmp_path / "hostile.py").write_text("from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n")
+    info = {"data": {"dataset": "hostile:dataset"}, "part": "val"}
+    written = make_inspection([[0.9, 0.1, 0.0]], [0], info=info)
+    write_inspection(run, written)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        assert find_stored(run, InspectionRequest(written.info.digest)) is None
+    assert not (tmp_path / "hostile.ran").exists()
+
+
 def test_inspect_command_evaluates_once(tmp_path: Path) -> None:
     run = folder_run(tmp_path)
     first = call("inspect", run.path, "--part", "all", "--json")
