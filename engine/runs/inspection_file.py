@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, BinaryIO
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 from numpy.lib import format as npy
@@ -27,6 +27,8 @@ from engine.utils.files import open_regular_file, parse_json, replace_file
 INSPECTION_FORMAT = 1
 MAX_INSPECTION_BYTES = 1 << 29
 MAX_INFO_BYTES = 1 << 23
+# `numpy.savez` writes 1 KB for all names. zipfile takes ten times the memory of the entries that others add.
+MAX_DIRECTORY_BYTES = 1 << 16
 MAX_UNREAD = 1000
 MAX_THUMBNAIL_SIDE = 64
 # All of MNIST's 10,000 validation images, or 5,461 color images of 32 x 32 pixels.
@@ -96,7 +98,7 @@ def read_inspection(run: RunFolder) -> Inspection | None:
     except OSError as error:
         raise InvalidInspectionError(f"cannot be read: {error.strerror or error}") from error
     # zipfile and numpy raise many kinds of errors for damaged files.
-    except (BadZipFile, ValueError, EOFError, LookupError, NotImplementedError, RuntimeError, zlib.error) as error:
+    except (BadZipFile, ValueError, TypeError, EOFError, LookupError, RuntimeError, zlib.error) as error:
         raise InvalidInspectionError(f"is damaged: {error}") from error
     info = _parse_info(arrays.pop("info"))
     paths = arrays.pop("paths", None)
@@ -109,6 +111,7 @@ def read_inspection(run: RunFolder) -> Inspection | None:
 def _read_arrays(file: BinaryIO) -> dict[str, Any]:
     """Return the arrays of an open file. Raises ValueError for unknown types, and the errors of zipfile."""
     arrays: dict[str, Any] = {}
+    _check_directory(file)
     with ZipFile(file) as archive:
         members = {name: archive.getinfo(f"{name}.npy") for name in _DTYPES if name != "paths"}
         if "paths.npy" in archive.namelist():
@@ -116,6 +119,9 @@ def _read_arrays(file: BinaryIO) -> dict[str, Any]:
         if sum(member.file_size for member in members.values()) > MAX_INSPECTION_BYTES:
             raise ValueError(f"its arrays take more than {MAX_INSPECTION_BYTES >> 20} MiB")
         for name, member in members.items():
+            # Others need a dictionary as large as the file says.
+            if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+                raise ValueError("an array is compressed in another way than numpy does")
             if name == "info" and member.file_size > MAX_INFO_BYTES:
                 raise ValueError(f"its description takes more than {MAX_INFO_BYTES >> 20} MiB")
             with archive.open(member) as stream:
@@ -124,16 +130,31 @@ def _read_arrays(file: BinaryIO) -> dict[str, Any]:
     return arrays
 
 
+def _check_directory(file: BinaryIO) -> None:
+    """Raise ValueError unless an archive ends with a short directory, see APPNOTE.TXT 4.3.16 of PKWARE."""
+    file.seek(max(os.fstat(file.fileno()).st_size - 42, 0))
+    end = file.read(42)
+    has_zip64_locator = end[:4] == b"PK\x06\x07"
+    if end[-22:-18] != b"PK\x05\x06" or end[-2:] != b"\0\0" or has_zip64_locator:
+        raise ValueError("it is truncated, or no archive of numpy.savez")
+    if int.from_bytes(end[-10:-6], "little") > MAX_DIRECTORY_BYTES:
+        raise ValueError(f"its directory takes more than {MAX_DIRECTORY_BYTES >> 10} KiB")
+
+
 def _parse_array(data: bytes, dtype: str) -> NDArray[Any]:
     """Return the array of a `.npy` file of this type, without a copy."""
     stream = io.BytesIO(data)
     version = npy.read_magic(stream)
     if version != (1, 0):
         raise ValueError("an array has an unknown version")
-    shape, fortran_order, found = npy.read_array_header_1_0(stream)
+    try:
+        shape, fortran_order, found = npy.read_array_header_1_0(stream)
+    except Exception as error:
+        # Its parser also raises TypeError, MemoryError and tokenize.TokenError.
+        raise ValueError("an array has an invalid header") from error
     if found != np.dtype(dtype) or fortran_order:
         raise ValueError(f"an array has the type {found} instead of {dtype}")
-    if math.prod(shape) * found.itemsize != len(data) - stream.tell():
+    if min(shape, default=0) < 0 or math.prod(shape) * found.itemsize != len(data) - stream.tell():
         raise ValueError("an array is truncated")
     return np.frombuffer(data, found, offset=stream.tell()).reshape(shape)
 
@@ -175,7 +196,7 @@ def _checked(value: Any, *types: type) -> Any:
 
 def _problem(inspection: Inspection) -> str | None:
     """Return which array does not fit the others; None if all do."""
-    count, thumbnails, rows = len(inspection.label), inspection.thumbnails, inspection.thumbnail_rows
+    count, thumbnails, rows = inspection.label.size, inspection.thumbnails, inspection.thumbnail_rows
     if count > MAX_IMAGES or any(getattr(inspection, name).shape != (count,) for name in _COLUMNS):
         return "its columns differ in length"
     num_classes = len(inspection.info.classes)

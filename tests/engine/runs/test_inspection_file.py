@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import (
+    MAX_DIRECTORY_BYTES,
     MAX_INSPECTION_BYTES,
     InvalidInspectionError,
     read_inspection,
@@ -80,6 +80,7 @@ def changed_info(**changes: object) -> Callable[[Any], Any]:
         ({"predicted": lambda array: -array - 1}, "the column predicted is out of range"),
         ({"part": lambda array: array + 1}, "the column part is out of range"),
         ({"index": lambda array: array - 5}, "the column index is out of range"),
+        ({"label": lambda array: array[0]}, "its columns differ in length"),
         ({"loss": lambda array: array[:2]}, "its columns differ in length"),
         ({"loss": lambda array: array.reshape(1, 3)}, "its columns differ in length"),
         ({"loss": lambda _: None}, "loss.npy"),
@@ -120,17 +121,48 @@ def test_read_inspection_refuses_arrays_that_expand_without_end(run: RunFolder) 
         read_inspection(run)
 
 
-def test_read_inspection_allocates_no_more_than_an_array_has(run: RunFolder) -> None:
-    """The header of an array can claim any shape."""
-    write_example(run)
+def replace_member(run: RunFolder, member: str, content: bytes, compression: int = zipfile.ZIP_STORED) -> None:
     with zipfile.ZipFile(run.inspection) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (1 << 50,)})
-    with zipfile.ZipFile(run.inspection, "w") as archive:
-        for name, data in (members | {"loss.npy": header.getvalue()}).items():
+    with zipfile.ZipFile(run.inspection, "w", compression) as archive:
+        for name, data in (members | {member: content}).items():
             archive.writestr(name, data)
-    with pytest.raises(InvalidInspectionError, match="an array is truncated"):
+
+
+def array_header(text: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        # The header of an array can claim any shape.
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (1125899906842624,)}", "an array is truncated"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 0)}", "an array is truncated"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (False,)}", "is damaged"),
+        ("{[]: 1}", "an array has an invalid header"),
+        ("{'descr': '''", "an array has an invalid header"),
+        ("(" * 3000, "an array has an invalid header"),
+    ],
+)
+def test_read_inspection_refuses_headers_of_arrays(run: RunFolder, header: str, reason: str) -> None:
+    write_example(run)
+    replace_member(run, "loss.npy", array_header(header))
+    with pytest.raises(InvalidInspectionError, match=reason):
+        read_inspection(run)
+
+
+def test_read_inspection_refuses_other_compression(run: RunFolder) -> None:
+    write_example(run)
+    replace_member(run, "more.npy", b"", zipfile.ZIP_LZMA)
+    with pytest.raises(InvalidInspectionError, match="compressed in another way"):
+        read_inspection(run)
+
+
+def test_read_inspection_refuses_large_directory(run: RunFolder) -> None:
+    write_example(run)
+    replace_member(run, "x" * (MAX_DIRECTORY_BYTES - 46), b"")
+    with pytest.raises(InvalidInspectionError, match="its directory takes more than 64 KiB"):
         read_inspection(run)
 
 
