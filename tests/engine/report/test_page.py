@@ -63,6 +63,7 @@ def make_inspection(classes: tuple[str, ...], name: str) -> Inspection:
         index=np.arange(4),
         label=np.array([0, 0, 1, 1], np.int32),
         predicted=np.array([0, 1, 1, 0], np.int32),
+        second=np.array([1, 0, 0, 1], np.int32),
         probability=np.array([0.9, 0.8, 0.7, 0.6], np.float32),
         label_probability=np.array([0.9, 0.1, 0.7, 0.2], np.float32),
         loss=np.array([0.1, 2.3, 0.3, 1.6], np.float32),
