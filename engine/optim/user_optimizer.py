@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from copy import deepcopy
 from io import BytesIO
-from pickle import UnpicklingError
+from pickle import PickleError
 from typing import Any
 
 import torch
@@ -121,10 +121,11 @@ def _check(config: OptimConfig, built: Any, groups: list[ParamGroup], lr: float)
         raise UsageError.one(OPTIMIZER_KEY, reason)
     for group in built.param_groups:
         group["param_names"] = [names[id(parameter)] for parameter in group["params"]]
-        if "lr_scale" not in group:
-            # A group of the user's own keeps the ratio of its learning rate.
+        own_lr = group.get("lr")
+        if "lr_scale" not in group or (own_lr is not None and own_lr != lr * group["lr_scale"]):
+            # A learning rate of the user's own keeps its ratio to the peak learning rate.
             own = [scales[id(parameter)] for parameter in group["params"]]
-            group["lr_scale"] = group["lr"] / lr if "lr" in group else own[0] if own else 1.0
+            group["lr_scale"] = float(own_lr) / lr if own_lr is not None else own[0] if own else 1.0
     return built
 
 
@@ -153,7 +154,7 @@ def _try_steps(
             torch.save(optimizer.state_dict(), buffer)
             buffer.seek(0)
             saved = torch.load(buffer, weights_only=True)
-        except (UnpicklingError, RuntimeError, TypeError, AttributeError) as error:
+        except (PickleError, RuntimeError, TypeError, AttributeError) as error:
             reason = (
                 f"{config.name} has a state that a checkpoint cannot hold ({type(error).__name__}); keep tensors, "
                 "numbers, text, lists and dicts in optimizer.state and the groups"
@@ -163,7 +164,10 @@ def _try_steps(
             for group, copied in zip(whole, resumed, strict=True):
                 for (_, value), (_, copy) in zip(group["params"], copied["params"], strict=True):
                     copy.copy_(value)
-        _step(optimizer, whole, seed=2)
+        try:
+            _step(optimizer, whole, seed=2)
+        except Exception as error:
+            raise _failure(config, run, "fails in its second step", error) from error
         try:
             later = build(resumed)
             restore(later, deepcopy(saved))

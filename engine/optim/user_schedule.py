@@ -93,7 +93,7 @@ def _factor(config: Config, function: Callable[[int], Any], position: int) -> fl
         raise UsageError.one(SCHEDULE_KEY, f"{name} fails with {unit} {position}: {reason}") from error
     try:
         factor = float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         factor = math.nan
         shown = describe_value(value)
     else:

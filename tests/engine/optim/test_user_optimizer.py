@@ -58,6 +58,19 @@ class Unsavable(Sign):
         self.state[self.param_groups[0]["params"][0]]["object"] = Sign
 
 
+class Unpicklable(Sign):
+    def step(self, closure=None):
+        super().step()
+        self.state[self.param_groups[0]["params"][0]]["rule"] = lambda value: value
+
+
+class Twice(Sign):
+    def step(self, closure=None):
+        if self.param_groups[0]["count"]:
+            raise RuntimeError("no second step please")
+        super().step()
+
+
 def adam(groups, lr, betas=(0.9, 0.99)):
     return Adam(groups, lr=lr, betas=betas)
 
@@ -65,6 +78,11 @@ def adam(groups, lr, betas=(0.9, 0.99)):
 def split(groups, lr):
     params = [p for group in groups for p in group["params"]]
     return SGD([{"params": params[:1], "lr": lr / 10}, {"params": params[1:]}], lr=lr)
+
+
+def slow_first(groups, lr):
+    groups[0]["lr"] = lr / 10
+    return SGD(groups, lr=lr)
 
 
 def loses(groups, lr):
@@ -124,6 +142,9 @@ def test_groups_of_user_function_keep_the_ratio_of_their_learning_rates(run: Run
     set_lr(optimizer, 0.5)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.5])
     assert optimizer.param_groups[0]["param_names"] == ["0.weight"]
+    changed = build_optimizer(config("slow_first", layer_lr={"5": 0.5}), small(), run=run)
+    set_lr(changed, 0.5)
+    assert [group["lr"] for group in changed.param_groups] == pytest.approx([0.05, 0.25])
 
 
 def test_user_optimizer_restores_state_and_counts_of_groups(run: RunConfig) -> None:
@@ -146,6 +167,8 @@ def test_user_optimizer_restores_state_and_counts_of_groups(run: RunConfig) -> N
         (config("failing"), "own_optimizers:failing fails: ValueError: no groups please ({}, line "),
         (config("lbfgs"), "own_optimizers:lbfgs needs a closure in step()"),
         (config("Unsavable"), "own_optimizers:Unsavable has a state that a checkpoint cannot hold"),
+        (config("Unpicklable"), "own_optimizers:Unpicklable has a state that a checkpoint cannot hold"),
+        (config("Twice"), "own_optimizers:Twice fails in its second step: RuntimeError: no second step please"),
         (config("adam", options={"beta": 1}), "own_optimizers:adam has no argument 'beta'; did you mean betas?"),
         (config("adam", options={"lr": 1}), "lr has its own config key; use optim.lr"),
     ],

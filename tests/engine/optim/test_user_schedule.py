@@ -41,6 +41,10 @@ def nothing(position):
     return None
 
 
+def huge(position):
+    return 10**400
+
+
 def noisy(position):
     return random.random()
 """
@@ -86,6 +90,7 @@ def test_user_schedule_follows_warmup(code: Path) -> None:
         ("negative", "own_schedules:negative returns -1 for epoch 3 instead of a factor of at least 0"),
         ("failing", "own_schedules:failing fails with epoch 3: ZeroDivisionError: division by zero ({}, line 19)"),
         ("nothing", "own_schedules:nothing returns a NoneType for epoch 0 instead of a factor of at least 0"),
+        ("huge", "own_schedules:huge returns an int for epoch 0 instead of a factor of at least 0"),
         ("noisy", "own_schedules:noisy returns another factor for epoch"),
         ("missing", "own_schedules has no missing"),
     ],
