@@ -1,9 +1,10 @@
 """The user's own metrics (`eval.metrics`), such as F1 or AUROC, beside loss and accuracy.
 
 Each is a function of the probabilities (N x classes, float32) and the labels (N, int64) of all validation images, both
-CPU tensors in the order of the dataset, or an object with `update(probabilities, labels)` and `compute()`, as the
-metrics of torchmetrics. It returns a number, or a dict of numbers. Rank 0 calls it once per evaluation, so that its
-value does not depend on the number of ranks. `loop.evaluate` and `engine.inference.evaluate` call this module.
+CPU tensors in the order of the dataset. An object with `reset()`, `update(probabilities, labels)` and `compute()`, such
+as a metric of torchmetrics, works too. It returns a number, or a dict of numbers. Rank 0 calls it once per evaluation,
+so that its value does not depend on the number of ranks. `loop.evaluate` and `engine.inference.evaluate` call this
+module.
 """
 
 from __future__ import annotations
@@ -95,13 +96,15 @@ class OwnMetrics:
     def _load(self, name: str) -> Any:
         run = self._config.run
         target: Any = load_user_code(METRICS_KEY, name, run.code, run.code_packages)
-        if not isinstance(target, type):
-            return target
         try:
-            return target()
+            metric = target() if isinstance(target, type) else target
         except Exception as error:
             reason = f"{name} cannot be created: {describe_exception(error, run.code, run.code_packages)}"
             raise UsageError.one(METRICS_KEY, reason) from error
+        if _has_state(metric) and not hasattr(metric, "reset"):
+            reason = f"{name} has update() and compute(), but no reset(), which is called before each evaluation"
+            raise UsageError.one(METRICS_KEY, reason)
+        return metric
 
     def _call(self, name: str, outputs: Outputs) -> dict[str, float]:
         """Return the values of a metric by name. Raises MetricError."""
@@ -109,9 +112,8 @@ class OwnMetrics:
         # Copies: a metric may change its arguments.
         probabilities, labels = (tensor.clone() for tensor in outputs)
         try:
-            if hasattr(metric, "update") and hasattr(metric, "compute"):
-                if hasattr(metric, "reset"):
-                    metric.reset()
+            if _has_state(metric):
+                metric.reset()
                 metric.update(probabilities, labels)
                 result = metric.compute()
             else:
@@ -133,10 +135,15 @@ class OwnMetrics:
         return key
 
 
+def _has_state(metric: Any) -> bool:
+    """Whether a metric collects its images, as those of torchmetrics, instead of being a function."""
+    return hasattr(metric, "update") and hasattr(metric, "compute")
+
+
 def _as_number(name: str, value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise MetricError(f"{name} returns {describe_value(value)} instead of a number or a dict of numbers") from None
 
 

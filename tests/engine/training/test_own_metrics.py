@@ -51,8 +51,20 @@ def vector(probabilities, labels):
     return probabilities[0]
 
 
+def huge(probabilities, labels):
+    return 10**400
+
+
 def renamed(probabilities, labels):
     return {"a b": 1.0}
+
+
+class Endless:
+    def update(self, probabilities, labels):
+        self.labels = labels
+
+    def compute(self):
+        return 1.0
 
 
 class Accuracy:
@@ -126,6 +138,8 @@ def test_failing_metric_is_one_warning_with_the_line_of_the_user(code: Path) -> 
     ("metrics", "message"),
     [
         (["vector"], "own_metrics:vector returns a Tensor of float32, 10 instead of a number or a dict of numbers"),
+        (["huge"], "own_metrics:huge returns an int instead of a number"),
+        (["Endless"], "own_metrics:Endless has update() and compute(), but no reset()"),
         (["renamed"], "own_metrics:renamed returns a value named 'a b'; use letters"),
         (["missing"], "own_metrics has no missing"),
         (["accuracy", "accuracy"], "own_metrics:accuracy has the value accuracy of another metric"),
