@@ -330,4 +330,4 @@ def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_s
             check_source(config, preflight.source, sampler)
     if sampler.steps_per_epoch:
         preflight.problems += schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs)
-    return sampler.steps_per_epoch or None
+    return None if config.data.batch_size == "auto" else sampler.steps_per_epoch or None
