@@ -99,11 +99,15 @@ class InspectCommand:
 
     def follow(self) -> None:
         """Start the process and wait for its end. Sets `error` if it fails."""
-        with self._lock:
-            if self._canceled:
-                return
-            # Linux kills the child when this thread ends.
-            process = self._process = HelperProcess(CHILD_PROGRAM, *self._arguments, str(os.getpid()))
+        try:
+            with self._lock:
+                if self._canceled:
+                    return
+                # Linux kills the child when this thread ends.
+                process = self._process = HelperProcess(CHILD_PROGRAM, *self._arguments, str(os.getpid()))
+        except OSError as error:
+            self.error, self.ended = f"gputrain inspect cannot be started: {error.strerror or error}", True
+            return
         try:
             while True:
                 process.receive()
