@@ -24,7 +24,16 @@ SEED_KEY = "run.seed"
 NEUTRAL_SECTIONS = {"checkpoint", "notify", "queue"}
 NEUTRAL_KEYS = SESSION_KEYS | {
     "eval.metrics",
-    *("run.log_every", "run.watchdog", "run.max_restarts", "run.requeue", "data.download", "data.workers"),
+    *(
+        "run.log_every",
+        "run.watchdog",
+        "run.max_restarts",
+        "run.requeue",
+        "data.download",
+        "data.archive",
+        "data.checksum",
+        "data.workers",
+    ),
     *("data.prefetch", "device.gpus", "device.wait", "device.ranks", "device.launcher", "device.start_method"),
     *("device.deterministic", "device.cudnn_benchmark", "device.timeout", "device.backend", "device.init_method"),
     *("device.bucket_view", "device.static_graph", "device.empty_cache", "device.threads"),

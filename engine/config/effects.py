@@ -217,6 +217,14 @@ _RULES = (
         _unless(user_code_names, "without user code (module:name)"),
     ),
     _Rule("data.prefetch", ("data.workers",), _unless(lambda config: config.data.workers, "with data.workers=0")),
+    _Rule(
+        "data.download",
+        ("data.dataset", "data.archive"),
+        _unless(
+            lambda config: config.data.dataset != "folder" or config.data.archive,
+            "with data.dataset=folder without data.archive",
+        ),
+    ),
     _Rule("data.fit", ("data.dataset",), _on_square),
     _Rule(
         "data.interpolation",

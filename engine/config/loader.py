@@ -305,8 +305,8 @@ def with_absolute_paths(config: Config) -> Config:
         return str(expand_user(path).absolute())
 
     update: dict[str, Any] = {}
-    if config.data.path is not None:
-        update["data"] = config.data.model_copy(update={"path": absolute(config.data.path)})
+    if config.data.default_path is not None:
+        update["data"] = config.data.model_copy(update={"path": absolute(config.data.default_path)})
     if config.model.weights not in (None, "pretrained"):
         update["model"] = config.model.model_copy(update={"weights": absolute(config.model.weights)})
     if config.notify.urls:

@@ -33,7 +33,9 @@ _SCHEDULES_WITH_FINAL_LR = {"cosine", "restarts", "polynomial", "linear", "plate
 DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "device.bucket_view": ("device.parallel", {"ddp"}),
     "device.static_graph": ("device.parallel", {"ddp"}),
-    "data.download": ("data.dataset", set(IMAGE_FILE_DATASETS)),
+    "data.download": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder"}),
+    "data.archive": ("data.dataset", {"folder"}),
+    "data.checksum": ("data.archive", {"flower-photos"}),
     "data.val_split": ("data.dataset", {"digits", "folder"}),
     "data.fake_train": ("data.dataset", {"fake"}),
     "data.fake_val": ("data.dataset", {"fake"}),
@@ -107,7 +109,7 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
 
 def _data_conflicts(config: Config) -> Iterator[Problem]:
     data = config.data
-    if data.path is None and data.dataset in (*IMAGE_FILE_DATASETS, "folder"):
+    if data.default_path is None and data.dataset in (*IMAGE_FILE_DATASETS, "folder"):
         reason = f"{data.dataset} needs the folder of the dataset; set data.path (--data-path)"
         yield Problem("data.path", reason, others=("data.dataset",), is_missing=True)
     if data.pipeline == "memory" and is_user_code(data.dataset):

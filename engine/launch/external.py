@@ -52,7 +52,14 @@ from engine.launch.node import (
     publish_gpu_usage,
     share_problems,
 )
-from engine.launch.preflight import Preflight, RunRequest, find_problems, run_preflight, watch_other_claim
+from engine.launch.preflight import (
+    Preflight,
+    RunRequest,
+    find_problems,
+    run_preflight,
+    source_opener,
+    watch_other_claim,
+)
 from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
@@ -245,7 +252,7 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
     try:
         if stop_flag.is_set:
             raise KeyboardInterrupt
-        preflight = run_preflight(run.request, allocate, rank_info)
+        preflight = run_preflight(run.request, allocate, rank_info, source_opener(run.listener))
     except RankZeroEndedError:
         # A write would create the file of a FileStore again, which rank 0 has removed.
         raise

@@ -19,7 +19,7 @@ from engine.gpus.selection import CudaDevice
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
 from engine.launch.input_keys import with_input_keys
 from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
-from engine.launch.preflight import RunRequest, run_preflight, watch_other_claim
+from engine.launch.preflight import RunRequest, run_preflight, source_opener, watch_other_claim
 from engine.launch.rank_starter import RankStarter
 from engine.launch.supervisor import Supervisor
 from engine.queue.dependencies import DependencyError
@@ -105,7 +105,9 @@ def with_interrupted_wait(request: RunRequest) -> RunRequest:
 
 def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
     """The steps of the driver; `external._run` has the same ones."""
-    preflight = run_preflight(run.request, lambda wait: _allocate_gpus(run, wait=wait))
+    preflight = run_preflight(
+        run.request, lambda wait: _allocate_gpus(run, wait=wait), open_source=source_opener(run.listener)
+    )
     if preflight.problems:
         raise UsageError(preflight.problems)
     job = run.prepare(preflight)

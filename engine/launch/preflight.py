@@ -19,6 +19,7 @@ from engine.config.rules import cpu_precision_warnings
 from engine.config.schema import Config
 from engine.config.training_sections import TIMM_PREFIX
 from engine.config.user_code import check_user_code
+from engine.data.archive import open_downloaded_source
 from engine.data.batching import build_sampler_from_counts, check_source, empty_class_warnings, sampler_problems
 from engine.data.inspection_process import ImageCounts, check_user_data_code
 from engine.data.limits import check_open_files
@@ -45,7 +46,7 @@ from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles
 from engine.queue.place import fixed_terms
 from engine.queue.state import Dependency
 from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
-from engine.runs.events import WarningEvent
+from engine.runs.events import DataDownload, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import check_claim
 from engine.runs.recorder import Listener
@@ -118,6 +119,15 @@ def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Calla
     )
     listener(WarningEvent(message=message))
     watch_claims([owner], take_over=request.take_over, check_stop=check_stop)
+
+
+def source_opener(listener: Listener) -> Callable[[Config], ImageSource | None]:
+    """Return a function that downloads the dataset of a run if it is missing, and opens it."""
+
+    def open_source(config: Config) -> ImageSource | None:
+        return open_downloaded_source(config, lambda message: listener(DataDownload(message=message)))
+
+    return open_source
 
 
 def run_preflight(

@@ -13,6 +13,7 @@ from engine.runs.events import (
     BatchSizeFound,
     CheckpointSaved,
     ControlEvent,
+    DataDownload,
     EpochEvent,
     Event,
     GpusGranted,
@@ -98,7 +99,7 @@ def _format_event(event: Event) -> str | None:
         case GpusGranted():
             devices = f"GPUs granted: {', '.join(event.devices)}" if event.devices else "the run can start"
             return f"{devices}, after {event.seconds:.0f} s in the queue"
-        case BatchSizeFound():
+        case BatchSizeFound() | DataDownload():
             return event.message
         case WarningEvent():
             return f"warning: {event.message}"

@@ -326,6 +326,14 @@ class GpusGranted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataDownload(Event):
+    """Progress of `data.download` before the run starts. Shown on the terminal."""
+
+    type: ClassVar[str] = "data_download"
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchSizeFound(Event):
     """`data.batch_size: auto` is resolved. Shown on the terminal; the run's config holds the number."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from engine.config.data_sections import DataConfig
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageSource
@@ -12,6 +15,7 @@ from engine.data.sources.builtin import (
     open_fake,
     open_torchvision_dataset,
 )
+from engine.utils.errors import UsageError
 
 
 def open_source(config: Config) -> ImageSource:
@@ -32,12 +36,31 @@ def open_source(config: Config) -> ImageSource:
     return open_torchvision_dataset(data)
 
 
+def is_downloaded_later(data: DataConfig) -> bool:
+    """Whether a run downloads the folder of the dataset, which is not there yet, see `engine.data.archive`."""
+    return data.download and _lacks_archive(data)
+
+
+def _lacks_archive(data: DataConfig) -> bool:
+    return data.dataset == "folder" and data.archive is not None and not Path(str(data.path)).exists()
+
+
 def open_source_for_preflight(config: Config) -> ImageSource | None:
     """Open the dataset before the ranks start if that needs no torch, so that a folder is scanned once for all ranks.
 
-    Returns None for torchvision datasets, after checking that their files exist, and for user datasets, which
-    `engine.data.inspection_process.check_user_data_code` checks. Raises UsageError.
+    Returns None for torchvision datasets, after checking that their files exist, for user datasets, which
+    `engine.data.inspection_process.check_user_data_code` checks, and for a folder that the run downloads. Raises
+    UsageError.
     """
+    data = config.data
+    if _lacks_archive(data):
+        if data.download:
+            return None
+        raise UsageError.one(
+            "data.path",
+            f"{data.path} does not exist",
+            f"download {data.archive} with data.download=true, or set data.path (--data-path) to your images",
+        )
     if is_user_code(config.data.dataset):
         return None
     if config.data.dataset in TORCHVISION_DATASETS:

@@ -25,7 +25,10 @@ def no_effect(*overrides: str, base: str | None = "digits") -> list[str]:
         (["schedule.name=onecycle", "schedule.warmup_epochs=2"], "with schedule.name=onecycle"),
         (["schedule.milestones=[3]"], "with schedule.name=cosine, only with multistep"),
         (["data.pipeline=memory", "data.workers=3"], "with data.pipeline=memory, only with auto and stream"),
-        (["data.download=true"], "with data.dataset=digits, only with cifar10, cifar100, fashion-mnist and mnist"),
+        (
+            ["data.download=true"],
+            "with data.dataset=digits",
+        ),
         (["device.parallel=dp", "device.static_graph=true"], "with device.parallel=dp, only with ddp"),
         (["loss.name=my:loss", "loss.label_smoothing=0.1"], "with loss.name=my:loss; implement it there"),
         (["run.early_stop_min_delta=0.1"], "without run.early_stop"),
