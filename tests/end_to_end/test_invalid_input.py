@@ -20,7 +20,7 @@ WRONG = {
     "second config": (["digits", "more"], "is a second CONFIG after digits"),
     "key without equals sign": (["optim.lr", "0.1"], "optim.lr: is a config key and needs a value"),
     "unknown dataset": (["--dataset", "digitz"], "must be one of digits, mnist"),
-    "unknown optimizer": (["--optimizer", "sgdd"], "a timm optimizer as timm:NAME; did you mean sgd?"),
+    "unknown optimizer": (["--optimizer", "sgdd"], "timm:NAME, or user code as module:name; did you mean sgd?"),
     "data path not given": (["--dataset", "mnist"], "data.path: mnist needs the folder of the dataset"),
     "two values": (["--lr", "0.1", "optim.lr=0.2"], "is set to different values by"),
     "name no folder can have": (["--name", "../a"], "must start with a letter or digit"),
