@@ -36,14 +36,21 @@ def train(gputrain: Gputrain, name: str, *arguments: str) -> Path:
 
 # A prime number of validation images, and a last training batch of 5 images.
 PRIME = ["data.dataset=fake", "data.fake_val=101", "data.fake_train=101", "data.drop_last=false", "data.image_size=8"]
+# Differs if an image is missing, counted twice or out of order.
+ORDER_METRIC = """
+def order(probabilities, labels):
+    place = labels.new_ones(len(labels)).cumsum(0).double()
+    return {"labels": (place * labels).sum(), "outputs": (place * probabilities[:, 3].double()).sum()}
+"""
 
 
 @pytest.fixture(scope="session")
 def prime_size_runs(shared_gputrain: Gputrain) -> dict[int, Path]:
-    """The same training on 2 and 3 ranks."""
+    """The same training on 2 and 3 ranks, with a metric of the user's own."""
+    (shared_gputrain.folder / "prime_metrics.py").write_text(ORDER_METRIC)
     return {
         ranks: train(
-            *(shared_gputrain, f"prime-{ranks}", *PRIME),
+            *(shared_gputrain, f"prime-{ranks}", *PRIME, "eval.metrics=prime_metrics:order"),
             *("--epochs", "2", "--ranks", str(ranks), "--batch-size", str(48 // ranks)),
         )
         for ranks in (2, 3)
@@ -75,6 +82,15 @@ def test_validation_counts_each_image_once_on_any_number_of_ranks(prime_size_run
         logits = model(normalize(images, mean, std))
     assert summary["val_accuracy"] == (logits.argmax(1) == labels).sum().item() / 101
     assert summary["val_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    place = torch.arange(1, 102).double()
+    assert summary["metrics"]["labels"] == (place * labels).sum().item()
+    outputs = (place * logits.softmax(1)[:, 3].double()).sum().item()
+    assert summary["metrics"]["outputs"] == pytest.approx(outputs, rel=1e-5)
+
+
+def test_runs_filters_by_metric_of_the_user(shared_gputrain: Gputrain, prime_size_runs: dict[int, Path]) -> None:
+    assert '"prime-2"' in shared_gputrain("runs", "--json", "metrics.labels>1").stdout
+    assert "prime-2" not in shared_gputrain("runs", "metrics.labels<1").stdout
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
