@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +16,16 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
-from engine.data.augment.augmentation import apply_batch_params
+from engine.data.augment.augmentation import UserTransformError, apply_batch_params
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.pipelines.loader import BatchDataset
 from engine.data.sampler import PARTS, BatchRequest, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
 from engine.data.sources.folder import FolderSource
 from engine.data.sources.formats import model_input_format
-from engine.data.sources.image_file import UnusableImageError, open_image, read_image_file
+from engine.data.sources.image_file import open_image, read_image_file
 from engine.data.sources.open import open_source
 from engine.data.sources.user_dataset import first_item_format
 from engine.models.pretrained_input import find_pretrained_input, needs_items, with_pretrained_input
@@ -83,13 +85,10 @@ def _examine_files(source: FolderSource) -> ImageFiles | None:
     sizes: list[tuple[int, int]] = []
     modes: Counter[str] = Counter()
     for index in chosen.tolist():
-        try:
-            with open_image(read_image_file(Path(source.root, paths[index]))) as image:
-                sizes.append(image.size)
-                modes[f"{image.format} {image.mode}"] += 1
-        except (UnusableImageError, OSError, SyntaxError, ValueError):
-            # A file that became unreadable after the scan; training reports it.
-            continue
+        # A file that became unreadable after the scan; training reports it. Decoders raise arbitrary exceptions.
+        with suppress(Exception), open_image(read_image_file(Path(source.root, paths[index]))) as image:
+            sizes.append(image.size)
+            modes[f"{image.format} {image.mode}"] += 1
     if not sizes:
         return None
     sizes.sort(key=lambda size: size[0] * size[1])
@@ -110,17 +109,18 @@ def contact_sheet(dataset: Dataset, part: Part, per_class: int, *, augmented: bo
     rows = [np.flatnonzero(labels == label)[:per_class] for label in classes[:MAX_SHEET_CLASSES]]
     if not rows:
         raise UsageError.one("--part", f"{part} has no images; select another part")
+    # The user's transform is imported only where it is applied, and where the caller has checked who named it.
+    augment = dataset.config.augment if augmented else AugmentConfig()
+    data = dataset.config.data.model_copy(update={"on_bad": "skip"})
+    config = dataset.config.model_copy(update={"augment": augment, "data": data})
     epoch = SHOWN_EPOCH if augmented else 0
-    pictures = [_load(dataset, BatchRequest(part, epoch, indices), row) for row, indices in enumerate(rows)]
+    pictures = [_load(dataset, config, BatchRequest(part, epoch, indices), row) for row, indices in enumerate(rows)]
     names = [dataset.source.classes[label] for label in classes[:MAX_SHEET_CLASSES]]
     return _draw_sheet(names, pictures, per_class)
 
 
-def _load(dataset: Dataset, request: BatchRequest, row: int) -> Tensor:
+def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> Tensor:
     """Return the images of a request as the network sees them, N x C x H x W uint8. Raises UsageError."""
-    from engine.data.augment.augmentation import UserTransformError
-
-    config = dataset.config.model_copy(update={"data": dataset.config.data.model_copy(update={"on_bad": "skip"})})
     try:
         batch = BatchDataset(dataset.source, config, dataset.image_format)[request]
     except UnreadableImageError as error:

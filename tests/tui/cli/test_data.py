@@ -70,3 +70,12 @@ def test_data_refuses_augmented_validation_images(photos: Path) -> None:
     done = call("data", *options(photos), "--augmented", "--part", "val")
     assert done.exit_code == 2
     assert "--augmented: has no effect on validation images" in done.stderr
+
+
+def test_data_imports_transform_only_to_augment(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_transform.py").write_text("raise RuntimeError('imported')\n")
+    own = [f"run.code={tmp_path}", "augment.transform=my_transform:change", "-o", str(tmp_path / "sheet.png")]
+    plain = call("data", *options(photos), "--images", "1", *own)
+    assert plain.exit_code == 0, plain.output
+    augmented = call("data", *options(photos), "--images", "1", *own, "--augmented")
+    assert augmented.exit_code == 2 and "imported" in augmented.stderr
