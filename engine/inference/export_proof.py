@@ -26,6 +26,7 @@ from engine.data.sources.open import open_source
 from engine.inference.evaluate import evaluation_config, evaluation_trust
 from engine.inference.export_program import LoadedExport, load_export
 from engine.inference.export_samples import write_sample_images
+from engine.inference.predict import finite_or_none
 from engine.inference.preprocess_script import load_function
 from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
 from engine.utils.errors import UsageError
@@ -54,6 +55,10 @@ class ClassChange:
     expected_probability: float
     exported: str
     exported_probability: float
+
+
+class BrokenExportError(Exception):
+    """An exported file was loaded, but cannot be run. The message is the reason."""
 
 
 @dataclass
@@ -102,12 +107,15 @@ class Proof:
         return " ".join([text, *faults])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the proof as JSON values; a difference that is not finite is null."""
+        """Return the proof as JSON values; a number that is not finite is null."""
         agreement = self.same_class / self.images if self.images else None
         values = {"passed": self.passed, "top1_agreement": agreement, "another_class": len(self.changes)} | asdict(self)
         values["changes"] = values["changes"][:MAX_STORED_CHANGES]
-        for name in ("max_difference", "max_program_difference"):
-            values[name] = values[name] if math.isfinite(values[name]) else None
+        for part, names in (
+            (values, ("max_difference", "max_program_difference")),
+            *((change, ("expected_probability", "exported_probability")) for change in values["changes"]),
+        ):
+            part |= {name: finite_or_none(part[name]) for name in names}
         return values
 
 
@@ -140,8 +148,7 @@ def prove_export(
         raise
     except Exception as error:
         # The libraries raise many types for a damaged file.
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        proof.faults.append(f"{file_name} cannot be loaded: {reason}")
+        proof.faults.append(f"{file_name} cannot be loaded: {_first_line(error)}")
         return proof
     if not list(checkpoint.classes) == exported.classes == description["classes"]:
         proof.faults.append(f"{file_name} has other class names than the run")
@@ -163,6 +170,9 @@ def prove_export(
             _compare_batch(proof, trained, exported, batch)
     except UsageError as error:
         proof.not_proved = str(error.problems[0])
+    except BrokenExportError as error:
+        proof.faults.append(f"{file_name} cannot be run: {error}")
+        return proof
     if not proof.images and proof.not_proved is None:
         proof.not_proved = "no validation image can be read"
     _find_faults(proof, file_name)
@@ -228,17 +238,17 @@ def _load(load: Callable[[Path], Images], path: Path, expected: Images, proof: P
 def _compare_batch(
     proof: Proof, trained: TrainedModel, exported: LoadedExport, batch: Sequence[_ValidationImage]
 ) -> None:
-    """Add the predictions of a batch to the proof."""
+    """Add the predictions of a batch to the proof. Raises BrokenExportError."""
     pixels = np.stack([image.expected for image in batch])
     expected = trained.probabilities(torch.from_numpy(pixels)).numpy()
-    actual = exported.predict(np.stack([image.exported for image in batch]))
+    actual = _run(exported, np.stack([image.exported for image in batch]))
     if actual.shape != expected.shape:
         proof.faults.append(f"the output has the shape {actual.shape}, not {expected.shape}")
         return
     proof.images += len(batch)
     proof.max_difference = max(proof.max_difference, _greatest_difference(expected, actual))
     same_pixels = [np.array_equal(image.expected, image.exported) for image in batch]
-    program = actual if all(same_pixels) else exported.predict(pixels)
+    program = actual if all(same_pixels) else _run(exported, pixels)
     proof.max_program_difference = max(proof.max_program_difference, _greatest_difference(expected, program))
     for image, wanted, found in zip(batch, expected, actual, strict=True):
         first, second = np.sort(wanted)[::-1][:2]
@@ -250,6 +260,19 @@ def _compare_batch(
             proof.ties += 1
         else:
             proof.changes.append(ClassChange(image.name, names[0], float(wanted[best]), names[1], float(found[other])))
+
+
+def _run(exported: LoadedExport, pixels: Images) -> NDArray[np.float32]:
+    """Return the probabilities of an exported file. Raises BrokenExportError."""
+    try:
+        return exported.predict(pixels)
+    except Exception as error:
+        # The libraries raise many types for a program that does not fit its input.
+        raise BrokenExportError(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _greatest_difference(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> float:

@@ -128,6 +128,22 @@ def change_onnx_weights(folder: Path) -> None:
     onnx.save(model, folder / "model.onnx")
 
 
+def clear_onnx_weights(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    for value in model.graph.initializer:
+        if len(value.dims) > 1:
+            value.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(value) * np.float32("nan"), value.name))
+    onnx.save(model, folder / "model.onnx")
+
+
+def rename_onnx_input(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    model.graph.input[0].name = "pixels"
+    for node in model.graph.node:
+        node.input[:] = ["pixels" if name == "images" else name for name in node.input]
+    onnx.save(model, folder / "model.onnx")
+
+
 def flip_onnx_classes(folder: Path) -> None:
     model = onnx.load(folder / "model.onnx")
     [classes] = [entry for entry in model.metadata_props if entry.key == "classes"]
@@ -145,6 +161,8 @@ def flip_onnx_classes(folder: Path) -> None:
         pytest.param(*SAFETENSORS, change_safetensors, "another class", id="weights"),
         pytest.param(*SAFETENSORS, truncate, "cannot be loaded", id="truncated"),
         pytest.param(*ONNX, change_onnx_weights, "another class", id="onnx-weights"),
+        pytest.param(*ONNX, clear_onnx_weights, "another probability: it differs by up to inf", id="onnx-nan"),
+        pytest.param(*ONNX, rename_onnx_input, "model.onnx cannot be run: ", id="onnx-input"),
         pytest.param(*ONNX, flip_onnx_classes, "another class", id="onnx-classes"),
         pytest.param(*ONNX, truncate, "cannot be loaded", id="truncated-onnx", marks=pytest.mark.nightly),
         pytest.param(*ONNX, edit_script('"white"', '"black"'), "pixels differ by up to 2", id="background"),
@@ -172,6 +190,7 @@ def test_proof_finds_broken_export(
     proof = prove_export(trained, folder, file_name, max_images=64)
     assert not proof.passed
     assert fault in proof.describe(file_name)
+    json.dumps(proof.to_dict(), allow_nan=False)
 
 
 def test_export_command_exits_with_1_if_an_image_gets_another_class(
