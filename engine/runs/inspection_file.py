@@ -30,6 +30,9 @@ MAX_INFO_BYTES = 1 << 23
 # `numpy.savez` writes 1 KB for all names. zipfile takes ten times the memory of the entries that others add.
 MAX_DIRECTORY_BYTES = 1 << 16
 MAX_UNREAD = 1000
+# Unix seconds that every calendar function takes.
+MAX_TIME = 1 << 37
+MAX_PATH_BYTES = 4096  # PATH_MAX of Linux
 MAX_THUMBNAIL_SIDE = 64
 # All of MNIST's 10,000 validation images, or 5,461 color images of 32 x 32 pixels.
 MAX_THUMBNAIL_BYTES = 1 << 24
@@ -62,6 +65,11 @@ class PathTable(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self._ends)
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest path in bytes."""
+        return int((self._ends - self._starts).max(initial=0))
 
     def __getitem__(self, row: Any) -> Any:
         return os.fsdecode(self._joined[self._starts[row] : self._ends[row]])
@@ -102,7 +110,10 @@ def read_inspection(run: RunFolder) -> Inspection | None:
         raise InvalidInspectionError(f"is damaged: {error}") from error
     info = _parse_info(arrays.pop("info"))
     paths = arrays.pop("paths", None)
-    inspection = Inspection(info, **arrays, paths=None if paths is None else PathTable(paths.tobytes()))
+    table = None if paths is None else PathTable(paths.tobytes())
+    if table is not None and table.longest > MAX_PATH_BYTES:
+        raise InvalidInspectionError(f"is damaged: a path has more than {MAX_PATH_BYTES} bytes")
+    inspection = Inspection(info, **arrays, paths=table)
     if problem := _problem(inspection):
         raise InvalidInspectionError(f"is damaged: {problem}")
     return inspection
@@ -179,7 +190,8 @@ def _parse_info(data: NDArray[np.uint8]) -> InspectionInfo:
         _checked(known["raw"], bool)
         _checked(known["epoch"], int, type(None))
         _checked(known["root"], str, type(None))
-        _checked(known["time"], int, float)
+        if not 0 <= _checked(known["time"], int, float) < MAX_TIME:
+            raise ValueError("time")
         if known["part"] not in (*PART_NAMES, "all") or not known["classes"]:
             raise ValueError("part")
     except (LookupError, TypeError, ValueError) as error:
