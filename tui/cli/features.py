@@ -109,8 +109,5 @@ def features(
         return
     shape = "x".join(map(str, result.shape[1:])) or "1"
     labels = f", {pluralize(len(result.classes), 'class folder')}" if result.classes else ""
-    typer.echo(
-        printable(
-            f"{shown_path(target)}: {result.layer} of {pluralize(result.shape[0], 'image')}, {shape} each{labels}"
-        )
-    )
+    rows = f"{pluralize(result.shape[0], 'image')}, {shape} features each of layer {result.layer}{labels}"
+    typer.echo(printable(f"{shown_path(target)}: {rows}"))

@@ -73,7 +73,7 @@ def test_features_default_to_last_stage_and_keep_existing_file(run: RunFolder, p
     target = tmp_path / "f.npz"
     arguments = ("features", "a", photos, "-o", target, "--runs-dir", run.path.parent)
     done = call(*arguments)
-    assert done.stdout.startswith(f"{target}: layer4 of 70 images, 16 each, 2 class folders")
+    assert done.stdout.startswith(f"{target}: 70 images, 16 features each of layer layer4, 2 class folders")
     before = target.read_bytes()
     refused = call(*arguments)
     assert refused.exit_code == 2 and "overwrite it with --force" in refused.stderr
