@@ -133,7 +133,8 @@ def is_relevant(key: str, values: Mapping[str, str]) -> bool:
     value = values.get(controlling_key, "")
     if not controlling_key or value.casefold() in enabling_values:
         return True
-    return ANY_USER_CODE in enabling_values and is_user_code(value)
+    # What an optimizer of timm or of the user accepts is known only once it is imported.
+    return is_user_code(value) and (ANY_USER_CODE in enabling_values or controlling_key == "optim.name")
 
 
 def optimizer_placeholders(optimizer: str) -> dict[str, str]:

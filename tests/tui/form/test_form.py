@@ -235,6 +235,7 @@ def test_form_drops_parameters_of_previous_optimizer() -> None:
 
 def test_form_shows_data_path_for_user_dataset() -> None:
     assert is_relevant("data.path", {"data.dataset": "mine:build"})
+    assert is_relevant("optim.betas", {"optim.name": "mine:build"})
     assert not is_relevant("data.path", {"data.dataset": "digits"})
 
 
