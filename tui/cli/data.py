@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,7 @@ def data(
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the images to a PNG file.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     as_json: JsonOption = False,
     trust_code: TrustCodeOption = False,
 ) -> None:
@@ -76,6 +78,9 @@ def data(
             raise UsageError.one("--part", f"{part} is not allowed: must be train or val")
         if augmented and part == "val":
             raise UsageError.one("--augmented", "has no effect on validation images; omit --part val")
+        path = expand_user(output) if output is not None else None
+        if path is not None and os.path.lexists(path) and not force:
+            raise UsageError.one("--output", f"{output} exists; choose another file, or overwrite it with --force")
         flags = flag_overrides({"model": model, "dataset": dataset, "data_path": data_path})
         resolved = resolve_arguments(arguments, flags, trust_code=trust_code)
         print_no_effect(resolved)
@@ -90,11 +95,10 @@ def data(
             typer.echo(json.dumps(dataset_json(opened), indent=2))
         else:
             typer.echo("\n".join(dataset_lines(opened)))
-        if output is None and (not shows or opened.image_format.is_float):
+        if path is None and (not shows or opened.image_format.is_float):
             return
         sheet = contact_sheet(opened, part, max(columns, 1), augmented=augmented)  # type: ignore[arg-type]
-        if output is not None:
-            path = expand_user(output)
+        if path is not None:
             _write_png(sheet, path)
             typer.echo(f"wrote {shown_path(path)}", err=True)
     if shows:
@@ -114,8 +118,6 @@ def _write_png(sheet: Image, path: Any) -> None:
 
 def show_picture(picture: Image) -> None:
     """Draw a picture on the terminal, in at most its width and height. Asks the terminal nothing."""
-    import os
-
     from rich.console import Console
     from rich.segment import Segment, Segments
 

@@ -50,8 +50,8 @@ def test_data_writes_images_as_network_sees_them(photos: Path, tmp_path: Path, m
     monkeypatch.setattr(dataset, "MIN_TILE", 16)
     sheets = {}
     for name, extra in {"plain": [], "flipped": ["--augmented", "augment.flip=true"]}.items():
-        path = tmp_path / f"{name}.png"
-        done = call("data", *options(photos), "--images", "6", "-o", path, *extra)
+        path = tmp_path / "sheet.png"
+        done = call("data", *options(photos), "--images", "6", "-o", path, "--force", *extra)
         assert done.exit_code == 0, done.output
         sheets[name] = np.asarray(Image.open(path))
     assert sheets["plain"].shape == (2 * (16 + GAP) + GAP, LABEL_COLUMN + 6 * (16 + GAP), 3)
@@ -64,6 +64,13 @@ def test_data_writes_images_as_network_sees_them(photos: Path, tmp_path: Path, m
     mirrored = [np.array_equal(plain[:, ::-1], shown) for plain, shown in pairs]
     assert all(a or b for a, b in zip(same, mirrored, strict=True))
     assert any(mirrored)
+
+
+def test_data_overwrites_no_file_without_force(photos: Path) -> None:
+    photo = photos / "cat" / "7.png"
+    done = call("data", *options(photos), "-o", photo)
+    assert (done.exit_code, photo.read_bytes()) == (2, b"not an image")
+    assert "7.png exists; choose another file, or overwrite it with --force" in done.stderr
 
 
 def test_data_refuses_augmented_validation_images(photos: Path) -> None:
