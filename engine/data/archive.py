@@ -1,20 +1,24 @@
 """Download the archive of a published image folder, continue an interrupted download, and unpack it.
 
 `engine.launch` calls `open_downloaded_source` for a run. The addresses are fixed here, so a config that somebody else
-wrote cannot name another one. A killed download leaves one file, `.NAME.part`, which the next one continues.
+wrote cannot name another one. A killed download leaves the file `.NAME.part`, which the next one continues, and perhaps
+the folder `.NAME.tmp`, which the next one deletes.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import hashlib
 import http.client
 import os
 import shutil
+import ssl
 import tarfile
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -84,14 +88,14 @@ def download_archive(archive: Archive, folder: Path, checksum: str | None, notif
             _verify(archive, file, checksum, partial)
             _unpack(archive, file, folder)
             partial.unlink(missing_ok=True)
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", None) or error
         raise UsageError.one(
             "data.download",
             f"{archive.url} cannot be downloaded: {reason}",
             f"check the network and start again, which continues, or unpack the archive to {folder}",
         ) from error
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         partial.unlink(missing_ok=True)
         raise UsageError.one("data.download", f"{archive.url} is not a valid archive: {error}") from error
     except OSError as error:
@@ -168,11 +172,12 @@ def _verify(archive: Archive, file: BufferedRandom, checksum: str | None, partia
 
 def _unpack(archive: Archive, file: BufferedRandom, folder: Path) -> None:
     """Unpack the class folders to `folder`, which appears at once. Raises OSError and TarError."""
-    staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    # The lock on the archive lets no other process unpack.
+    staging = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     file.seek(0)
     try:
-        with tarfile.open(fileobj=file, mode="r:gz") as tar:
+        with gzip.GzipFile(fileobj=file) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             unpacked = 0
             for number, member in enumerate(tar):
                 unpacked += member.size
@@ -183,6 +188,9 @@ def _unpack(archive: Archive, file: BufferedRandom, folder: Path) -> None:
                     raise tarfile.ReadError(f"{member.name} is no file or folder in it")
                 if path.parts[:1] == (archive.folder,):
                     tar.extract(member, staging, filter="data")
+            # The CRC is at the end of the stream, behind the padding of the archive.
+            while stream.read(CHUNK_BYTES):
+                pass
         if not (staging / archive.folder).is_dir():
             raise tarfile.ReadError(f"it has no folder {archive.folder}")
         (staging / archive.folder).rename(folder)

@@ -152,6 +152,25 @@ def test_archive_with_member_outside_or_link_is_refused(
     assert names(tmp_path) == ["flower_photos"]
 
 
+@pytest.mark.parametrize("position", [30, -8], ids=["data", "CRC"])
+def test_damaged_archive_is_refused_and_deleted(
+    position: int, published: Archive, served: Served, tmp_path: Path
+) -> None:
+    content = bytearray(served.content)
+    content[position] ^= 0xFF
+    served.content = bytes(content)
+    with pytest.raises(UsageError, match="is not a valid archive"):
+        download(published, tmp_path / "photos")
+    assert names(tmp_path) == ["flower_photos"]
+
+
+def test_unpacking_deletes_what_a_killed_one_left(published: Archive, tmp_path: Path) -> None:
+    (tmp_path / ".photos.tmp" / "flower_photos" / "old").mkdir(parents=True)
+    download(published, tmp_path / "photos")
+    assert names(tmp_path) == ["flower_photos", "photos"]
+    assert names(tmp_path / "photos") == ["cat", "dog"]
+
+
 def test_server_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     gone = Archive("http://127.0.0.1:9/photos.tgz", 10, "flower_photos")
     with pytest.raises(UsageError, match=r"cannot be downloaded: .*check the network and start again"):
