@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from engine.data.sources.folder import PART_FOLDER_NAMES
 from engine.inference.predict import BATCH_SIZE, InputFile, read_image_or_error
-from engine.inference.trained_model import TrainedModel
+from engine.inference.trained_model import TrainedModel, check_takes_images
 from engine.models.summary import feature_maps, first_shape, tensors_in, trace_model
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import replace_file, shown_path
@@ -72,8 +72,9 @@ def extract_features(
 
     Without `layer`, it is the last stage of `gputrain summary --features`. With `pool`, an output is averaged over its
     pixels or tokens. `report` receives each file that is no readable image. Raises UsageError for an unknown layer,
-    without readable images, and if memory or disk do not suffice.
+    for a model that takes no images, without readable images, and if memory or disk do not suffice.
     """
+    check_takes_images(model.checkpoint)
     name = find_layer(model, layer)
     unread = 0
 

@@ -151,7 +151,7 @@ def check_takes_images(checkpoint: TrainedCheckpoint) -> None:
         raise UsageError.one(
             str(checkpoint.path),
             f"its model takes floating-point tensors ({shape}), not images",
-            "only `gputrain evaluate` supports it",
+            "only `gputrain evaluate` and `gputrain inspect` support it",
         )
 
 

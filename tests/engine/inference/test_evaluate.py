@@ -147,6 +147,9 @@ def test_model_of_float_tensors_is_evaluated_on_them_and_refuses_images(tmp_path
     run = saved_run(tmp_path / "run", data=data, model=model, run={"code": str(tmp_path)})
     (tmp_path / "run" / "config.yaml").write_text(f"data: {data}\nmodel: {model}\nrun: {{code: {tmp_path}}}\n")
     assert np.sum(evaluate_checkpoint(read_trained_checkpoint(run), device="cpu").evaluation.confusion) == 6
-    done = call("predict", run.path, tmp_path)
-    assert done.exit_code == 2
-    assert "its model takes floating-point tensors (7 x 4 x 4), not images" in done.stderr
+    for command in (["predict"], ["features", "-o", tmp_path / "features.npz"]):
+        done = call(*command, run.path, tmp_path)
+        assert done.exit_code == 2
+        assert "its model takes floating-point tensors (7 x 4 x 4), not images" in done.stderr
+    inspected = call("inspect", run.path)
+    assert inspected.exit_code == 0 and "6 images" in inspected.stdout
