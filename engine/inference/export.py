@@ -65,10 +65,10 @@ def export_model(
     file_name = MODEL_FILES[options.file_format]
     history = run.history()
     description = describe_model(checkpoint, run, history)
-    files = _kept_files(folder, description, file_name, force=options.force)
-    # Building the model checks that the weights match it before anything is written.
-    trained = build_trained_model(checkpoint, "cpu")
     try:
+        files = _kept_files(folder, description, file_name, force=options.force)
+        # Building the model checks that the weights match it before anything is written.
+        trained = build_trained_model(checkpoint, "cpu")
         with _staging_folder(folder) as staging:
             proof = _write_files(trained, staging, description, files, options)
             card = model_card(checkpoint, run, history, description | {"files": files}, proof, file_name)

@@ -118,6 +118,9 @@ def test_export_command_reports_unwritable_folder(run: RunFolder, tmp_path: Path
     done = call("export", run.path, "--output", tmp_path / "file" / "below")
     assert done.exit_code == 2
     assert "cannot be written to: Not a directory" in done.stderr
+    done = call("export", run.path, "--output", tmp_path / ("a" * 300))
+    assert done.exit_code == 2
+    assert "cannot be written to: File name too long" in done.stderr
 
 
 def test_export_writes_shared_and_half_tensors_as_separate_float32(tmp_path: Path) -> None:
