@@ -42,6 +42,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Whether the path is a folder. False also if it is inaccessible or invalid."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _home() -> Path:
     """Return the user's home, or for a user without one, such as the UID of a container, a path that cannot exist."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +71,7 @@ def features(
     from engine.inference.trained_model import load_trained_model
     from engine.runs.folder import find_run, runs_root
     from engine.utils.errors import UsageError
-    from engine.utils.files import expand_user, shown_path
+    from engine.utils.files import expand_user, is_folder, shown_path
     from engine.utils.text import pluralize, printable
 
     def print_skipped(file: InputFile, error: str) -> None:
@@ -81,11 +82,11 @@ def features(
             find_run(runs_root(runs_dir), run, trust_owner=trust_owner),
             *map(expand_user, (folder, output)),
         )
-        if not images.is_dir():
+        if not is_folder(images):
             raise UsageError.one("FOLDER", f"{folder} is not a folder")
-        if target.is_dir() or not target.absolute().parent.is_dir():
+        if is_folder(target) or not is_folder(target.absolute().parent):
             raise UsageError.one("--output", f"{output} must be a file in an existing folder")
-        if target.exists() and not force:
+        if os.path.lexists(target) and not force:
             raise UsageError.one("--output", f"{output} exists; choose another file, or overwrite it with --force")
         files = list(find_input_files([images]))
         reserved = reservation.enter_context(reserve_device(device, run_folder.name, print_warning))

@@ -26,3 +26,5 @@ def test_output_refuses_folder_and_missing_folder(tmp_path: Path) -> None:
         write_output(tmp_path, b"", "", force=True)
     with pytest.raises(UsageError, match="there is no such folder"):
         write_output(tmp_path / "missing" / "a.html", b"", "", force=True)
+    with pytest.raises(UsageError, match="File name too long"):
+        write_output(tmp_path / f"{'a' * 300}.html", b"", "", force=False)
