@@ -26,6 +26,8 @@ from engine.utils.text import format_duration, list_names, pluralize
 
 MAX_EPOCH_ROWS, MAX_SESSIONS, MAX_MESSAGES, MAX_STRETCHES = 200, 100, 100, 40
 MAX_GPUS, MAX_HOSTS = 64, 16
+# Columns of the user's own metrics; more would not fit on paper.
+MAX_OWN_METRICS = 6
 MAX_VALUE_CHARACTERS = 400
 UNKNOWN_LIMIT = "unknown"
 
@@ -113,6 +115,8 @@ def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table:
     kept = set(np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_EPOCH_ROWS)).round().astype(int).tolist())
     heads = ["epoch", "train loss", "train accuracy", "val loss", "val accuracy"]
     heads += ["averaged weights: val accuracy"] if has_ema else []
+    own_metrics = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))[:MAX_OWN_METRICS]
+    heads += map(_text, own_metrics)
     heads += ["lr", "seconds", "images/s"]
     rows = []
     for index, epoch in enumerate(epochs):
@@ -120,6 +124,7 @@ def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table:
             continue
         cells = [str(epoch.epoch), _loss(epoch.train_loss), share_text(epoch.train_accuracy), _loss(epoch.val_loss)]
         cells += [share_text(epoch.val_accuracy)] + ([share_text(epoch.ema_val_accuracy)] if has_ema else [])
+        cells += [_loss(epoch.metrics.get(name)) for name in own_metrics]
         cells += [number_text(epoch.lr), number_text(epoch.seconds, 3), number_text(epoch.images_per_second, 3)]
         rows.append(Row(tuple(cells), epoch is best))
     return Table(tuple(heads), tuple(rows), len(epochs) - len(rows))

@@ -139,6 +139,13 @@ def test_page_shows_sessions_failures_and_stretches_of_bottlenecks(tmp_path: Pat
     assert "1–2 2s waiting for data" in text
 
 
+def test_page_shows_the_users_own_metrics_of_each_epoch(tmp_path: Path) -> None:
+    epochs = [replace(make_epoch(1), metrics={"f1 <b>": 0.25}), replace(make_epoch(2), metrics={"recall": 0.75})]
+    text = " ".join(Page(make_page([make_run_folder(tmp_path, "a", make_run_started(), *epochs)])).text.split())
+    assert "val accuracy f1 <b> recall lr" in text
+    assert "0.5000 0.2500 – 0.1" in text and "0.5000 – 0.7500 0.1" in text
+
+
 @pytest.mark.parametrize("events", [(), (make_run_started(),), (make_run_started(), make_step(1))])
 def test_page_of_run_without_epoch(events: tuple[object, ...], tmp_path: Path) -> None:
     text = Page(make_page([make_run_folder(tmp_path, "a", *events)])).text  # type: ignore[arg-type]
