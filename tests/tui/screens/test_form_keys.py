@@ -269,7 +269,7 @@ def test_form_screen_click_opens_and_chooses_a_choice(tmp_path: Path) -> None:
         await pilot.click("#completions", offset=(4, 1))
         await wait_until_idle(pilot)
         assert form.form.overrides["model.weights"] == "pretrained"
-        form.fields.select("schedule.name")
+        form.fields.select("precision.amp")
         await pilot.pause()
         await pilot.click("#field-entry")
         await wait_until_idle(pilot)
