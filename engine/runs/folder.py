@@ -256,15 +256,8 @@ class RunFolder:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
         folders = (self.checkpoints, self.tensorboard, self.control, self.export, self.exports, self.sync)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
-        more_files = (
-            self.evaluation,
-            self.inspection,
-            self.labels,
-            self.queue,
-            self.skipped_files,
-            *self.checkpoints.glob("*.pt"),
-        )
-        for path in (*folders, *files, *more_files):
+        more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.skipped_files)
+        for path in (*folders, *files, *more_files, *self.checkpoints.glob("*.pt")):
             with suppress(OSError):
                 yield path.relative_to(self.root), path.lstat()
 
