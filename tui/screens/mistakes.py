@@ -229,7 +229,12 @@ class MistakesScreen(GputrainScreen):
         if path is None:
             self.gputrain_app.show_toast("This dataset has no image files", warning=True)
             return
-        self.app.copy_to_clipboard(path)
+        try:
+            self.app.copy_to_clipboard(path)
+        except UnicodeEncodeError:
+            # Textual sends the clipboard to the terminal as UTF-8.
+            self.gputrain_app.show_toast(f"The path is not valid UTF-8: {path}", warning=True)
+            return
         self.gputrain_app.show_toast(f"Copied {path}")
 
     def action_inspect(self) -> None:

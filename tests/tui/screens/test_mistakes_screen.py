@@ -171,10 +171,12 @@ def test_mistakes_screen_lists_images_of_cell_and_other_lists(run: RunFolder, tm
 
 
 def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, tmp_path: Path) -> None:
-    (tmp_path / "photos/cat/tabby.png").write_text("no image")
+    (tmp_path / "photos/cat/tabby\udcff.png").write_text("no image")
     (tmp_path / "photos/cat/a dog, really.png").unlink()
     six = six_images(tmp_path / "photos")
-    write_inspection(run, replace(six, info=replace(six.info, epoch=3)))
+    assert six.paths is not None
+    paths = [path.replace("tabby", "tabby\udcff") for path in six.paths]
+    write_inspection(run, replace(six, info=replace(six.info, epoch=3), paths=paths))
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_mistakes(pilot)
@@ -183,6 +185,8 @@ def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, t
         await drawn(pilot)
         assert "cannot be shown: it is not an image" in " ".join(visible_text(pilot, "#picture").split())
         assert "is of epoch 3, not of epoch 7; press I" in visible_text(pilot, "#inspected")
+        await press(pilot, "ctrl+y")
+        assert [toast.message[:27] for toast in pilot.app._notifications] == ["The path is not valid UTF-8"]
         assert len(listed(pilot)) == 2
         os.truncate(run.inspection, 100)
         await wait_until(pilot, lambda: screen.inspection_poller.problem is not None)
