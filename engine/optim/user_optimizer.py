@@ -112,12 +112,10 @@ def _check(config: OptimConfig, built: Any, groups: list[ParamGroup], lr: float)
         reason = f"{config.name} does not train {len(missing)} of {len(names)} parameters: {listed}"
         raise UsageError.one(OPTIMIZER_KEY, reason, "give it all groups, or freeze them with model.freeze")
     if not names.keys() >= set(received):
-        raise UsageError.one(
-            OPTIMIZER_KEY, f"{config.name} has parameters that are not in the groups that it was given"
-        )
+        raise UsageError.one(OPTIMIZER_KEY, f"{config.name} has parameters that are not in the groups it received")
     step = list(inspect.signature(built.step).parameters.values())
     if step and step[0].default is inspect.Parameter.empty and step[0].kind is step[0].POSITIONAL_OR_KEYWORD:
-        reason = f"{config.name} needs a closure in step(), which a training step has not"
+        reason = f"{config.name} needs a closure in step(), which training does not pass"
         raise UsageError.one(OPTIMIZER_KEY, reason)
     for group in built.param_groups:
         group["param_names"] = [names[id(parameter)] for parameter in group["params"]]
