@@ -6,6 +6,7 @@ Called by the screen and by reports. `engine.inference.inspect` writes the inspe
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,8 +33,9 @@ MAX_PREVIEW_SIDE = 1024
 def load_preview(run: RunFolder, inspection: Inspection, image: InspectedImage) -> Image.Image:
     """Return the picture of an inspected image: upright, RGB or grayscale, at most MAX_PREVIEW_SIDE pixels a side.
 
-    If other users can change the run, its image files are opened without following any link. Raises
-    UnreadableImageError with one sentence.
+    If other users can change the run, its image files are opened without following any link, and only if everybody or
+    the owner of the run can read them: a report would pass on a private photo. Raises UnreadableImageError with one
+    sentence.
     """
     if (pixels := inspection.thumbnail(image.row)) is not None:
         return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
@@ -47,7 +49,7 @@ def load_preview(run: RunFolder, inspection: Inspection, image: InspectedImage) 
                 return _decode(path)
             if ".." in path.parts or not path.is_absolute():
                 raise UnusableImageError("no path below the folder of the dataset")
-            handle = _open_without_links(path)
+            handle = _open_without_links(path, run.path.stat().st_uid)
             opened.callback(os.close, handle)
             return _decode(path_of_descriptor(handle))
     except UnusableImageError as error:
@@ -57,24 +59,31 @@ def load_preview(run: RunFolder, inspection: Inspection, image: InspectedImage) 
         raise UnreadableImageError(f"the image {path} cannot be shown: {decode_error_reason(error)}") from error
 
 
-def _open_without_links(path: Path) -> int:
-    """Return a descriptor of a file, which is not opened for reading. Raises OSError if any part of its path is a link.
+def _open_without_links(path: Path, owner: int) -> int:
+    """Return a descriptor of a file, which is not opened for reading. Raises OSError if any part of its path is a link,
+    and UnusableImageError if the file is neither readable for everybody nor of the user `owner`.
 
     Opening a device could have an effect; what the descriptor leads to is checked before it is read.
     """
     *folders, name = path.parts
+    is_public = True
     folder = os.open(folders[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in folders[1:]:
             inner = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             os.close(folder)
             folder = inner
+            is_public = is_public and bool(os.fstat(folder).st_mode & stat.S_IXOTH)
         handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     finally:
         os.close(folder)
     if not path_of_descriptor(handle).is_file():
         os.close(handle)
         raise UnusableImageError("not a regular file")
+    status = os.fstat(handle)
+    if status.st_uid != owner and not (is_public and status.st_mode & stat.S_IROTH):
+        os.close(handle)
+        raise UnusableImageError("a private file of another user than the owner of the run")
     return handle
 
 

@@ -80,3 +80,16 @@ def test_preview_follows_links_only_in_own_run(tmp_path: Path, run: RunFolder) -
     for row in range(1, 5):
         with pytest.raises(UnreadableImageError, match="cannot be shown"):
             load_preview(run, images, images.image(row))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file to another user")
+def test_preview_of_foreign_run_shows_no_private_file_of_others(tmp_path: Path, run: RunFolder) -> None:
+    photo = tmp_path / "photo.png"
+    Image.new("L", (4, 4)).save(photo)
+    photo.chmod(0o600)
+    images = inspection_of(tmp_path, "photo.png")
+    os.chown(run.path, 12345, 12345)
+    with pytest.raises(UnreadableImageError, match="it is a private file of another user than the owner of the run"):
+        load_preview(run, images, images.image(0))
+    os.chown(photo, 12345, 12345)
+    assert load_preview(run, images, images.image(0)).size == (4, 4)
