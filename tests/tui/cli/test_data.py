@@ -84,5 +84,5 @@ def test_data_imports_transform_only_to_augment(photos: Path, tmp_path: Path) ->
     own = [f"run.code={tmp_path}", "augment.transform=my_transform:change", "-o", str(tmp_path / "sheet.png")]
     plain = call("data", *options(photos), "--images", "1", *own)
     assert plain.exit_code == 0, plain.output
-    augmented = call("data", *options(photos), "--images", "1", *own, "--augmented")
+    augmented = call("data", *options(photos), "--images", "1", *own, "--augmented", "--force")
     assert augmented.exit_code == 2 and "imported" in augmented.stderr
