@@ -194,6 +194,8 @@ def torch_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
+    # urllib keeps the proxies of the first download in a process.
+    monkeypatch.setattr("urllib.request._opener", None)
     folder = tmp_path / "hub" / "checkpoints"
     folder.mkdir(parents=True)
     return folder
