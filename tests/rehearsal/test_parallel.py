@@ -21,6 +21,7 @@ def assert_equal_training(run: Path, other: Path) -> None:
     assert accuracies[0] == accuracies[1]
 
 
+@pytest.mark.rehearsal
 def test_ddp_over_nccl_equals_cpu_ranks(ddp_run: DdpRun) -> None:
     on_cpu = ddp_run.gputrain.run("cpu", *ddp_run.arguments, "--ranks", "2", *CPU)
     started = run_started(ddp_run.path)
@@ -36,6 +37,7 @@ def test_spawned_ranks_train_like_forked_ones(ddp_run: DdpRun) -> None:
     assert_equal_training(spawned, ddp_run.path)
 
 
+@pytest.mark.rehearsal
 def test_only_rank_0_has_context_on_gpu_0(ddp_run: DdpRun) -> None:
     contexts = [
         [line.partition(" by ")[0] for line in lines if line.startswith("context")]
@@ -44,6 +46,7 @@ def test_only_rank_0_has_context_on_gpu_0(ddp_run: DdpRun) -> None:
     assert sorted(contexts) == [["context on device 0"], ["context on device 1"]]
 
 
+@pytest.mark.rehearsal
 def test_finished_run_has_freed_its_gpus(ddp_run: DdpRun) -> None:
     gpus = parse_gpus_json(ddp_run.gputrain("gpus", "--json").stdout)
     assert len(gpus) == 2

@@ -14,12 +14,13 @@ from gputrain_command import read_events
 DIGITS = ("digits", "--epochs", "1", "--gpus", "free:2")
 
 
+@pytest.mark.rehearsal
 @pytest.mark.parametrize(
     "options",
     [
         ["data.pipeline=stream"],
         # Only the validation images keep the strides of the expansion.
-        pytest.param(["data.pipeline=stream", "augment.policy=randaugment"], marks=pytest.mark.rehearsal),
+        ["data.pipeline=stream", "augment.policy=randaugment"],
     ],
     ids=["stream", "randaugment"],
 )
