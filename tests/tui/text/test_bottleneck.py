@@ -92,7 +92,7 @@ def test_recorder_writes_bottleneck_to_summary_and_log(tmp_path: Path) -> None:
     assert summary["verdict"] == {"kind": "waiting for data", "message": message}
     assert (summary["data_wait"], summary["mfu"]) == (0.34, 0.0622)
     log_lines = [line[21:] for line in folder.log.read_text().splitlines()]
-    assert log_lines[-2:] == [f"{message} (data wait 34%, MFU 6%)", "finished"]
+    assert log_lines[-3:-1] == [f"{message} (data wait 34%, MFU 6%)", "finished"]
 
 
 def test_plain_printer_prints_bottleneck_before_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_plain_printer_prints_bottleneck_before_end(capsys: pytest.CaptureFixtur
     for event in (make_gpu_run_started(devices=["cpu"], flops=float("nan")), make_timed_epoch(), FINISHED):
         printer(event)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-2:] == [
+    assert lines[-3:-1] == [
         "CPU-bound: a GPU, more cores or a smaller model would help (data wait 1%)",
         "finished",
     ]
@@ -108,7 +108,10 @@ def test_plain_printer_prints_bottleneck_before_end(capsys: pytest.CaptureFixtur
 
 def test_lines_of_failed_run_omit_bottleneck() -> None:
     failed = RunFinished(time=200.0, state="failed", message="rank 1 failed")
-    assert event_lines(failed, history_from_events([GPU_RUN, DATA_WAIT_EPOCH, failed])) == ["failed: rank 1 failed"]
+    assert event_lines(failed, history_from_events([GPU_RUN, DATA_WAIT_EPOCH, failed])) == [
+        "1 epoch on 4 GPUs, 1.0 s per epoch",
+        "failed: rank 1 failed",
+    ]
 
 
 def test_epoch_line_shows_data_wait_only_when_high() -> None:
