@@ -141,7 +141,7 @@ def _with_thumbnails(
 
 
 def worst_rows(inspection: Inspection, count: int) -> NDArray[np.intp]:
-    """Return the rows of which pictures are kept, ascending and at most `count`.
+    """Return the rows whose pictures are kept: ascending, at most `count`.
 
     First the beginning of each list, then the wrong images, evenly over the cells of the confusion matrix and with the
     greatest loss of each cell first, then the right ones likewise.

@@ -60,7 +60,7 @@ class Group:
 
 
 def curve_charts(groups: Sequence[Group], command: str) -> list[Chart]:
-    """Return the charts of loss, accuracy, learning rate and throughput; those without a value are left out."""
+    """Return the charts of loss, accuracy, learning rate and throughput; charts without a value are skipped."""
     return _single_run_charts(groups[0].runs[0], command) if _is_single(groups) else _overlaid_charts(groups, command)
 
 

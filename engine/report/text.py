@@ -14,7 +14,7 @@ def share_text(value: float | None) -> str:
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
-    """Return a number with so many significant digits, and thousands separated."""
+    """Format a number with this many significant digits and thousands separators."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == int(value) and abs(value) < 1e15:

@@ -74,7 +74,7 @@ def find_checkpoint(folder: RunFolder, which: str) -> Path:
 
 
 def read_digest(path: Path) -> str:
-    """Return the SHA-256 that a checkpoint file states of itself, without reading the rest of it.
+    """Return the SHA-256 in the archive comment of a checkpoint, without reading the rest of the file.
 
     Raises DamagedCheckpointError, and OSError if the file cannot be read.
     """

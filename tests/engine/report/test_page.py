@@ -55,7 +55,7 @@ def earlier_run(tmp_path: Path) -> RunFolder:
 
 
 def make_inspection(classes: tuple[str, ...], name: str) -> Inspection:
-    """Return an inspection of four images, of which the model gets two wrong."""
+    """Return an inspection of four images; the model gets two wrong."""
     info = InspectionInfo("best.pt", "0" * 64, 10, 1, False, "val", "folder", classes)
     return Inspection(
         info,

@@ -56,7 +56,7 @@ def photo_of(index: int) -> Image.Image:
 
 
 def inspected_run(root: Path, photos: Path) -> RunFolder:
-    """Create the runs of the demo, of which the finished one has an evaluation and an inspection of six photos."""
+    """Create the runs of the demo. The finished one has an evaluation and an inspection of six photos."""
     demo_runs(root)[0].release()
     for index, (_, _, path) in enumerate(IMAGES):
         (photos / path).parent.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,11 @@ def test_recorder_writes_bottleneck_to_summary_and_log(tmp_path: Path) -> None:
     assert summary["verdict"] == {"kind": "waiting for data", "message": message}
     assert (summary["data_wait"], summary["mfu"]) == (0.34, 0.0622)
     log_lines = [line[21:] for line in folder.log.read_text().splitlines()]
-    assert log_lines[-3:-1] == [f"{message} (data wait 34%, MFU 6%)", "finished"]
+    assert log_lines[-3:] == [
+        f"{message} (data wait 34%, MFU 6%)",
+        "finished",
+        "1 epoch on 4 GPUs, 1.0 s per epoch",
+    ]
 
 
 def test_plain_printer_prints_bottleneck_before_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,9 +104,10 @@ def test_plain_printer_prints_bottleneck_before_end(capsys: pytest.CaptureFixtur
     for event in (make_gpu_run_started(devices=["cpu"], flops=float("nan")), make_timed_epoch(), FINISHED):
         printer(event)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-3:-1] == [
+    assert lines[-3:] == [
         "CPU-bound: a GPU, more cores or a smaller model would help (data wait 1%)",
         "finished",
+        "1 epoch on the CPU (4 ranks), 1.0 s per epoch",
     ]
 
 
