@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from engine.config.data_sections import DataConfig
 from engine.data.fingerprint import Fingerprint, hash_integers, hash_names
-from engine.data.sampler import Indices, Part, stratified_split
-from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels, format_from_config
-from engine.data.sources.image import read_image, rotate_upright
+from engine.data.sampler import Part, stratified_split
+from engine.data.sources.base import ImageFormat, Labels, format_from_config
+from engine.data.sources.encoded import EncodedImage, EncodedSource
+from engine.data.sources.image import named_image, rotate_upright
 from engine.data.sources.image_file import (
     IMAGE_FORMATS,
     MAX_IMAGE_BYTES,
@@ -27,7 +28,6 @@ from engine.data.sources.image_file import (
     open_image,
     read_image_file,
 )
-from engine.data.sources.resize import get_box_function
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.text import list_names
@@ -44,7 +44,7 @@ PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test", 
 
 
 @dataclass(frozen=True)
-class FolderSource:
+class FolderSource(EncodedSource):
     """Images of a folder, decoded on load. `paths` are relative to `root`; `sizes` are those of the files in bytes."""
 
     root: str
@@ -54,7 +54,6 @@ class FolderSource:
     labels: dict[Part, Labels]
     sizes: dict[Part, NDArray[np.int64]]
     skipped: tuple[str, ...]
-    in_memory: bool = field(default=False, init=False)
 
     def num_images(self, part: Part) -> int:
         return len(self.paths[part])
@@ -69,13 +68,10 @@ class FolderSource:
             sizes=hash_integers(self.sizes[part]),
         )
 
-    def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
-        size = self.format.preprocessing(training=crop is not None).size
-        images = np.empty((len(indices), self.format.channels, size, size), np.uint8)
-        for row, index in enumerate(indices):
-            get_box = get_box_function(crop, int(index), self.format)
-            images[row] = read_image(Path(self.root, self.paths[part][index]), self.format, get_box)
-        return images, self.labels[part][indices]
+    def read_encoded(self, part: Part, index: int) -> EncodedImage:
+        path = Path(self.root, self.paths[part][index])
+        with named_image(str(path)):
+            return EncodedImage(read_image_file(path), str(path))
 
 
 def open_folder(data: DataConfig, seed: int) -> FolderSource:

@@ -5,9 +5,9 @@ A JPEG that is needed at full scale is decoded by the faster `engine.data.source
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -32,18 +32,35 @@ ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
 
 
 def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
-    """Read an image file as the input of an evaluation, C x val_size x val_size uint8.
+    """Read an image file and decode it as `decode_image` does. Raises UnreadableImageError."""
+    with named_image(str(path)):
+        data = read_image_file(path)
+    return decode_image(data, str(path), image_format, get_box)
+
+
+def decode_image(
+    data: bytes | memoryview, name: str, image_format: ImageFormat, get_box: BoxFunction | None = None
+) -> Images:
+    """Decode the content of an image file as the input of an evaluation, C x val_size x val_size uint8.
 
     The image is rotated according to EXIF, then resized and cropped as `ImageFormat.evaluation` says. With `get_box`,
-    for training, its box is cropped and resized to `size` x `size`. Raises UnreadableImageError.
+    for training, its box is cropped and resized to `size` x `size`. `name` is for messages. Raises
+    UnreadableImageError.
     """
+    with named_image(name):
+        return _decode(data, image_format, get_box)
+
+
+@contextmanager
+def named_image(name: str) -> Iterator[None]:
+    """Raise errors of reading and decoding as an UnreadableImageError that names the image."""
     try:
-        return _decode(read_image_file(path), image_format, get_box)
+        yield
     except UnusableImageError as error:
-        raise UnreadableImageError(f"the image {path} cannot be read: it is {error}") from error
+        raise UnreadableImageError(f"the image {name} cannot be read: it is {error}") from error
     except Exception as error:
         # Decoders raise arbitrary exceptions for a damaged file.
-        raise UnreadableImageError(f"the image {path} cannot be read: {decode_error_reason(error)}") from error
+        raise UnreadableImageError(f"the image {name} cannot be read: {decode_error_reason(error)}") from error
 
 
 def is_decoded_at_reduced_scale(path: Path, preprocessing: Preprocessing) -> bool:
@@ -72,9 +89,9 @@ def _draft(
     return plan, height, width
 
 
-def _decode(file: BytesIO, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:
+def _decode(data: bytes | memoryview, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:
     mode, preprocessing = pil_mode(image_format), image_format.preprocessing(training=get_box is not None)
-    with open_image(file) as image, ExitStack() as pixel_budget:
+    with open_image(data) as image, ExitStack() as pixel_budget:
         if image.format != "JPEG":
             # Pillow decodes a PNG to look for EXIF data behind its pixels.
             pixel_budget.enter_context(decoding(image))
@@ -86,7 +103,7 @@ def _decode(file: BytesIO, image_format: ImageFormat, get_box: BoxFunction | Non
                 from engine.data.sources import jpeg
 
                 # At full scale torchvision's decoder and torch's bilinear resize take half of Pillow's time.
-                if (pixels := jpeg.decode(file.getvalue(), mode)) is not None:
+                if (pixels := jpeg.decode(data, mode)) is not None:
                     if plan.interpolation == "bilinear" and not plan.is_elongated:
                         return jpeg.resized_crop(pixels, plan)
                     return _apply(plan, _from_array(pixels.numpy()))

@@ -65,7 +65,7 @@ class PixelBudget:
 _PIXEL_BUDGET = PixelBudget(MAX_PIXELS_IN_FLIGHT)
 
 
-def read_image_file(path: Path) -> BytesIO:
+def read_image_file(path: Path) -> bytes:
     """Return the content of a file. Raises UnusableImageError if no image has its size, and OSError.
 
     The file is read at once, because its owner can extend or truncate it while it is decoded. Pillow reads a file of
@@ -77,7 +77,7 @@ def read_image_file(path: Path) -> BytesIO:
             raise UnusableImageError("not a regular file")
         if status.st_size > MAX_IMAGE_BYTES:
             raise UnusableImageError(f"a file of more than {MAX_IMAGE_BYTES >> 20} MiB; reduce its size")
-        return BytesIO(file.read(status.st_size))
+        return file.read(status.st_size)
 
 
 def _open_without_blocking(path: str, flags: int) -> int:
@@ -86,13 +86,12 @@ def _open_without_blocking(path: str, flags: int) -> int:
 
 
 @contextmanager
-def open_image(file: BytesIO) -> Iterator[Image.Image]:
-    """Identify an image by its header, without decoding it. Raises UnusableImageError."""
+def open_image(data: bytes | memoryview) -> Iterator[Image.Image]:
+    """Identify an image by the header of its file, without decoding it. Raises UnusableImageError."""
     try:
-        image = Image.open(file, formats=IMAGE_FORMATS)
+        image = Image.open(BytesIO(data), formats=IMAGE_FORMATS)
     except UnidentifiedImageError as error:
-        file.seek(0)
-        raise UnusableImageError(_describe_other_file(file.read(16))) from error
+        raise UnusableImageError(_describe_other_file(bytes(data[:16]))) from error
     except Image.DecompressionBombError as error:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise UnusableImageError(f"an image of more than {limit:,} pixels; reduce its size") from error

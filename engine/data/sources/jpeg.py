@@ -22,7 +22,7 @@ from engine.data.sources.resize import ResizePlan
 _READ_MODES = {"L": 1, "RGB": 3}
 
 
-def decode(data: bytes, mode: str) -> Tensor | None:
+def decode(data: bytes | memoryview, mode: str) -> Tensor | None:
     """Decode a JPEG to C x H x W uint8 in mode "L" or "RGB", without EXIF rotation.
 
     Returns None if the decoder is not installed or rejects the file. The caller then decodes with Pillow, which accepts
