@@ -10,6 +10,7 @@ from engine.config.section import FloatPair, Floats, Section, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 Fit = Literal["crop", "squash"]
+Shuffle = Literal["full", "blocks"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "fake"]
 
@@ -42,6 +43,12 @@ class DataConfig(Section):
     )
     drop_last: bool = Field(
         True, title="drop last batch", description="Drop the last incomplete batch of each training epoch."
+    )
+    shuffle: Shuffle = Field(
+        "full",
+        description="Order of the training images: full shuffles all of them; blocks shuffles blocks of 64 neighbors "
+        "in storage, then images within windows of 512 blocks, for datasets that are larger than memory and read from "
+        "hard disks or a network file system.",
     )
     pipeline: Literal["auto", "memory", "stream", "fixed"] = Field(
         "auto",

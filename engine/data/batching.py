@@ -44,6 +44,7 @@ def build_sampler_from_counts(
         seed=seed,
         accumulate=accumulate,
         devices_per_rank=devices_per_rank,
+        shuffle=data.shuffle,
     )
 
 
