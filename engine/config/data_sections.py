@@ -9,6 +9,8 @@ from pydantic import Field
 from engine.config.section import FloatPair, Floats, Section, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
+# Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.encoded`.
+ENCODED_DATASETS = ("folder",)
 Fit = Literal["crop", "squash"]
 Shuffle = Literal["full", "blocks"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import get_args
 from urllib.parse import urlsplit
 
-from engine.config.data_sections import IMAGE_FILE_DATASETS
+from engine.config.data_sections import ENCODED_DATASETS, IMAGE_FILE_DATASETS
 from engine.config.optimizer_options import optimizers_accepting, torch_optimizer_problems
 from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS, ScheduleConfig, by_epoch
@@ -36,14 +36,14 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "data.download": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder"}),
     "data.archive": ("data.dataset", {"folder"}),
     "data.checksum": ("data.archive", {"flower-photos"}),
-    "data.val_split": ("data.dataset", {"digits", "folder"}),
+    "data.val_split": ("data.dataset", {"digits", *ENCODED_DATASETS}),
     "data.fake_train": ("data.dataset", {"fake"}),
     "data.fake_val": ("data.dataset", {"fake"}),
-    "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder", ANY_USER_CODE}),
+    "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, *ENCODED_DATASETS, ANY_USER_CODE}),
     "data.workers": ("data.pipeline", {"auto", "stream"}),
     "data.prefetch": ("data.pipeline", {"auto", "stream"}),
-    "data.allow_empty": ("data.dataset", {"folder"}),
-    "data.on_bad": ("data.dataset", {"folder", ANY_USER_CODE}),
+    "data.allow_empty": ("data.dataset", {*ENCODED_DATASETS}),
+    "data.on_bad": ("data.dataset", {*ENCODED_DATASETS, ANY_USER_CODE}),
     "augment.crop_scale": ("augment.resized_crop", {"true"}),
     "augment.crop_ratio": ("augment.resized_crop", {"true"}),
     "augment.policy_ops": ("augment.policy", {"randaugment"}),
@@ -109,7 +109,7 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
 
 def _data_conflicts(config: Config) -> Iterator[Problem]:
     data = config.data
-    if data.default_path is None and data.dataset in (*IMAGE_FILE_DATASETS, "folder"):
+    if data.default_path is None and data.dataset in (*IMAGE_FILE_DATASETS, *ENCODED_DATASETS):
         reason = f"{data.dataset} needs the folder of the dataset; set data.path (--data-path)"
         yield Problem("data.path", reason, others=("data.dataset",), is_missing=True)
     if data.pipeline == "memory" and is_user_code(data.dataset):
@@ -117,7 +117,7 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
             f"memory does not support {data.dataset}: user datasets may generate items at random; use stream or auto"
         )
         yield Problem("data.pipeline", reason, others=("data.dataset",))
-    if data.pipeline == "memory" and data.dataset == "folder" and config.augment.resized_crop:
+    if data.pipeline == "memory" and data.dataset in ENCODED_DATASETS and config.augment.resized_crop:
         reason = (
             "memory holds images at the model's input size, but augment.resized_crop crops images at their original "
             "size; use stream or auto"

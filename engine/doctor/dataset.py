@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,9 +22,9 @@ from engine.data.augment.mixup import MixupCutmix
 from engine.data.pipelines.loader import BatchDataset
 from engine.data.sampler import PARTS, BatchRequest, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
-from engine.data.sources.folder import FolderSource
+from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
-from engine.data.sources.image_file import open_image, read_image_file
+from engine.data.sources.image_file import open_image
 from engine.data.sources.open import open_source
 from engine.data.sources.user_dataset import first_item_format
 from engine.models.pretrained_input import find_pretrained_input, needs_items, with_pretrained_input
@@ -75,18 +74,21 @@ def open_dataset(config: Config) -> Dataset:
     config = with_pretrained_input(config, pretrained, items)
     source = open_source(config)
     counts = {part: np.bincount(source.get_labels(part), minlength=len(source.classes)).tolist() for part in PARTS}
-    files = _examine_files(source) if isinstance(source, FolderSource) else None
+    files = _examine_files(source) if isinstance(source, EncodedSource) else None
     return Dataset(config, source, model_input_format(config, source), counts, files)
 
 
-def _examine_files(source: FolderSource) -> ImageFiles | None:
-    paths = [path for part in PARTS for path in source.paths[part]]
-    chosen = np.unique(np.linspace(0, len(paths) - 1, min(len(paths), MAX_HEADERS)).round().astype(np.int64))
+def _examine_files(source: EncodedSource) -> ImageFiles | None:
+    num_train = len(source.get_labels("train"))
+    count = num_train + len(source.get_labels("val"))
+    chosen = np.unique(np.linspace(0, count - 1, min(count, MAX_HEADERS)).round().astype(np.int64))
     sizes: list[tuple[int, int]] = []
     modes: Counter[str] = Counter()
     for index in chosen.tolist():
+        part: Part = "train" if index < num_train else "val"
+        position = index if part == "train" else index - num_train
         # A file that became unreadable after the scan; training reports it. Decoders raise arbitrary exceptions.
-        with suppress(Exception), open_image(read_image_file(Path(source.root, paths[index]))) as image:
+        with suppress(Exception), open_image(source.read_encoded(part, position).data) as image:
             sizes.append(image.size)
             modes[f"{image.format} {image.mode}"] += 1
     if not sizes:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.limits import SHM_PATH, LoaderFootprint, auto_workers, needs_workers, open_files_shortage, shm_shortage
@@ -93,7 +94,7 @@ def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
 
 def expected_num_workers(config: Config, ranks: int) -> int:
     """Estimate the DataLoader workers per rank without opening the data: a folder may turn out to fit into memory."""
-    data, reads_files = config.data, config.data.dataset == "folder" or is_user_code(config.data.dataset)
+    data, reads_files = config.data, config.data.dataset in ENCODED_DATASETS or is_user_code(config.data.dataset)
     needed = needs_workers(config, in_memory=not reads_files)
     if data.pipeline in ("memory", "fixed") or (data.pipeline == "auto" and not needed):
         return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from engine.config.schema import Config
 from engine.data.augment.batch_ops import convert_to_format
 from engine.data.sources.base import ImageFormat, Images, ImageSource, UnreadableImageError
+from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.folder import FolderSource
 from engine.data.sources.image import read_image
 from engine.data.sources.open import open_source
@@ -194,13 +196,14 @@ def _validation_images(
 ) -> Iterator[_ValidationImage]:
     """Yield evenly spaced validation images, which covers all classes of a folder; count those that are unreadable."""
     count = source.num_images("val")
-    for index in np.unique(np.linspace(0, count - 1, min(count, max_images)).round().astype(np.int64)):
+    for index in np.unique(np.linspace(0, count - 1, min(count, max_images)).round().astype(np.int64)).tolist():
         try:
-            if isinstance(source, FolderSource):
+            if isinstance(source, EncodedSource):
                 proof.files = True
-                path = Path(source.root, source.paths["val"][index])
-                expected = read_image(path, image_format)
-                yield _ValidationImage(str(path), expected, _load(load, path, expected, proof))
+                with _image_file(source, index) as (path, name):
+                    expected = read_image(path, image_format)
+                    exported = _load(load, path, expected, proof)
+                yield _ValidationImage(name, expected, exported)
             else:
                 images, _ = source.load("val", np.array([index]))
                 if source.in_memory:
@@ -209,6 +212,23 @@ def _validation_images(
                 yield _ValidationImage(f"validation image {index}", pixels, pixels)
         except UnreadableImageError:
             proof.unread += 1
+
+
+@contextmanager
+def _image_file(source: EncodedSource, index: int) -> Iterator[tuple[Path, str]]:
+    """Yield a file of a validation image, a temporary one if the source is no folder, and its name in messages.
+
+    Raises UnreadableImageError."""
+    if isinstance(source, FolderSource):
+        path = Path(source.root, source.paths["val"][index])
+        yield path, str(path)
+        return
+    encoded = source.read_encoded("val", index)
+    with TemporaryDirectory(prefix="gputrain-export-") as folder:
+        # Without the name from the dataset, which others may have chosen.
+        path = Path(folder, "image")
+        path.write_bytes(encoded.data)
+        yield path, encoded.name
 
 
 def _compare_samples(proof: Proof, load: Callable[[Path], Images], image_format: ImageFormat) -> None:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from engine.config.schema import Config
 from engine.data.pipelines.loader import BatchDataset
-from engine.data.sampler import BatchRequest, Indices, Part
+from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.folder import FolderSource
 from engine.inference.evaluate import evaluate_checkpoint, expand_parts
 from engine.inference.export_description import find_epoch
@@ -43,7 +44,7 @@ def inspect_checkpoint(
     collector = _Collector(request.part)
     result = evaluate_checkpoint(checkpoint, request.overrides, request.part, device, collector)
     source, epoch = collector.source, find_epoch(checkpoint, run.history())
-    has_files = isinstance(source, FolderSource)
+    root = os.path.realpath(source.root) if isinstance(source, FolderSource) else None
     info = InspectionInfo(
         checkpoint=checkpoint.path.name,
         digest=request.digest,
@@ -53,7 +54,7 @@ def inspect_checkpoint(
         part=request.part,
         dataset=result.config.data.dataset,
         classes=checkpoint.classes,
-        root=os.path.realpath(source.root) if isinstance(source, FolderSource) else None,
+        root=root,
         overrides=request.overrides,
         data=result.config.data.model_dump(mode="json"),
         seed=result.config.run.seed,
@@ -63,7 +64,9 @@ def inspect_checkpoint(
         time=time.time(),
     )
     inspection = collector.inspection(info)
-    return inspection if has_files else _with_thumbnails(inspection, source, result.config, collector.image_format)
+    return (
+        inspection if root is not None else _with_thumbnails(inspection, source, result.config, collector.image_format)
+    )
 
 
 class _Collector:
@@ -106,8 +109,8 @@ class _Collector:
         """Return the results of all images, without pictures."""
         columns = {name: np.concatenate(arrays) for name, arrays in self._columns.items()}
         paths = None
-        if isinstance(self.source, FolderSource):
-            by_part = [self.source.paths[part] for part in ("train", "val")]
+        if isinstance(self.source, EncodedSource):
+            by_part = [self.source.image_names(part) for part in PARTS]
             paths = [by_part[part][index] for part, index in zip(columns["part"], columns["index"], strict=True)]
         return Inspection(info, **columns, paths=paths)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.loader import validate_config
 from engine.data.sampler import PARTS
 from engine.data.sources.open import open_source
@@ -47,7 +48,7 @@ def checkpoint_digest(path: Path) -> str:
 def find_stored(run: RunFolder, request: InspectionRequest) -> Inspection | None:
     """Return the stored inspection of a run if it answers a request, else None.
 
-    The images of a folder are compared with those that were evaluated. Other datasets do not change, or only their code
+    Encoded image files are compared with those that were evaluated. Other datasets do not change, or only their code
     knows.
     """
     try:
@@ -59,15 +60,15 @@ def find_stored(run: RunFolder, request: InspectionRequest) -> Inspection | None
     info = inspection.info
     if (info.digest, info.raw, info.overrides) != (request.digest, request.raw, request.overrides):
         return None
-    return inspection if info.dataset != "folder" or _has_same_files(info) else None
+    return inspection if info.dataset not in ENCODED_DATASETS or _has_same_files(info) else None
 
 
 def _has_same_files(info: InspectionInfo) -> bool:
-    """Whether the folder of an inspection still has the same images: names, labels and sizes."""
+    """Whether the dataset of an inspection still has the same images: names, labels and sizes."""
     try:
         config = validate_config({"data": dict(info.data), "run": {"seed": info.seed}})
         # Another user may have written the inspection: it must not name code or a download.
-        if config.data.dataset != "folder":
+        if config.data.dataset not in ENCODED_DATASETS:
             return False
         source = open_source(config)
     except UsageError:

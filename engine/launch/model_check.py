@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.batching import build_sampler
@@ -21,9 +22,8 @@ from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import FakeSource
-from engine.data.sources.folder import class_names
 from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
+from engine.data.sources.open import open_source, read_class_names
 from engine.distributed.channel import DirectChannel, StopFlag
 from engine.distributed.failures import describe_cause
 from engine.distributed.node_plan import NodePlan, plan_node
@@ -101,8 +101,8 @@ def _stand_in_source(config: Config) -> ImageSource:
         return open_source(config)
     image_format, num_classes = input_spec(config)
     neutral = replace(image_format, mean=(0.0,) * image_format.channels, std=(1.0,) * image_format.channels)
-    # A folder's names, because a checkpoint of other classes loses its classification head.
-    classes = class_names(data) if data.dataset == "folder" else tuple(map(str, range(num_classes)))
+    # The names of the folder, because a checkpoint of other classes loses its classification head.
+    classes = read_class_names(data) if data.dataset in ENCODED_DATASETS else tuple(map(str, range(num_classes)))
     return FakeSource(neutral, classes, {"train": MIN_TRIAL_BATCH_SIZE * len(classes), "val": 1}, seed=0)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from engine.config.data_sections import Fit, Interpolation
+from engine.config.data_sections import ENCODED_DATASETS, Fit, Interpolation
 from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
@@ -117,7 +117,7 @@ def with_pretrained_input(
     if pretrained is None or (items is not None and items.is_float):
         return config
     data, values = config.data, dict[str, Any]()
-    has_own_size = not (data.dataset == "folder" or is_user_code(data.dataset))
+    has_own_size = not (data.dataset in ENCODED_DATASETS or is_user_code(data.dataset))
     if items is not None and items.size is not None:
         has_own_size = True
     if not has_own_size:

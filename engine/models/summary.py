@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat
-from engine.data.sources.folder import class_names
 from engine.data.sources.formats import expected_input_format, model_input_format
-from engine.data.sources.open import open_source
+from engine.data.sources.open import open_source, read_class_names
 from engine.data.sources.user_dataset import first_item_format
 from engine.models.factory import build_model, check_model, weight_bytes
 from engine.models.freeze import freeze
@@ -146,8 +146,8 @@ def input_spec(config: Config) -> tuple[ImageFormat, int]:
         return model_input_format(config, source), len(source.classes)
     if data.num_classes is not None:
         return likely, data.num_classes
-    if data.dataset == "folder":
-        return likely, len(class_names(data))
+    if data.dataset in ENCODED_DATASETS:
+        return likely, len(read_class_names(data))
     return likely, DATASET_NUM_CLASSES.get(data.dataset, 10)
 
 

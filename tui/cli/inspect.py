@@ -215,7 +215,7 @@ def inspection_json(
 
 
 def image_json(image: InspectedImage, inspection: Inspection) -> dict[str, Any]:
-    """Return an image for JSON, with class names and the full path of its file."""
+    """Return an image for JSON, with class names and the full path of its file; without a file, its name."""
     info = inspection.info
     # JSON has no NaN, see `engine.inference.predict.finite_or_none`.
     values = {
@@ -223,7 +223,7 @@ def image_json(image: InspectedImage, inspection: Inspection) -> dict[str, Any]:
         for name, value in asdict(image).items()
         if name != "row"
     }
-    path = None if image.path is None or info.root is None else str(Path(info.root, image.path))
+    path = image.path if image.path is None or info.root is None else str(Path(info.root, image.path))
     names = {name: info.classes[getattr(image, name)] for name in ("label", "predicted", "second")}
     return values | {"path": path} | names
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -27,8 +26,8 @@ from engine.data.sources.base import (
     Preprocessing,
     UnreadableImageError,
 )
-from engine.data.sources.decoded_cache import DecodedChunks, DecodedImages, compute_cache_key, load_or_decode
-from engine.data.sources.folder import FolderSource
+from engine.data.sources.decoded_cache import DecodedChunks, DecodedImages, cache_key_of_stamps, load_or_decode
+from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.image import is_decoded_at_reduced_scale
 from engine.utils.host import available_cores
 
@@ -63,12 +62,12 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
     image file is missing, or is unreadable and `data.on_bad` is fail.
     """
     labels = {part: source.get_labels(part) for part in PARTS}
-    if isinstance(source, FolderSource):
-        folder_images = _load_folder(source, image_format, labels)
-        reasons = [reason for part in PARTS for reason in folder_images.unread.get(part, {}).values()]
+    if isinstance(source, EncodedSource):
+        encoded_images = _load_encoded(source, image_format, labels)
+        reasons = [reason for part in PARTS for reason in encoded_images.unread.get(part, {}).values()]
         if reasons and config.data.on_bad == "fail":
             raise UnreadableImageError(reasons[0])
-        return folder_images
+        return encoded_images
     formats = {part: in_memory_format(part, config, source.format, image_format) for part in PARTS}
     rows = {part: np.arange(source.num_images(part)) for part in PARTS}
     if isinstance(source, ArraySource):
@@ -99,26 +98,26 @@ def in_memory_bytes(
     return sum(count * image_format.channels * size**2 for count, size in zip(counts, sizes, strict=True))
 
 
-def uses_shared_cache(source: ImageSource) -> TypeGuard[FolderSource | ArraySource]:
+def uses_shared_cache(source: ImageSource) -> TypeGuard[EncodedSource | ArraySource]:
     """Whether the ranks of a node map the same cached array; otherwise each rank holds its own copy."""
-    return isinstance(source, FolderSource) or (isinstance(source, ArraySource) and bool(source.cache_key))
+    return isinstance(source, EncodedSource) or (isinstance(source, ArraySource) and bool(source.cache_key))
 
 
-def cache_keys(source: FolderSource | ArraySource, config: Config, image_format: ImageFormat) -> list[str]:
+def cache_keys(source: EncodedSource | ArraySource, config: Config, image_format: ImageFormat) -> list[str]:
     """Return the cache keys of the decoded images of a source. Raises OSError."""
-    if isinstance(source, FolderSource):
-        return [entry.cache_key for entry in _folder_entries(source, image_format)]
+    if isinstance(source, EncodedSource):
+        return [entry.cache_key for entry in _encoded_entries(source, image_format)]
     return [
         _part_cache_key(source, part, in_memory_format(part, config, source.format, image_format)) for part in PARTS
     ]
 
 
 @dataclass(frozen=True)
-class _FolderEntry:
-    """Images of a folder that are decoded in the same way. With `finds_reduced`, `reduced` in the metadata lists the
+class _EncodedEntry:
+    """Encoded images that are decoded in the same way. With `finds_reduced`, `reduced` in the metadata lists the
     rows of the images that were decoded at reduced scale."""
 
-    source: FolderSource
+    source: EncodedSource
     parts: tuple[Part, ...]
     training: bool
     finds_reduced: bool = False
@@ -133,22 +132,23 @@ class _FolderEntry:
 
     @cached_property
     def images(self) -> list[_ImageRef]:
-        """All images sorted by path: an entry of both parts does not depend on the train/validation split."""
+        """All images sorted by name: an entry of both parts does not depend on the train/validation split."""
         return sorted(
-            _ImageRef(path, part, position)
+            _ImageRef(name, part, position)
             for part in self.parts
-            for position, path in enumerate(self.source.paths[part])
+            for position, name in enumerate(self.source.image_names(part))
         )
 
     @property
     def cache_key(self) -> str:
         """Raises OSError."""
-        root, preprocessing = Path(self.source.root), self.preprocessing
+        preprocessing = self.preprocessing
         parameters: dict[str, Any] = {"folder": [preprocessing.size, self.source.format.channels]}
         # An entry of earlier versions has no other parameters.
         if preprocessing != Preprocessing(preprocessing.size, None, "crop", "bilinear", draft=True):
             parameters["preprocessing"] = asdict(preprocessing)
-        return compute_cache_key(parameters, (root / image.path for image in self.images), root)
+        stamps = (self.source.cache_stamp(image.part, image.position) for image in self.images)
+        return cache_key_of_stamps(parameters, stamps, self.source.cache_root)
 
     def load(self, image: _ImageRef) -> Images | str:
         """Return an image, C x H x W uint8, or the reason why it is unreadable."""
@@ -180,7 +180,11 @@ class _FolderEntry:
             pool.shutdown(cancel_futures=True)
 
     def _is_reduced(self, image: _ImageRef) -> bool:
-        return is_decoded_at_reduced_scale(Path(self.source.root, image.path), self.preprocessing)
+        try:
+            data = self.source.read_encoded(image.part, image.position).data
+        except UnreadableImageError:
+            return False
+        return is_decoded_at_reduced_scale(data, self.preprocessing)
 
     def is_valid(self, metadata: Mapping[str, Any]) -> bool:
         unread, reduced = metadata.get("unread"), metadata.get("reduced")
@@ -195,27 +199,27 @@ class _FolderEntry:
 
 
 class _ImageRef(NamedTuple):
-    path: str
+    name: str
     part: Part
     position: int
 
 
-def _folder_entries(source: FolderSource, image_format: ImageFormat) -> list[_FolderEntry]:
-    """Return the entries of the images of a folder: one of both parts if only the scale of decoding can differ."""
+def _encoded_entries(source: EncodedSource, image_format: ImageFormat) -> list[_EncodedEntry]:
+    """Return the entries of the images of a source: one of both parts if only the scale of decoding can differ."""
     training, evaluation = image_format.training, image_format.evaluation
     if replace(training, draft=False) == replace(evaluation, draft=False):
-        return [_FolderEntry(source, PARTS, training=True, finds_reduced=training != evaluation)]
-    return [_FolderEntry(source, (part,), training=part == "train") for part in PARTS]
+        return [_EncodedEntry(source, PARTS, training=True, finds_reduced=training != evaluation)]
+    return [_EncodedEntry(source, (part,), training=part == "train") for part in PARTS]
 
 
-def _load_folder(source: FolderSource, image_format: ImageFormat, labels: Mapping[Part, Labels]) -> InMemoryImages:
+def _load_encoded(source: EncodedSource, image_format: ImageFormat, labels: Mapping[Part, Labels]) -> InMemoryImages:
     loaded: dict[Part, _LoadedEntry] = {}
-    for entry in _folder_entries(source, image_format):
+    for entry in _encoded_entries(source, image_format):
         decoded = _LoadedEntry.load(entry)
         loaded |= dict.fromkeys(entry.parts, decoded)
     shared = loaded["val"]
     if shared.entry.finds_reduced and set(shared.rows("val").tolist()) & set(shared.decoded.metadata["reduced"]):
-        loaded["val"] = _LoadedEntry.load(_FolderEntry(source, ("val",), training=False))
+        loaded["val"] = _LoadedEntry.load(_EncodedEntry(source, ("val",), training=False))
     warnings = [part.decoded.warning for part in loaded.values() if part.decoded.warning]
     return InMemoryImages(
         {part: loaded[part].decoded.images for part in PARTS},
@@ -228,11 +232,11 @@ def _load_folder(source: FolderSource, image_format: ImageFormat, labels: Mappin
 
 @dataclass(frozen=True)
 class _LoadedEntry:
-    entry: _FolderEntry
+    entry: _EncodedEntry
     decoded: DecodedImages
 
     @classmethod
-    def load(cls, entry: _FolderEntry) -> _LoadedEntry:
+    def load(cls, entry: _EncodedEntry) -> _LoadedEntry:
         """Raises UnreadableImageError if an image file is missing."""
         try:
             key = entry.cache_key

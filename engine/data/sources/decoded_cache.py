@@ -83,13 +83,22 @@ def compute_cache_key(parameters: Mapping[str, Any], files: Iterable[Path], root
 
     The key changes with a file, or with a library that decodes or resizes images. Raises OSError.
     """
+    return cache_key_of_stamps(parameters, (file_stamp(path, root) for path in files), str(root.resolve()))
+
+
+def cache_key_of_stamps(parameters: Mapping[str, Any], stamps: Iterable[bytes], root: str) -> str:
+    """Return a cache key from parameters, the stamp of each image, what holds the images, and library versions."""
     versions = [version(library) for library in KEY_LIBRARIES]
-    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, versions, str(root.resolve()), dict(parameters)]).encode())
-    for path in files:
-        status = path.stat()
-        name = os.fsencode(path.relative_to(root))
-        digest.update(b"\0%s\0%d\0%d" % (name, status.st_size, status.st_mtime_ns))
+    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, versions, root, dict(parameters)]).encode())
+    for stamp in stamps:
+        digest.update(b"\0" + stamp)
     return digest.hexdigest()[:24]
+
+
+def file_stamp(path: Path, root: Path) -> bytes:
+    """Return name, size and modification time of a file below `root`. Raises OSError."""
+    status = path.stat()
+    return b"%s\0%d\0%d" % (os.fsencode(path.relative_to(root)), status.st_size, status.st_mtime_ns)
 
 
 def is_cached(key: str) -> bool:

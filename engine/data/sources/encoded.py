@@ -6,7 +6,9 @@ A source reads the content of one file; this module decodes, crops and resizes i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -32,6 +34,27 @@ class EncodedSource(ABC):
     @property
     def in_memory(self) -> bool:
         return False
+
+    @property
+    @abstractmethod
+    def cache_root(self) -> str:
+        """What holds the images, as a part of the key of their decoded cache: a folder, or the digest of a file."""
+
+    @abstractmethod
+    def cache_stamp(self, part: Part, index: int) -> bytes:
+        """Return bytes that change with the name and the content of an image, for the same key. Raises OSError."""
+
+    @abstractmethod
+    def with_format(self, image_format: ImageFormat) -> Self:
+        """Return the same images in another format."""
+
+    @abstractmethod
+    def image_names(self, part: Part) -> Sequence[str]:
+        """Return the names of the images of a part, such as paths relative to a folder."""
+
+    @abstractmethod
+    def num_images(self, part: Part) -> int:
+        """See `ImageSource.num_images`."""
 
     @abstractmethod
     def get_labels(self, part: Part) -> Labels:

@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from engine.config.data_sections import DataConfig
 from engine.data.fingerprint import Fingerprint, hash_integers, hash_names
 from engine.data.sampler import Part, stratified_split
 from engine.data.sources.base import ImageFormat, Labels, format_from_config
+from engine.data.sources.decoded_cache import file_stamp
 from engine.data.sources.encoded import EncodedImage, EncodedSource
 from engine.data.sources.image import named_image, rotate_upright
 from engine.data.sources.image_file import (
@@ -54,6 +56,20 @@ class FolderSource(EncodedSource):
     labels: dict[Part, Labels]
     sizes: dict[Part, NDArray[np.int64]]
     skipped: tuple[str, ...]
+
+    @property
+    def cache_root(self) -> str:
+        return str(Path(self.root).resolve())
+
+    def cache_stamp(self, part: Part, index: int) -> bytes:
+        root = Path(self.root)
+        return file_stamp(root / self.paths[part][index], root)
+
+    def with_format(self, image_format: ImageFormat) -> Self:
+        return replace(self, format=image_format)
+
+    def image_names(self, part: Part) -> Sequence[str]:
+        return self.paths[part]
 
     def num_images(self, part: Part) -> int:
         return len(self.paths[part])

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat, ImageSource, format_from_config
 from engine.data.sources.builtin import DIGITS_FORMAT, TORCHVISION_DATASETS, open_fake
-from engine.data.sources.folder import DEFAULT_IMAGE_SIZE, FolderSource
+from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.folder import DEFAULT_IMAGE_SIZE
 
 
 def expected_input_format(config: Config) -> ImageFormat:
     """Return the expected input format from the config alone, without opening the dataset."""
     data = config.data
-    if data.dataset == "folder" or is_user_code(data.dataset):
+    if data.dataset in ENCODED_DATASETS or is_user_code(data.dataset):
         base = ImageFormat(DEFAULT_IMAGE_SIZE, 3, (), ())
     elif data.dataset == "fake":
         base = open_fake(data, config.run.seed).format
@@ -24,9 +26,9 @@ def expected_input_format(config: Config) -> ImageFormat:
 
 
 def with_val_draft(source: ImageSource, image_format: ImageFormat) -> ImageSource:
-    """Return a folder's source that decodes validation images as a format of a checkpoint says."""
-    if isinstance(source, FolderSource) and source.format.val_draft != image_format.val_draft:
-        return replace(source, format=replace(source.format, val_draft=image_format.val_draft))
+    """Return a source of encoded images that decodes validation images as a format of a checkpoint says."""
+    if isinstance(source, EncodedSource) and source.format.val_draft != image_format.val_draft:
+        return source.with_format(replace(source.format, val_draft=image_format.val_draft))
     return source
 
 

@@ -63,10 +63,10 @@ def named_image(name: str) -> Iterator[None]:
         raise UnreadableImageError(f"the image {name} cannot be read: {decode_error_reason(error)}") from error
 
 
-def is_decoded_at_reduced_scale(path: Path, preprocessing: Preprocessing) -> bool:
-    """Whether `read_image` decodes a file at reduced scale for training without a random crop. False if unreadable."""
+def is_decoded_at_reduced_scale(data: bytes | memoryview, preprocessing: Preprocessing) -> bool:
+    """Whether `decode_image` decodes at reduced scale for training without a random crop. False if unreadable."""
     try:
-        with open_image(read_image_file(path)) as image:
+        with open_image(data) as image:
             full_size = image.size
             _draft(image, "RGB", preprocessing, partial(fit_box, preprocessing.fit))
             return image.size != full_size

@@ -36,6 +36,13 @@ def open_source(config: Config) -> ImageSource:
     return open_torchvision_dataset(data)
 
 
+def read_class_names(data: DataConfig) -> tuple[str, ...]:
+    """Return the class names of one of the ENCODED_DATASETS without opening any image. Raises UsageError."""
+    from engine.data.sources.folder import class_names
+
+    return class_names(data)
+
+
 def is_downloaded_later(data: DataConfig) -> bool:
     """Whether a run downloads the folder of the dataset, which is not there yet, see `engine.data.archive`."""
     return data.download and _lacks_archive(data)

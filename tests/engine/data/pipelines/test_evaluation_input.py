@@ -69,6 +69,6 @@ def test_evaluation_input_is_that_of_read_image(
 def test_only_training_decodes_large_jpeg_at_reduced_scale(tmp_path: Path) -> None:
     photo = write_photos(tmp_path) / "val" / "cat" / "large.jpg"
     training, evaluation = (Preprocessing(16, None, "crop", "bilinear", draft) for draft in (True, False))
-    assert is_decoded_at_reduced_scale(photo, training)
-    assert not is_decoded_at_reduced_scale(photo, evaluation)
-    assert not is_decoded_at_reduced_scale(photo.with_name("rotated.jpg"), training)
+    assert is_decoded_at_reduced_scale(photo.read_bytes(), training)
+    assert not is_decoded_at_reduced_scale(photo.read_bytes(), evaluation)
+    assert not is_decoded_at_reduced_scale(photo.with_name("rotated.jpg").read_bytes(), training)
