@@ -170,8 +170,11 @@ class SharedHost:
             self.write("killed", run)
 
     def kill_all(self) -> None:
+        # Stopped first: a run that outlives the one before it by a moment would start.
+        for stop_signal in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in self.pids.values():
+                os.kill(pid, stop_signal)
         for pid in self.pids.values():
-            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         self.pids.clear()
 
