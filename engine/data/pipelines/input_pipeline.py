@@ -19,6 +19,8 @@ from engine.data.pipelines.memory import InMemoryLoader
 from engine.data.sampler import BatchRequest, Part
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.jpeg import decoder_warning
 
 
 class InputPipeline:
@@ -45,6 +47,7 @@ class InputPipeline:
         problems = (
             source.warning if isinstance(source, ArraySource) else None,
             self._in_memory.warning if self._in_memory is not None else None,
+            decoder_warning() if isinstance(source, EncodedSource) else None,
         )
         self.warnings = [problem for problem in problems if problem]
 

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-import numpy as np
-
 from engine.data.sampler import Indices, Part
+from engine.data.sources import image
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
-from engine.data.sources.image import decode_image
+from engine.data.sources.image import empty_images
 from engine.data.sources.resize import get_box_function
 
 
@@ -66,18 +65,33 @@ class EncodedSource(ABC):
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         """See `ImageSource.load`."""
-        size = crop.size if crop is not None else self.format.val_size
-        images = np.empty((len(indices), self.format.channels, size, size), np.uint8)
+        images = new_batch(len(indices), self.format, crop)
         for row, index in enumerate(indices.tolist()):
-            encoded = self.read_encoded(part, index)
-            images[row] = decode_for_crop(encoded, index, self.format, crop)
+            decode_pixels(self.read_encoded(part, index), index, self.format, crop).resize_into(images[row])
         return images, self.get_labels(part)[indices]
 
 
-def decode_for_crop(encoded: EncodedImage, index: int, image_format: ImageFormat, crop: CropSpec | None) -> Images:
-    """Decode the image `index` of a part, C x size x size uint8, as `ImageSource.load` says. Raises
-    UnreadableImageError."""
+def new_batch(count: int, image_format: ImageFormat, crop: CropSpec | None) -> Images:
+    """Return an uninitialized batch, N x C x size x size uint8, with the channels last in memory."""
+    size = crop.size if crop is not None else image_format.val_size
+    return empty_images(count, image_format.channels, size, size)
+
+
+def decode_pixels(
+    encoded: EncodedImage, index: int, image_format: ImageFormat, crop: CropSpec | None
+) -> image.DecodedImage:
+    """Decode the image `index` of a part as far as `DecodedImage.resize_into` needs it for a row of the batch.
+
+    Raises UnreadableImageError.
+    """
     get_box = get_box_function(crop, index, image_format)
-    if crop is not None:
+    if crop is not None and crop.size != image_format.size:
         image_format = replace(image_format, size=crop.size)
-    return decode_image(encoded.data, encoded.name, image_format, get_box)
+    return image.decode_pixels(encoded.data, encoded.name, image_format, get_box)
+
+
+def decode_for_crop(encoded: EncodedImage, index: int, image_format: ImageFormat, crop: CropSpec | None) -> Images:
+    """Decode, crop and resize the image `index` of a part, C x size x size uint8. Raises UnreadableImageError."""
+    pixels: Images = new_batch(1, image_format, crop)[0]
+    decode_pixels(encoded, index, image_format, crop).resize_into(pixels)
+    return pixels

@@ -1,12 +1,14 @@
-"""Decode single image files: EXIF orientation, crop, resize and mode conversion with Pillow.
+"""Decode single image files: EXIF orientation, crop, resize and mode conversion.
 
-A JPEG that is needed at full scale is decoded by the faster `engine.data.sources.jpeg`.
+Ordinary JPEG files are decoded by `engine.data.sources.jpeg`, and resized by `engine.data.sources.torch_resize`. Pillow
+does all others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from engine.data.sampler import Indices
+from engine.data.sources import jpeg
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Preprocessing, UnreadableImageError
 from engine.data.sources.image_file import (
     UnusableImageError,
@@ -21,7 +24,9 @@ from engine.data.sources.image_file import (
     decoding,
     open_image,
     read_image_file,
+    reserve_pixels,
 )
+from engine.data.sources.jpeg_header import JpegHeader, read_header
 from engine.data.sources.resize import BoxFunction, ResizePlan, fit_box, plan_resize
 
 # EXIF orientations that swap height and width.
@@ -29,6 +34,38 @@ _TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)
 # The greatest 16-bit value, 65,535, becomes 255.
 SIXTEEN_BIT_DIVISOR = 257
 ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
+# Each thread holds one decoded image of at most this size outside of the pixel budget, 100 MB.
+MAX_DEFERRED_PIXELS = 1 << 25
+
+
+@dataclass(frozen=True)
+class DecodedImage:
+    """A decoded image, C x H x W uint8, still to be cropped and resized as `plan` says. Without a plan it is ready."""
+
+    pixels: Images
+    plan: ResizePlan | None
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """Shape of the cropped and resized image."""
+        if self.plan is None:
+            channels, height, width = self.pixels.shape
+            return channels, height, width
+        return len(self.pixels), self.plan.size, self.plan.size
+
+    def resize_into(self, out: Images) -> None:
+        """Write the cropped and resized image to `out`, C x size x size uint8, fastest with the channels last in
+        memory."""
+        plan = self.plan
+        if plan is None:
+            out[:] = self.pixels
+        elif plan.interpolation == "bilinear" and not plan.is_elongated:
+            # Importing torch takes a second, and not every process that reads images needs it.
+            from engine.data.sources.torch_resize import resize_into
+
+            resize_into(self.pixels, plan, out)
+        else:
+            out[:] = _apply(plan, _from_array(self.pixels))
 
 
 def read_image(path: Path, image_format: ImageFormat, get_box: BoxFunction | None = None) -> Images:
@@ -47,8 +84,29 @@ def decode_image(
     for training, its box is cropped and resized to `size` x `size`. `name` is for messages. Raises
     UnreadableImageError.
     """
+    decoded = decode_pixels(data, name, image_format, get_box)
+    pixels = empty_images(*decoded.output_shape)
+    decoded.resize_into(pixels)
+    return pixels
+
+
+def decode_pixels(
+    data: bytes | memoryview, name: str, image_format: ImageFormat, get_box: BoxFunction | None = None
+) -> DecodedImage:
+    """Decode the content of an image file as far as `DecodedImage.resize_into` needs it, see `decode_image`."""
     with named_image(name):
-        return _decode(data, image_format, get_box)
+        header = read_header(data)
+        if header is not None and header.width * header.height <= MAX_DEFERRED_PIXELS:
+            decoded = _decode_jpeg(data, header, image_format, get_box)
+            if decoded is not None:
+                return decoded
+        return DecodedImage(_decode_with_pillow(data, image_format, get_box), None)
+
+
+def empty_images(*shape: int) -> Images:
+    """Return uninitialized images, ... x C x H x W uint8, with the channels last in memory."""
+    *counts, channels, height, width = shape
+    return np.moveaxis(np.empty((*counts, height, width, channels), np.uint8), -1, -3)
 
 
 @contextmanager
@@ -89,24 +147,33 @@ def _draft(
     return plan, height, width
 
 
-def _decode(data: bytes | memoryview, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:
+def _decode_jpeg(
+    data: bytes | memoryview, header: JpegHeader, image_format: ImageFormat, get_box: BoxFunction | None
+) -> DecodedImage | None:
+    """Decode an upright JPEG. None if its decoder is not installed or rejects it."""
+    preprocessing = image_format.preprocessing(training=get_box is not None)
+    plan = plan_resize(preprocessing, header.height, header.width, get_box)
+    denominator = 1
+    if preprocessing.draft:
+        denominator = jpeg.choose_denominator(header, *plan.min_source_size(header.height, header.width))
+    with reserve_pixels(header.width * header.height):
+        pixels = jpeg.decode(data, header, pil_mode(image_format), denominator)
+    if pixels is None:
+        return None
+    if denominator > 1:
+        plan = plan.scaled(pixels.shape[2] / header.width, pixels.shape[1] / header.height)
+    return DecodedImage(pixels, plan)
+
+
+def _decode_with_pillow(data: bytes | memoryview, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:
     mode, preprocessing = pil_mode(image_format), image_format.preprocessing(training=get_box is not None)
     with open_image(data) as image, ExitStack() as pixel_budget:
         if image.format != "JPEG":
             # Pillow decodes a PNG to look for EXIF data behind its pixels.
             pixel_budget.enter_context(decoding(image))
-        full_size, orientation = image.size, image.getexif().get(ExifTags.Base.Orientation, 1)
         plan, height, width = _draft(image, mode, preprocessing, get_box)
         if image.format == "JPEG":
             pixel_budget.enter_context(decoding(image))
-            if image.size == full_size and orientation == 1 and image.mode in ("L", "RGB"):
-                from engine.data.sources import jpeg
-
-                # At full scale torchvision's decoder and torch's bilinear resize take half of Pillow's time.
-                if (pixels := jpeg.decode(data, mode)) is not None:
-                    if plan.interpolation == "bilinear" and not plan.is_elongated:
-                        return jpeg.resized_crop(pixels, plan)
-                    return _apply(plan, _from_array(pixels.numpy()))
         upright = convert_mode(rotate_upright(image), mode)
         return _apply(plan.scaled(upright.width / width, upright.height / height), upright)
 

@@ -11,7 +11,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -99,11 +99,16 @@ def open_image(data: bytes | memoryview) -> Iterator[Image.Image]:
         yield image
 
 
+def reserve_pixels(pixels: int) -> AbstractContextManager[None]:
+    """Wait while other threads decode too many pixels, then reserve this many in this context."""
+    return _PIXEL_BUDGET.reserve(pixels)
+
+
 @contextmanager
 def decoding(image: Image.Image) -> Iterator[None]:
     """Decode an open image in this context. Waits while other threads decode too many pixels. Closes the image."""
     # The image is closed first, because its pixels are in memory as long as the object is open.
-    with _PIXEL_BUDGET.reserve(image.width * image.height):
+    with reserve_pixels(image.width * image.height):
         try:
             yield
         finally:

@@ -1,64 +1,67 @@
-"""Decode JPEG files with torchvision's compiled decoder, which is faster than Pillow.
+"""Decode JPEG files with libjpeg-turbo through simplejpeg, which is faster than Pillow and releases the GIL.
 
-Only its shared library is loaded: importing torchvision takes seconds, in each DataLoader worker.
+`engine.data.sources.image` calls it for the files whose header `engine.data.sources.jpeg_header` understands.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from engine.data.sources.base import Images
-from engine.data.sources.resize import ResizePlan
+from engine.data.sources.jpeg_header import JpegHeader
 
-# torchvision.io.ImageReadMode by Pillow mode.
-_READ_MODES = {"L": 1, "RGB": 3}
+# simplejpeg's names of color spaces, by Pillow mode.
+_COLOR_SPACES = {"L": "GRAY", "RGB": "RGB"}
+# Scales of Pillow's `draft`: 1/8, 1/4, 1/2 and full size.
+_DENOMINATORS = (8, 4, 2)
+# libjpeg-turbo scales by any number of eighths. For a smaller image, two of them give the same size.
+MIN_SCALED_SIDE = 8
 
 
-def decode(data: bytes | memoryview, mode: str) -> Tensor | None:
-    """Decode a JPEG to C x H x W uint8 in mode "L" or "RGB", without EXIF rotation.
+def decode(data: bytes | memoryview, header: JpegHeader, mode: str, denominator: int = 1) -> Images | None:
+    """Decode a JPEG to C x H x W uint8 in mode "L" or "RGB", at the scale 1 / `denominator`, without EXIF rotation.
 
-    Returns None if the decoder is not installed or rejects the file. The caller then decodes with Pillow, which accepts
-    more files.
+    The pixels are those of Pillow. Returns None if simplejpeg is not installed or rejects the file. The caller then
+    decodes with Pillow, which accepts more files.
     """
-    decoder = _load_decoder()
-    if decoder is None:
+    simplejpeg = _load_simplejpeg()
+    if simplejpeg is None:
         return None
+    scaled = {}
+    if denominator > 1:
+        scaled = {"min_height": -(-header.height // denominator), "min_width": -(-header.width // denominator)}
     try:
-        pixels: Tensor = decoder(torch.frombuffer(bytearray(data), dtype=torch.uint8), _READ_MODES[mode], False)
-    except RuntimeError:
+        # Strict: libjpeg-turbo replaces missing and damaged data with gray and only warns.
+        pixels: Images = simplejpeg.decode_jpeg(data, _COLOR_SPACES[mode], strict=True, **scaled)
+    except ValueError:
         return None
-    return pixels
+    return pixels.transpose(2, 0, 1)
 
 
-def resized_crop(pixels: Tensor, plan: ResizePlan) -> Images:
-    """Crop and resize C x H x W uint8 pixels to C x size x size uint8, bilinearly.
+def choose_denominator(header: JpegHeader, min_width: int, min_height: int) -> int:
+    """Return the denominator of the smallest scale that keeps the image at least this large, as Pillow's `draft`."""
+    if max(header.width, header.height) < MIN_SCALED_SIDE:
+        return 1
+    scale = min(header.width // min_width, header.height // min_height)
+    return next((denominator for denominator in _DENOMINATORS if denominator <= scale), 1)
 
-    The result differs from Pillow's BILINEAR by at most 1.
-    """
-    left, top, right, bottom = plan.box
-    # torch's vectorized uint8 resize needs channels_last input, the layout in which the decoder returns its images.
-    cropped = pixels[None, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
-    resized = F.interpolate(cropped, (plan.height, plan.width), mode="bilinear", antialias=True)[0].numpy()
-    end_y, end_x = plan.top + plan.size, plan.left + plan.size
-    return np.asarray(resized[:, plan.top : end_y, plan.left : end_x], np.uint8)
+
+def decoder_warning() -> str | None:
+    """Return a warning if JPEG files are decoded by Pillow because simplejpeg cannot be imported."""
+    if _load_simplejpeg() is not None:
+        return None
+    return (
+        "simplejpeg cannot be imported, so Pillow decodes JPEG files, which takes about twice the time: "
+        "pip install simplejpeg"
+    )
 
 
 @cache
-def _load_decoder() -> Any:
-    package = find_spec("torchvision")
-    for folder in (package.submodule_search_locations or []) if package else []:
-        for library in sorted(Path(folder).glob("image*.so")):
-            try:
-                torch.ops.load_library(library)
-                return torch.ops.image.decode_jpeg
-            except (OSError, AttributeError):
-                continue
-    return None
+def _load_simplejpeg() -> Any:
+    """Return the module, or None if it cannot be imported."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg

@@ -11,11 +11,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
+from engine.data.sources import jpeg
 from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.data.sources.folder import _unreadable_reason
 from engine.data.sources.image import read_image
@@ -183,6 +185,12 @@ def test_pixels_are_decoded_only_within_budget(
         decoded.append(bool(reserved))
         return original_load(image)
 
+    def decode_jpeg(*args: Any) -> object:
+        decoded.append(bool(reserved))
+        return original_decode_jpeg(*args)
+
+    original_decode_jpeg = jpeg.decode
+    monkeypatch.setattr(jpeg, "decode", decode_jpeg)
     Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "image", image_format)
     with Image.open(tmp_path / "image") as opened:
         original_load = type(opened).load

@@ -1,10 +1,13 @@
-"""JPEG files decode to the same pixels with torchvision's decoder and with Pillow."""
+"""simplejpeg decodes JPEG files to the same pixels as Pillow."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from engine.data.augment.crops import random_resized_crop_box, random_resized_cr
 from engine.data.sources import jpeg
 from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
 from engine.data.sources.image import read_image
+from engine.data.sources.jpeg_header import read_header
 from engine.data.sources.resize import center_box
 from gputrain_command import ROOT
 
@@ -31,58 +35,103 @@ def read_with_pillow(path: Path, mode: str, box: tuple[int, int, int, int], size
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
 
+def decode(data: bytes, mode: str, denominator: int = 1) -> Images | None:
+    header = read_header(data)
+    assert header is not None
+    return jpeg.decode(data, header, mode, denominator)
+
+
 @pytest.mark.parametrize("stored", ["RGB", "L"])
 @pytest.mark.parametrize(("channels", "mode"), [(3, "RGB"), (1, "L")])
 def test_read_image_full_size_jpeg_matches_pillow(tmp_path: Path, stored: str, channels: int, mode: str) -> None:
     path, image_format = write_photo(tmp_path / "photo.jpg", stored), ImageFormat(SIZE, channels, (), ())
-    assert jpeg.decode(path.read_bytes(), mode) is not None
+    assert decode(path.read_bytes(), mode) is not None
     for get_box in (center_box, lambda height, width: (30, 20, width - 11, height - 3)):
         pixels, expected = read_image(path, image_format, get_box), read_with_pillow(path, mode, get_box(260, 300))
         assert np.abs(pixels.astype(int) - expected).max() <= 1 + (stored != mode)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep_rgb": True},
+        *({"subsampling": factors, "progressive": False} for factors in ("4:4:4", "4:2:2", "4:2:0", "4:1:1")),
+        {"subsampling": "4:2:0", "progressive": True},
+        {"subsampling": "4:2:0", "restart_marker_rows": 1},
+    ],
+)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("denominator", [1, 2, 4, 8])
+def test_decode_gives_pixels_of_pillow(options: dict[str, Any], mode: str, denominator: int) -> None:
+    size = (8 * 17 + 3, 8 * 13 + 5)
+    coarse = np.random.default_rng(0).integers(0, 256, (20, 26, 3), dtype=np.uint8)
+    photo, file = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), BytesIO()
+    photo.save(file, "JPEG", quality=90, **options)
+    with Image.open(file) as image:
+        image.draft(mode, (size[0] // denominator, size[1] // denominator))
+        expected = np.asarray(image.convert(mode)).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+    pixels = decode(file.getvalue(), mode, denominator)
+    assert pixels is not None
+    assert pixels.shape == expected.shape
+    assert (pixels == expected).all()
+
+
 def test_read_image_decodes_large_jpeg_for_training_at_half_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jpeg, "decode", lambda *_: pytest.fail("decoded at full size"))
+    denominators = list[int]()
+    decode_jpeg = jpeg.decode
+    monkeypatch.setattr(jpeg, "decode", lambda *args: (denominators.append(args[3]), decode_jpeg(*args))[1])
     path = write_photo(tmp_path / "photo.jpg", size=(640, 480))
     pixels, expected = (
         read_image(path, ImageFormat(SIZE, 3, (), ()), center_box),
         read_with_pillow(path, "RGB", center_box(480, 640)),
     )
+    assert denominators == [2]
     assert np.abs(pixels.astype(int) - expected).mean() < 2
     # The evaluation of a run of an earlier version.
     assert (read_image(path, ImageFormat(SIZE, 3, (), (), val_draft=True)) == pixels).all()
 
 
-def test_read_image_falls_back_to_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, modes = write_photo(tmp_path / "photo.jpg"), list[str]()
-    expected = read_image(path, ImageFormat(SIZE, 3, (), ()))
-    monkeypatch.setattr(jpeg, "decode", lambda _, mode: modes.append(mode))
-    pixels = read_image(path, ImageFormat(SIZE, 3, (), ()))
-    assert modes == ["RGB"]
-    assert np.abs(pixels.astype(int) - expected).max() <= 1
+@pytest.mark.parametrize("size", [(640, 480), (300, 260)])
+def test_read_image_without_simplejpeg_decodes_with_pillow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    path, image_format = write_photo(tmp_path / "photo.jpg", size=size), ImageFormat(SIZE, 3, (), ())
+    expected = read_image(path, image_format, center_box)
+    assert jpeg.decoder_warning() is None
+    monkeypatch.setattr(jpeg, "_load_simplejpeg", lambda: None)
+    assert np.abs(read_image(path, image_format, center_box).astype(int) - expected).max() <= 1
+    assert "pip install simplejpeg" in (jpeg.decoder_warning() or "")
 
 
 def test_read_image_rejects_truncated_jpeg(tmp_path: Path) -> None:
     path = write_photo(tmp_path / "photo.jpg")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert jpeg.decode(path.read_bytes(), "RGB") is None
+    assert decode(path.read_bytes(), "RGB") is None
     with pytest.raises(UnreadableImageError, match="truncated"):
         read_image(path, ImageFormat(SIZE, 3, (), ()))
+
+
+def test_read_image_uses_no_deprecated_function(tmp_path: Path) -> None:
+    path = write_photo(tmp_path / "photo.jpg")
+    with warnings.catch_warnings(action="error"):
+        read_image(path, ImageFormat(SIZE, 3, (), ()), center_box)
+        read_image(path, ImageFormat(SIZE, 3, (), (), val_resize=256))
 
 
 def test_jpeg_decode_does_not_import_torchvision(tmp_path: Path) -> None:
     write_photo(tmp_path / "photo.jpg")
     program = """
 import pathlib, sys
-from engine.data.sources import jpeg
 from engine.data.pipelines import loader
-assert jpeg.decode(pathlib.Path(sys.argv[1]).read_bytes(), "RGB").shape == (3, 260, 300)
-print("torchvision" in sys.modules)
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.image import read_image
+assert read_image(pathlib.Path(sys.argv[1]), ImageFormat(224, 3, (), ())).shape == (3, 224, 224)
+print("torchvision" in sys.modules, "simplejpeg" in sys.modules)
 """
-    command = [sys.executable, "-c", program, str(tmp_path / "photo.jpg")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout == "False\n"
+    command = [sys.executable, "-W", "error", "-c", program, str(tmp_path / "photo.jpg")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout == "False True\n"
 
 
 @pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500), (40, 400), (400, 40), (1, 1)])
