@@ -38,7 +38,7 @@ FIRST_RUN_DRAWN = rb"A long-\d +[0-9]"
 
 def make_runs(root: Path) -> None:
     for number in range(RUNS):
-        noise = random.Random(number)  # noqa: S311
+        noise = random.Random(number)
         start = replace(make_run_started(0.0), epochs=STEPS // STEPS_PER_EPOCH, steps_per_epoch=STEPS_PER_EPOCH)
         lines = [to_line(start)]
         for step in range(LOG_EVERY, STEPS + 1, LOG_EVERY):

@@ -1,0 +1,54 @@
+"""gputrain's stream pipeline, up to the batch that it copies to the device, with the flip that it applies there.
+
+Options: the dataset ("folder", "packed" or "tar"), and after a colon the kind of worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from task import SIZE, Batches, Task
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.data.augment.augmentation import apply_batch_params
+from engine.data.pipelines.loader import BatchLoader
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+
+
+def open_dataset(task: Task, dataset: str, workers: str = "") -> tuple[Config, ImageSource]:
+    path = {"folder": task.folder, "packed": task.packed, "tar": task.tar}[dataset]
+    keys: dict[str, object] = {
+        "data.dataset": "webdataset" if dataset == "tar" else dataset,
+        "data.path": path,
+        "data.batch_size": task.batch_size,
+        "data.image_size": SIZE,
+        "data.val_split": 0.01,
+        "data.workers": task.cores,
+        "augment.resized_crop": True,
+        "augment.flip": True,
+    }
+    if workers:
+        keys["data.worker_type"] = workers
+    config = resolve_config(None, [f"{key}={value}" for key, value in keys.items()]).config
+    return config, open_source(config)
+
+
+def input_format(config: Config, source: ImageSource) -> ImageFormat:
+    return model_input_format(config, source)
+
+
+def batches(task: Task, option: str) -> Batches:
+    dataset, _, workers = option.partition(":")
+    config, source = open_dataset(task, dataset, workers)
+    images = input_format(config, source)
+    num_train, num_val = source.num_images("train"), source.num_images("val")
+    shares = DistributedBatchSampler(num_train, num_val, task.batch_size, 0, 1, True, 0)
+    # The workers of a run serve all of its epochs.
+    requests = itertools.chain.from_iterable(map(shares.train_requests, itertools.count(1)))
+    for batch in BatchLoader(source, config, images, requests, task.cores):
+        assert batch.augment_params is not None
+        yield apply_batch_params(batch.images, batch.augment_params)
