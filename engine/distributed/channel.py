@@ -24,7 +24,7 @@ FLUSH_ACK = "flushed"
 
 
 class Channel(Protocol):
-    """The rank's end of the connection."""
+    """The rank's end of the connection. Only the main thread of the rank uses it, but for `set_saving`."""
 
     def send(self, event: Event) -> None:
         """Send an event to the owner of the run."""
@@ -40,6 +40,10 @@ class Channel(Protocol):
 
     def enter_phase(self, step: int, phase: Phase) -> None:
         """Report that this rank has completed `step` steps and entered a phase."""
+        ...
+
+    def set_saving(self, saving: bool) -> None:
+        """Report that a thread of this rank starts or ends writing a checkpoint. Any thread may call it."""
         ...
 
 
@@ -63,7 +67,7 @@ class PipeChannel:
     its messages."""
 
     def __init__(self, connection: Connection, stop_flag: StopFlag, heartbeat: HeartbeatWriter) -> None:
-        self.enter_phase = heartbeat.enter_phase
+        self.enter_phase, self.set_saving = heartbeat.enter_phase, heartbeat.set_saving
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._stop_flag = stop_flag
         self._requests = RequestCounters()
@@ -110,7 +114,7 @@ class DirectChannel:
         heartbeat: HeartbeatWriter,
         on_poll: Callable[[], None] | None = None,
     ) -> None:
-        self.enter_phase = heartbeat.enter_phase
+        self.enter_phase, self.set_saving = heartbeat.enter_phase, heartbeat.set_saving
         self._record, self._stop_flag, self._requests, self._on_poll = record, stop_flag, requests, on_poll
 
     def send(self, event: Event) -> None:

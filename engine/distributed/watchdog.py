@@ -63,14 +63,17 @@ class Heartbeat:
 
 class Heartbeats:
     """One heartbeat per rank in anonymous shared memory. Ranks inherit `fd` from the process that created it; the
-    kernel frees the memory with the last process that maps it."""
+    kernel frees the memory with the last process that maps it.
+
+    Behind the heartbeats is one byte per rank: whether a thread of the rank is writing a checkpoint."""
 
     def __init__(self, num_ranks: int, fd: int | None = None) -> None:
         self._num_ranks = num_ranks
         self.fd = os.memfd_create("gputrain-heartbeats") if fd is None else fd
+        size_bytes = num_ranks * (_SLOT.size + 1)
         if fd is None:
-            os.ftruncate(self.fd, num_ranks * _SLOT.size)
-        self._memory = mmap.mmap(self.fd, num_ranks * _SLOT.size)
+            os.ftruncate(self.fd, size_bytes)
+        self._memory = mmap.mmap(self.fd, size_bytes)
 
     def write(self, rank: int, step: int, phase_count: int, phase: Phase) -> None:
         _SLOT.pack_into(self._memory, rank * _SLOT.size, step, phase_count, phase)
@@ -79,6 +82,13 @@ class Heartbeats:
         """Return the heartbeats of all ranks, in the order of the ranks."""
         slots = (_SLOT.unpack_from(self._memory, rank * _SLOT.size) for rank in range(self._num_ranks))
         return [Heartbeat(step, count, Phase(phase)) for step, count, phase in slots]
+
+    def set_saving(self, rank: int, saving: bool) -> None:
+        self._memory[self._num_ranks * _SLOT.size + rank] = saving
+
+    def is_saving(self, rank: int) -> bool:
+        """Whether a thread of the rank is writing a checkpoint, or was when its process died."""
+        return bool(self._memory[self._num_ranks * _SLOT.size + rank])
 
     def close(self) -> None:
         self._memory.close()
@@ -97,6 +107,10 @@ class HeartbeatWriter:
         self._phase_count = self._phase_count + 1 if step == self._step else 0
         self._step = step
         self._heartbeats.write(self._rank, step, self._phase_count, phase)
+
+    def set_saving(self, saving: bool) -> None:
+        """Report that a thread of this rank starts or ends writing a checkpoint. Any thread may call it."""
+        self._heartbeats.set_saving(self._rank, saving)
 
 
 class Watchdog:

@@ -37,6 +37,7 @@ from engine.utils.process import SignalHandler
 
 TICK_SECONDS = 0.1
 GRACE_SECONDS = 1.0  # for the other ranks to report and exit after the first failure
+SAVE_GRACE_SECONDS = 60.0  # more for a rank that is writing the checkpoint of an earlier step
 STOP_TIMEOUT_SECONDS = 30.0  # without progress of any rank after a stop request, the run ends without a checkpoint
 TRACEBACK_WAIT_SECONDS = 0.3  # time for a hung rank to write its traceback to the log
 
@@ -91,7 +92,7 @@ class Supervisor:
                     break
                 if kill_at is None and (self._failures or self._problems):
                     kill_at = time.monotonic() + GRACE_SECONDS
-                if kill_at is not None and time.monotonic() > kill_at:
+                if kill_at is not None and time.monotonic() > kill_at + (SAVE_GRACE_SECONDS if self._saving() else 0):
                     break
             self._poll_ranks()
             self._find_late_rank()
@@ -111,6 +112,10 @@ class Supervisor:
             self._starter.exit_code(rank) == ExitCode.STOPPED for rank in range(self._job.plan.local_world_size)
         )
         return RunResult("stopped" if stopped else "finished")
+
+    def _saving(self) -> bool:
+        """Whether a rank that is alive is writing a checkpoint, which a failure of another rank need not cost."""
+        return any(self._heartbeats.is_saving(rank) for rank in self._starter.alive())
 
     def _start_ranks(self) -> None:
         pipes = [Pipe() for _ in range(self._job.plan.local_world_size)]

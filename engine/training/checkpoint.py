@@ -31,6 +31,7 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, cast
 
@@ -65,11 +66,18 @@ MAX_CHANNELS = 1 << 14
 MAX_IMAGE_SIZE = 1 << 14  # pixels; a larger input does not fit into memory
 
 
+@dataclass
+class SaveProgress:
+    """How far a `save_checkpoint` in another thread has come."""
+
+    written_bytes: int = 0
+
+
 class _HashingWriter:
     """Sequential file writer that computes the checksum of what it writes."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, progress: SaveProgress) -> None:
+        self._file, self._progress = file, progress
         self._tail = b""
         self.checksum = hashlib.sha256()
         self.error: OSError | None = None
@@ -94,6 +102,7 @@ class _HashingWriter:
         except OSError as error:
             self.error = error
             raise
+        self._progress.written_bytes += len(data)
 
     def flush(self) -> None:
         self._file.flush()
@@ -103,14 +112,16 @@ class _HashingWriter:
         self._file.write(CHECKSUM_PREFIX + self.checksum.hexdigest().encode())
 
 
-def save_checkpoint(state: Mapping[str, Any], folder: Path, *, best: bool, keep: int) -> Path:
+def save_checkpoint(
+    state: Mapping[str, Any], folder: Path, *, best: bool, keep: int, progress: SaveProgress | None = None
+) -> Path:
     """Write a checkpoint durably, link it as `last.pt` (and `best.pt`), and delete all but the newest `keep`.
 
     Older checkpoints are deleted only after the new one is on disk. Raises OSError.
     """
 
     def write(file: BinaryIO) -> None:
-        writer = _HashingWriter(file)
+        writer = _HashingWriter(file, progress or SaveProgress())
         try:
             torch.save({"format": CHECKPOINT_FORMAT, **state}, cast(Any, writer))
         except RuntimeError as error:

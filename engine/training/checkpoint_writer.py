@@ -1,12 +1,16 @@
-"""Decide when checkpoints are due, and write them.
+"""Decide when checkpoints are due, copy the training state, and write it in a background thread.
 
-`trainer` calls it between two steps and after an epoch. `checkpoint` defines the file format, `state_dict` the content.
+`trainer` calls it between two steps and after an epoch. `checkpoint` defines the file format, `state_dict` the content,
+`host_copy` the copy that the thread writes.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -17,18 +21,35 @@ from engine.distributed.watchdog import Phase
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, PhaseChanged, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.training.checkpoint import save_checkpoint
+from engine.training.checkpoint import SaveProgress, save_checkpoint
+from engine.training.host_copy import HostCopy, NoHostMemoryError
 from engine.training.rank_state import RankState
-from engine.training.state_dict import gather_state
+from engine.training.state_dict import LIVE_KEYS, gather_state, in_host_memory
 
 # Minimum time between two warnings that a checkpoint could not be written.
 SAVE_WARNING_INTERVAL_SECONDS = 600.0
+# Time between two heartbeats of a rank that waits for the thread.
+WAIT_HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Save:
+    """One checkpoint: its position, and what caused it."""
+
+    step: int
+    epoch: int
+    best: bool
+    requested: bool
 
 
 class CheckpointWriter:
     """Writes the checkpoints of a run on rank 0 with the state of all ranks; a dry run has no folder and writes none.
 
     All ranks call it at the same step with the same requests, so that all of them take part in the same checkpoint.
+    During training, `write` only copies the state to host memory. A thread hashes, writes, syncs and links the file,
+    one at a time: the next checkpoint waits for it, except that the timer fires only when the thread is idle. The
+    thread uses neither the channel nor live tensors. The main thread sends the event of a written file when it calls
+    `poll`, between two steps.
     """
 
     def __init__(
@@ -47,6 +68,10 @@ class CheckpointWriter:
         self._served_requests, self._served_timer = 0, 0
         self._last_saved_step, self._last_save_time = 0, time.monotonic()
         self._last_save_warning: float | None = None
+        self._host_copy, self._warned_of_memory = HostCopy(state.device), False
+        # Starts its thread at the first checkpoint, after the DataLoader workers are forked.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._in_flight: tuple[Save, Future[Path], SaveProgress] | None = None
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Restore the best accuracy and the step of the checkpoint that the run resumes from."""
@@ -54,9 +79,12 @@ class CheckpointWriter:
         self._last_saved_step = checkpoint["step"]
 
     def timer_fires(self) -> bool:
-        """Return whether `checkpoint.every_minutes` have passed since the last checkpoint or the last True."""
+        """Return whether `checkpoint.every_minutes` have passed since the last checkpoint or the last True.
+
+        Not while a checkpoint is being written: only rank 0 knows, and training would wait for the disk.
+        """
         minutes = self._config.every_minutes
-        fires = 0 < minutes * 60 < time.monotonic() - self._last_save_time
+        fires = self._in_flight is None and 0 < minutes * 60 < time.monotonic() - self._last_save_time
         if fires:
             self._last_save_time = time.monotonic()
         return fires
@@ -74,22 +102,22 @@ class CheckpointWriter:
     def _is_requested(self, agreed: RequestCounters) -> bool:
         return agreed.checkpoints > self._served_requests
 
-    def serve(self, agreed: RequestCounters) -> None:
+    def serve(self, agreed: RequestCounters, *, background: bool = True) -> None:
         """Write the checkpoint for which `is_due` returned True, in the middle of an epoch."""
         requested = self._is_requested(agreed)
         self._served_requests, self._served_timer = agreed.checkpoints, agreed.timed_checkpoints
-        self._write_mid_epoch(requested=requested)
+        self._write_mid_epoch(requested=requested, background=background)
 
     def write_before_stop(self) -> None:
         """Write the checkpoint that a stopped run resumes from; a failure is always reported."""
         self._last_save_warning = None
-        self._write_mid_epoch(requested=False)
+        self._write_mid_epoch(requested=False, background=False)
 
-    def _write_mid_epoch(self, *, requested: bool) -> None:
+    def _write_mid_epoch(self, *, requested: bool, background: bool) -> None:
         """Write between two steps, when no collective but those of the step log and of `agreement` is in progress."""
         self._state.check_step_log()
         self._state.broadcast_buffers()
-        self.write(requested=requested)
+        self.write(requested=requested, background=background)
 
     def update_best(self, epoch: int, accuracy: float) -> bool:
         """Record the validation accuracy of an epoch; return whether it is the best so far."""
@@ -98,39 +126,90 @@ class CheckpointWriter:
             self._best_epoch, self._best_accuracy = epoch, accuracy
         return best
 
-    def write(self, *, best: bool = False, requested: bool = False) -> str | None:
-        """Write a checkpoint of all ranks; return why it failed on rank 0, else None. A collective."""
+    def write(self, *, best: bool = False, requested: bool = False, background: bool = False) -> str | None:
+        """Write a checkpoint of all ranks; return why it failed on rank 0, else None. A collective.
+
+        With `background`, return None as soon as the state is copied; `poll` and `wait` report what comes of it.
+        """
         state, position = self._state, self._state.position
         state.enter_phase(Phase.CHECKPOINT)
         if self._writes:
             state.channel.send(PhaseChanged(phase="saving", step=position.step, epoch=position.epoch))
+        self.wait()
         self._last_saved_step, self._last_save_time = position.step, time.monotonic()
         content = gather_state(state, self._classes, self._cpu_group)
         if content is None or self._folder is None:
             return None
         content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy}
         content |= {"data": self._fingerprints}
+        live = {key: content[key] for key in LIVE_KEYS}
+        copied = self._copy(live) if background else None
+        content |= in_host_memory(live) if copied is None else copied
         # Otherwise a crash could leave a checkpoint whose earlier events are missing from the journal.
         state.channel.flush()
+        save, progress = Save(position.step, position.epoch, best, requested), SaveProgress()
+        state.channel.set_saving(True)
+        future = self._thread.submit(self._save, content, self._folder.checkpoints, save, progress)
+        self._in_flight = save, future, progress
+        return self.wait() if copied is None else None
+
+    def _copy(self, live: dict[str, Any]) -> dict[str, Any] | None:
+        """Copy the state dicts; None if the host lacks the memory, which is reported once."""
         try:
-            path = save_checkpoint(content, self._folder.checkpoints, best=best, keep=self._config.keep)
+            return self._host_copy.copy(live)
+        except NoHostMemoryError as error:
+            if not self._warned_of_memory:
+                self._warned_of_memory = True
+                message = f"training waits while checkpoints are written: {error}"
+                self._state.channel.send(WarningEvent(message=message))
+            return None
+
+    def _save(self, content: dict[str, Any], folder: Path, save: Save, progress: SaveProgress) -> Path:
+        """Write a checkpoint; runs in the thread."""
+        try:
+            return save_checkpoint(content, folder, best=save.best, keep=self._config.keep, progress=progress)
+        finally:
+            self._state.channel.set_saving(False)
+
+    def poll(self) -> None:
+        """Report the checkpoint in flight if it has been written. Not a collective."""
+        if self._in_flight is not None and self._in_flight[1].done():
+            self.wait()
+
+    def wait(self) -> str | None:
+        """Wait for the checkpoint in flight, and report it; return why it failed, None if it did not or there is none.
+
+        The heartbeat goes on as long as bytes are written: the watchdog detects a disk that hangs, not one that is
+        slow. Not a collective.
+        """
+        if self._in_flight is None:
+            return None
+        save, future, progress = self._in_flight
+        seen_bytes = 0
+        while not wait_for_futures([future], WAIT_HEARTBEAT_SECONDS).done:
+            if progress.written_bytes != seen_bytes:
+                seen_bytes = progress.written_bytes
+                self._state.enter_phase(Phase.CHECKPOINT)
+        self._in_flight = None
+        try:
+            path = future.result()
         except OSError as error:
             reason = error.strerror or str(error)
-            self._warn_unsaved(reason, always=requested)
+            self._warn_unsaved(save, reason)
             return reason
         self._last_save_warning = None
+        assert self._folder is not None  # noqa: S101 - else nothing is in flight
         relative = str(path.relative_to(self._folder.root))
-        state.channel.send(
-            CheckpointSaved(path=relative, step=position.step, epoch=position.epoch, best=best, asked=requested)
+        self._state.channel.send(
+            CheckpointSaved(path=relative, step=save.step, epoch=save.epoch, best=save.best, asked=save.requested)
         )
         return None
 
-    def _warn_unsaved(self, reason: str, *, always: bool) -> None:
-        """Warn at most once per interval; `always` if someone has requested the checkpoint."""
+    def _warn_unsaved(self, save: Save, reason: str) -> None:
+        """Warn at most once per interval, but always if someone has requested the checkpoint."""
         now, last = time.monotonic(), self._last_save_warning
-        if always or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
+        if save.requested or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
             self._last_save_warning = now
-            step = self._state.position.step
             self._state.channel.send(
-                WarningEvent(message=f"the checkpoint of step {step} could not be written: {reason}")
+                WarningEvent(message=f"the checkpoint of step {save.step} could not be written: {reason}")
             )

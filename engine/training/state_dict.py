@@ -19,13 +19,17 @@ from engine.distributed.collectives import gather_bytes
 from engine.models.memory_format import contiguous_state_dict
 from engine.models.precision import full_precision_state_dict
 from engine.optim.optimizers import restore_optimizer
+from engine.training.host_copy import Memory, map_tensors, memory_of
 from engine.training.rank_state import RankState
 from engine.training.rng import rng_state, set_rng_state
+
+LIVE_KEYS = ("model", "ema", "optimizer")
 
 
 def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.ProcessGroup) -> dict[str, Any] | None:
     """Return the content of a checkpoint on rank 0, None on other ranks. A collective.
 
+    The values of `LIVE_KEYS` are the state dicts themselves, whose tensors the next step changes.
     `CheckpointWriter` adds the best evaluation and the fingerprints of the data.
     """
     local = {
@@ -45,9 +49,9 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "config": as_stored(state.config),
         "classes": list(classes),
         "image_format": asdict(state.image_format),
-        "model": contiguous_state_dict(to_cpu(full_precision_state_dict(state.model, state.master))),
-        "ema": contiguous_state_dict(to_cpu(state.ema.model.state_dict())) if state.ema is not None else None,
-        "optimizer": to_cpu(state.optimizer.state_dict()),
+        "model": full_precision_state_dict(state.model, state.master),
+        "ema": state.ema.model.state_dict() if state.ema is not None else None,
+        "optimizer": state.optimizer.state_dict(),
         "scaler": state.scaler.state_dict(),
         "plateau": state.plateau.state_dict(),
         "early_stop": state.early_stop.state_dict(),
@@ -62,26 +66,16 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
     }
 
 
-def to_cpu(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a state dict with its tensors on the CPU, so that `torch.load` reads it on a host without a GPU.
+def in_host_memory(live: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state dicts of `LIVE_KEYS` with all tensors on the CPU, so that `torch.load` reads them on any host.
 
-    Tensors that are the same memory, such as tied weights, are copied once and stay so.
+    Only tensors of a GPU, and weights that are not contiguous, are copied. Tensors that are the same memory, such as
+    tied weights, stay so.
     """
-    copies: dict[tuple[Any, ...], Tensor] = {}
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: convert(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [convert(item) for item in value]
-        if not isinstance(value, Tensor) or value.device.type == "cpu":
-            return value
-        key = (value.data_ptr(), value.dtype, value.shape, value.stride())
-        if key not in copies:
-            copies[key] = value.cpu()
-        return copies[key]
-
-    return {key: convert(value) for key, value in state.items()}
+    copies: dict[Memory, Tensor] = {}
+    on_cpu = map_tensors(dict(live), lambda tensor: copies.setdefault(memory_of(tensor), tensor.cpu()))
+    weights = {key: on_cpu[key] and contiguous_state_dict(on_cpu[key]) for key in ("model", "ema")}
+    return {**on_cpu, **weights}
 
 
 def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -124,9 +125,15 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
 def run_training(trainer: Trainer, warnings: Sequence[str]) -> Outcome:
     """Train to the end or to a stop; `warnings` are emitted before the first step."""
     trainer.start_run(warnings)
-    with manual_gc() as trainer.collect_garbage:
-        outcome = training_loop(trainer.state, trainer)
-        trainer.end_run(outcome)
+    try:
+        with manual_gc() as trainer.collect_garbage:
+            outcome = training_loop(trainer.state, trainer)
+            trainer.end_run(outcome)
+    except BaseException:
+        # The checkpoint that is being written is that of an earlier step: it must not be lost.
+        with suppress(Exception):
+            trainer.finish_checkpoint()
+        raise
     return outcome
 
 

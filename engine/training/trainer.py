@@ -106,7 +106,12 @@ class Trainer:
         self.state.agreement.wait_pending()
         if outcome == "stopped":
             self._checkpoint_writer.write_before_stop()
+        self.finish_checkpoint()
         self._barrier()
+
+    def finish_checkpoint(self) -> None:
+        """Wait for the checkpoint that is being written, and report it. Not a collective."""
+        self._checkpoint_writer.wait()
 
     def start_epoch(self) -> None:
         """Announce the epoch, collect garbage, and reset the clocks and the peak memory."""
@@ -131,6 +136,7 @@ class Trainer:
     def handle_requests(self) -> bool:
         """Handle control requests between two batches, on all ranks at the same batch; return whether to stop."""
         self._collect_garbage_if_due()
+        self._checkpoint_writer.poll()
         agreed = self.state.agreement(self._poll_requests)
         if self._checkpoint_writer.is_due(agreed):
             with self._clocks_stopped():
@@ -169,9 +175,10 @@ class Trainer:
             # Again, because writing a checkpoint enters another phase.
             state.enter_phase(Phase.PAUSED)
             time.sleep(PAUSE_POLL_SECONDS)
+            self._checkpoint_writer.poll()
             agreed = state.agreement(self._poll_requests)
             if self._checkpoint_writer.is_due(agreed):
-                self._checkpoint_writer.serve(agreed)
+                self._checkpoint_writer.serve(agreed, background=False)
         if not agreed.stop:
             self.emit(RunContinued(step=step, epoch=epoch))
         return agreed
@@ -230,7 +237,7 @@ class Trainer:
         FinalCheckpointError."""
         is_last = self.state.is_last_epoch(epoch)
         if best or is_last or epoch % self.config.checkpoint.every_epochs == 0:
-            problem = self._checkpoint_writer.write(best=best)
+            problem = self._checkpoint_writer.write(best=best, background=not is_last)
             if is_last and problem is not None:
                 raise FinalCheckpointError(
                     f"training is complete, but its last checkpoint could not be written ({problem}); fix the cause"

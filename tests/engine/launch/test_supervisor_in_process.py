@@ -352,3 +352,21 @@ def test_supervisor_reports_failure_that_arrives_while_it_examines_a_stall(monke
 
     monkeypatch.setattr(supervisor, "_blocked_reason", let_other_rank_fail)
     assert cause_of(run.run()) == "0: ValueError: bad image"
+
+
+@pytest.mark.parametrize("saving", [True, False])
+def test_failure_of_a_rank_does_not_cut_off_a_checkpoint_that_another_rank_writes(
+    saving: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)
+
+    def save_and_hang(channel: PipeChannel) -> Outcome:
+        channel.set_saving(saving)
+        time.sleep(0.6)
+        (tmp_path / "saved").touch()
+        channel.set_saving(False)
+        return hang(channel)
+
+    run = Supervised(save_and_hang, fail)
+    assert cause_of(run.run()) == "1: ValueError: bad image"
+    assert (tmp_path / "saved").exists() is saving

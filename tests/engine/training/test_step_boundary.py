@@ -55,6 +55,7 @@ def test_checkpoint_writer_writes_every_n_steps_once_per_step(tmp_path: Path) ->
         # An evaluation handles requests without taking steps.
         trainer.handle_requests()
         trainer.handle_requests()
+        trainer.finish_checkpoint()
     assert checkpoints(events) == [(3, False), (6, False)]
 
 
@@ -67,6 +68,7 @@ def test_checkpoint_writer_writes_when_its_timer_fires(tmp_path: Path, monkeypat
         assert not trainer._checkpoint_writer.timer_fires()
         clock.now += 0.1
         steps(trainer, 40)
+        trainer.finish_checkpoint()
         assert not trainer._checkpoint_writer.timer_fires()
     [(step, requested)] = checkpoints(events)
     assert 4 < step < 44

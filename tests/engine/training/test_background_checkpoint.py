@@ -1,0 +1,291 @@
+"""Checkpoints that a thread writes during training: their content, the order of their events, and their failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.runs.control import RequestCounters
+from engine.runs.events import CheckpointSaved, Event, FlushJournal, PhaseChanged, WarningEvent
+from engine.training import checkpoint_writer, host_copy
+from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
+from engine.training.host_copy import HostCopy, NoHostMemoryError
+from engine.training.loop import train_step
+from engine.training.train import run_training
+from engine.training.trainer import Trainer
+from in_process import single_rank_trainer
+
+CPU = torch.device("cpu")
+SMALL = ("model.name=linear", "run.epochs=1")
+
+
+class HeldWriter:
+    """A `save_checkpoint` that waits until it is released, and then calls the real one or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.started, self.released, self.error = threading.Event(), threading.Event(), error
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Path:
+        self.calls += 1
+        self.started.set()
+        assert self.released.wait(30)
+        if self.error is not None:
+            raise self.error
+        return save_checkpoint(*args, **kwargs)
+
+
+@contextmanager
+def held_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    events: list[Event],
+    *overrides: str,
+    recipe: tuple[str, ...] = SMALL,
+    error: Exception | None = None,
+) -> Iterator[tuple[Trainer, HeldWriter]]:
+    held = HeldWriter(error)
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", held)
+    with single_rank_trainer(*recipe, *overrides, folder=folder, events=events) as trainer:
+        try:
+            yield trainer, held
+        finally:
+            held.released.set()
+            trainer._checkpoint_writer._thread.shutdown()
+
+
+def take_steps(trainer: Trainer, count: int) -> None:
+    for _ in range(count):
+        assert not trainer.handle_requests()
+        train_step(trainer.state)
+
+
+def saved_steps(events: list[Event]) -> list[int]:
+    return [event.step for event in events if isinstance(event, CheckpointSaved)]
+
+
+def assert_same(first: Any, second: Any) -> None:
+    if isinstance(first, Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            assert_same(value, second[key])
+    elif isinstance(first, list | tuple):
+        for value, other in zip(first, second, strict=True):
+            assert_same(value, other)
+    else:
+        assert first == second
+
+
+@pytest.mark.parametrize("precision", ["off", "O2", "O3"])
+def test_background_checkpoint_equals_synchronous_one_while_training_goes_on(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    recipe = ("model.name=cnn", "model.ema=0.9", f"precision.amp={precision}")
+    with held_trainer(monkeypatch, tmp_path, events, recipe=recipe) as (trainer, held):
+        held.released.set()
+        take_steps(trainer, 3)
+        trainer._checkpoint_writer.write()
+        expected = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
+        held.started.clear()
+        held.released.clear()
+        trainer._checkpoint_writer.write(background=True)
+        assert held.started.wait(30)
+        take_steps(trainer, 2)
+        assert (trainer.state.position.step, saved_steps(events)) == (5, [3]), "training goes on"
+        held.released.set()
+        trainer.finish_checkpoint()
+    assert saved_steps(events) == [3, 3]
+    assert_same(expected, load_checkpoint(tmp_path / "checkpoints" / "last.pt"))
+
+
+def test_background_checkpoint_is_reported_at_the_step_after_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    with held_trainer(monkeypatch, tmp_path, events, "checkpoint.every_steps=2") as (trainer, held):
+        take_steps(trainer, 3)
+        assert held.started.wait(30)
+        assert saved_steps(events) == []
+        held.released.set()
+        assert trainer._checkpoint_writer._in_flight is not None
+        trainer._checkpoint_writer._in_flight[1].result(30)
+        assert (tmp_path / "checkpoints" / "step-00000002.pt").exists()
+        assert saved_steps(events) == [], "only the main thread uses the channel"
+        take_steps(trainer, 1)
+        assert saved_steps(events) == [2]
+        trainer.finish_checkpoint()
+
+
+def test_next_checkpoint_waits_for_the_one_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    with held_trainer(monkeypatch, tmp_path, events) as (trainer, held):
+        writer = trainer._checkpoint_writer
+        writer.serve(RequestCounters(checkpoints=1))
+        take_steps(trainer, 1)
+        assert held.started.wait(30)
+        threading.Timer(0.2, held.released.set).start()
+        writer.serve(RequestCounters(checkpoints=2))
+        assert saved_steps(events) == [0], "the first one is on disk before the second one is copied"
+        trainer.finish_checkpoint()
+    assert saved_steps(events) == [0, 1], "no request is lost"
+    assert all(event.asked for event in events if isinstance(event, CheckpointSaved))
+
+
+def test_timer_does_not_fire_while_a_checkpoint_is_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with held_trainer(monkeypatch, tmp_path, [], "checkpoint.every_minutes=1e-9") as (trainer, held):
+        writer = trainer._checkpoint_writer
+        assert writer.timer_fires()
+        writer.write(background=True)
+        assert not writer.timer_fires()
+        held.released.set()
+        trainer.finish_checkpoint()
+        assert writer.timer_fires()
+
+
+def test_stop_waits_for_checkpoint_in_flight_and_writes_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    with held_trainer(monkeypatch, tmp_path, events) as (trainer, held):
+        trainer._checkpoint_writer.write(background=True)
+        take_steps(trainer, 1)
+        threading.Timer(0.2, held.released.set).start()
+        trainer.end_run("stopped")
+        assert saved_steps(events) == [0, 1]
+    assert load_newest(tmp_path / "checkpoints")[1]["step"] == 1
+
+
+def test_checkpoint_in_flight_is_not_lost_if_training_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a fault of the test")
+
+    events: list[Event] = []
+    with held_trainer(monkeypatch, tmp_path, events, "checkpoint.every_steps=2") as (trainer, held):
+        trainer.state.log_step = fail  # type: ignore[assignment, method-assign]
+        trainer._checkpoint_writer.write(background=True)
+        threading.Timer(0.2, held.released.set).start()
+        with pytest.raises(ValueError, match="a fault of the test"):
+            run_training(trainer, [])
+    assert saved_steps(events) == [0]
+    assert load_newest(tmp_path / "checkpoints")[1]["step"] == 0
+
+
+@pytest.mark.parametrize("next_call", ["poll", "write"])
+def test_background_full_disk_is_a_warning_with_the_step_of_the_checkpoint(
+    next_call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    full = OSError(28, "No space left on device")
+    with held_trainer(monkeypatch, tmp_path, events, error=full) as (trainer, held):
+        held.released.set()
+        trainer._checkpoint_writer.write(background=True)
+        train_step(trainer.state)
+        trainer.finish_checkpoint() if next_call == "poll" else trainer._checkpoint_writer.write()
+    assert [event.message for event in events if isinstance(event, WarningEvent)] == [
+        "the checkpoint of step 0 could not be written: No space left on device"
+    ]
+
+
+def test_unexpected_error_of_the_writing_thread_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with held_trainer(monkeypatch, tmp_path, [], error=ValueError("a fault of the test")) as (trainer, held):
+        held.released.set()
+        trainer._checkpoint_writer.write(background=True)
+        assert trainer._checkpoint_writer._in_flight is not None
+        trainer._checkpoint_writer._in_flight[1].exception(30)
+        with pytest.raises(ValueError, match="a fault of the test"):
+            trainer.handle_requests()
+
+
+def test_checkpoint_is_written_synchronously_with_one_warning_if_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    monkeypatch.setattr(host_copy, "free_memory", lambda: (1 << 20, 1 << 30))
+    with single_rank_trainer(*SMALL, folder=tmp_path, events=events) as trainer:
+        for step in (1, 2):
+            take_steps(trainer, 1)
+            trainer._checkpoint_writer.write(background=True)
+            assert saved_steps(events)[-1] == step
+    [warning] = [event.message for event in events if isinstance(event, WarningEvent)]
+    assert warning.startswith("training waits while checkpoints are written: a copy of the training state takes ")
+    assert warning.endswith(" of host memory, of which 1 MiB are free")
+    assert load_newest(tmp_path / "checkpoints")[1]["step"] == 2
+
+
+def test_wait_continues_the_heartbeat_only_while_bytes_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[int] = []
+    monkeypatch.setattr(checkpoint_writer, "WAIT_HEARTBEAT_SECONDS", 0.02)
+    with held_trainer(monkeypatch, tmp_path, [], error=OSError(5, "I/O error")) as (trainer, held):
+        trainer._checkpoint_writer.write(background=True)
+        monkeypatch.setattr(trainer.state, "enter_phase", phases.append)
+        assert trainer._checkpoint_writer._in_flight is not None
+        _, _, progress = trainer._checkpoint_writer._in_flight
+
+        def write_some() -> None:
+            progress.written_bytes += 1
+            threading.Timer(0.3, held.released.set).start()
+
+        threading.Timer(0.1, write_some).start()
+        trainer.finish_checkpoint()
+    assert len(phases) == 1
+
+
+def test_background_checkpoint_is_announced_and_flushes_the_journal_first(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with single_rank_trainer(*SMALL, folder=tmp_path, events=events) as trainer:
+        trainer._checkpoint_writer.write(background=True)
+        trainer.finish_checkpoint()
+    assert [type(event) for event in events[-3:]] == [PhaseChanged, FlushJournal, CheckpointSaved]
+
+
+def copy_of(host: HostCopy, **tensors: Any) -> dict[str, Any]:
+    return host.copy({"model": tensors})["model"]
+
+
+def test_host_copy_reuses_its_memory_and_follows_changed_shapes() -> None:
+    host, live = HostCopy(CPU), torch.arange(6.0)
+    first = copy_of(host, a=live, b=torch.zeros(3))
+    live += 1
+    assert first["a"].tolist() == list(range(6)), "the copy does not change with the original"
+    second = copy_of(host, a=live, b=torch.zeros(4))
+    assert second["a"].data_ptr() == first["a"].data_ptr()
+    assert (second["a"].tolist(), second["b"].shape) == ([1, 2, 3, 4, 5, 6], (4,))
+
+
+def test_host_copy_keeps_tied_weights_tied_and_makes_tensors_contiguous() -> None:
+    weight = torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    copied = copy_of(HostCopy(CPU), a=weight, b=weight.detach(), nested=[{0: (weight.flatten()[1:], "text", None)}])
+    assert copied["a"].data_ptr() == copied["b"].data_ptr() != weight.data_ptr()
+    assert copied["a"].is_contiguous()
+    assert torch.equal(copied["a"], weight)
+    tensor, *others = copied["nested"][0][0]
+    assert (tensor.tolist(), others) == (weight.flatten()[1:].tolist(), ["text", None])
+
+
+def allocation_fails(*_: object, **__: object) -> Tensor:
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+
+def free_memory_of(size: int) -> Callable[[], tuple[int, int]]:
+    return lambda: (size, size)
+
+
+@pytest.mark.parametrize(("free", "reason"), [(1000, "of which 1000 B are free"), (1 << 40, "cannot be allocated")])
+def test_host_copy_reports_missing_memory(free: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.zeros(1000)
+    monkeypatch.setattr(host_copy, "free_memory", free_memory_of(free))
+    monkeypatch.setattr(host_copy.torch, "empty", allocation_fails)
+    with pytest.raises(NoHostMemoryError, match=f"3.9 KiB of host memory.*{reason}"):
+        copy_of(HostCopy(CPU), a=tensor)
