@@ -93,7 +93,8 @@ class PipeChannel:
             if line == FLUSH_ACK.encode():
                 self._flushed = True
             else:
-                self._requests.apply(line.decode())
+                request, _, steps = line.decode().partition(" ")
+                self._requests.apply(request, int(steps or 0))
 
     def poll_requests(self) -> RequestCounters:
         with suppress(BlockingIOError):

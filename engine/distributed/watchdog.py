@@ -33,6 +33,7 @@ class Phase(IntEnum):
     REDUCE_METRICS = 5
     CHECKPOINT = 6
     PAUSED = 7
+    PROFILE = 8
 
     @property
     def label(self) -> str:
@@ -49,6 +50,7 @@ _LABELS = {
     Phase.REDUCE_METRICS: "reducing metrics over the ranks",
     Phase.CHECKPOINT: "saving a checkpoint",
     Phase.PAUSED: "paused",
+    Phase.PROFILE: "writing a profile",
 }
 
 

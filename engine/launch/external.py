@@ -385,7 +385,7 @@ def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuU
                 return
             readings.attempt(read_gpus)
             for request in consume_requests(control):
-                outcome = run.requests.apply(request.request)
+                outcome = run.requests.apply(request.request, request.steps)
                 recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))
 
     thread = threading.Thread(target=watch, name="control", daemon=True)

@@ -188,17 +188,19 @@ class Supervisor:
     def _poll_requests(self) -> None:
         if self._job.folder is not None:
             for request in consume_requests(self._job.folder.control):
-                self._forward_request(request.request, request.by)
+                self._forward_request(request.request, request.by, request.steps)
         if self._signals.signal_name is not None and not self._requests.stop:
             self._forward_request("stop", self._signals.signal_name)
 
-    def _forward_request(self, request: str, by: str) -> None:
-        """Send a request to all ranks, which count requests as `RequestCounters` does."""
-        outcome = self._requests.apply(request)
+    def _forward_request(self, request: str, by: str, steps: int = 0) -> None:
+        """Send a request to all ranks, which count requests as `RequestCounters` does; `steps` are those of a
+        profile."""
+        outcome = self._requests.apply(request, steps)
+        message = f"{request} {steps}" if request == "profile" else request
         if request in REQUEST_NAMES:
             for connection in self._connections:
                 if connection.is_open:
-                    connection.send(request)
+                    connection.send(message)
         self._emit(ControlEvent(request=request, by=by, outcome=outcome))
 
     def _kill(self) -> None:

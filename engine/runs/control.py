@@ -30,11 +30,13 @@ from engine.utils.files import open_folder, opened_folder, shown_path, write_jso
 from engine.utils.process import user_name
 
 REQUEST_FORMAT = 1
-RequestName = Literal["stop", "checkpoint", "pause", "continue"]
+RequestName = Literal["stop", "checkpoint", "pause", "continue", "profile"]
 REQUEST_NAMES: tuple[str, ...] = get_args(RequestName)
 # Requests to a run that waits for GPUs, see `engine.queue.place`.
 QueueRequestName = Literal["hold", "release", "order"]
 QUEUE_REQUEST_NAMES: tuple[str, ...] = get_args(QueueRequestName)
+# Optimizer steps of a profile.
+DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
 # A valid request has about 200 bytes.
 MAX_REQUEST_BYTES = 1 << 16
 # Name of an empty request file: time, process and request. A file with content appears by rename, so it is never empty.
@@ -57,6 +59,12 @@ class ControlRequest:
     by: str
     values: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def steps(self) -> int:
+        """Number of steps of a profile; 0, which is refused, if the file has none that is allowed."""
+        steps = self.values.get("steps", DEFAULT_PROFILE_STEPS)
+        return steps if type(steps) is int and 1 <= steps <= MAX_PROFILE_STEPS else 0
+
 
 @dataclass
 class RequestCounters:
@@ -64,20 +72,22 @@ class RequestCounters:
     all-reduce.
 
     `checkpoints` counts requested checkpoints, `timed_checkpoints` those of the timer (`checkpoint.every_minutes`), and
-    `pause_toggles` pause and continue requests: an odd number means paused.
+    `pause_toggles` pause and continue requests: an odd number means paused. `profile_steps` is the sum of the steps of
+    all requested profiles, so that the ranks also agree on the number of steps.
     """
 
     stop: bool = False
     checkpoints: int = 0
     pause_toggles: int = 0
     timed_checkpoints: int = 0
+    profile_steps: int = 0
 
     @property
     def paused(self) -> bool:
         return self.pause_toggles % 2 == 1
 
-    def apply(self, request: str) -> str:
-        """Count a request and return its outcome as text."""
+    def apply(self, request: str, steps: int = DEFAULT_PROFILE_STEPS) -> str:
+        """Count a request and return its outcome as text; `steps` are those of a profile, 0 if they are invalid."""
         if request == "stop":
             already, self.stop = self.stop, True
             return "already requested" if already else "at the next step, with a checkpoint"
@@ -89,13 +99,18 @@ class RequestCounters:
                 return "already paused" if self.paused else "not paused"
             self.pause_toggles += 1
             return "at the next step" if self.paused else "immediately"
+        if request == "profile":
+            if steps == 0:
+                return f"refused: a profile has 1 to {MAX_PROFILE_STEPS} steps"
+            self.profile_steps += steps
+            return "when the run continues" if self.paused else "at the next training step"
         if request in QUEUE_REQUEST_NAMES:
             return "ignored: the run does not wait for GPUs"
         return REFUSAL_OUTCOMES.get(request, "unknown request, ignored")
 
     def to_list(self) -> list[int]:
         """Return the counters as integers for a MAX all-reduce."""
-        return [int(self.stop), self.checkpoints, self.pause_toggles, self.timed_checkpoints]
+        return [int(self.stop), self.checkpoints, self.pause_toggles, self.timed_checkpoints, self.profile_steps]
 
     @classmethod
     def from_list(cls, numbers: Sequence[int]) -> RequestCounters:

@@ -17,6 +17,7 @@ from engine.runs.events import (
     EpochEvent,
     Event,
     GpusGranted,
+    Profiled,
     RunContinued,
     RunFinished,
     RunPaused,
@@ -109,6 +110,12 @@ def _format_event(event: Event) -> str | None:
             return f"{event.request} requested by {event.by}: {event.outcome}"
         case CheckpointSaved() if event.asked:
             return f"checkpoint of step {event.step} saved"
+        case Profiled():
+            steps = (
+                f"profiled {pluralize(event.steps, 'step')} from step {event.step} on" if event.steps else "no profile"
+            )
+            folder = f", see {event.folder}" if event.folder else ""
+            return f"{steps}{folder}{': ' if event.message else ''}{event.message}"
         case RunPaused():
             return f"paused after step {event.step}"
         case RunContinued():

@@ -219,7 +219,7 @@ class ControlEvent(Event):
 
     type: ClassVar[str] = "control"
     request: str
-    """Name of the request (stop, checkpoint, pause, continue), or the kind of file that was refused."""
+    """Name of the request (stop, checkpoint, pause, continue, profile), or the kind of file that was refused."""
     by: str
     """Sender: user, host and process, or the name of a signal."""
     outcome: str
@@ -246,6 +246,23 @@ class RunContinued(Event):
     """Last global step before the pause."""
     epoch: int
     """Epoch of that step, counted from 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiled(Event):
+    """A requested profile of training steps ended. These steps were slower than others. Absent in old journals."""
+
+    type: ClassVar[str] = "profiled"
+    step: int
+    """First profiled step; without one, the last global step."""
+    epoch: int
+    """Epoch of that step, counted from 1."""
+    steps: int
+    """Number of profiled steps."""
+    folder: str = ""
+    """Folder of the profile, relative to the run folder; "" if none was written."""
+    message: str = ""
+    """Why there are fewer steps than requested, or why there is no profile, as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,6 +401,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         ControlEvent,
         RunPaused,
         RunContinued,
+        Profiled,
         PhaseChanged,
         RankFailed,
         RunFinished,

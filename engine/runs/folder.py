@@ -202,6 +202,11 @@ class RunFolder:
         return self.root / "sync"
 
     @property
+    def profiles(self) -> Path:
+        """Folder of the profiles of training steps, see `engine.runs.profile_file`."""
+        return self.root / "profile"
+
+    @property
     def skipped_files(self) -> Path:
         """List of the dataset files that are not used; written only if the warning cannot name them all."""
         return self.root / "skipped_files.txt"
@@ -257,7 +262,8 @@ class RunFolder:
         folders = (self.checkpoints, self.tensorboard, self.control, self.export, self.exports, self.sync)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
         more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.skipped_files)
-        for path in (*folders, *files, *more_files, *self.checkpoints.glob("*.pt")):
+        profiles = (self.profiles, *self.profiles.glob("step-*"), *self.profiles.glob("step-*/*"))
+        for path in (*folders, *files, *more_files, *self.checkpoints.glob("*.pt"), *profiles):
             with suppress(OSError):
                 yield path.relative_to(self.root), path.lstat()
 

@@ -91,6 +91,10 @@ def train_epoch(state: RankState, handle_requests: RequestHandler) -> bool:
 
 def train_step(state: RankState) -> None:
     """Take one optimizer step on the next micro-batches of this rank."""
+    marks = state.step_marks
+    if marks is not None:
+        marks.begin_step(state.position.step + 1)
+
     # 1. Set the learning rate and reset the gradients.
     lr = state.lr_at(state.position.step_in_epoch + 1)
     set_lr(state.optimizer, lr)
@@ -109,6 +113,8 @@ def train_step(state: RankState) -> None:
         del batch
 
     # 3. Unscale and clip the gradients.
+    if marks is not None:
+        marks.begin("optimizer")
     state.copy_grads_to_master()
     grad_norm = clip_gradients(state)
 
@@ -130,7 +136,11 @@ def train_step(state: RankState) -> None:
     state.position.step_in_epoch += 1
     if state.ema is not None:
         state.ema.update(state.optimized_model, state.position.step)
+    if marks is not None:
+        marks.begin("other")
     state.log_step(results, nonfinite, grad_norm, lr)
+    if marks is not None:
+        marks.end_step()
 
 
 def forward_backward(state: RankState, batch: DeviceBatch, index: int) -> MicroBatchResult:

@@ -37,6 +37,7 @@ from engine.training.losses import Criterion
 from engine.training.metrics import MetricAccumulator
 from engine.training.own_metrics import Outputs, OwnMetrics, gather_outputs
 from engine.training.step_log import StepLog
+from engine.training.step_marks import StepMarks
 from engine.training.timing import PhaseTimer
 
 # More consecutive batches without a readable image mean a broken disk or mount, not broken images.
@@ -107,6 +108,8 @@ class RankState:
         self._consecutive_unreadable = 0
         # Cached: iterating over all modules in every step is slow.
         self._parameters = list(self.model.parameters())
+        self.step_marks: StepMarks | None = None
+        """Marks the phases of each step in the trace; None unless steps are profiled."""
 
     @property
     def optimized_model(self) -> nn.Module:

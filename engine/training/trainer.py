@@ -43,6 +43,7 @@ from engine.training.disk import disk_warnings
 from engine.training.job import Job, Outcome
 from engine.training.memory import empty_cache, gather_peak_memory, reset_peak_memory
 from engine.training.metrics import Evaluation, Metrics, evaluation_file_content
+from engine.training.profile import Interruption, StepProfiler
 from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
 from engine.training.timing import Stopwatch, data_wait_share, gather_timings
@@ -88,6 +89,8 @@ class Trainer:
         )
         self._epoch_clock, self._first_step = Stopwatch(), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
+        self._profiler = StepProfiler(self.state, self.job.folder, self.cpu_group, self._clocks_stopped)
+        self._is_training = False
         self.collect_garbage: Callable[[], None] = lambda: None
 
     def start_run(self, warnings: Sequence[str]) -> None:
@@ -104,6 +107,7 @@ class Trainer:
     def end_run(self, outcome: Outcome) -> None:
         """Write the checkpoint of a stopped run, and wait for all ranks."""
         self.state.agreement.wait_pending()
+        self._profiler.interrupt(Interruption.STOP)
         if outcome == "stopped":
             self._checkpoint_writer.write_before_stop()
         self.finish_checkpoint()
@@ -116,6 +120,7 @@ class Trainer:
     def start_epoch(self) -> None:
         """Announce the epoch, collect garbage, and reset the clocks and the peak memory."""
         self._emit_phase("training")
+        self._is_training = True
         self.collect_garbage()
         self._epoch_clock, self._first_step = Stopwatch(), self.state.position.step_in_epoch
         reset_peak_memory(self.state.device)
@@ -124,6 +129,8 @@ class Trainer:
 
     def record_train_time(self) -> None:
         """Record how long training took in this epoch. Call after reading its metrics, which waits for the device."""
+        self._is_training = False
+        self._profiler.interrupt(Interruption.EPOCH_END)
         self._train_seconds = self._epoch_clock.seconds()
         self._timings = gather_timings(self.state.timer, self._train_seconds, self.cpu_group)
 
@@ -139,11 +146,15 @@ class Trainer:
         self._checkpoint_writer.poll()
         agreed = self.state.agreement(self._poll_requests)
         if self._checkpoint_writer.is_due(agreed):
+            self._profiler.interrupt(Interruption.CHECKPOINT)
             with self._clocks_stopped():
                 self._checkpoint_writer.serve(agreed)
         if agreed.paused and not agreed.stop:
+            self._profiler.interrupt(Interruption.PAUSE)
             with self._clocks_stopped():
                 agreed = self._pause(agreed)
+        if agreed.profile_steps != self._profiler.served_steps and self._is_training and not agreed.stop:
+            self._profiler.advance(agreed.profile_steps)
         return agreed.stop
 
     def _collect_garbage_if_due(self) -> None:

@@ -147,9 +147,8 @@ class DemoServer:
             ownership.renew_heartbeat()
             for request in consume_requests(run.folder.control):
                 checkpoints = counters.checkpoints
-                run.append(
-                    ControlEvent(request=request.request, by=request.by, outcome=counters.apply(request.request))
-                )
+                outcome = counters.apply(request.request, request.steps)
+                run.append(ControlEvent(request=request.request, by=request.by, outcome=outcome))
                 if counters.checkpoints > checkpoints:
                     path = f"checkpoints/step-{step:08d}.pt"
                     run.append(CheckpointSaved(path=path, step=step, epoch=epoch, asked=True))

@@ -46,21 +46,41 @@ def change_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_request_counters_say_what_each_request_changes() -> None:
     counters = RequestCounters()
     outcomes = [
-        ("continue", "not paused", [0, 0, 0, 0]),
-        ("checkpoint", "at the next step", [0, 1, 0, 0]),
-        ("pause", "at the next step", [0, 1, 1, 0]),
-        ("pause", "already paused", [0, 1, 1, 0]),
-        ("continue", "immediately", [0, 1, 2, 0]),
-        ("hold", "ignored: the run does not wait for GPUs", [0, 1, 2, 0]),
-        ("dance", "unknown request, ignored", [0, 1, 2, 0]),
-        ("stop", "at the next step, with a checkpoint", [1, 1, 2, 0]),
-        ("stop", "already requested", [1, 1, 2, 0]),
+        ("continue", "not paused", [0, 0, 0, 0, 0]),
+        ("checkpoint", "at the next step", [0, 1, 0, 0, 0]),
+        ("pause", "at the next step", [0, 1, 1, 0, 0]),
+        ("pause", "already paused", [0, 1, 1, 0, 0]),
+        ("continue", "immediately", [0, 1, 2, 0, 0]),
+        ("profile", "at the next training step", [0, 1, 2, 0, 10]),
+        ("profile", "at the next training step", [0, 1, 2, 0, 20]),
+        ("hold", "ignored: the run does not wait for GPUs", [0, 1, 2, 0, 20]),
+        ("dance", "unknown request, ignored", [0, 1, 2, 0, 20]),
+        ("stop", "at the next step, with a checkpoint", [1, 1, 2, 0, 20]),
+        ("stop", "already requested", [1, 1, 2, 0, 20]),
     ]
     for request, outcome, numbers in outcomes:
         assert (counters.apply(request), counters.to_list()) == (outcome, numbers)
         assert counters.paused == (request == "pause")
     counters.timed_checkpoints = 3
     assert RequestCounters.from_list(counters.to_list()) == counters
+
+
+@pytest.mark.parametrize("steps", [0, 101, -1, 1e3, "7", None, True])
+def test_profile_request_with_invalid_steps_is_refused(steps: object, control_folder: Path) -> None:
+    text = json.dumps({"request": "profile", "by": "me", "steps": steps})
+    (control_folder / "1.json").write_text(text)
+    [request] = consume_requests(control_folder)
+    counters = RequestCounters()
+    assert counters.apply(request.request, request.steps) == "refused: a profile has 1 to 100 steps"
+    assert counters == RequestCounters()
+
+
+def test_profile_request_carries_its_steps(control_folder: Path) -> None:
+    send_request(control_folder, "profile", steps=7)
+    [request] = consume_requests(control_folder)
+    counters = RequestCounters()
+    counters.apply(request.request, request.steps)
+    assert counters.profile_steps == 7
 
 
 def test_send_request_writes_documented_fields(control_folder: Path) -> None:

@@ -1,0 +1,238 @@
+"""Profiles of a run: `RUN/profile/step-NNNNNNNN/profile.json` beside the trace of each rank, `rank-N.json.gz`.
+
+`engine.training.profile` writes them on rank 0, `gputrain profile` and the screen read them. Another user may have
+written the file, so its size and all values are bounded, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.runs.folder import RunFolder
+from engine.utils.files import open_folder, open_regular_file, opened_folder, path_of_descriptor, replace_file
+
+PROFILE_FORMAT = 1
+RECORD_NAME = "profile.json"
+# Profiles that a run keeps; the oldest is deleted.
+MAX_PROFILES = 10
+MAX_RECORD_BYTES = 1 << 23
+MAX_RANKS, MAX_OPERATORS = 4096, 15
+# gzip makes a tenth of a trace, so a trace takes up to 300 MB of memory in the viewer.
+MAX_TRACE_BYTES = 32 << 20
+_FOLDER_NAME = re.compile(r"step-\d{8,12}")
+
+Part = Literal["data", "copy", "forward", "backward", "allreduce", "optimizer", "other"]
+PARTS: tuple[Part, ...] = ("data", "copy", "forward", "backward", "allreduce", "optimizer", "other")
+Source = Literal["kernels", "events", "host"]
+
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Name = Annotated[str, Field(max_length=1000)]
+
+
+class _Record(BaseModel):
+    """Base of the records: readers ignore fields that they do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class PartTime(_Record):
+    """Seconds per step of one part of a rank's steps."""
+
+    mean: Seconds
+    median: Seconds
+
+
+class Operator(_Record):
+    """One operator of torch: its own time, without the operators that it calls, over all profiled steps.
+
+    `share` is that time divided by the duration of the steps. On a GPU the time is that of its kernels.
+    """
+
+    name: Name
+    calls: Count
+    seconds: Seconds
+    share: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
+
+
+class InputTimes(_Record):
+    """Time of the input pipeline per stage over all profiled steps, summed over its threads or processes.
+
+    `queue_depth` is the mean number of batches that were ready when the rank took one.
+    """
+
+    seconds: Annotated[dict[Name, Seconds], Field(max_length=20)]
+    images: Count
+    queue_depth: Seconds
+
+
+class RankProfile(_Record):
+    """Where the time of one rank went.
+
+    `steps` are the durations of the profiled steps. The means of `parts` add up to the mean step. A part that is absent
+    is unknown: without kernels in the trace (`source` events), the all-reduce is in the backward pass. `unprofiled` is
+    the mean step shortly before the profiler was on, null if unknown.
+    """
+
+    rank: Count
+    host: Name = ""
+    device: Name = ""
+    source: Source
+    steps: Annotated[list[Seconds], Field(min_length=1, max_length=100)]
+    unprofiled: Seconds | None = None
+    parts: dict[Part, PartTime]
+    operators: Annotated[list[Operator], Field(max_length=MAX_OPERATORS)] = []
+    input: InputTimes | None = None
+    trace: Name = ""
+    """File name of the trace; "" if there is none."""
+    problem: Name = ""
+    """Why there is no trace; "" if there is one."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean duration of the steps."""
+        return sum(self.steps) / len(self.steps)
+
+    def mean(self, part: Part) -> float:
+        """Return the mean seconds of a part per step; 0 if it is unknown."""
+        return self.parts[part].mean if part in self.parts else 0.0
+
+    @property
+    def own_seconds(self) -> float:
+        """Mean duration of the steps without the wait for other ranks."""
+        return max(self.step_seconds - self.mean("allreduce"), 0.0)
+
+
+class Profile(_Record):
+    """Profile of `steps` optimizer steps from `step` on, of all ranks.
+
+    `requested` is the number of steps that was asked for, `note` says why there are fewer.
+    """
+
+    format: int = PROFILE_FORMAT
+    time: Annotated[float, Field(ge=0, lt=1 << 37)]
+    step: Count
+    epoch: Count
+    steps: Annotated[int, Field(ge=1, le=100)]
+    requested: Count
+    note: Name = ""
+    device_type: Literal["cpu", "cuda"]
+    batch_size: Count
+    ranks: Annotated[list[RankProfile], Field(min_length=1, max_length=MAX_RANKS)]
+
+
+class InvalidProfileError(Exception):
+    """A file is not a profile. The message is a clause that follows its name."""
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the folder of a profile whose first step is `step`."""
+    return f"step-{step:08d}"
+
+
+@contextmanager
+def new_profile_folder(run: RunFolder, step: int) -> Iterator[Path]:
+    """Create the folder of a profile and yield a path that leads to it. Deletes old profiles. Raises OSError.
+
+    A profile of the same step, which a resumed run repeats, is replaced.
+    """
+    with suppress(FileExistsError):
+        run.profiles.mkdir(0o755)
+    with opened_folder(run.profiles) as profiles:
+        _delete_old_profiles(profiles, MAX_PROFILES - 1, folder_name(step))
+        (profiles / folder_name(step)).mkdir(0o755)
+        with opened_folder(profiles / folder_name(step)) as folder:
+            yield folder
+
+
+def trace_name(rank: int) -> str:
+    """Return the name of the file with the trace of a rank."""
+    return f"rank-{rank}.json.gz"
+
+
+def write_trace(folder: Path, rank: int, trace: bytes) -> None:
+    """Write the trace of a rank to the folder of a profile. Raises OSError."""
+    replace_file(folder / trace_name(rank), lambda file: file.write(trace))
+
+
+def write_record(folder: Path, profile: Profile) -> None:
+    """Write a profile to its folder, after the traces: a folder without it is no profile. Raises OSError."""
+    text = profile.model_dump_json(indent=1)
+    replace_file(folder / RECORD_NAME, lambda file: file.write(text.encode()))
+
+
+def _delete_old_profiles(profiles: os.PathLike[str], kept: int, replaced: str) -> None:
+    """Delete all but the newest `kept` profiles, and the one with the name `replaced`. Raises OSError."""
+    handle = os.open(profiles, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        names = _names_by_age(handle)
+        older = [name for name in names if name != replaced]
+        for name in {*older[: max(len(older) - kept, 0)], *({replaced} & set(names))}:
+            # With a descriptor, rmtree follows no link.
+            shutil.rmtree(name, dir_fd=handle)
+    finally:
+        os.close(handle)
+
+
+def _names_by_age(profiles: int) -> list[str]:
+    """Return the names of the profiles in an open folder, the oldest first. Raises OSError."""
+    aged = []
+    for name in os.listdir(profiles):
+        if _FOLDER_NAME.fullmatch(name):
+            with suppress(OSError):
+                status = os.stat(name, dir_fd=profiles, follow_symlinks=False)
+                aged.append((status.st_mtime_ns, name))
+    return [name for _, name in sorted(aged)]
+
+
+def list_profiles(run: RunFolder) -> list[str]:
+    """Return the names of the profiles of a run, the newest first; none if they cannot be listed."""
+    try:
+        handle = open_folder(run.profiles)
+    except OSError:
+        return []
+    try:
+        return _names_by_age(handle)[::-1]
+    except OSError:
+        return []
+    finally:
+        os.close(handle)
+
+
+def read_profile(run: RunFolder, name: str) -> Profile:
+    """Return a profile by the name of its folder. Raises InvalidProfileError."""
+    if not _FOLDER_NAME.fullmatch(name):
+        raise InvalidProfileError("is not the name of a profile")
+    try:
+        with opened_folder(run.profiles) as profiles:
+            folder = open_folder(profiles / name)
+        try:
+            with open_regular_file(path_of_descriptor(folder) / RECORD_NAME, MAX_RECORD_BYTES) as file:
+                data = file.read(MAX_RECORD_BYTES)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise InvalidProfileError(f"cannot be read: {error.strerror or error}") from error
+    try:
+        profile = Profile.model_validate_json(data)
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise InvalidProfileError("is damaged") from error
+    if profile.format != PROFILE_FORMAT:
+        raise InvalidProfileError(f"has another format than {PROFILE_FORMAT}")
+    return profile
+
+
+def newest_profile(run: RunFolder) -> tuple[str, Profile] | None:
+    """Return the newest profile of a run that can be read, and its name; None if there is none."""
+    for name in list_profiles(run):
+        with suppress(InvalidProfileError):
+            return name, read_profile(run, name)
+    return None

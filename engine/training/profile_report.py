@@ -1,0 +1,263 @@
+"""Compute where the time of profiled steps went, gather it from all ranks, and write the profile on rank 0.
+
+`engine.training.profile` records the steps, `engine.runs.profile_file` defines the files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.profiler import profile
+
+from engine.distributed.collectives import gather_bytes
+from engine.distributed.watchdog import Phase
+from engine.runs.folder import RunFolder
+from engine.runs.profile_file import (
+    MAX_OPERATORS,
+    MAX_TRACE_BYTES,
+    PARTS,
+    InputTimes,
+    Operator,
+    PartTime,
+    Profile,
+    RankProfile,
+    Source,
+    folder_name,
+    new_profile_folder,
+    trace_name,
+    write_record,
+    write_trace,
+)
+from engine.runs.sinks import describe_error
+from engine.training.profile_timeline import (
+    Activity,
+    StepParts,
+    cpu_parts,
+    gpu_parts,
+    host_steps,
+    operator_seconds,
+)
+from engine.training.rank_state import RankState
+from engine.training.step_marks import StepMarks
+from engine.utils.files import parse_json
+
+# Other ranks have no trace, so that the profile of hundreds of ranks stays small.
+MAX_TRACES = 16
+# Calls of the CUDA runtime and driver, such as cudaLaunchKernel and cuLaunchKernelEx.
+_LAUNCH_NAME = re.compile(r"cu(da)?[A-Z]")
+
+
+class ProfileError(Exception):
+    """No profile could be taken. The message says why in a clause."""
+
+
+@dataclass
+class Recording:
+    """What one rank records: the events of torch's profiler, and the marks of the steps.
+
+    `problem` says why the profiler does not work, "" if it does. The first `warmup_steps` are not part of the profile.
+    `unprofiled` is the mean step without the profiler in seconds.
+    """
+
+    profiler: profile
+    marks: StepMarks
+    problem: str = ""
+    warmup_steps: int = 0
+    unprofiled: float | None = None
+    input: InputTimes | None = None
+
+    def start(self) -> None:
+        try:
+            self.profiler.start()
+        except Exception as error:
+            self.problem = describe_error(error)
+
+    def stop(self) -> None:
+        if not self.problem:
+            try:
+                self.profiler.stop()
+            except Exception as error:
+                self.problem = describe_error(error)
+
+    def events(self) -> Sequence[Any]:
+        """Return the events of torch's profiler, without the tree that torch builds of them in Python."""
+        if self.problem or self.profiler.profiler is None or self.profiler.profiler.kineto_results is None:
+            return []
+        return self.profiler.profiler.kineto_results.events()
+
+
+def write_profile(
+    state: RankState,
+    folder: RunFolder | None,
+    cpu_group: dist.ProcessGroup,
+    recording: Recording,
+    requested: int,
+    note: str,
+) -> str:
+    """Write the profile of all ranks on rank 0; return its folder, relative to the run. A collective.
+
+    Raises ProfileError on rank 0 if it cannot be written.
+    """
+    state.enter_phase(Phase.PROFILE)
+    mine, trace = _profile_of_rank(recording, state)
+    gathered = gather_bytes(mine.encode(), cpu_group)
+    traces = _gather_traces(trace, state, cpu_group)
+    if dist.get_rank() != 0:
+        return ""
+    ranks, problems = list[RankProfile](), list[str]()
+    for rank, data in enumerate(gathered):
+        try:
+            ranks.append(RankProfile.model_validate_json(data))
+        except ValueError:
+            problems.append(f"rank {rank} has no profile: {(parse_json(data) or {}).get('problem', 'invalid data')}")
+    if not ranks or folder is None:
+        raise ProfileError("; ".join(problems[:1]) or "the run has no folder")
+    position, steps = state.position, len(ranks[0].steps)
+    result = Profile(
+        time=time.time(),
+        step=position.step - steps + 1,
+        epoch=position.epoch,
+        steps=steps,
+        requested=requested,
+        note="; ".join(filter(None, [note, *problems])),
+        device_type="cuda" if state.device.type == "cuda" else "cpu",
+        batch_size=state.sampler.batch_size,
+        ranks=ranks,
+    )
+    try:
+        with new_profile_folder(folder, result.step) as path:
+            for rank, data in traces.items():
+                write_trace(path, rank, data)
+            write_record(path, result)
+    except OSError as error:
+        raise ProfileError(f"the profile cannot be written: {describe_error(error)}") from error
+    return f"{folder.profiles.name}/{folder_name(result.step)}"
+
+
+def _gather_traces(trace: bytes, state: RankState, cpu_group: dist.ProcessGroup) -> dict[int, bytes]:
+    """Return the traces of the first ranks on rank 0, nothing on other ranks. A collective of these ranks.
+
+    One rank after the other: a gather would pad all of them to the longest.
+    """
+    rank, traces = dist.get_rank(), {0: trace}
+    for sender in range(1, min(dist.get_world_size(), MAX_TRACES)):
+        state.enter_phase(Phase.PROFILE)
+        size = torch.tensor([len(trace)])
+        if rank == sender:
+            dist.send(size, 0, group=cpu_group)
+            if trace:
+                dist.send(torch.frombuffer(bytearray(trace), dtype=torch.uint8), 0, group=cpu_group)
+        elif rank == 0:
+            dist.recv(size, sender, group=cpu_group)
+            received = torch.empty(int(size), dtype=torch.uint8)
+            if len(received):
+                dist.recv(received, sender, group=cpu_group)
+            traces[sender] = received.numpy().tobytes()
+    return {sender: data for sender, data in traces.items() if data} if rank == 0 else {}
+
+
+def _profile_of_rank(recording: Recording, state: RankState) -> tuple[str, bytes]:
+    """Return the profile of this rank as JSON, or its problem, and its trace."""
+    rank = dist.get_rank()
+    try:
+        if recording.problem:
+            raise ProfileError(recording.problem)
+        profiled = _analyze(recording, state)
+        trace, problem = b"", f"only the first {MAX_TRACES} ranks have a trace"
+        if rank < MAX_TRACES:
+            trace, problem = _export_trace(recording.profiler)
+        name = "" if problem else trace_name(rank)
+        return profiled.model_copy(update={"trace": name, "problem": problem}).model_dump_json(), trace
+    # A profile must not end the run, and the other ranks wait for this one.
+    except Exception as error:
+        return json.dumps({"problem": str(error) if isinstance(error, ProfileError) else describe_error(error)}), b""
+
+
+def _analyze(recording: Recording, state: RankState) -> RankProfile:
+    """Return where the time of this rank went. Raises ProfileError if the trace does not tell."""
+    device, thread = state.device, threading.get_native_id()
+    activities = read_activities(recording.events(), device.index or 0)
+    steps = host_steps(activities, recording.marks.uninterrupted)[recording.warmup_steps :]
+    if not steps:
+        raise ProfileError("the trace has no steps")
+    source: Source = "host"
+    parts: list[StepParts] | None = None
+    if device.type == "cuda":
+        source, parts = "kernels", gpu_parts(steps, activities, thread)
+        if parts is None:
+            # Without CUPTI, such as in a container without permission or beside another profiler.
+            source, parts = "events", recording.marks.event_parts()[recording.warmup_steps :]
+    parts = cpu_parts(steps, activities, thread, has_allreduce=dist.get_world_size() > 1) if parts is None else parts
+    known = [part for part in PARTS if source != "events" or part not in ("allreduce", "copy")]
+    durations = [sum(step.values()) / 1e9 for step in parts]
+    rows = operator_seconds(activities, steps[0].start, steps[-1].end, on_device=source == "kernels")
+    return RankProfile(
+        rank=dist.get_rank(),
+        host=socket.gethostname(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        source=source,
+        steps=durations,
+        unprofiled=recording.unprofiled,
+        parts={part: _part_time([step[part] / 1e9 for step in parts]) for part in known},
+        operators=[
+            Operator(name=name[:1000], calls=calls, seconds=seconds, share=seconds / max(sum(durations), 1e-9))
+            for name, calls, seconds in rows[:MAX_OPERATORS]
+        ],
+        input=recording.input,
+    )
+
+
+def _part_time(seconds: Sequence[float]) -> PartTime:
+    return PartTime(mean=statistics.fmean(seconds), median=statistics.median(seconds))
+
+
+def read_activities(events: Iterable[Any], device_index: int) -> list[Activity]:
+    """Convert the events of torch's profiler, without those of other devices and of threads of their own."""
+    events = list(events)
+    annotations = {event.name() for event in events if event.is_user_annotation()}
+    activities = []
+    for event in events:
+        name, start = event.name(), event.start_ns()
+        end = start + event.duration_ns()
+        if event.is_async():
+            continue
+        lane, link = event.device_resource_id(), event.correlation_id()
+        if event.device_type() == DeviceType.CPU:
+            is_launch = _LAUNCH_NAME.match(name) is not None and name not in annotations
+            activities.append(Activity(name, "launch" if is_launch else "host", lane, start, end, link))
+        elif event.device_index() == device_index and name not in annotations:
+            # The marks appear on the device, too.
+            activities.append(Activity(name, "device", lane, start, end, link, event.linked_correlation_id()))
+    return activities
+
+
+def _export_trace(profiler: profile) -> tuple[bytes, str]:
+    """Return the trace, compressed, and why there is none, "" if there is one."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="gputrain-profile-") as folder:
+            path, compressed = Path(folder) / "trace.json", BytesIO()
+            profiler.export_chrome_trace(str(path))
+            # Level 1 takes a third of the time of level 9, for a file that is a quarter larger.
+            with path.open("rb") as file, gzip.GzipFile("", "wb", 1, compressed) as archive:
+                shutil.copyfileobj(file, archive, 1 << 20)
+    except (OSError, RuntimeError) as error:
+        return b"", f"the trace cannot be exported: {describe_error(error)}"
+    if compressed.tell() > MAX_TRACE_BYTES:
+        return b"", f"the trace has {compressed.tell() >> 20} MiB; at most {MAX_TRACE_BYTES >> 20} are kept"
+    return compressed.getvalue(), ""

@@ -1,0 +1,109 @@
+"""Mark the phases of profiled steps, in the trace of torch.profiler and with CUDA events.
+
+`loop.train_step` calls `StepMarks` while `RankState.step_marks` is set, and `MarkingTimer` stands in for the timer of
+the rank. Otherwise a step costs nothing more than reading that attribute.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch.autograd.profiler import record_function
+
+from engine.runs.profile_file import PARTS, Part
+from engine.training.profile_timeline import MARK_PREFIX, STEP_MARK, StepParts
+from engine.training.timing import PhaseTimer
+
+
+class StepMarks:
+    """Marks of consecutive steps. A phase lasts to the next `begin` or to the end of the step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._step: record_function | None = None
+        self._phase: record_function | None = None
+        self._events: list[list[tuple[Part, torch.cuda.Event]]] = []
+        self.uninterrupted: list[bool] = []
+        """For each step, whether the next step follows it at once."""
+
+    @property
+    def count(self) -> int:
+        """Number of completed steps."""
+        return len(self.uninterrupted)
+
+    def begin_step(self, step: int) -> None:
+        self._step = record_function(f"{STEP_MARK} {step}")
+        self._step.__enter__()
+        self._events.append([])
+        self.begin("other")
+
+    def begin(self, phase: Part) -> None:
+        self._end_phase()
+        self._phase = record_function(f"{MARK_PREFIX}{phase}")
+        self._phase.__enter__()
+        if self._is_cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events[-1].append((phase, event))
+
+    def _end_phase(self) -> None:
+        if self._phase is not None:
+            self._phase.__exit__(None, None, None)
+            self._phase = None
+
+    def end_step(self) -> None:
+        if self._is_cuda:
+            # Marks the end of the last phase.
+            self.begin("other")
+        self._end_phase()
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+        self.uninterrupted.append(True)
+
+    def interrupt(self) -> None:
+        """Let the latest step end before what follows it, such as a checkpoint."""
+        if self.uninterrupted:
+            self.uninterrupted[-1] = False
+
+    def event_parts(self) -> list[StepParts]:
+        """Return the parts of each step in nanoseconds by the CUDA events, for a trace without kernels.
+
+        They include the all-reduce in the backward pass. Call after synchronizing the device.
+        """
+        result = []
+        for index, marks in enumerate(self._events[: self.count]):
+            parts: StepParts = dict.fromkeys(PARTS, 0)
+            if self.uninterrupted[index] and index + 1 < self.count:
+                marks = [*marks, self._events[index + 1][0]]
+            for (phase, event), (_, following) in pairwise(marks):
+                parts[phase] += round(event.elapsed_time(following) * 1e6)
+            result.append(parts)
+        return result
+
+
+class MarkingTimer(PhaseTimer):
+    """A timer that also marks the phases that it times."""
+
+    def __init__(self, timer: PhaseTimer, marks: StepMarks) -> None:
+        self._timer, self._marks = timer, marks
+
+    def start_epoch(self) -> None:
+        self._timer.start_epoch()
+
+    def start_data_wait(self) -> None:
+        self._marks.begin("data")
+        self._timer.start_data_wait()
+
+    def end_data_wait(self) -> float:
+        seconds = self._timer.end_data_wait()
+        self._marks.begin("forward")
+        return seconds
+
+    def end_forward(self) -> None:
+        self._timer.end_forward()
+        self._marks.begin("backward")
+
+    def seconds(self) -> tuple[float, float]:
+        return self._timer.seconds()
