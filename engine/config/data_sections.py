@@ -10,11 +10,11 @@ from engine.config.section import FloatPair, Floats, Section, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 # Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.encoded`.
-ENCODED_DATASETS = ("folder",)
+ENCODED_DATASETS = ("folder", "packed")
 Fit = Literal["crop", "squash"]
 Shuffle = Literal["full", "blocks"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "fake"]
+DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "packed", "fake"]
 
 
 class DataConfig(Section):
@@ -22,12 +22,15 @@ class DataConfig(Section):
 
     dataset: DatasetName | UserCodePath = Field(
         "digits",
-        description="Dataset: digits, mnist, fashion-mnist, cifar10, cifar100, folder or fake (random images). User "
-        "code (module:name) is called with train, then with val, and returns a dataset of (image, label) pairs. Images "
-        "that are floating-point tensors (C x H x W) may have any number of channels; the dataset normalizes them.",
+        description="Dataset: digits, mnist, fashion-mnist, cifar10, cifar100, folder, packed (a file of "
+        "gputrain pack) or fake (random images). User code (module:name) is called with train, then with val, and "
+        "returns a dataset of (image, label) pairs. Images that are floating-point tensors (C x H x W) may have any "
+        "number of channels; the dataset normalizes them.",
     )
     path: Text | None = Field(
-        None, title="data folder", description="Folder of the dataset. Not needed for digits and fake."
+        None,
+        title="data folder",
+        description="Folder of the dataset, or the file for packed. Not needed for digits and fake.",
     )
     download: bool = Field(False, description="Download a missing torchvision dataset, or data.archive, to data.path.")
     archive: Literal["flower-photos"] | None = Field(
@@ -69,7 +72,7 @@ class DataConfig(Section):
         None,
         ge=1,
         description="Height and width of the training images in pixels. Default: that of pretrained "
-        "weights or of the dataset; 224 for folder.",
+        "weights or of the dataset; 224 for folder and packed.",
     )
     val_resize: int | None = Field(
         None,
@@ -97,7 +100,8 @@ class DataConfig(Section):
         "lanczos. Default: that of pretrained weights; else bilinear.",
     )
     channels: Literal[1, 3] | None = Field(
-        None, description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder."
+        None,
+        description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder and packed.",
     )
     num_classes: int | None = Field(
         None,

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
+
+# A list of a million names would take more memory than their dataset leaves in a process.
+CHUNK_NAMES = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,13 @@ class Fingerprint:
     sizes: str = ""
 
 
-def hash_names(names: Sequence[str]) -> str:
-    # No file name contains a null byte.
-    return hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()
+def hash_names(names: Iterable[str]) -> str:
+    """Return the SHA-256 of the names, separated by null bytes, which no file name contains."""
+    digest, remaining, separator = hashlib.sha256(), iter(names), b""
+    while chunk := list(islice(remaining, CHUNK_NAMES)):
+        digest.update(separator + os.fsencode("\0".join(chunk)))
+        separator = b"\0"
+    return digest.hexdigest()
 
 
 def hash_integers(values: NDArray[np.integer]) -> str:

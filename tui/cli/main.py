@@ -23,6 +23,7 @@ from tui.cli.lr_find import app as lr_find_app
 from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
 from tui.cli.notify import app as notify_app
+from tui.cli.pack import app as pack_app
 from tui.cli.queue import app as queue_app
 from tui.cli.report import app as report_app
 from tui.cli.run_labels import app as run_list_app
@@ -56,6 +57,7 @@ for commands in (
     sweep_app,
     lr_find_app,
     data_app,
+    pack_app,
     models_app,
     bench_app,
     run_list_app,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.config.data_sections import DataConfig
 from engine.data.fingerprint import Fingerprint, hash_integers, hash_names
-from engine.data.sampler import Part, stratified_split
+from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.base import ImageFormat, Labels, format_from_config
 from engine.data.sources.decoded_cache import file_stamp
 from engine.data.sources.encoded import EncodedImage, EncodedSource
@@ -43,6 +43,19 @@ IMAGENET_RGB_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_GRAY_STATS = ((0.449,), (0.226,))
 # Names of dataset splits. A folder with only these subfolders has no class folders.
 PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
+
+
+@dataclass(frozen=True)
+class FolderScan:
+    """The readable images of a folder, before a split: `paths` relative to the folder, labels, sizes in bytes, and
+    modification times in nanoseconds. Without a folder `val`, all of them are in the part train."""
+
+    classes: tuple[str, ...]
+    paths: dict[Part, tuple[str, ...]]
+    labels: dict[Part, Labels]
+    sizes: dict[Part, NDArray[np.int64]]
+    mtimes_ns: dict[Part, NDArray[np.int64]]
+    skipped: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -93,8 +106,28 @@ class FolderSource(EncodedSource):
 def open_folder(data: DataConfig, seed: int) -> FolderSource:
     """Scan a folder and split it into training and validation images. Raises UsageError with every problem found."""
     root = Path(str(data.path))
+    scan = scan_folder(root, allow_empty=data.allow_empty)
+    paths, labels, sizes = scan.paths, scan.labels, scan.sizes
+    if "val" not in paths:
+        rows: dict[Part, Indices] = dict(
+            zip(PARTS, stratified_split(labels["train"], data.val_split, seed), strict=True)
+        )
+        paths = {part: tuple(scan.paths["train"][row] for row in rows[part]) for part in PARTS}
+        labels = {part: scan.labels["train"][rows[part]] for part in PARTS}
+        sizes = {part: scan.sizes["train"][rows[part]] for part in PARTS}
+    return FolderSource(str(root), encoded_format(data), scan.classes, paths, labels, sizes, scan.skipped)
+
+
+def encoded_format(data: DataConfig) -> ImageFormat:
+    """Return the format of encoded images, which have no size of their own. Raises UsageError."""
+    mean, std = IMAGENET_RGB_STATS if (data.channels or 3) == 3 else IMAGENET_GRAY_STATS
+    return format_from_config(data, ImageFormat(DEFAULT_IMAGE_SIZE, 3, mean, std))
+
+
+def scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
+    """Find the readable images of a folder. Raises UsageError with every problem found, among them empty classes."""
     with _usage_error_on_os_error(root):
-        return _scan_folder(root, data, seed)
+        return _scan_folder(root, allow_empty=allow_empty)
 
 
 def class_names(data: DataConfig) -> tuple[str, ...]:
@@ -141,45 +174,39 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     return parts, classes
 
 
-def _scan_folder(root: Path, data: DataConfig, seed: int) -> FolderSource:
+def _scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
     parts, classes = _find_parts(root)
     problems: list[Problem] = []
     skipped: list[str] = []
     paths: dict[Part, tuple[str, ...]] = {}
     labels: dict[Part, Labels] = {}
-    sizes: dict[Part, NDArray[np.int64]] = {}
+    stamps: dict[Part, NDArray[np.int64]] = {}
     for part, folder in parts.items():
         unknown = sorted(set(_subfolders(folder)) - set(classes))
         problems += [Problem("data.path", f"{folder / name} is not a class of {parts['train']}") for name in unknown]
         empty: list[tuple[Path, list[str]]] = []
-        part_paths, part_labels, part_sizes = list[str](), list[int](), list[int]()
+        part_paths, part_labels, part_stamps = list[str](), list[int](), list[list[int]]()
         for label, name in enumerate(classes):
-            sizes_by_path, unreadable = _readable_images(folder / name)
+            stamps_by_path, unreadable = _readable_images(folder / name)
             skipped += [f"{path.relative_to(root)} ({reason})" for path, reason in unreadable]
-            if not sizes_by_path and (part == "train" or (folder / name).is_dir()):
+            if not stamps_by_path and (part == "train" or (folder / name).is_dir()):
                 empty.append((folder / name, [f"{path.name}: {reason}" for path, reason in unreadable]))
-            part_paths += [str(path.relative_to(root)) for path in sizes_by_path]
-            part_labels += [label] * len(sizes_by_path)
-            part_sizes += sizes_by_path.values()
+            part_paths += [str(path.relative_to(root)) for path in stamps_by_path]
+            part_labels += [label] * len(stamps_by_path)
+            part_stamps += stamps_by_path.values()
         if not part_paths:
             other = f"delete this folder to split {parts['train']}" if part == "val" else "set another data.path"
             reason = f"{folder} contains no readable image{_list_files([file for _, files in empty for file in files])}"
             problems.append(Problem("data.path", reason, f"add images, or {other}"))
-        elif empty and not data.allow_empty:
+        elif empty and not allow_empty:
             problems.append(_empty_class_problem(empty))
         paths[part], labels[part] = tuple(part_paths), np.array(part_labels, np.int64)
-        sizes[part] = np.array(part_sizes, np.int64)
+        stamps[part] = np.array(part_stamps, np.int64).reshape(-1, 2)
     if problems:
         raise UsageError(problems)
-    if "val" not in parts:
-        all_paths, all_labels, all_sizes = paths["train"], labels["train"], sizes["train"]
-        train, val = stratified_split(all_labels, data.val_split, seed)
-        paths = {"train": tuple(all_paths[index] for index in train), "val": tuple(all_paths[index] for index in val)}
-        labels = {"train": all_labels[train], "val": all_labels[val]}
-        sizes = {"train": all_sizes[train], "val": all_sizes[val]}
-    mean, std = IMAGENET_RGB_STATS if (data.channels or 3) == 3 else IMAGENET_GRAY_STATS
-    image_format = format_from_config(data, ImageFormat(DEFAULT_IMAGE_SIZE, 3, mean, std))
-    return FolderSource(str(root), image_format, classes, paths, labels, sizes, tuple(skipped))
+    sizes = {part: stamps[part][:, 0] for part in stamps}
+    mtimes_ns = {part: stamps[part][:, 1] for part in stamps}
+    return FolderScan(classes, paths, labels, sizes, mtimes_ns, tuple(skipped))
 
 
 def _empty_class_problem(empty: Sequence[tuple[Path, Sequence[str]]]) -> Problem:
@@ -205,9 +232,9 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
         return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
 
 
-def _readable_images(folder: Path) -> tuple[dict[Path, int], list[tuple[Path, str]]]:
-    """Return the size of each readable image at any depth below a folder, sorted by path, and the other files with the
-    reason.
+def _readable_images(folder: Path) -> tuple[dict[Path, list[int]], list[tuple[Path, str]]]:
+    """Return size and time of modification of each readable image at any depth below a folder, sorted by path, and the
+    other files with the reason.
 
     Readable files are recorded in the user's cache by size and modification time, and checked again only after a
     change. Unreadable files are checked each time, because they may have been repaired.
@@ -227,8 +254,9 @@ def _readable_images(folder: Path) -> tuple[dict[Path, int], list[tuple[Path, st
     if len(readable) != len(recorded) or any(reason is None for reason in reasons.values()):
         with suppress(OSError):
             write_user_json(cache_folder(), cache, {str(path): stamps[path] for path in readable if path in stamps})
-    sizes = {path: stamps[path][0] if path in stamps else 0 for path in readable}
-    return sizes, [(path, reason) for path in files if (reason := reasons.get(path))]
+    return {path: stamps.get(path, [0, 0]) for path in readable}, [
+        (path, reason) for path in files if (reason := reasons.get(path))
+    ]
 
 
 def record_name(folder: Path) -> str:

@@ -29,6 +29,10 @@ def open_source(config: Config) -> ImageSource:
         from engine.data.sources.folder import open_folder
 
         return open_folder(data, seed)
+    if data.dataset == "packed":
+        from engine.data.sources.packed import open_packed
+
+        return open_packed(data, seed)
     if is_user_code(data.dataset):
         from engine.data.sources.user_dataset import open_user_dataset
 
@@ -38,6 +42,10 @@ def open_source(config: Config) -> ImageSource:
 
 def read_class_names(data: DataConfig) -> tuple[str, ...]:
     """Return the class names of one of the ENCODED_DATASETS without opening any image. Raises UsageError."""
+    if data.dataset == "packed":
+        from engine.data.sources.packed import packed_class_names
+
+        return packed_class_names(data)
     from engine.data.sources.folder import class_names
 
     return class_names(data)

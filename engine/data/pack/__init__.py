@@ -1,0 +1,1 @@
+"""Packed sets: all images of a folder in one file, with an index and checksums. `gputrain pack` writes them."""

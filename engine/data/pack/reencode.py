@@ -1,0 +1,66 @@
+"""Re-encode an image of a packed set as a JPEG that loads fast: small, baseline, upright, with restart markers.
+
+Restart markers let a decoder start within the file, so that `engine.data.sources.jpeg` reads only the part of a row of
+blocks that a crop needs. They make a file less than 1% larger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from io import BytesIO
+from typing import Any
+
+from PIL import Image, features
+
+from engine.data.sources.image import convert_mode, rotate_upright
+from engine.data.sources.image_file import decoding, open_image
+
+DEFAULT_QUALITY = 90
+# MCUs (blocks that a JPEG codes together, 16 x 16 pixels with 4:2:0) between two restart markers.
+RESTART_INTERVAL_MCUS = 4
+_MCU_PIXELS = {"L": 8, "RGB": 16}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How images are re-encoded. Without `max_side`, at full scale."""
+
+    max_side: int | None = None
+    quality: int = DEFAULT_QUALITY
+
+
+def describe_encoding(encoding: Encoding | None) -> dict[str, Any] | None:
+    """Return what the content of a packed image depends on besides its file: the same gives the same bytes."""
+    if encoding is None:
+        return None
+    return {**asdict(encoding), "pillow": version("pillow"), "libjpeg": str(features.version("jpg"))}
+
+
+def reencode(data: bytes, encoding: Encoding) -> bytes:
+    """Return an image as a JPEG: grayscale or RGB, transparent pixels on white, without EXIF data and color profile.
+
+    The training ignores color profiles. Raises UnusableImageError, and the errors of Pillow's decoders.
+    """
+    with open_image(data) as image, decoding(image):
+        upright = rotate_upright(image)
+        is_gray = upright.mode in ("1", "L", "LA", "La") or upright.mode.startswith("I")
+        picture = convert_mode(upright, "L" if is_gray else "RGB")
+        longer = max(picture.size)
+        if encoding.max_side is not None and longer > encoding.max_side:
+            width, height = (max(round(side * encoding.max_side / longer), 1) for side in picture.size)
+            picture = picture.resize((width, height), Image.Resampling.LANCZOS)
+        buffer = BytesIO()
+        interval = restart_interval(-(-picture.width // _MCU_PIXELS[picture.mode]))
+        # An empty comment replaces the comment of the original.
+        picture.save(buffer, "JPEG", quality=encoding.quality, restart_marker_blocks=interval, comment=b"")
+    return buffer.getvalue()
+
+
+def restart_interval(mcus_per_row: int) -> int:
+    """Return the divisor of the MCUs in a row that is nearest to RESTART_INTERVAL_MCUS, or all of a prime number.
+
+    With another number, the MCUs between two markers would belong to two rows.
+    """
+    divisors = [number for number in range(2, mcus_per_row + 1) if mcus_per_row % number == 0] or [1]
+    return min(divisors, key=lambda number: (abs(number - RESTART_INTERVAL_MCUS), number))

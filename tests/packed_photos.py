@@ -1,0 +1,50 @@
+"""Photos of several formats in an image folder, and packed sets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image
+
+from engine.data.pack.partial import SYNC_BYTES
+from engine.data.pack.reencode import Encoding
+from engine.data.pack.writer import PackProgress, PackRequest, PackSummary, write_pack
+
+NUM_PHOTOS = 24
+
+
+def write_photos(root: Path, *, validation: bool = False) -> Path:
+    """Write JPEG files, some of them rotated by EXIF, and PNG files with transparency, of two classes."""
+    rng = np.random.default_rng(0)
+    for number in range(NUM_PHOTOS):
+        part = ("train", "val")[number % 4 == 3] if validation else ""
+        folder = root / part / ("cat", "dog")[number // 2 % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        blocks = Image.fromarray(rng.integers(0, 256, (6, 8, 4), np.uint8))
+        photo = blocks.resize((60 + number, 50), Image.Resampling.BICUBIC)
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6 if number % 5 == 0 else 1
+        if number % 6 == 0:
+            photo.save(folder / f"{number}.png")
+        else:
+            photo.convert("RGB").save(folder / f"{number}.jpg", quality=92, exif=exif, comment=b"by me")
+    return root
+
+
+def pack_photos(
+    photos: Path,
+    output: Path,
+    encoding: Encoding | None = None,
+    *,
+    workers: int = 2,
+    force: bool = False,
+    allow_empty: bool = False,
+    sync_bytes: int = SYNC_BYTES,
+    on_progress: Callable[[PackProgress], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> PackSummary:
+    request = PackRequest(photos, output, encoding, workers, allow_empty, force, sync_bytes)
+    return write_pack(request, on_progress, notify, should_stop)
