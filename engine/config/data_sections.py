@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.config.section import FloatPair, Floats, Section, Text, UserCodePath
+from engine.config.section import FloatPair, Floats, Section, SizeSchedule, Text, UserCodePath
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 # Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.encoded`.
@@ -73,6 +73,13 @@ class DataConfig(Section):
         ge=1,
         description="Height and width of the training images in pixels. Default: that of pretrained "
         "weights or of the dataset; 224 for folder and packed.",
+    )
+    size_schedule: SizeSchedule = Field(
+        (),
+        title="progressive size",
+        description="Sizes of the training images instead of data.image_size, each with the epoch from which it "
+        "applies (progressive resizing). Example: [160@1, 192@13]. Evaluation uses data.val_crop; else "
+        "data.image_size; else the largest of these sizes.",
     )
     val_resize: int | None = Field(
         None,
@@ -155,6 +162,17 @@ class DataConfig(Section):
         if self.path is None and self.dataset == "folder" and self.download and self.archive is not None:
             return f"data/{self.archive}"
         return self.path
+
+    @property
+    def epoch_sizes(self) -> tuple[tuple[int, int], ...]:
+        """`size_schedule` as pairs of a first epoch, from 1, and the size from there on."""
+        pairs = (entry.split("@") for entry in self.size_schedule)
+        return tuple((int(epoch), int(size)) for size, epoch in pairs)
+
+    @property
+    def max_train_size(self) -> int | None:
+        """Largest size of the training images; None if the dataset or pretrained weights decide."""
+        return max((size for _, size in self.epoch_sizes), default=self.image_size)
 
     @property
     def numeric_batch_size(self) -> int:

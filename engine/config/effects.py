@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from engine.config.data_sections import IMAGE_FILE_DATASETS
 from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
-from engine.config.rules import ANY_USER_CODE, DEPENDS_ON
+from engine.config.rules import ANY_USER_CODE, DEPENDS_ON, key_of_original_size
 from engine.config.schema import UNSTORED_KEYS, Config, fields, sections
 from engine.config.user_code import is_user_code, user_code_names
 
@@ -177,7 +177,7 @@ def _on_square(config: Config) -> str:
 
 def _without_resize(config: Config) -> str:
     data, sizes = config.data, {config.data.val_crop, config.data.val_resize}
-    if data.dataset not in SQUARE_DATASETS or config.augment.resized_crop:
+    if data.dataset not in SQUARE_DATASETS or key_of_original_size(config) is not None:
         return ""
     # The images of the dataset fake are generated in the training size.
     own_size = None if data.dataset != "fake" else data.image_size
@@ -228,7 +228,10 @@ _RULES = (
     _Rule("data.fit", ("data.dataset",), _on_square),
     _Rule(
         "data.interpolation",
-        ("data.dataset", "data.image_size", "data.val_crop", "data.val_resize", "augment.resized_crop"),
+        (
+            *("data.dataset", "data.image_size", "data.val_crop", "data.val_resize"),
+            *("augment.resized_crop", "data.size_schedule"),
+        ),
         _without_resize,
     ),
     _Rule("augment.saturation", ("data.dataset", "data.channels"), _on_grayscale),

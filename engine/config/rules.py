@@ -117,13 +117,17 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
             f"memory does not support {data.dataset}: user datasets may generate items at random; use stream or auto"
         )
         yield Problem("data.pipeline", reason, others=("data.dataset",))
-    if data.pipeline == "memory" and data.dataset in ENCODED_DATASETS and config.augment.resized_crop:
+    if (
+        data.pipeline == "memory"
+        and data.dataset in ENCODED_DATASETS
+        and (key := key_of_original_size(config)) is not None
+    ):
         reason = (
-            "memory holds images at the model's input size, but augment.resized_crop crops images at their original "
-            "size; use stream or auto"
+            f"memory holds images at the model's input size, but {key} {ORIGINAL_SIZE_REASONS[key]}; use stream or auto"
         )
-        yield Problem("data.pipeline", reason, others=("data.dataset", "augment.resized_crop"))
-    val_size = data.val_crop or data.image_size
+        yield Problem("data.pipeline", reason, others=("data.dataset", key))
+    yield from _size_schedule_conflicts(config)
+    val_size = data.val_crop or data.image_size or data.max_train_size
     if data.val_resize is not None and val_size is not None and data.val_resize < val_size:
         yield val_resize_problem(data.val_resize, val_size)
     for key in ("mean", "std"):
@@ -133,6 +137,33 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
             yield Problem(f"data.{key}", reason, others=("data.channels",))
     if data.std is not None and min(data.std) <= 0:
         yield Problem("data.std", "must be greater than 0 for each channel")
+
+
+# Keys that use the original size of an image in each epoch, and why.
+ORIGINAL_SIZE_REASONS = {
+    "augment.resized_crop": "crops images at their original size",
+    "data.size_schedule": "resizes images from their original size",
+}
+
+
+def key_of_original_size(config: Config) -> str | None:
+    """Return the key that uses the original size of the training images in each epoch; None if none does."""
+    if config.augment.resized_crop:
+        return "augment.resized_crop"
+    return "data.size_schedule" if config.data.size_schedule else None
+
+
+def _size_schedule_conflicts(config: Config) -> Iterator[Problem]:
+    key, epochs = "data.size_schedule", [epoch for epoch, _ in config.data.epoch_sizes]
+    if not epochs:
+        return
+    if epochs[0] != 1:
+        yield Problem(key, f"must begin with the size of epoch 1, such as 160@1, not with that of epoch {epochs[0]}")
+    if epochs != sorted(set(epochs)):
+        yield Problem(key, "must have its epochs in increasing order, such as [160@1, 192@13]")
+    elif epochs[-1] > config.run.epochs:
+        reason = f"epoch {epochs[-1]} is not reached: run.epochs is {config.run.epochs}; use smaller epochs"
+        yield Problem(key, reason, others=("run.epochs",))
 
 
 def val_resize_problem(val_resize: int, val_size: int) -> Problem:

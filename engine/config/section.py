@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -87,6 +88,21 @@ def _as_run_name(name: str) -> str:
     return name
 
 
+def _as_sizes(value: object) -> object:
+    """Parse `160@1,192@13`, `[160@1, 192@13]` and None to a list of text."""
+    value = as_list(_as_text(value))
+    return list(map(_as_text, value)) if isinstance(value, list) else value
+
+
+def _check_sizes(sizes: tuple[str, ...]) -> tuple[str, ...]:
+    """Raise PydanticCustomError unless each entry is a size and an epoch, such as 160@1."""
+    for size in sizes:
+        if re.fullmatch(r"[1-9]\d{0,4}@[1-9]\d{0,8}", size, re.ASCII) is None:
+            raise PydanticCustomError("size_schedule", "must list sizes as SIZE@EPOCH, such as [160@1, 192@13]")
+    return sizes
+
+
+SizeSchedule = Annotated[tuple[str, ...], BeforeValidator(_as_sizes), AfterValidator(_check_sizes), Strict(False)]
 RunName = Annotated[Text, AfterValidator(_as_run_name)]
 
 

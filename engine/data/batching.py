@@ -108,7 +108,7 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
 def _float_image_problems(config: Config) -> list[Problem]:
     """Return a problem for each key that works on uint8 images alone."""
     keys = {
-        "data": ("image_size", "channels", "mean", "std", "val_crop", "val_resize"),
+        "data": ("image_size", "size_schedule", "channels", "mean", "std", "val_crop", "val_resize"),
         "augment": ("resized_crop", "brightness", "contrast", "saturation", "hue", "policy"),
     }
     reason = f"is not available for the floating-point tensors of {config.data.dataset}"

@@ -36,7 +36,7 @@ from engine.utils.text import list_names
 
 EvaluationPart = Literal["val", "train", "all"]
 # Keys of data that the checkpoint fixes. The other keys of the input format can be overridden.
-CHECKPOINT_DATA_KEYS = ("image_size", "channels", "mean", "std")
+CHECKPOINT_DATA_KEYS = ("image_size", "size_schedule", "channels", "mean", "std")
 # Sections whose keys an evaluation may change.
 OVERRIDABLE: dict[str, type[Section]] = {"data": DataConfig, "eval": EvalConfig}
 MAX_LISTED_CLASSES = 10
@@ -155,7 +155,7 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
     values = as_dict(checkpoint.config)
     data: dict[str, Any] = values["data"]
     # The only pipeline that yields each image exactly once.
-    data |= {"pipeline": "stream"}
+    data |= {"pipeline": "stream", "size_schedule": []}
     if data["num_classes"] is not None:
         # The dataset fake generates as many, and somebody else's checkpoint can name any number.
         data |= {"num_classes": len(checkpoint.classes)}

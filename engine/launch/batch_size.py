@@ -116,7 +116,8 @@ def image_metadata(config: Config, source: ImageSource) -> dict[str, Any]:
     """Describe the images of a source, so that `synthetic_source` can imitate them without the dataset."""
     image_format = model_input_format(config, source)
     return {
-        "format": asdict(image_format),
+        # The largest size decides.
+        "format": asdict(replace(image_format, epoch_sizes=())),
         "bytes": in_memory_bytes([source.num_images(part) for part in PARTS], config, source.format, image_format),
         "classes": len(source.classes),
         "train": source.num_images("train"),

@@ -270,7 +270,12 @@ def _trial_config(config: Config) -> Config:
         config,
         augment=AugmentConfig(mixup=config.augment.mixup, cutmix=config.augment.cutmix).model_dump(),
         model={"weights": None},
-        data={"batch_size": MIN_TRIAL_BATCH_SIZE},
+        data={
+            "batch_size": MIN_TRIAL_BATCH_SIZE,
+            "image_size": config.data.max_train_size,
+            "size_schedule": (),
+            "val_crop": config.data.val_crop or config.data.image_size,
+        },
         # The second micro-batch adds to the gradients of the first; a third needs no more memory.
         optim={"lr": 1e-9, "accumulate": min(config.optim.accumulate, 2)},
         run={"log_every": 1000},

@@ -19,7 +19,11 @@ def compile_in_place(model: nn.Module, config: Config) -> None:
     """Compile the model's forward on its first call. Parameter names stay the same, and a deep copy is not compiled.
     Under DDP the graph is split so that gradients are reduced during the backward pass (torch's DDPOptimizer)."""
     if config.model.compile:
+        import torch._dynamo.config as dynamo
+
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_compile_cache_folder()))
+        # Beyond its limit torch would run further image sizes eagerly.
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * (len(config.data.epoch_sizes) + 1))
         model.compile(mode=config.model.compile_mode, dynamic=False)
 
 

@@ -122,7 +122,9 @@ def with_pretrained_input(
         has_own_size = True
     if not has_own_size:
         crop = data.val_crop or data.image_size or pretrained.val_crop
-        values |= {"image_size": pretrained.image_size, "val_crop": crop, "interpolation": pretrained.interpolation}
+        values |= {"val_crop": crop, "interpolation": pretrained.interpolation}
+        if not data.size_schedule:
+            values["image_size"] = pretrained.image_size
         # A user who chooses how images become square also chooses what is cropped.
         if data.fit in (None, pretrained.fit):
             values |= {"fit": pretrained.fit, "val_resize": pretrained.resize_for(crop)}

@@ -52,7 +52,9 @@ def build_training_model(
     notes: list[str] = []
     model = build_model(config, image_format.channels, len(classes), image_format.size)
     check_model(model, config, image_format.channels, image_format.size, len(classes))
-    if image_format.val_size != image_format.size:
+    for size in set(image_format.train_sizes) - {image_format.size}:
+        check_model(model, config, image_format.channels, size, len(classes), size_key="data.size_schedule")
+    if image_format.val_size not in image_format.train_sizes:
         check_model(model, config, image_format.channels, image_format.val_size, len(classes), size_key="data.val_crop")
     with collect_problems(problems):
         if checkpoint:

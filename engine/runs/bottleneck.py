@@ -135,7 +135,7 @@ def model_flops_utilization(started: RunStarted | None, epoch: EpochEvent | None
     if started is None or epoch is None:
         return None
     flops, peak, rate = (
-        positive_or_none(started.flops),
+        positive_or_none(epoch.flops) or positive_or_none(started.flops),
         positive_or_none(started.peak_tflops),
         positive_or_none(epoch.images_per_second),
     )
@@ -152,11 +152,14 @@ def fixed_cost_share(started: RunStarted, epoch: EpochEvent) -> float | None:
     """Return the share of the step time that does not depend on the batch size.
 
     It is the intercept of a straight line through the full step and the step with `least_images` images. None if one of
-    them is unknown, or if the small step was much slower than a full one because another process disturbed it.
+    them is unknown, if the images of the epoch are smaller, or if the small step was much slower than a full one
+    because another process disturbed it.
     """
     small_step_seconds, throughput = positive_or_none(started.least_step), positive_or_none(epoch.images_per_second)
     small_batch, batch_size = started.least_images, started.batch_size
     if small_step_seconds is None or throughput is None or not 0 < small_batch < batch_size:
+        return None
+    if epoch.train_size != started.train_size:
         return None
     step_seconds = batch_size * started.world_size / throughput
     fixed_seconds = (small_step_seconds * batch_size - step_seconds * small_batch) / (batch_size - small_batch)

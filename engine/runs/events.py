@@ -87,10 +87,12 @@ class RunStarted(Event):
     if unknown."""
     least_images: int = 0
     """Number of images in the pass that `least_step` times; 0 in old journals."""
+    train_size: int = 0
+    """Side of the largest training images in pixels, those of the pass that `least_step` times; 0 in old journals."""
     compiled: bool = False
     """Whether the model is compiled (`model.compile`)."""
     flops: float = math.nan
-    """Floating-point operations of the forward and backward pass of one image; null on CPU."""
+    """Floating-point operations of the forward and backward pass of one image of `train_size`; null on CPU."""
     peak_tflops: float = math.nan
     """Peak TFLOPS of all GPUs of the run together at its precision; null on CPU and for unlisted GPUs."""
     input: str = ""
@@ -156,6 +158,11 @@ class EpochEvent(Event):
     """Steps skipped since the start of the run because a loss or gradient was not finite."""
     unread: int = 0
     """Images of this epoch that could not be read and were skipped."""
+    train_size: int = 0
+    """Side of the training images of the epoch in pixels; 0 in old journals."""
+    flops: float = math.nan
+    """Floating-point operations of the forward and backward pass of one image of this epoch; null on CPU and in old
+    journals."""
     val_top5: float = math.nan
     """Top-5 validation accuracy, 0 to 1; null in old journals."""
     ema_val_loss: float = math.nan

@@ -202,6 +202,7 @@ class Trainer:
         seconds = self._epoch_clock.seconds()
         if state.is_last_epoch(state.position.epoch):
             state.flush_step_log()
+        train_size = state.image_format.at_epoch(state.position.epoch).size
         memory = gather_peak_memory(state.device, self.rank_info.rank, self.cpu_group)
         self.emit(
             EpochEvent(
@@ -216,6 +217,8 @@ class Trainer:
                 images_per_second=round(state.sampler.images_from_step(self._first_step) / self._train_seconds, 1),
                 skipped=state.step_log.total_skipped(),
                 unread=train.unread + val.unread,
+                train_size=train_size,
+                flops=self.warmup.flops_by_size[train_size],
                 val_top5=evaluation.top5,
                 metrics=evaluation.own,
                 ema_metrics=ema_evaluation.own if ema_evaluation is not None else {},
@@ -303,9 +306,10 @@ class Trainer:
             cores=self.job.plan.threads_per_rank,
             least_step=self.warmup.step_seconds,
             least_images=self.warmup.batch_size,
+            train_size=state.image_format.size,
             compiled=self.config.model.compile,
             input=", ".join(filter(None, (state.image_format.describe(), self.job.input_source))),
-            flops=self.warmup.flops_per_image,
+            flops=self.warmup.flops_by_size[state.image_format.size],
             peak_tflops=self.warmup.peak_tflops,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
         )

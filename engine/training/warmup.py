@@ -40,14 +40,15 @@ COMPILE_WARMUP_STEPS = 3
 class WarmupResult:
     """Measurements of the warmup steps on `batch_size` images.
 
-    `step_seconds` is the fastest forward and backward pass; `flops_per_image` are the floating-point operations of both
-    for one image; `peak_tflops` is the peak of all GPUs of the run together. The last two are NaN on the CPU, the peak
-    also for a GPU that `engine.gpus.peak_flops` does not list.
+    `step_seconds` is the fastest forward and backward pass at the largest size of the training images;
+    `flops_by_size` maps each size to the floating-point operations of both for one image; `peak_tflops` is the peak of
+    all GPUs of the run together. The last two are NaN on the CPU, the peak also for a GPU that
+    `engine.gpus.peak_flops` does not list.
     """
 
     step_seconds: float
     batch_size: int
-    flops_per_image: float
+    flops_by_size: dict[int, float]
     peak_tflops: float
 
 
@@ -79,9 +80,11 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
             "gradient; remove them from the model, or freeze them with model.freeze",
         )
     seconds = _fastest_step_seconds(state, batch_size, cpu_group)
-    flops = peak = math.nan
+    sizes = state.image_format.train_sizes
+    flops, peak = dict.fromkeys(sizes, math.nan), math.nan
     if state.device.type == "cuda":
-        flops, peak = count_flops_per_image(state), _total_peak_tflops(state, cpu_group)
+        flops = {size: count_flops_per_image(state, size) for size in sizes}
+        peak = _total_peak_tflops(state, cpu_group)
     if state.config.model.compile:
         _warm_up_compiled(state)
         set_train_mode(state.model, state.frozen_modules)
@@ -93,8 +96,8 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     return WarmupResult(seconds, batch_size, flops, peak)
 
 
-def _forward_backward(state: RankState, batch_size: int) -> None:
-    _forward(state, state.parallel_model, batch_size).float().sum().backward()
+def _forward_backward(state: RankState, batch_size: int, size: int | None = None) -> None:
+    _forward(state, state.parallel_model, batch_size, size=size).float().sum().backward()
 
 
 def _fastest_step_seconds(state: RankState, batch_size: int, cpu_group: dist.ProcessGroup) -> float:
@@ -121,8 +124,10 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def count_flops_per_image(state: RankState) -> float:
+def count_flops_per_image(state: RankState, size: int | None = None) -> float:
     """Return the floating-point operations of one image, forward and backward; NaN if they cannot be counted.
+
+    `size` is the side of the image, by default that of the largest training images.
 
     FlopCounterMode counts convolutions, matrix products and attention, two operations per multiply-add; frozen
     parameters need none for their gradients.
@@ -139,7 +144,7 @@ def count_flops_per_image(state: RankState) -> float:
             module.eval()
         with FlopCounterMode(display=False) as counter:
             # `forward` is not compiled; FlopCounterMode cannot count compiled code.
-            out = _forward(state, state.model.forward, batch_size, state.device)
+            out = _forward(state, state.model.forward, batch_size, state.device, size=size)
             # Not `backward`, which would run the hooks of DistributedDataParallel.
             torch.autograd.grad(out.float().sum(), trainable)
         flops: int = counter.get_total_flops()
@@ -167,10 +172,10 @@ def _forward(
     batch_size: int,
     device: torch.device | None = None,
     *,
-    training: bool = True,
+    size: int | None = None,
 ) -> Tensor:
-    """Run `model` on random images on a device, by default that of the batches."""
-    size = state.image_format.preprocessing(training=training).size
+    """Run `model` on random images on a device, by default that of the batches, and of the largest training size."""
+    size = size or state.image_format.size
     shape = (batch_size, state.image_format.channels, size, size)
     images = torch.rand(shape, device=device or state.batch_device)
     with autocast(state.config.precision, state.device):
@@ -181,30 +186,37 @@ def evaluate_random_batch(state: RankState, batch_size: int) -> None:
     """Run the model on a batch of random images as an evaluation does, to find out whether it fits into memory."""
     state.model.eval()
     with torch.no_grad():
-        _forward(state, state.model, batch_size, state.device, training=False)
+        _forward(state, state.model, batch_size, state.device, size=state.image_format.val_size)
     set_train_mode(state.model, state.frozen_modules)
 
 
 def _warm_up_compiled(state: RankState) -> None:
-    """Compile for training and for evaluation, with batches of the full size. Raises UsageError."""
+    """Compile for training and for evaluation, with full batches of each image size. Raises UsageError."""
     if state.sampler.rank == 0:
         name, mode = state.config.model.name, state.config.model.compile_mode
         state.channel.send(
             WarningEvent(message=f"compiling {name} (model.compile_mode {mode}), which can take minutes")
         )
     try:
-        for _ in range(COMPILE_WARMUP_STEPS):
-            state.zero_grad()
-            _forward_backward(state, state.sampler.batch_size)
+        for size in _remaining_train_sizes(state):
+            for _ in range(COMPILE_WARMUP_STEPS):
+                state.zero_grad()
+                _forward_backward(state, state.sampler.batch_size, size)
         state.model.eval()
         with torch.no_grad():
             for _ in range(COMPILE_WARMUP_STEPS):
-                _forward(state, state.model, state.sampler.batch_size, training=False)
+                _forward(state, state.model, state.sampler.batch_size, size=state.image_format.val_size)
     except Exception as error:
         if (problem := compile_usage_error(state.config, error)) is None:
             raise
         raise problem from error
     stop_compile_workers()
+
+
+def _remaining_train_sizes(state: RankState) -> tuple[int, ...]:
+    """Return the sizes of the training images from the current epoch on."""
+    epochs = range(state.position.epoch, state.config.run.epochs + 1)
+    return tuple(dict.fromkeys(state.image_format.at_epoch(epoch).size for epoch in epochs))
 
 
 def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Problem | None:

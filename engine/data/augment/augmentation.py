@@ -106,7 +106,7 @@ class Augmentation:
 
     def __init__(self, config: Config, image_format: ImageFormat) -> None:
         self._augment, self._seed = config.augment, config.run.seed
-        self._size, self._interpolation = image_format.size, image_format.interpolation
+        self._format = image_format
         # The mean is 0 after normalization.
         self._erase_value = tuple(min(max(round(255 * value), 0), 255) for value in image_format.mean)
         self._transforms = list(_image_transforms(config, image_format))
@@ -120,7 +120,7 @@ class Augmentation:
     def crop_spec(self, epoch: int) -> CropSpec:
         """Return the crop to apply when the images of an epoch are loaded, without boxes if it is not random."""
         draw_box = partial(_draw_crop_box, self._augment, self._seed, epoch) if self._augment.resized_crop else None
-        return CropSpec(self._size, draw_box, self._interpolation)
+        return CropSpec(self._format.at_epoch(epoch).size, draw_box, self._format.interpolation)
 
     def crop_boxes(self, epoch: int, indices: Indices, image_size: int) -> Tensor | None:
         """Return the boxes of the random resized crop for square images of `image_size`; None if it is disabled.
@@ -176,7 +176,8 @@ class Augmentation:
         )
         if not self._augment.erasing:
             return params
-        erase_boxes = random_erasing_boxes(self._augment.erasing, self._size, self._seed, epoch, indices)
+        size = self._format.at_epoch(epoch).size
+        erase_boxes = random_erasing_boxes(self._augment.erasing, size, self._seed, epoch, indices)
         return replace(params, erase_boxes=torch.from_numpy(erase_boxes))
 
     def _draw_crop_and_flip(self, epoch: int, indices: Indices) -> AugmentParams:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.config.pipeline import PipelineName
+from engine.config.rules import ORIGINAL_SIZE_REASONS, key_of_original_size
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.limits import needs_workers
@@ -101,8 +102,8 @@ def _reason_to_stream(config: Config, source: ImageSource) -> str | None:
     """Return why DataLoader workers are preferable even if the images fit in memory; None if they are not."""
     if is_user_code(config.data.dataset):
         return "user datasets may generate items at random"
-    if config.augment.resized_crop and not source.in_memory:
-        return "augment.resized_crop crops images at their original size"
+    if not source.in_memory and (key := key_of_original_size(config)) is not None:
+        return f"{key} {ORIGINAL_SIZE_REASONS[key]}"
     if needs_workers(config, in_memory=True):
         return "augmentation runs per image, which DataLoader workers do in parallel"
     return None

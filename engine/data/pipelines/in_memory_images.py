@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
+from engine.config.rules import key_of_original_size
 from engine.config.schema import Config
 from engine.data.sampler import PARTS, Indices, Part
 from engine.data.sources.array import ArraySource
@@ -58,8 +59,8 @@ class InMemoryImages:
 def load_in_memory(source: ImageSource, config: Config, image_format: ImageFormat) -> InMemoryImages:
     """Load all images of a source in the size and channels of a format.
 
-    Training images keep the source's size if `augment.resized_crop` crops them later. Raises UnreadableImageError if an
-    image file is missing, or is unreadable and `data.on_bad` is fail.
+    Training images keep the source's size if `augment.resized_crop` or `data.size_schedule` resizes them later. Raises
+    UnreadableImageError if an image file is missing, or is unreadable and `data.on_bad` is fail.
     """
     labels = {part: source.get_labels(part) for part in PARTS}
     if isinstance(source, EncodedSource):
@@ -81,7 +82,7 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
 
 def in_memory_format(part: Part, config: Config, source_format: ImageFormat, image_format: ImageFormat) -> ImageFormat:
     """Return the format in which the images of a part are in memory, see `_part_preprocessing`."""
-    keeps_source_size = part == "train" and config.augment.resized_crop
+    keeps_source_size = part == "train" and key_of_original_size(config) is not None
     return replace(image_format, size=source_format.size) if keeps_source_size else image_format
 
 

@@ -62,7 +62,7 @@ class InputPipeline:
             batches = BatchLoader(self._source, self._config, self._format, [request], 0)
             return next(StreamingLoader(batches, self._format, device))
 
-        return FixedBatchLoader(load_batch, self._requests)
+        return FixedBatchLoader(load_batch, self._requests, self._format)
 
     def raise_if_worker_died(self) -> None:
         """Raise LoaderProcessError if a DataLoader worker has died, see `BatchLoader.raise_if_worker_died`."""
@@ -74,21 +74,29 @@ class FixedBatchLoader:
     """Repeats one batch per part, to measure training speed without data loading.
 
     `load` loads the batch of a request to the device. It is called for the first request of a part, and again for a
-    larger request. Unreadable images are not reported.
+    larger request, and for an epoch with another size of the training images. Unreadable images are not reported.
     """
 
     workers = 0
 
-    def __init__(self, load: Callable[[BatchRequest], DeviceBatch], requests: Iterable[BatchRequest]) -> None:
-        self._load, self._requests = load, iter(requests)
+    def __init__(
+        self,
+        load: Callable[[BatchRequest], DeviceBatch],
+        requests: Iterable[BatchRequest],
+        image_format: ImageFormat,
+    ) -> None:
+        self._load, self._requests, self._format = load, iter(requests), image_format
         self._first_batch: dict[Part, DeviceBatch] = {}
-        self._first_batch_size = {"train": 0, "val": 0}
+        # Number of images in the first batch, and the size of the training images.
+        self._shape: dict[Part, tuple[int, int]] = {}
 
     def __next__(self) -> DeviceBatch:
         request = next(self._requests)
         part, count = request.part, len(request.indices)
-        if self._first_batch_size[part] < count:
-            self._first_batch[part], self._first_batch_size[part] = self._load(request), count
+        loaded_count, loaded_size = self._shape.get(part, (0, 0))
+        size = self._format.at_epoch(request.epoch).size if part == "train" else loaded_size
+        if loaded_count < count or loaded_size != size:
+            self._first_batch[part], self._shape[part] = self._load(request), (count, size)
         first_batch = self._first_batch[part]
         return replace(
             first_batch,

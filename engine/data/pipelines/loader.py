@@ -94,7 +94,7 @@ class BatchDataset(Dataset[Batch]):
             request, pixels, labels, unread = self._load_readable(request)
         images, augment_params = torch.from_numpy(pixels), None
         if self._source.in_memory:
-            images = convert_to_format(images, self._format, training=request.is_training)
+            images = convert_to_format(images, self._format.at_epoch(request.epoch), training=request.is_training)
         if request.is_training:
             images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
             augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
@@ -133,7 +133,7 @@ class BatchDataset(Dataset[Batch]):
         kept = request.keep(readable)
         num_images, source_format = len(kept.indices), self._source.format
         if len(loaded) < num_images:
-            size = source_format.preprocessing(training=request.is_training).size
+            size = source_format.at_epoch(request.epoch).preprocessing(training=request.is_training).size
             black = np.zeros((num_images, source_format.channels, size, size), source_format.dtype)
             loaded = [(black, np.zeros(num_images, np.int64))]
         pixels, labels = _concatenate(loaded)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation, apply_batch_params
-from engine.data.augment.batch_ops import normalize, resized_crop
+from engine.data.augment.batch_ops import convert_to_format, normalize, resized_crop
 from engine.data.pipelines.device import DeviceBatch, to_device
 from engine.data.pipelines.in_memory_images import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
@@ -107,13 +107,16 @@ class InMemoryLoader:
         """Return a function that augments the images of a slice of `indices` with parameters drawn now."""
         augmentation = self._augmentation
         params = augmentation.draw_batch_params(epoch, indices).to(self._device)
+        image_format = self._format.at_epoch(epoch)
         boxes = augmentation.crop_boxes(epoch, indices, self._in_memory.images["train"].shape[-1])
         if boxes is not None and not augmentation.has_image_transforms:
             boxes = to_device(boxes, self._device)
 
         def augment(images: Tensor, rows: slice) -> Tensor:
             if boxes is not None:
-                images = resized_crop(images, boxes[rows], self._format.size, self._format.interpolation)
+                images = resized_crop(images, boxes[rows], image_format.size, image_format.interpolation)
+            elif image_format.epoch_sizes:
+                images = convert_to_format(images, image_format, training=True)
             images = augmentation.apply_image_transforms(images, epoch, indices[rows])
             return apply_batch_params(to_device(images, self._device), params[rows])
 

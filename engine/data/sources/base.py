@@ -54,7 +54,8 @@ class ImageFormat:
     `mean` and `std` are per channel, on a scale of 0 to 1. `size` is the side of the input in training, `val_size`
     (default: `size`) in evaluation. `val_resize` is `Preprocessing.resize` of the evaluation. `val_draft` is true only
     for runs of earlier versions, whose evaluation decoded large JPEGs at reduced scale. Images of dtype float32 have
-    any number of channels; they reach the model as the user's dataset returns them.
+    any number of channels; they reach the model as the user's dataset returns them. With `epoch_sizes`
+    (`DataConfig.epoch_sizes`), the size in training depends on the epoch, and `size` is the largest.
     """
 
     size: int
@@ -67,6 +68,7 @@ class ImageFormat:
     interpolation: Interpolation = "bilinear"
     val_draft: bool = False
     dtype: Literal["uint8", "float32"] = "uint8"
+    epoch_sizes: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.val_size == 0:
@@ -97,9 +99,25 @@ class ImageFormat:
         """Preprocessing of evaluation and prediction."""
         return Preprocessing(self.val_size, self.val_resize, self.fit, self.interpolation, draft=self.val_draft)
 
+    @property
+    def train_sizes(self) -> tuple[int, ...]:
+        """The sizes of the training images without repetition, in the order of the epochs."""
+        return tuple(dict.fromkeys(size for _, size in self.epoch_sizes)) or (self.size,)
+
+    def at_epoch(self, epoch: int) -> ImageFormat:
+        """Return the format with the size of the training images in an epoch, from 1."""
+        size = next((size for first, size in reversed(self.epoch_sizes) if first <= epoch), self.size)
+        return self if size == self.size else replace(self, size=size)
+
     def describe(self) -> str:
-        """Return sizes and filter of training and evaluation: "train 176, evaluate resize 232 crop 224 bicubic"."""
-        return f"train {self.size}, evaluate {self.describe_evaluation()}"
+        """Return sizes and filter of training and evaluation: "train 176, evaluate resize 232 crop 224 bicubic".
+
+        With sizes by epoch: "train 160 to 192 (160@1, 192@13), evaluate 224 bilinear"."""
+        train = str(self.size)
+        if self.epoch_sizes:
+            first, last = self.epoch_sizes[0][1], self.epoch_sizes[-1][1]
+            train = f"{first} to {last} ({', '.join(f'{size}@{epoch}' for epoch, size in self.epoch_sizes)})"
+        return f"train {train}, evaluate {self.describe_evaluation()}"
 
     def describe_evaluation(self) -> str:
         size = str(self.val_size) if self.val_resize is None else f"resize {self.val_resize} crop {self.val_size}"
@@ -116,15 +134,16 @@ def format_from_config(data: DataConfig, base: ImageFormat) -> ImageFormat:
     """
     if base.is_float:
         return base
-    size = data.image_size or base.size
+    size = data.max_train_size or base.size
     image_format = replace(
         base,
         size=size,
         channels=data.channels or base.channels,
-        val_size=data.val_crop or size,
+        val_size=data.val_crop or data.image_size or size,
         val_resize=data.val_resize,
         fit=data.fit or base.fit,
         interpolation=data.interpolation or base.interpolation,
+        epoch_sizes=data.epoch_sizes,
     )
     if data.val_resize is not None and data.val_resize < image_format.val_size:
         raise UsageError([val_resize_problem(data.val_resize, image_format.val_size)])

@@ -268,7 +268,7 @@ def open_fake(data: DataConfig, seed: int) -> FakeSource:
     """Open synthetic images of the configured size, channels, classes and counts."""
     channels = data.channels or 3
     return FakeSource(
-        ImageFormat(data.image_size or 32, channels, (0.27,) * channels, (0.18,) * channels),
+        ImageFormat(data.max_train_size or 32, channels, (0.27,) * channels, (0.18,) * channels),
         tuple(f"class-{number}" for number in range(data.num_classes or 10)),
         {"train": data.fake_train, "val": data.fake_val},
         seed,

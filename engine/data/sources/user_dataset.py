@@ -10,7 +10,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -119,7 +119,7 @@ class UserDatasetSource:
         return Fingerprint(labels=hash_integers(self.get_labels(part)))
 
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
-        size = self.format.preprocessing(training=crop is not None).size
+        size = crop.size if crop is not None else self.format.val_size
         images = np.empty((len(indices), self.format.channels, size, size), self.format.dtype)
         labels = np.empty(len(indices), np.int64)
         for row, index in enumerate(indices):
@@ -143,7 +143,8 @@ class UserDatasetSource:
             )
             raise ValueError(f"the first item has {kinds[0]}, this one has {kinds[1]}")
         if isinstance(image, Image.Image):
-            return pil_to_format(image, self.format, get_box_function(crop, index, self.format))
+            image_format = self.format if crop is None else replace(self.format, size=crop.size)
+            return pil_to_format(image, image_format, get_box_function(crop, index, image_format))
         expected = (self.format.channels, self.format.size, self.format.size)
         if image.shape != expected:
             raise ValueError(f"its shape is {_format_shape(image.shape)} instead of {_format_shape(expected)}")
@@ -203,7 +204,7 @@ def _item_format(data: DataConfig, dataset: UserDataset, first: Image.Image | Fl
                 "pad or resize the tensors in the dataset",
             )
         return ImageFormat(width, channels, (0.0,) * channels, (1.0,) * channels, dtype="float32")
-    if data.image_size is None and first.width != first.height:
+    if data.max_train_size is None and first.width != first.height:
         raise UsageError.one(
             "data.image_size",
             f"the first image of {dataset.describe('train')} is {first.width} x {first.height}, not square",

@@ -1,0 +1,180 @@
+"""`data.size_schedule`: only the size of the training images depends on the epoch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from device_batches import CPU, assert_the_same, batches
+from engine.config.loader import resolve_config
+from engine.config.pipeline import PipelineName
+from engine.config.resume import find_changes, immutable_key_problems
+from engine.config.schema import as_dict
+from engine.data.augment.augmentation import Augmentation
+from engine.data.pipelines.choose import PipelineChoice, choose_pipeline
+from engine.data.pipelines.device import DeviceBatch
+from engine.data.pipelines.in_memory_images import load_in_memory
+from engine.data.pipelines.input_pipeline import InputPipeline
+from engine.data.sampler import BatchRequest, DistributedBatchSampler
+from engine.data.sources.base import ImageFormat
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.image import read_image
+from engine.data.sources.open import open_source
+from engine.utils.errors import UsageError
+from photo_folder import AUGMENT_OVERRIDES
+
+pytestmark = pytest.mark.usefixtures("cache")
+TWO_SIZES = "data.size_schedule=[12@1,20@2]"
+SMALL = DistributedBatchSampler(48, 20, 16, 0, 1, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("160", "must list sizes as SIZE@EPOCH, such as [160@1, 192@13]"),
+        ("160@0", "must list sizes as SIZE@EPOCH"),
+        ("0@1", "must list sizes as SIZE@EPOCH"),
+        ("{1: 160}", "must be a list"),
+        ("160@2", "must begin with the size of epoch 1, such as 160@1, not with that of epoch 2"),
+        ("[16@1, 24@3, 32@3]", "must have its epochs in increasing order"),
+        ("16@1,24@9", "epoch 9 is not reached: run.epochs is 8; use smaller epochs"),
+    ],
+)
+def test_size_schedule_rejects_malformed_schedules(text: str, problem: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        resolve_config(None, ["run.epochs=8", f"data.size_schedule={text}"])
+    [line] = map(str, refused.value.problems)
+    assert line.startswith("data.size_schedule: ")
+    assert problem in line
+
+
+@pytest.mark.parametrize("text", ["16@1,24@3", "[16@1, 24@3]", "['16@1', '24@3']"])
+def test_size_schedule_is_written_as_list_or_text(text: str) -> None:
+    data = resolve_config(None, [f"data.size_schedule={text}"]).config.data
+    assert data.size_schedule == ("16@1", "24@3")
+    assert data.epoch_sizes == ((1, 16), (3, 24))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "described"),
+    [
+        ([], "train 12 to 20 (12@1, 20@2), evaluate 20 bilinear"),
+        (["data.image_size=16"], "train 12 to 20 (12@1, 20@2), evaluate 16 bilinear"),
+        (
+            ["data.val_crop=24", "data.val_resize=28"],
+            "train 12 to 20 (12@1, 20@2), evaluate resize 28 crop 24 bilinear",
+        ),
+    ],
+)
+def test_size_schedule_does_not_change_evaluation_size(overrides: list[str], described: str) -> None:
+    config = resolve_config(None, [TWO_SIZES, *overrides]).config
+    image_format = model_input_format(config, open_source(config))
+    assert image_format.describe() == described
+    assert [image_format.at_epoch(epoch).size for epoch in (1, 2, 3, 99)] == [12, 20, 20, 20]
+    assert {image_format.at_epoch(epoch).val_size for epoch in (1, 2)} == {image_format.val_size}
+
+
+def test_image_format_of_size_schedule_survives_checkpoint() -> None:
+    config = resolve_config(None, [TWO_SIZES]).config
+    image_format = model_input_format(config, open_source(config))
+    assert ImageFormat.from_checkpoint(asdict(image_format)) == image_format
+
+
+def test_resumed_run_keeps_size_schedule() -> None:
+    saved = as_dict(resolve_config(None, [TWO_SIZES]).config)
+    config = resolve_config(None, ["data.size_schedule=[12@1,20@3]"]).config
+    [problem] = immutable_key_problems(find_changes(saved, config))
+    assert str(problem).startswith("data.size_schedule: cannot change when a run is resumed")
+
+
+def train_sides(of_two_epochs: list[DeviceBatch]) -> list[int]:
+    return [batch.images.shape[-1] for batch in of_two_epochs]
+
+
+@pytest.mark.parametrize("pipeline", ["stream", "memory", "fixed"])
+@pytest.mark.parametrize("crop", [[], ["augment.resized_crop=true"]])
+def test_batches_have_size_of_their_epoch(pipeline: PipelineName, crop: list[str]) -> None:
+    config = resolve_config(None, [TWO_SIZES, *crop, "augment.erasing=1", "data.val_crop=10"]).config
+    of_two_epochs = batches(pipeline, config, open_source(config), SMALL)
+    assert train_sides(of_two_epochs) == [12] * 3 + [10] * 2 + [20] * 3 + [10] * 2
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["data.channels=3"], ["data.dataset=fake", "data.fake_train=48"]],
+)
+def test_memory_pipeline_resizes_each_epoch_like_stream(overrides: list[str]) -> None:
+    config = resolve_config(None, [*AUGMENT_OVERRIDES, TWO_SIZES, *overrides]).config
+    source = open_source(config)
+    assert_the_same(batches("memory", config, source, SMALL), batches("stream", config, source, SMALL))
+
+
+def test_epoch_of_size_schedule_equals_run_of_that_size() -> None:
+    def second_epoch(size: str) -> list[DeviceBatch]:
+        config = resolve_config(None, ["augment.resized_crop=true", "augment.erasing=0.7", size]).config
+        return batches("stream", config, open_source(config), SMALL)[5:8]
+
+    assert_the_same(second_epoch(TWO_SIZES), second_epoch("data.image_size=20"))
+
+
+def test_resumed_epoch_has_size_of_its_epoch() -> None:
+    config = resolve_config(None, [TWO_SIZES]).config
+    source = open_source(config)
+    assert_the_same(batches("stream", config, source, SMALL, (2, 1)), batches("stream", config, source, SMALL)[6:])
+
+
+def test_erased_boxes_lie_in_images_of_epoch() -> None:
+    config = resolve_config(None, ["augment.erasing=1", "data.size_schedule=[64@1,8@2]"]).config
+    augmentation = Augmentation(config, model_input_format(config, open_source(config)))
+    for epoch, size in ((1, 64), (2, 8)):
+        boxes = augmentation.draw_batch_params(epoch, np.arange(200)).erase_boxes
+        assert boxes is not None
+        assert size / 2 < int(boxes.max()) <= size
+
+
+def write_photos(root: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for number in range(10):
+            Image.fromarray(rng.integers(0, 256, (60, 80, 3), np.uint8)).save(root / name / f"{number}.jpg")
+    return root
+
+
+def test_folder_decodes_each_epoch_at_its_size(tmp_path: Path) -> None:
+    overrides = ["data.dataset=folder", f"data.path={write_photos(tmp_path)}", "data.mean=[0,0,0]", "data.std=[1,1,1]"]
+    config = resolve_config(None, [*overrides, TWO_SIZES]).config
+    source = open_source(config)
+    image_format = model_input_format(config, source)
+    requests = [BatchRequest("train", epoch, np.arange(3)) for epoch in (1, 2)]
+    loader = InputPipeline(PipelineChoice("stream", ""), source, config, image_format, requests).device_loader(CPU)
+    for size in (12, 20):
+        plain = resolve_config(None, [*overrides, f"data.image_size={size}"]).config
+        expected = [
+            read_image(
+                Path(source.root, path), model_input_format(plain, source), lambda height, width: (10, 0, 70, 60)
+            )
+            for path in source.paths["train"][:3]
+        ]
+        assert torch.equal(next(loader).images.mul(255).round().byte(), torch.from_numpy(np.stack(expected)))
+
+
+def test_folder_streams_with_size_schedule_and_refuses_memory(tmp_path: Path) -> None:
+    overrides = ["data.dataset=folder", f"data.path={write_photos(tmp_path)}", TWO_SIZES]
+    config = resolve_config(None, overrides).config
+    choice = choose_pipeline(config, open_source(config), 1)
+    assert choice == PipelineChoice("stream", "data.size_schedule resizes images from their original size")
+    with pytest.raises(UsageError, match=r"memory holds images at the model's input size, but data\.size_schedule"):
+        resolve_config(None, [*overrides, "data.pipeline=memory"])
+
+
+def test_memory_pipeline_keeps_original_size_of_arrays() -> None:
+    config = resolve_config(None, [TWO_SIZES]).config
+    source = open_source(config)
+    in_memory = load_in_memory(source, config, model_input_format(config, source))
+    assert (in_memory.images["train"].shape[-1], in_memory.images["val"].shape[-1]) == (8, 20)

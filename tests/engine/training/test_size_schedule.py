@@ -1,0 +1,130 @@
+"""Runs with `data.size_schedule`: resume, evaluation, torch.compile, FLOPs, and the search for the batch size."""
+
+from __future__ import annotations
+
+from functools import partialmethod
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from engine.config.loader import resolve_config
+from engine.data.limits import LoaderFootprint
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+from engine.distributed.node_plan import plan_node
+from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.trained_model import read_trained_checkpoint
+from engine.launch.batch_size import image_metadata
+from engine.launch.batch_size_process import BatchSizeTrials, synthetic_source
+from engine.launch.model_check import build_trial_state
+from engine.models.compile import compile_in_place
+from engine.runs.bottleneck import fixed_cost_share, model_flops_utilization
+from engine.runs.events import Event, RunStarted
+from engine.runs.folder import RunFolder
+from engine.training.checkpoint import load_checkpoint
+from engine.training.train import run_training
+from engine.training.warmup import count_flops_per_image
+from engine.utils.errors import UsageError
+from factories import make_gpu_run_started, make_timed_epoch
+from in_process import single_rank_trainer, train_in_process
+
+POOLED = """
+from torch import nn
+
+def pooled(classes, channels):
+    conv = nn.Conv2d(channels, 4, 3, padding=1)
+    return nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+"""
+FAKE = ("data.dataset=fake", "data.fake_train=72", "data.fake_val=32", "data.batch_size=16", "run.epochs=3")
+SCHEDULE = ("data.size_schedule=[6@1,10@2,12@3]", "data.image_size=11")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "pooled_net.py").write_text(POOLED)
+    return (*FAKE, *SCHEDULE, f"run.code={tmp_path}", "model.name=pooled_net:pooled")
+
+
+def test_resumed_run_continues_size_schedule(recipe: tuple[str, ...], tmp_path: Path) -> None:
+    options = (*recipe, "augment.erasing=0.5", "augment.resized_crop=true", "checkpoint.keep=9")
+    whole = train_in_process(tmp_path / "whole", *options)
+    assert [epoch.train_size for epoch in whole] == [6, 10, 12]
+    first = sorted((tmp_path / "whole" / "checkpoints").glob("step-*.pt"))[0]
+    assert load_checkpoint(first)["epoch"] == 2
+    resumed = train_in_process(tmp_path / "resumed", *options, checkpoint=first)
+    losses = [(epoch.train_size, epoch.train_loss, epoch.val_loss) for epoch in resumed]
+    assert losses == [(epoch.train_size, epoch.train_loss, epoch.val_loss) for epoch in whole[1:]]
+
+
+def test_evaluation_of_run_uses_its_evaluation_size(recipe: tuple[str, ...], tmp_path: Path) -> None:
+    events = train_in_process(tmp_path / "run", *recipe, "run.epochs=3")
+    RunFolder(tmp_path / "run").config.write_text(f"run: {{code: {tmp_path}}}\nmodel: {{name: pooled_net:pooled}}\n")
+    checkpoint = read_trained_checkpoint(RunFolder(tmp_path / "run"))
+    result = evaluate_checkpoint(checkpoint, ["data.fake_val=32"], "val", "cpu")
+    best = max(events, key=lambda epoch: epoch.val_accuracy)
+    assert result.evaluation.metrics.loss == pytest.approx(best.val_loss, abs=1e-5)
+    with pytest.raises(UsageError, match=r"data\.size_schedule: is fixed by the checkpoint"):
+        evaluate_checkpoint(checkpoint, ["data.size_schedule=[8@1]"], "val", "cpu")
+
+
+def test_every_size_is_compiled_before_training(recipe: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    # Tracing and guards are those of a compiled model; only code generation is skipped, which takes seconds.
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    # The context is entered after the trainer is built, which compiles.
+    with (
+        single_rank_trainer(*recipe, "model.compile=true", "data.drop_last=false") as trainer,
+        torch._dynamo.config.patch(error_on_recompile=True),
+    ):
+        assert run_training(trainer, []) == "finished"
+
+
+def test_compile_allows_one_compilation_per_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    sizes = ",".join(f"{8 * number}@{number}" for number in range(1, 11))
+    compile_in_place(
+        nn.Linear(1, 1), resolve_config("digits", ["model.compile=true", f"data.size_schedule={sizes}"]).config
+    )
+    assert torch._dynamo.config.recompile_limit >= 11
+
+
+def test_model_of_one_size_is_refused_in_one_sentence() -> None:
+    with pytest.raises(UsageError) as refused, single_rank_trainer("data.size_schedule=[4@1,8@2]"):
+        pass
+    [problem] = refused.value.problems
+    assert str(problem).startswith("model.name: cnn does not accept 1x4x4 images: ")
+    assert str(problem).endswith("; change model.name or data.size_schedule")
+
+
+def test_events_have_size_and_flops_of_epoch(recipe: tuple[str, ...]) -> None:
+    events: list[Event] = []
+    with single_rank_trainer(*recipe, events=events) as trainer:
+        small, large = (count_flops_per_image(trainer.state, size) for size in (6, 12))
+        assert count_flops_per_image(trainer.state) == large > 3 * small
+        run_training(trainer, [])
+    [started] = [event for event in events if isinstance(event, RunStarted)]
+    assert (started.train_size, started.input) == (12, "train 6 to 12 (6@1, 10@2, 12@3), evaluate 11 bilinear")
+
+
+def test_mfu_and_fixed_cost_use_size_of_epoch() -> None:
+    started = make_gpu_run_started(flops=12e9, peak_tflops=1000.0, train_size=192, least_step=0.02, least_images=2)
+    small = make_timed_epoch(images_per_second=10_000.0, train_size=160, flops=8e9)
+    large = make_timed_epoch(images_per_second=10_000.0, train_size=192, flops=12e9)
+    assert (model_flops_utilization(started, small), model_flops_utilization(started, large)) == (0.08, 0.12)
+    assert fixed_cost_share(started, small) is None
+    assert fixed_cost_share(started, large) is not None
+
+
+def test_largest_size_decides_batch_size_and_shared_memory(recipe: tuple[str, ...]) -> None:
+    config = resolve_config("digits", [*recipe, "device.gpus=cpu"]).config
+    source = open_source(config)
+    metadata = image_metadata(config, source)
+    image_format = model_input_format(config, source)
+    assert LoaderFootprint.from_config(config, 1, 1, image_format).batch_bytes == 16 * (3 * 12**2 + 8)
+    plan = plan_node(config, [])
+    trials = BatchSizeTrials(config, plan, synthetic_source(metadata), 1 << 40)
+    state = build_trial_state(trials._config, plan, trials._source)
+    assert (state.image_format.train_sizes, state.image_format.val_size) == ((12,), 11)
+    torch.distributed.destroy_process_group()
