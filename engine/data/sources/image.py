@@ -156,13 +156,11 @@ def _decode_jpeg(
     denominator = 1
     if preprocessing.draft:
         denominator = jpeg.choose_denominator(header, *plan.min_source_size(header.height, header.width))
+        width, height = -(-header.width // denominator), -(-header.height // denominator)
+        plan = plan.scaled(width / header.width, height / header.height)
     with reserve_pixels(header.width * header.height):
-        pixels = jpeg.decode(data, header, pil_mode(image_format), denominator)
-    if pixels is None:
-        return None
-    if denominator > 1:
-        plan = plan.scaled(pixels.shape[2] / header.width, pixels.shape[1] / header.height)
-    return DecodedImage(pixels, plan)
+        decoded = jpeg.decode(data, header, pil_mode(image_format), plan.box, denominator)
+    return None if decoded is None else DecodedImage(decoded.pixels, plan.moved(-decoded.left, -decoded.top))
 
 
 def _decode_with_pillow(data: bytes | memoryview, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:

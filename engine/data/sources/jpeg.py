@@ -1,14 +1,17 @@
 """Decode JPEG files with libjpeg-turbo through simplejpeg, which is faster than Pillow and releases the GIL.
 
-`engine.data.sources.image` calls it for the files whose header `engine.data.sources.jpeg_header` understands.
+`engine.data.sources.image` calls it for the files whose header `engine.data.sources.jpeg_header` understands. Of a file
+with restart markers, `engine.data.sources.jpeg_crop` cuts what a crop shows.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from engine.data.sources.base import Images
+from engine.data.sources.base import Box, Images
+from engine.data.sources.jpeg_crop import cut_jpeg
 from engine.data.sources.jpeg_header import JpegHeader
 
 # simplejpeg's names of color spaces, by Pillow mode.
@@ -19,21 +22,48 @@ _DENOMINATORS = (8, 4, 2)
 MIN_SCALED_SIDE = 8
 
 
-def decode(data: bytes | memoryview, header: JpegHeader, mode: str, denominator: int = 1) -> Images | None:
-    """Decode a JPEG to C x H x W uint8 in mode "L" or "RGB", at the scale 1 / `denominator`, without EXIF rotation.
+@dataclass(frozen=True)
+class DecodedJpeg:
+    """Decoded pixels, C x H x W uint8. The first is at (`left`, `top`) of the scaled image."""
 
-    The pixels are those of Pillow. Returns None if simplejpeg is not installed or rejects the file. The caller then
-    decodes with Pillow, which accepts more files.
+    pixels: Images
+    left: int
+    top: int
+
+
+def decode(
+    data: bytes | memoryview, header: JpegHeader, mode: str, box: Box | None = None, denominator: int = 1
+) -> DecodedJpeg | None:
+    """Decode a JPEG in mode "L" or "RGB", at the scale 1 / `denominator`, without EXIF rotation.
+
+    With `box`, in pixels of the scaled image, other parts of the image may be missing. The pixels are those of Pillow.
+    Returns None if simplejpeg is not installed or rejects the file. The caller then decodes with Pillow, which accepts
+    more files.
     """
+    if box is not None:
+        left, top, right, bottom = (edge * denominator for edge in box)
+        full_box = left, top, min(right, header.width), min(bottom, header.height)
+        cut = cut_jpeg(data, header, full_box, denominator)
+        if cut is not None and max(cut.width, cut.height) >= MIN_SCALED_SIDE:
+            pixels = _decode(cut.data, cut.width, cut.height, mode, denominator)
+            if pixels is not None:
+                return DecodedJpeg(pixels, cut.left // denominator, cut.top // denominator)
+    pixels = _decode(data, header.width, header.height, mode, denominator)
+    return None if pixels is None else DecodedJpeg(pixels, 0, 0)
+
+
+def _decode(
+    data: bytes | memoryview | bytearray, width: int, height: int, mode: str, denominator: int
+) -> Images | None:
     simplejpeg = _load_simplejpeg()
     if simplejpeg is None:
         return None
-    scaled = {}
-    if denominator > 1:
-        scaled = {"min_height": -(-header.height // denominator), "min_width": -(-header.width // denominator)}
+    min_width, min_height = (0, 0) if denominator == 1 else (-(-width // denominator), -(-height // denominator))
     try:
         # Strict: libjpeg-turbo replaces missing and damaged data with gray and only warns.
-        pixels: Images = simplejpeg.decode_jpeg(data, _COLOR_SPACES[mode], strict=True, **scaled)
+        pixels: Images = simplejpeg.decode_jpeg(
+            data, _COLOR_SPACES[mode], min_height=min_height, min_width=min_width, strict=True
+        )
     except ValueError:
         return None
     return pixels.transpose(2, 0, 1)

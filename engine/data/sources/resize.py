@@ -1,6 +1,6 @@
 """Where an image is cropped and resized: torchvision's Resize and CenterCrop, timm's crop modes, and random crops.
 
-`engine.data.sources.image` applies the plan to Pillow images, `engine.data.sources.jpeg` to decoded tensors.
+`engine.data.sources.image` applies the plan with Pillow, `engine.data.sources.torch_resize` with torch.
 """
 
 from __future__ import annotations
@@ -59,6 +59,13 @@ class ResizePlan:
         left, top, right, bottom = self.box
         box = round(left * scale_x), round(top * scale_y), round(right * scale_x), round(bottom * scale_y)
         return replace(self, box=box)
+
+    def moved(self, x: int, y: int) -> ResizePlan:
+        """Return the plan for a part of the image: the box is moved by these pixels."""
+        if not x and not y:
+            return self
+        left, top, right, bottom = self.box
+        return replace(self, box=(left + x, top + y, right + x, bottom + y))
 
     def apply(self, image: Image.Image) -> Image.Image:
         """Crop and resize an image with Pillow."""

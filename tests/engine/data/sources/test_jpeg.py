@@ -38,7 +38,8 @@ def read_with_pillow(path: Path, mode: str, box: tuple[int, int, int, int], size
 def decode(data: bytes, mode: str, denominator: int = 1) -> Images | None:
     header = read_header(data)
     assert header is not None
-    return jpeg.decode(data, header, mode, denominator)
+    decoded = jpeg.decode(data, header, mode, None, denominator)
+    return None if decoded is None else decoded.pixels
 
 
 @pytest.mark.parametrize("stored", ["RGB", "L"])
@@ -81,7 +82,7 @@ def test_read_image_decodes_large_jpeg_for_training_at_half_size(
 ) -> None:
     denominators = list[int]()
     decode_jpeg = jpeg.decode
-    monkeypatch.setattr(jpeg, "decode", lambda *args: (denominators.append(args[3]), decode_jpeg(*args))[1])
+    monkeypatch.setattr(jpeg, "decode", lambda *args: (denominators.append(args[4]), decode_jpeg(*args))[1])
     path = write_photo(tmp_path / "photo.jpg", size=(640, 480))
     pixels, expected = (
         read_image(path, ImageFormat(SIZE, 3, (), ()), center_box),
