@@ -10,11 +10,13 @@ from engine.config.section import FloatPair, Floats, Section, SizeSchedule, Text
 
 IMAGE_FILE_DATASETS = ("mnist", "fashion-mnist", "cifar10", "cifar100")
 # Encoded image files of any size, decoded when they are loaded; see `engine.data.sources.encoded`.
-ENCODED_DATASETS = ("folder", "packed")
+ENCODED_DATASETS = ("folder", "packed", "webdataset")
 Fit = Literal["crop", "squash"]
 Shuffle = Literal["full", "blocks"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "packed", "fake"]
+DatasetName = Literal[
+    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder", "packed", "webdataset", "fake"
+]
 
 
 class DataConfig(Section):
@@ -23,14 +25,21 @@ class DataConfig(Section):
     dataset: DatasetName | UserCodePath = Field(
         "digits",
         description="Dataset: digits, mnist, fashion-mnist, cifar10, cifar100, folder, packed (a file of "
-        "gputrain pack) or fake (random images). User code (module:name) is called with train, then with val, and "
-        "returns a dataset of (image, label) pairs. Images that are floating-point tensors (C x H x W) may have any "
-        "number of channels; the dataset normalizes them.",
+        "gputrain pack), webdataset (tar shards) or fake (random images). User code (module:name) is called with "
+        "train, then with val, and returns a dataset of (image, label) pairs. Images that are floating-point tensors "
+        "(C x H x W) may have any number of channels; the dataset normalizes them.",
     )
     path: Text | None = Field(
         None,
         title="data folder",
-        description="Folder of the dataset, or the file for packed. Not needed for digits and fake.",
+        description="Folder of the dataset, the file for packed, or the tar shards of a webdataset, such as "
+        "shards/train-{000..146}.tar. Not needed for digits and fake.",
+    )
+    val_path: Text | None = Field(
+        None,
+        title="validation shards",
+        description="Tar shards of a webdataset for validation, such as shards/val-{00..06}.tar. Default: "
+        "data.val_split of data.path.",
     )
     download: bool = Field(False, description="Download a missing torchvision dataset, or data.archive, to data.path.")
     archive: Literal["flower-photos"] | None = Field(

@@ -225,6 +225,7 @@ _RULES = (
             "with data.dataset=folder without data.archive",
         ),
     ),
+    _Rule("data.val_split", ("data.val_path",), _unless(lambda config: not config.data.val_path, "with data.val_path")),
     _Rule("data.fit", ("data.dataset",), _on_square),
     _Rule(
         "data.interpolation",

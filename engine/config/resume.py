@@ -28,7 +28,7 @@ UNREPORTED_KEYS = {
     *("run.name", "run.resume", "device.ranks", "device.wait", *NOTIFY_KEYS, *UNSTORED_KEYS),
     *("queue.priority", "queue.share", "queue.time_limit", "queue.backfill"),
 }
-PATH_KEYS = {"run.code", "data.path", "model.weights"}
+PATH_KEYS = {"run.code", "data.path", "data.val_path", "model.weights"}
 
 # A key and its values before and after.
 KeyChange = tuple[str, Any, Any]

@@ -40,6 +40,7 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "data.fake_train": ("data.dataset", {"fake"}),
     "data.fake_val": ("data.dataset", {"fake"}),
     "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, *ENCODED_DATASETS, ANY_USER_CODE}),
+    "data.val_path": ("data.dataset", {"webdataset"}),
     "data.workers": ("data.pipeline", {"auto", "stream"}),
     "data.prefetch": ("data.pipeline", {"auto", "stream"}),
     "data.allow_empty": ("data.dataset", {*ENCODED_DATASETS}),
@@ -110,7 +111,8 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
 def _data_conflicts(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.default_path is None and data.dataset in (*IMAGE_FILE_DATASETS, *ENCODED_DATASETS):
-        reason = f"{data.dataset} needs the folder of the dataset; set data.path (--data-path)"
+        what = "its tar shards" if data.dataset == "webdataset" else "the folder of the dataset"
+        reason = f"{data.dataset} needs {what}; set data.path (--data-path)"
         yield Problem("data.path", reason, others=("data.dataset",), is_missing=True)
     if data.pipeline == "memory" and is_user_code(data.dataset):
         reason = (

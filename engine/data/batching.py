@@ -6,12 +6,15 @@ Called by preflight, the form and every rank. The order of the images and their 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.schema import Config
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageSource
+from engine.data.sources.encoded import EncodedSource
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names
 
@@ -23,9 +26,10 @@ def build_sampler(
     config: Config, source: ImageSource, world_size: int, rank: int = 0, devices_per_rank: int = 1
 ) -> DistributedBatchSampler:
     """Return the sampler of a rank for a source, with a batch size of `data.batch_size` per device."""
-    return build_sampler_from_counts(
+    sampler = build_sampler_from_counts(
         config, source.num_images("train"), source.num_images("val"), world_size, rank, devices_per_rank
     )
+    return replace(sampler, in_storage_order=source.in_storage_order) if isinstance(source, EncodedSource) else sampler
 
 
 def build_sampler_from_counts(

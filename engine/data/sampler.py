@@ -7,7 +7,7 @@ number of DataLoader workers and after a resume.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -24,6 +24,8 @@ BLOCK_IMAGES = 64
 # Blocks whose images are shuffled together. With 1.28 million images sorted by class, 1,000 classes, a batch of 256
 # images has 182 distinct classes; 226 in a full shuffle, 68 with 64 blocks of 256 images.
 WINDOW_BLOCKS = 512
+# Images that are read ahead in a full shuffle. More would not make the reads more sequential.
+FULL_SHUFFLE_IMAGES = 1024
 _UINT64_MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -115,12 +117,6 @@ def block_permutation(num_images: int, seed: int, epoch: int) -> Indices:
     return order
 
 
-EPOCH_ORDERS: dict[Shuffle, Callable[[int, int, int], Indices]] = {
-    "full": epoch_permutation,
-    "blocks": block_permutation,
-}
-
-
 def stratified_split(labels: NDArray[np.integer], val_split: float, seed: int) -> tuple[Indices, Indices]:
     """Return the ascending indices of the training and validation images.
 
@@ -185,6 +181,8 @@ class DistributedBatchSampler:
     """Micro-batches per step (gradient accumulation)."""
     devices_per_rank: int = 1
     shuffle: Shuffle = "full"
+    in_storage_order: Callable[[Part, Indices], Indices] | None = field(default=None, compare=False)
+    """Sorts training images as they are stored, for `shuffle` blocks; None if they are stored in their order."""
 
     @property
     def num_devices(self) -> int:
@@ -195,6 +193,13 @@ class DistributedBatchSampler:
     def global_batch(self) -> int:
         """Global batch size: images per optimizer step, over all ranks and micro-batches."""
         return self.batch_size * self.world_size * self.accumulate
+
+    @property
+    def images_ahead(self) -> int:
+        """How many images of this rank are read ahead: with `shuffle` blocks its part of a window."""
+        if self.shuffle == "blocks":
+            return BLOCK_IMAGES * WINDOW_BLOCKS // self.world_size
+        return max(FULL_SHUFFLE_IMAGES // self.world_size, 2 * self.batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -229,7 +234,7 @@ class DistributedBatchSampler:
 
         With equal global batch sizes, a step has the same images for any number of ranks and micro-batches.
         """
-        order = EPOCH_ORDERS[self.shuffle](self.train_images, self.seed, epoch)
+        order = self._epoch_order(epoch)
         for step in range(first_step, self.steps_per_epoch):
             images = order[step * self.global_batch : (step + 1) * self.global_batch]
             rank_images = np.array_split(images, self.world_size)[self.rank]
@@ -238,6 +243,14 @@ class DistributedBatchSampler:
                 weight = len(batch) * self.world_size / len(images)
                 ends = number == len(batches)
                 yield BatchRequest("train", epoch, batch if len(batch) else images[:1], weight, ends)
+
+    def _epoch_order(self, epoch: int) -> Indices:
+        if self.shuffle == "full":
+            return epoch_permutation(self.train_images, self.seed, epoch)
+        order = block_permutation(self.train_images, self.seed, epoch)
+        if self.in_storage_order is None:
+            return order
+        return self.in_storage_order("train", np.arange(self.train_images))[order]
 
     def repeated_train_requests(self, steps: int) -> Iterator[BatchRequest]:
         """Yield this rank's training batches of at least `steps` steps, epoch after epoch, without validation."""

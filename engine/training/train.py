@@ -28,8 +28,10 @@ from engine.data.pipelines.loader import BatchDataset
 from engine.data.pipelines.num_workers import measure_num_workers
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, ImageSource
+from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format, with_val_draft
 from engine.data.sources.open import open_source
+from engine.data.sources.readahead import read_ahead
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.parallel import batch_device, wrap_model
@@ -172,6 +174,8 @@ def _start_pipeline(
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
         requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
+    if pipeline_choice.pipeline == "stream" and isinstance(source, EncodedSource):
+        requests = read_ahead(requests, source, sampler.images_ahead)
     pipeline = InputPipeline(pipeline_choice, source, config, image_format, requests, workers)
     return TrainingData(source, sampler, image_format, pipeline), warnings + pipeline.warnings
 

@@ -33,6 +33,10 @@ def open_source(config: Config) -> ImageSource:
         from engine.data.sources.packed import open_packed
 
         return open_packed(data, seed)
+    if data.dataset == "webdataset":
+        from engine.data.sources.webdataset import open_webdataset
+
+        return open_webdataset(data, seed)
     if is_user_code(data.dataset):
         from engine.data.sources.user_dataset import open_user_dataset
 
@@ -46,6 +50,10 @@ def read_class_names(data: DataConfig) -> tuple[str, ...]:
         from engine.data.sources.packed import packed_class_names
 
         return packed_class_names(data)
+    if data.dataset == "webdataset":
+        from engine.data.sources import webdataset
+
+        return webdataset.class_names(data)
     from engine.data.sources.folder import class_names
 
     return class_names(data)

@@ -1,0 +1,281 @@
+"""Index of a WebDataset shard: where its images are, and their labels. Made once and kept in the user's cache.
+
+A sample consists of consecutive members with the same key, the path up to the first dot of the file name:
+`dog/0001.jpg` and `dog/0001.cls`. `engine.data.sources.webdataset` opens the shards of a dataset.
+
+https://github.com/webdataset/webdataset#the-webdataset-format
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.data.sources.image_file import MAX_IMAGE_BYTES
+from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, TarMember, TarReader
+from engine.utils.files import cache_folder, make_user_folder, read_bytes, replace_file, user_path_problem
+from engine.utils.text import printable
+
+INDEX_FOLDER = "shards"
+# Part of the file name of an index: another version of gputrain may know other members or labels.
+INDEX_FORMAT = 1
+# 24 bytes per image.
+MAX_INDEX_BYTES = 1 << 29
+IMAGE_EXTENSIONS = {
+    *(b"jpg", b"jpeg", b"png", b"webp", b"ppm", b"pgm", b"pbm", b"bmp", b"gif", b"tif", b"tiff", b"avif", b"jp2"),
+    *(b"img", b"image"),
+}
+MAX_LABEL_BYTES = 32
+MAX_JSON_LABEL_BYTES = 1 << 20
+MAX_LABEL = (1 << 31) - 1
+# Skipped members of one shard that are listed, and of the name of each. The others are counted.
+MAX_SKIPPED = 1000
+MAX_SHOWN_BYTES = 500
+# The line of JSON in an index: mainly the skipped members. An escaped byte takes up to 10 characters.
+MAX_HEADER_BYTES = 1 << 24
+DIGEST_CHARS = 64
+
+
+class ShardError(Exception):
+    """A shard cannot be used. The message is a clause that follows its path."""
+
+
+@dataclass(frozen=True)
+class ShardStamp:
+    """Size, modification time and inode of a shard when it was indexed."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, fd: int) -> ShardStamp:
+        status = os.fstat(fd)
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Images of a shard in the order of the archive.
+
+    `blocks` are the offsets of their contents in units of 512 bytes, `key_digests` the first 64 bits of the SHA-256 of
+    their keys. `skipped` are unusable members, each with the reason in parentheses. `names` are the names of the image
+    members, each ended by a zero byte; None if they were not asked for.
+    """
+
+    blocks: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
+    labels: NDArray[np.int32]
+    key_digests: NDArray[np.uint64]
+    skipped: tuple[str, ...]
+    names: bytes | None = None
+
+
+_ARRAYS = {"blocks": np.uint32, "sizes": np.uint32, "labels": np.int32, "key_digests": np.uint64}
+
+
+def open_shard(path: str) -> int:
+    """Return a file descriptor of a shard. Raises ShardError if it is not a regular file, and OSError."""
+    # Opening a named pipe would wait for a writer. Links are followed: the Hugging Face cache consists of them.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise ShardError("is not a regular file")
+
+
+def load_index(path: str, *, with_names: bool = False) -> tuple[ShardIndex, ShardStamp]:
+    """Return the index of a shard from the user's cache, or make it. Raises ShardError and OSError."""
+    fd = open_shard(path)
+    try:
+        stamp = ShardStamp.of(fd)
+        if (index := _read_cached(path, stamp, with_names=with_names)) is None:
+            index = _make_index(fd, stamp.size)
+            if ShardStamp.of(fd) != stamp:
+                raise ShardError("changed while it was indexed; start again when it is complete")
+            # Without the cache, the next start makes it again.
+            with suppress(OSError):
+                _write_cached(path, stamp, index)
+        return index, stamp
+    finally:
+        os.close(fd)
+
+
+def is_cached(path: str, stamp: ShardStamp) -> bool:
+    """Whether the user's cache has the index of a shard."""
+    return _read_cached(path, stamp) is not None
+
+
+def _make_index(fd: int, size: int) -> ShardIndex:
+    # Without this, the kernel reads much of the images between the headers.
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    builder = _IndexBuilder(TarReader(fd, size))
+    try:
+        return builder.build()
+    except TarError as error:
+        raise ShardError(str(error)) from error
+    finally:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
+
+
+class _IndexBuilder:
+    """Groups the members of a shard to samples."""
+
+    def __init__(self, reader: TarReader) -> None:
+        self._reader = reader
+        self._columns = {name: array(np.dtype(kind).char) for name, kind in _ARRAYS.items()}
+        self._skipped: list[str] = []
+        self._num_skipped = 0
+        self._names = bytearray()
+
+    def build(self) -> ShardIndex:
+        sample: dict[bytes, TarMember] = {}
+        current = None
+        for member in self._reader.members():
+            if member.skipped:
+                self._skip(member.name, member.skipped)
+                continue
+            key, extension = split_key(member.name)
+            if key is None:
+                continue
+            if key != current:
+                self._add(current, sample)
+                sample, current = {}, key
+            if extension in sample:
+                raise ShardError(f"contains {_shown(member.name)} twice; make the key of each sample unique")
+            sample[extension] = member
+        self._add(current, sample)
+        if self._num_skipped > len(self._skipped):
+            self._skipped.append(f"{self._num_skipped - len(self._skipped)} more members")
+        columns = {name: np.array(column, _ARRAYS[name]) for name, column in self._columns.items()}
+        return ShardIndex(skipped=tuple(self._skipped), names=bytes(self._names), **columns)
+
+    def _add(self, key: bytes | None, sample: dict[bytes, TarMember]) -> None:
+        """Append a sample to the index. Raises ShardError if it has no valid label."""
+        if key is None:
+            return
+        images = [member for extension, member in sample.items() if extension in IMAGE_EXTENSIONS]
+        if len(images) != 1:
+            self._skip(key, f"a sample with {len(images)} images" if images else "a sample without image")
+            return
+        (image,) = images
+        if image.size > MAX_IMAGE_BYTES:
+            self._skip(image.name, f"a file of more than {MAX_IMAGE_BYTES >> 20} MiB; reduce its size")
+            return
+        self._columns["blocks"].append(image.offset // BLOCK_BYTES)
+        self._columns["sizes"].append(image.size)
+        self._columns["labels"].append(self._label(image, sample))
+        self._names += image.name + b"\0"
+        self._columns["key_digests"].append(int.from_bytes(hashlib.sha256(key).digest()[:8], "little"))
+
+    def _label(self, image: TarMember, sample: dict[bytes, TarMember]) -> int:
+        if (member := sample.get(b"cls")) is not None:
+            text = self._reader.read(member.offset, member.size) if member.size <= MAX_LABEL_BYTES else b""
+            return _check_label(text.strip().decode("ascii", "replace"), member)
+        if (member := sample.get(b"json")) is None:
+            advice = "add a .cls file with its class index, or a .json file with label, directly before or behind it"
+            raise ShardError(f"contains {_shown(image.name)} without a label; {advice}")
+        if member.size > MAX_JSON_LABEL_BYTES:
+            raise ShardError(f"contains {_shown(member.name)}, which is too large for a label")
+        try:
+            values = json.loads(self._reader.read(member.offset, member.size))
+        except (ValueError, RecursionError) as error:
+            raise ShardError(f"contains {_shown(member.name)}, which is not JSON") from error
+        label = values.get("label") if isinstance(values, dict) else None
+        return _check_label(str(label) if type(label) is int else "", member)
+
+    def _skip(self, name: bytes, reason: str) -> None:
+        self._num_skipped += 1
+        if len(self._skipped) < MAX_SKIPPED:
+            self._skipped.append(f"{_shown(name[:MAX_SHOWN_BYTES])} ({reason})")
+
+
+def split_key(name: bytes) -> tuple[bytes | None, bytes]:
+    """Return the key and the extension in lower case of a member, as WebDataset does; no key if it is no sample."""
+    begin = name.rfind(b"/") + 1
+    dot = name.find(b".", begin)
+    # Such as __index__.json, which describes the shard.
+    if dot <= begin or (name.startswith(b"__", begin) and name.endswith(b"__", begin, dot)):
+        return None, b""
+    return name[:dot], name[dot + 1 :].lower()
+
+
+def _check_label(text: str, member: TarMember) -> int:
+    # At most 10 digits: int() refuses more than 4,300.
+    if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= MAX_LABEL:
+        return int(text)
+    what = "label, the class index" if member.name.endswith(b"json") else "the class index"
+    raise ShardError(f"contains {_shown(member.name)}, which does not have {what} as an integer from 0 on")
+
+
+def _shown(name: bytes) -> str:
+    return printable(os.fsdecode(name))
+
+
+def _index_name(path: str) -> str:
+    key = os.fsencode(f"{os.path.realpath(path)}\0{INDEX_FORMAT}\0{sorted(IMAGE_EXTENSIONS)}\0{MAX_IMAGE_BYTES}")
+    return f"{INDEX_FOLDER}/{hashlib.sha256(key).hexdigest()[:24]}"
+
+
+def _read_cached(path: str, stamp: ShardStamp, *, with_names: bool = False) -> ShardIndex | None:
+    """Return the index of a shard in the user's cache; None if there is none, or it is damaged or of another stamp."""
+    name = _index_name(path)
+    content = _read_checked(f"{name}.index")
+    if content is None:
+        return None
+    line = bytes(content[:MAX_HEADER_BYTES]).partition(b"\n")[0]
+    header = json.loads(line)
+    if header["stamp"] != [stamp.size, stamp.mtime_ns, stamp.inode]:
+        return None
+    names = _read_checked(f"{name}.names") if with_names else None
+    if with_names and (names is None or _digest(names) != header["names"]):
+        return None
+    arrays, start = {}, len(line) + 1
+    for column, kind in _ARRAYS.items():
+        arrays[column] = np.frombuffer(content, kind, header["images"], start)
+        start += arrays[column].nbytes
+    return ShardIndex(skipped=tuple(header["skipped"]), names=None if names is None else bytes(names), **arrays)
+
+
+def _write_cached(path: str, stamp: ShardStamp, index: ShardIndex) -> None:
+    """Write the names, then the index: a line of JSON and the arrays. Raises OSError."""
+    names = index.names or b""
+    header = {
+        "stamp": [stamp.size, stamp.mtime_ns, stamp.inode],
+        "images": len(index.sizes),
+        "skipped": index.skipped,
+        "names": _digest(names),
+    }
+    columns = b"".join(getattr(index, column).tobytes() for column in _ARRAYS)
+    name = _index_name(path)
+    _write_checked(f"{name}.names", names)
+    _write_checked(f"{name}.index", json.dumps(header).encode() + b"\n" + columns)
+
+
+def _digest(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read_checked(name: str) -> memoryview | None:
+    """Return the content of a file in the user's cache; None if it is missing, damaged, or others can change it."""
+    if user_path_problem(cache_folder(), name) is not None:
+        return None
+    try:
+        data = memoryview(read_bytes(cache_folder() / name, MAX_INDEX_BYTES))
+    except OSError:
+        return None
+    content = data[DIGEST_CHARS:]
+    return content if _digest(content).encode() == data[:DIGEST_CHARS] else None
+
+
+def _write_checked(name: str, content: bytes) -> None:
+    make_user_folder(cache_folder(), INDEX_FOLDER)
+    replace_file(cache_folder() / name, lambda file: file.write(_digest(content).encode() + content))

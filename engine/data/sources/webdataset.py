@@ -1,0 +1,401 @@
+"""WebDataset: images and labels in tar archives ("shards"), read in place without unpacking.
+
+`engine.data.sources.tar_index` finds the images of a shard. The order of an epoch is that of any dataset: a function of
+seed, epoch and index over the images of all shards. Images are read at random with pread(2).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config.data_sections import DataConfig
+from engine.data.fingerprint import Fingerprint, hash_integers
+from engine.data.sampler import Indices, Part, stratified_split
+from engine.data.sources.base import ImageFormat, Labels, UnreadableImageError, format_from_config
+from engine.data.sources.braces import expand_braces
+from engine.data.sources.encoded import EncodedImage, EncodedSource
+from engine.data.sources.folder import ALLOW_EMPTY, DEFAULT_IMAGE_SIZE, IMAGENET_GRAY_STATS, IMAGENET_RGB_STATS
+from engine.data.sources.readahead import advise_ranges
+from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, header_name, parse_number
+from engine.data.sources.tar_index import ShardError, ShardIndex, ShardStamp, is_cached, load_index, open_shard
+from engine.utils.errors import Problem, UsageError
+from engine.utils.files import read_bytes
+from engine.utils.text import list_names, pluralize, printable
+
+# ImageNet-22k has 4,096 shards.
+MAX_SHARDS = 1 << 16
+# More threads than cores: they wait for the disk, or for a network file system.
+INDEX_THREADS = 16
+PROGRESS_SECONDS = 2.0
+MAX_OPEN_SHARDS = 256
+MAX_PROBLEMS = 3
+SHARD_EXAMPLE = "shards/train-{000..146}.tar"
+# Beside the shards, one name per line. The second is that of the CLIP benchmark.
+CLASS_FILES = ("classes.txt", "classnames.txt")
+MAX_CLASS_FILE_BYTES = 1 << 24
+# Without a file of class names, the largest label decides how many outputs the model has.
+MAX_CLASSES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard and its stamp when it was indexed."""
+
+    path: str
+    stamp: ShardStamp
+
+
+@dataclass(frozen=True)
+class TarPart:
+    """Images of one part, in the order of the shards. Those of shard i are `ends[i - 1]` to `ends[i]`.
+
+    `blocks` are the offsets of the images in their shards in units of 512 bytes.
+    """
+
+    shards: tuple[Shard, ...]
+    ends: NDArray[np.int64]
+    blocks: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
+    labels: Labels
+    fingerprint: Fingerprint
+
+    def shard_of(self, index: int) -> Shard:
+        return self.shards[int(np.searchsorted(self.ends, index, side="right"))]
+
+
+@dataclass(frozen=True)
+class TarSource(EncodedSource):
+    """Images in tar archives. `skipped` are unusable members of the shards."""
+
+    data: DataConfig
+    seed: int
+    format: ImageFormat
+    classes: tuple[str, ...]
+    parts: dict[Part, TarPart]
+    skipped: tuple[str, ...]
+    descriptors: DescriptorCache = field(default_factory=lambda: DescriptorCache(), compare=False)
+
+    def num_images(self, part: Part) -> int:
+        return len(self.parts[part].sizes)
+
+    def get_labels(self, part: Part) -> Labels:
+        return self.parts[part].labels
+
+    def fingerprint(self, part: Part) -> Fingerprint:
+        return self.parts[part].fingerprint
+
+    def read_encoded(self, part: Part, index: int) -> EncodedImage:
+        images = self.parts[part]
+        shard = images.shard_of(index)
+        offset, size = int(images.blocks[index]) * BLOCK_BYTES, int(images.sizes[index])
+        try:
+            file = self.descriptors.get(shard)
+            # The header is in front of the content. One read returns both.
+            data = os.pread(file.fd, BLOCK_BYTES + size, offset - BLOCK_BYTES)
+            is_same = _has_size(data, size) and file.is_unchanged()
+        except (OSError, ShardError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UnreadableImageError(f"the shard {shard.path} cannot be read: {reason}") from error
+        if not is_same:
+            raise UnreadableImageError(f"the shard {shard.path} has changed since it was indexed; start the run again")
+        return EncodedImage(memoryview(data)[BLOCK_BYTES:], f"{shard.path}: {_member_name(data, offset)}")
+
+    @property
+    def cache_root(self) -> str:
+        return "webdataset"
+
+    def cache_stamp(self, part: Part, index: int) -> bytes:
+        images = self.parts[part]
+        shard = images.shard_of(index)
+        place = os.fsencode(os.path.realpath(shard.path)), shard.stamp.size, shard.stamp.mtime_ns, images.blocks[index]
+        return b"%s\0%d\0%d\0%d" % place
+
+    def with_format(self, image_format: ImageFormat) -> Self:
+        return replace(self, format=image_format)
+
+    def image_names(self, part: Part) -> list[str]:
+        """Return the name of each image: the file name of its shard, and its member. They are read again each time.
+
+        Raises UsageError if a shard has changed.
+        """
+        images, names, start = self.parts[part], list[str](), 0
+        for shard, end in zip(images.shards, images.ends.tolist(), strict=True):
+            try:
+                index, _ = load_index(shard.path, with_names=True)
+            except (OSError, ShardError) as error:
+                raise UsageError.one("data.path", f"the shard {shard.path} {error}") from error
+            rows = np.searchsorted(index.blocks, images.blocks[start:end])
+            members = (index.names or b"").split(b"\0")
+            names += [f"{Path(shard.path).name}/{os.fsdecode(members[row])}" for row in rows.tolist()]
+            start = end
+        return names
+
+    def prepare(self, part: Part, indices: Indices) -> None:
+        images = self.parts[part]
+        shards = np.searchsorted(images.ends, indices, side="right")
+        for number in np.unique(shards).tolist():
+            chosen = indices[shards == number]
+            with suppress(OSError, ShardError):
+                # The header before each content is read with it.
+                offsets = (images.blocks[chosen].astype(np.int64) - 1) * BLOCK_BYTES
+                fd = self.descriptors.get(images.shards[number]).fd
+                advise_ranges(fd, offsets, images.sizes[chosen].astype(np.int64) + BLOCK_BYTES)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the config if the indices are in the user's cache: a million images take 20 MB."""
+        if all(is_cached(shard.path, shard.stamp) for part in self.parts.values() for shard in set(part.shards)):
+            return _reopen, (self.data, self.seed, self.parts["train"].fingerprint, self.parts["val"].fingerprint)
+        return TarSource, (self.data, self.seed, self.format, self.classes, self.parts, self.skipped)
+
+
+class _Descriptor:
+    """An open shard, closed when nobody uses it anymore."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.fd = open_shard(shard.path)
+        if not self.is_unchanged():
+            raise ShardError("it has changed since it was indexed; start the run again")
+
+    def is_unchanged(self) -> bool:
+        # The inode differs between mounts of some network file systems.
+        stamp = ShardStamp.of(self.fd)
+        return (stamp.size, stamp.mtime_ns) == (self._shard.stamp.size, self._shard.stamp.mtime_ns)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, OSError):
+            os.close(self.fd)
+
+
+class DescriptorCache:
+    """Descriptors of open shards, for any number of threads. It is not pickled.
+
+    Without a lock, which a thread might hold while the process forks.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Descriptor] = {}
+
+    def get(self, shard: Shard) -> _Descriptor:
+        """Open a shard, or return its open descriptor. Raises ShardError and OSError."""
+        if (file := self._open.get(shard.path)) is not None:
+            return file
+        file = self._open.setdefault(shard.path, _Descriptor(shard))
+        if len(self._open) > MAX_OPEN_SHARDS:
+            # A thread that reads from it holds a reference, so it stays open until that read has ended. Another thread
+            # may have removed it, or change the dictionary now.
+            with suppress(StopIteration, KeyError, RuntimeError):
+                del self._open[next(iter(self._open))]
+        return file
+
+
+def open_webdataset(data: DataConfig, seed: int) -> TarSource:
+    """Index the shards of a config, or read their indices. Raises UsageError."""
+    train = _load_shards("data.path", str(data.path))
+    val = None if data.val_path is None else _load_shards("data.val_path", data.val_path)
+    loaded = [train] if val is None else [train, val]
+    classes = _class_names(data, loaded)
+    _check_classes(data, train, classes)
+    if val is None:
+        in_train, in_val = stratified_split(train.labels, data.val_split, seed)
+        parts: dict[Part, TarPart] = {"train": train.part(in_train), "val": train.part(in_val)}
+    else:
+        parts = {"train": train.part(), "val": val.part()}
+    mean, std = IMAGENET_RGB_STATS if (data.channels or 3) == 3 else IMAGENET_GRAY_STATS
+    image_format = format_from_config(data, ImageFormat(DEFAULT_IMAGE_SIZE, 3, mean, std))
+    skipped = tuple(name for shards in loaded for name in shards.skipped)
+    return TarSource(data, seed, image_format, classes, parts, skipped)
+
+
+def class_names(data: DataConfig) -> tuple[str, ...]:
+    """Return the class names of the shards of a config without opening any image. Raises UsageError."""
+    loaded = [_load_shards("data.path", str(data.path))]
+    if data.val_path is not None:
+        loaded.append(_load_shards("data.val_path", data.val_path))
+    return _class_names(data, loaded)
+
+
+def _reopen(data: DataConfig, seed: int, train: Fingerprint, val: Fingerprint) -> TarSource:
+    source = open_webdataset(data, seed)
+    if (source.fingerprint("train"), source.fingerprint("val")) != (train, val):
+        raise UsageError.one("data.path", "the shards have changed while the run was starting", "start it again")
+    return source
+
+
+@dataclass(frozen=True)
+class _LoadedShards:
+    """All images of the shards that one config key names."""
+
+    key: str
+    shards: tuple[Shard, ...]
+    ends: NDArray[np.int64]
+    blocks: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
+    labels: NDArray[np.int32]
+    key_digests: NDArray[np.uint64]
+    skipped: tuple[str, ...]
+
+    def part(self, indices: Indices | None = None) -> TarPart:
+        """Return some of the images in ascending order, or all of them."""
+        ends, columns = self.ends, (self.blocks, self.sizes, self.labels, self.key_digests)
+        if indices is not None:
+            ends = np.searchsorted(indices, ends)
+            columns = tuple(column[indices] for column in columns)  # type: ignore[assignment]
+        blocks, sizes, labels, key_digests = columns
+        fingerprint = Fingerprint(*(hash_integers(values) for values in (key_digests, labels, sizes)))
+        return TarPart(self.shards, ends, blocks, sizes, labels.astype(np.int64), fingerprint)
+
+    def name_of_shard(self, index: int) -> str:
+        return self.shards[int(np.searchsorted(self.ends, index, side="right"))].path
+
+
+def _load_shards(key: str, pattern: str) -> _LoadedShards:
+    """Load the indices of all shards in parallel. Raises UsageError with the problems of the first shards."""
+    paths = _shard_paths(key, pattern)
+    problems: list[Problem] = []
+    indices: list[ShardIndex] = []
+    shards: list[Shard] = []
+    pool = ThreadPoolExecutor(min(INDEX_THREADS, len(paths)))
+    progress = _Progress(pattern, len(paths))
+    try:
+        for path, loaded in zip(paths, pool.map(_load_or_problem, paths), strict=True):
+            progress.advance()
+            if isinstance(loaded, str):
+                problems.append(Problem(key, f"the shard {path} {loaded}"))
+                if len(problems) == MAX_PROBLEMS:
+                    break
+                continue
+            index, stamp = loaded
+            indices.append(index)
+            shards.append(Shard(path, stamp))
+    finally:
+        # Ctrl-C must not wait for the shards that are still queued.
+        pool.shutdown(cancel_futures=True)
+    if problems:
+        raise UsageError(problems)
+    skipped = [f"{shard.path}: {name}" for shard, index in zip(shards, indices, strict=True) for name in index.skipped]
+    ends = np.cumsum([len(index.sizes) for index in indices], dtype=np.int64)
+    if not ends[-1]:
+        reason = f"the shards contain no image{f' ({list_names(skipped)})' if skipped else ''}"
+        raise UsageError.one(key, reason, "they need members such as 0001.jpg and 0001.cls")
+    columns = {
+        name: np.concatenate([getattr(index, name) for index in indices])
+        for name in ("blocks", "sizes", "labels", "key_digests")
+    }
+    return _LoadedShards(key, tuple(shards), ends, skipped=tuple(skipped), **columns)
+
+
+def _load_or_problem(path: str) -> tuple[ShardIndex, ShardStamp] | str:
+    try:
+        return load_index(path)
+    except ShardError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+class _Progress:
+    """Prints how many shards are indexed, once that takes some time."""
+
+    def __init__(self, pattern: str, total: int) -> None:
+        self._pattern, self._total, self._done = pattern, total, 0
+        self._next = time.monotonic() + PROGRESS_SECONDS
+
+    def advance(self) -> None:
+        self._done += 1
+        if time.monotonic() >= self._next and self._done < self._total:
+            print(
+                f"indexing {printable(self._pattern)} once: {self._done} of {pluralize(self._total, 'shard')}",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._next = time.monotonic() + PROGRESS_SECONDS
+
+
+def _shard_paths(key: str, pattern: str) -> list[str]:
+    """Return the files that a brace pattern names. Raises UsageError if one is missing."""
+    if Path(pattern).is_file():
+        return [pattern]
+    try:
+        paths = expand_braces(pattern, MAX_SHARDS)
+    except ValueError as error:
+        raise UsageError.one(key, f"{pattern} {error}", "name fewer shards") from error
+    missing = [path for path in paths if not Path(path).exists()]
+    if len(missing) == len(paths):
+        raise UsageError.one(key, f"{pattern} does not exist", f"set it to the shards, such as {SHARD_EXAMPLE}")
+    if missing:
+        raise UsageError.one(
+            key,
+            f"{len(missing)} of {len(paths)} shards do not exist ({list_names(missing)})",
+            "add them, or shorten the range in braces",
+        )
+    if any(Path(path).is_dir() for path in paths):
+        raise UsageError.one(key, f"{pattern} is a folder", f"set it to the shards, such as {SHARD_EXAMPLE}")
+    return paths
+
+
+def _class_names(data: DataConfig, loaded: Sequence[_LoadedShards]) -> tuple[str, ...]:
+    """Return the names in a text file beside the shards, one per line; else "0", "1" and so on."""
+    greatest = max(loaded, key=lambda shards: int(shards.labels.max()))
+    needed = int(greatest.labels.max()) + 1
+    example = f"{greatest.name_of_shard(int(greatest.labels.argmax()))} contains the class index {needed - 1}"
+    if needed > MAX_CLASSES:
+        raise UsageError.one(greatest.key, f"{example}, but at most {MAX_CLASSES:,} classes are supported")
+    folder = Path(loaded[0].shards[0].path).parent
+    for file in (folder / name for name in CLASS_FILES):
+        if not file.is_file():
+            continue
+        try:
+            lines = read_bytes(file.resolve(), MAX_CLASS_FILE_BYTES).decode().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise UsageError.one("data.path", f"the class names {file} cannot be read: {reason}") from error
+        names = tuple(line.strip() for line in lines if line.strip())
+        if len(names) < needed:
+            reason = f"{file} has {pluralize(len(names), 'class name')}, but the shard {example}"
+            raise UsageError.one("data.path", reason, "add the missing names, or remove the file")
+        return names
+    return tuple(map(str, range(max(needed, data.num_classes or 0))))
+
+
+def _check_classes(data: DataConfig, train: _LoadedShards, classes: Sequence[str]) -> None:
+    """Raise UsageError if there are too few classes, or some without an image."""
+    if len(classes) < 2:
+        raise UsageError.one("data.path", "all images have the class index 0", "a dataset needs at least two classes")
+    counts = np.bincount(train.labels, minlength=len(classes))
+    empty = [
+        f"{index}" if name == str(index) else f"{index}, {name}"
+        for index, name in enumerate(classes)
+        if not counts[index]
+    ]
+    if empty and not data.allow_empty:
+        subject = f"the class {empty[0]} has" if len(empty) == 1 else f"{len(empty)} of {len(classes)} classes have"
+        examples = "" if len(empty) == 1 else f" ({list_names(empty)})"
+        reason = f"{subject} no image in the shards{examples}"
+        raise UsageError.one("data.path", reason, f"count classes from 0, or keep them with {ALLOW_EMPTY}")
+
+
+def _has_size(data: bytes, size: int) -> bool:
+    """Whether `data` is the header of a member and its content of this size."""
+    try:
+        return len(data) == BLOCK_BYTES + size and parse_number(data[124:136]) == size
+    except TarError:
+        return False
+
+
+def _member_name(data: bytes, offset: int) -> str:
+    """Return the name in the header before a content. A name of more than 100 bytes is incomplete."""
+    name = header_name(data[:BLOCK_BYTES])
+    text = printable(os.fsdecode(name))
+    return text if data[99] == 0 else f"{text}… at byte {offset}"

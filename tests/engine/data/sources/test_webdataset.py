@@ -1,0 +1,257 @@
+"""WebDataset: tar shards as a dataset."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config.loader import resolve_config
+from engine.data.sources import tar_headers
+from engine.data.sources.base import UnreadableImageError
+from engine.data.sources.open import open_source, read_class_names
+from engine.data.sources.tar_index import load_index
+from engine.data.sources.webdataset import TarSource
+from engine.utils.errors import UsageError
+from tar_shards import encode_image, sample_members, write_shard, write_shards
+
+Members = Sequence[tuple[str, bytes]]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gputrain"
+
+
+def open_shards(pattern: str, *overrides: str) -> TarSource:
+    shards = ["data.dataset=webdataset", f"data.path={pattern}", "data.image_size=16"]
+    source = open_source(resolve_config(None, [*shards, *overrides]).config)
+    assert isinstance(source, TarSource)
+    return source
+
+
+def open_members(tmp_path: Path, members: Members, *overrides: str) -> TarSource:
+    return open_shards(str(write_shard(tmp_path / "one.tar", members)), "data.val_split=0.5", *overrides)
+
+
+def refusal(tmp_path: Path, members: Members, *overrides: str) -> str:
+    with pytest.raises(UsageError) as error:
+        open_members(tmp_path, members, *overrides)
+    (problem,) = error.value.problems
+    assert problem.location == "data.path"
+    return problem.message
+
+
+def contents(source: TarSource) -> dict[str, bytes]:
+    return {
+        name: bytes(source.read_encoded(part, index).data)
+        for part in ("train", "val")
+        for index, name in enumerate(source.image_names(part))
+    }
+
+
+def test_tar_source_reads_images_and_labels_of_all_shards(tmp_path: Path) -> None:
+    source = open_shards(write_shards(tmp_path, shards=3, images=8))
+    assert (source.num_images("train"), source.num_images("val"), source.classes) == (20, 4, ("0", "1"))
+    assert contents(source) == {
+        f"train-{number // 8:03d}.tar/{number:04d}.png": encode_image(number) for number in range(24)
+    }
+    numbers = [int(name[-8:-4]) for name in source.image_names("train")]
+    assert source.get_labels("train").tolist() == [number % 2 for number in numbers]
+    images, labels = source.load("train", np.array([3, 1]))
+    assert (images.shape, labels.tolist()) == ((2, 3, 16, 16), source.get_labels("train")[[3, 1]].tolist())
+
+
+def test_tar_source_takes_validation_shards(tmp_path: Path) -> None:
+    train, val = write_shards(tmp_path), write_shards(tmp_path, shards=1, first=100, name="val")
+    source = open_shards(train, f"data.val_path={val}")
+    assert (source.num_images("train"), source.num_images("val")) == (24, 8)
+    assert source.image_names("val")[0] == "val-000.tar/0100.png"
+
+
+def test_tar_source_names_image_in_messages(tmp_path: Path) -> None:
+    source = open_members(tmp_path, [*sample_members(range(8)), ("dog/broken.jpg", b"no"), ("dog/broken.cls", b"1")])
+    index = [name.endswith("broken.jpg") for name in source.image_names("train")].index(True)
+    with pytest.raises(UnreadableImageError, match=r"one\.tar: dog/broken\.jpg cannot be read"):
+        source.load("train", np.array([index]))
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("folder", ["a", "b" * 90 + "/" + "c" * 60, "ä/" + "d" * 300])
+def test_tar_headers_agree_with_tarfile(tmp_path: Path, tar_format: int, folder: str) -> None:
+    if tar_format == tarfile.USTAR_FORMAT and len(folder) > 200:
+        pytest.skip("ustar names have at most 256 bytes")
+    members = [(f"{folder}/{name}", content) for name, content in sample_members(range(4))]
+    path = write_shard(tmp_path / "t.tar", members, tar_format=tar_format)
+    with tarfile.open(path) as archive:
+        expected = [(os.fsencode(member.name), member.offset_data, member.size) for member in archive]
+    with path.open("rb") as file:
+        reader = tar_headers.TarReader(file.fileno(), path.stat().st_size)
+        assert [member[:3] for member in reader.members()] == expected
+
+
+def test_tar_headers_read_unusual_archive_with_tarfile(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "t.tar", sample_members(range(8)))
+    with tarfile.open(path, "a", pax_headers={"comment": "global"}, format=tarfile.PAX_FORMAT) as archive:
+        for name, kind in (("link.png", tarfile.SYMTYPE), ("pipe.png", tarfile.FIFOTYPE), ("c", tarfile.CHRTYPE)):
+            (member := tarfile.TarInfo(name)).type = kind
+            archive.addfile(member)
+    source = open_shards(str(path))
+    assert source.num_images("train") + source.num_images("val") == 8
+    assert source.skipped == tuple(f"{path}: {name} (not a regular file)" for name in ("link.png", "pipe.png", "c"))
+
+
+def test_tar_source_skips_samples_without_one_image(tmp_path: Path) -> None:
+    extra = [("x.jpg", b""), ("x.png", b""), ("x.cls", b"0"), ("y.cls", b"0"), ("README", b""), ("__m__.json", b"{}")]
+    source = open_members(tmp_path, [*sample_members(range(8)), *extra])
+    skipped = [name.removeprefix(f"{tmp_path}/one.tar: ") for name in source.skipped]
+    assert skipped == ["x (a sample with 2 images)", "y (a sample without image)"]
+
+
+def test_tar_source_reads_label_from_json(tmp_path: Path) -> None:
+    members = [
+        (f"{number}.{extension}", content)
+        for number in range(8)
+        for extension, content in (("json", json.dumps({"label": number % 2}).encode()), ("JPEG", encode_image(number)))
+    ]
+    source = open_members(tmp_path, members)
+    assert sorted(source.get_labels("train").tolist()) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("a/1.png", b"")], "/one.tar contains a/1.png without a label; add a .cls file"),
+        ([("1.png", b""), ("1.cls", b"cat")], "contains 1.cls, which does not have the class index as an integer"),
+        ([("1.png", b""), ("1.cls", b"-1")], "contains 1.cls, which does not have the class index"),
+        ([("1.png", b""), ("1.cls", b"9" * 20)], "contains 1.cls, which does not have the class index"),
+        ([("1.png", b""), ("1.json", b"[" * 9999)], "contains 1.json, which is not JSON"),
+        ([("1.png", b""), ("1.json", b'{"label": true}')], "contains 1.json, which does not have label, the class"),
+        ([("1.png", b""), ("1.png", b"")], "contains 1.png twice; make the key of each sample unique"),
+        ([("\x1b[2J.png", b"")], r"contains \x1b[2J.png without a label"),
+        ([("1.txt", b"")], r"the shards contain no image"),
+        ([("1.png", b""), ("1.cls", b"0")], "all images have the class index 0"),
+        ([("1.png", b""), ("1.cls", b"2")], "2 of 3 classes have no image in the shards (0, 1); count classes from 0"),
+        ([("1.png", b""), ("1.cls", b"2000000")], "contains the class index 2000000, but at most 1,048,576 classes"),
+    ],
+)
+def test_tar_source_refuses_samples_in_one_sentence(tmp_path: Path, members: Members, message: str) -> None:
+    assert message in refusal(tmp_path, members)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x1f\x8b" + bytes(600), "is compressed with gzip; decompress it"),
+        (b"hello", "is truncated"),
+        (b"x" * 2000, "is not a tar archive"),
+        (bytes(1024), "the shards contain no image"),
+    ],
+)
+def test_tar_source_refuses_what_is_no_tar_archive(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        open_shards(str(path))
+
+
+@pytest.mark.parametrize("size", [100, 512, 700, 20_000, -1024])
+def test_tar_source_refuses_truncated_shard(tmp_path: Path, size: int) -> None:
+    path = write_shard(tmp_path / "x.tar", sample_members(range(20)))
+    with tarfile.open(path) as archive:
+        end = archive.getmembers()[-1].offset_data + 512
+    os.truncate(path, size if size > 0 else end)
+    with pytest.raises(UsageError, match=r"x\.tar is truncated; copy or download it again"):
+        open_shards(str(path))
+
+
+def test_tar_source_names_missing_shards(tmp_path: Path) -> None:
+    pattern = write_shards(tmp_path, shards=3)
+    with pytest.raises(UsageError, match=r"2 of 5 shards do not exist \(.*train-003.tar, .*train-004.tar\)"):
+        open_shards(pattern.replace("002", "004"))
+    with pytest.raises(UsageError, match="stands for more than 65,536 files"):
+        open_shards("x-{0..999999999}.tar")
+    with pytest.raises(UsageError, match="is a folder; set it to the shards, such as"):
+        open_shards(str(tmp_path))
+
+
+def test_tar_source_reports_shard_that_changes_during_run(tmp_path: Path) -> None:
+    source = open_shards(write_shards(tmp_path, shards=1))
+    source.load("train", np.array([0]))
+    write_shard(tmp_path / "new", sample_members(range(8, 16)))
+    (tmp_path / "train-000.tar").write_bytes((tmp_path / "new").read_bytes())
+    with pytest.raises(UnreadableImageError, match=r"train-000.tar has changed since it was indexed; start the run"):
+        source.load("train", np.array([0]))
+
+
+def test_tar_source_bounds_open_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.data.sources.webdataset.MAX_OPEN_SHARDS", 2)
+    source = open_shards(write_shards(tmp_path, shards=5))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert len(contents(source)) == 40
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 2
+
+
+def test_tar_index_is_made_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = write_shards(tmp_path)
+    fingerprint = open_shards(pattern).fingerprint("train")
+    assert cache.stat().st_mode & 0o777 == 0o700
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.data.sources.tar_index._make_index", None)
+        assert open_shards(pattern).fingerprint("train") == fingerprint
+    write_shard(tmp_path / "train-001.tar", sample_members(range(50, 58)))
+    assert open_shards(pattern).fingerprint("train") != fingerprint
+
+
+def test_tar_index_is_made_again_if_damaged_or_writable_by_others(tmp_path: Path, cache: Path) -> None:
+    path = write_shard(tmp_path / "x.tar", sample_members(range(8)))
+    expected = load_index(str(path))[0].sizes.tolist()
+    (file,) = (cache / "shards").glob("*.index")
+    intact = file.read_bytes()
+    for content in (b"", intact[:-1], intact[:70] + b"9" + intact[71:], intact[:64] + b"{"):
+        file.write_bytes(content)
+        assert load_index(str(path))[0].sizes.tolist() == expected
+        assert file.read_bytes() == intact
+    file.chmod(0o666)
+    (cache / "shards").chmod(0o777)
+    file.write_bytes(b"forged")
+    assert load_index(str(path))[0].sizes.tolist() == expected
+
+
+def test_tar_source_works_without_writable_cache(tmp_path: Path, cache: Path) -> None:
+    cache.parent.write_bytes(b"a file, not a folder")
+    source = open_shards(write_shards(tmp_path))
+    assert len(contents(pickle.loads(pickle.dumps(source)))) == 24
+
+
+def test_tar_source_pickles_small_and_reopens(tmp_path: Path) -> None:
+    source = open_shards(write_shards(tmp_path, shards=10))
+    data = pickle.dumps(source)
+    assert len(data) < 4000
+    assert contents(pickle.loads(data)) == contents(source)
+    write_shard(tmp_path / "train-001.tar", sample_members(range(50, 58)))
+    with pytest.raises(UsageError, match="the shards have changed while the run was starting"):
+        pickle.loads(data)
+
+
+def test_tar_source_takes_class_names_from_file_beside_shards(tmp_path: Path) -> None:
+    pattern = write_shards(tmp_path)
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    assert open_shards(pattern).classes == ("cat", "dog")
+    config = resolve_config(None, ["data.dataset=webdataset", f"data.path={pattern}"]).config
+    assert read_class_names(config.data) == ("cat", "dog")
+    (tmp_path / "classes.txt").write_text("cat\n")
+    with pytest.raises(UsageError, match=r"classes.txt has 1 class name, but the shard .* contains the class index 1"):
+        open_shards(pattern)
+
+
+def test_tar_source_keeps_empty_classes_if_allowed(tmp_path: Path) -> None:
+    source = open_members(tmp_path, sample_members(range(8)), "data.num_classes=4", "data.allow_empty=true")
+    assert source.classes == ("0", "1", "2", "3")
