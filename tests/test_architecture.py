@@ -48,6 +48,7 @@ LIGHT = [
     "runs.history",
     "runs.manage",
     "runs.ownership",
+    "runs.profile_diagnosis",
     "runs.profile_file",
     "runs.query",
     "runs.run_row",

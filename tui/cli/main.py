@@ -24,6 +24,7 @@ from tui.cli.machine import app as machine_app
 from tui.cli.models import app as models_app
 from tui.cli.notify import app as notify_app
 from tui.cli.pack import app as pack_app
+from tui.cli.profile import app as profile_app
 from tui.cli.queue import app as queue_app
 from tui.cli.report import app as report_app
 from tui.cli.run_labels import app as run_list_app
@@ -62,6 +63,7 @@ for commands in (
     bench_app,
     run_list_app,
     runs_app,
+    profile_app,
     queue_app,
     compare_app,
     trained_app,

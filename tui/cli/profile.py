@@ -1,0 +1,162 @@
+"""`gputrain profile`: where the time of training steps goes, measured on a live run."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from tui.cli.arguments import (
+    JsonOption,
+    RunArgument,
+    RunsDirOption,
+    TrustOwnerOption,
+    exit_on_usage_error,
+    watch_other_hosts,
+)
+from tui.cli.help import RUNS, HelpCommand, make_epilog
+
+if TYPE_CHECKING:
+    from engine.runs.events import Profiled
+    from engine.runs.folder import RunFolder
+    from engine.runs.profile_diagnosis import ProfileDiagnosis
+    from engine.runs.profile_file import Profile
+
+app = typer.Typer()
+
+POLL_SECONDS = 0.2
+# As in `engine.runs.control`, which the help must not import.
+DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
+
+
+@app.command(
+    cls=HelpCommand,
+    rich_help_panel=RUNS,
+    epilog=make_epilog(
+        ["gputrain profile last", "gputrain profile fashion-17 --steps 30", "gputrain profile last --stored --json"],
+        "A profiled step is slower: the column unprofiled has the step shortly before. Traces are in RUN/profile.",
+        exit_codes={0: "a profile was taken, or --no-wait", 1: "no profile was taken", 2: "usage error"},
+    ),
+)
+def profile(
+    run: RunArgument,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, max=100, help="Optimizer steps to profile.")
+    ] = 10,
+    stored: Annotated[bool, typer.Option("--stored", help="Show the newest profile that was taken before.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the profile.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Stop waiting after this time.")
+    ] = 300.0,
+    runs_dir: RunsDirOption = None,
+    trust_owner: TrustOwnerOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Profile training steps of a live run.
+
+    All ranks record the same steps with torch.profiler. Prints the time that each rank spends on data, copy, forward,
+    backward, exposed all-reduce and optimizer, the largest operators, and where the traces for Perfetto are.
+    """
+    from engine.runs.folder import find_run, runs_root
+    from engine.runs.profile_file import InvalidProfileError, newest_profile, read_profile
+
+    with exit_on_usage_error():
+        folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
+    if stored:
+        found = newest_profile(folder)
+        if found is None:
+            fail(f"{folder.name} has no profile; take one while it trains with `gputrain profile {folder.name}`")
+        show(folder, *found, as_json=as_json)
+        return
+    with exit_on_usage_error():
+        event = request_profile(folder, steps, 0.0 if no_wait else timeout)
+    if event is None:
+        typer.echo(f"Sent the profile request to {folder.name}; see the profile with --stored.", err=True)
+        return
+    name = event.folder.rpartition("/")[2]
+    if not name:
+        fail(f"no profile of {folder.name}: {event.message}")
+    try:
+        show(folder, name, read_profile(folder, name), as_json=as_json)
+    except InvalidProfileError as error:
+        fail(f"{event.folder} {error}")
+
+
+def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled | None:
+    """Ask a live run for a profile, and return the event that answers it; None at once if `timeout_s` is 0.
+
+    Exits with code 1 if the run is not live or does not answer. Raises UsageError if this user may not control it.
+    """
+    from engine.runs.control import send_request
+    from engine.runs.events import Profiled
+    from engine.runs.folder import RunState
+    from engine.runs.journal import JournalReader
+    from engine.runs.watcher import RunWatcher
+    from engine.utils.files import file_size
+
+    watch_other_hosts([folder])
+    watch = RunWatcher(folder)
+    state = folder.state(watch.poll())
+    if state is RunState.WAITING:
+        fail(f"{folder.name} waits for GPUs; take a profile when it trains")
+    if not state.live:
+        fail(f"{folder.name} is not running: it is {state}; profiles that were taken before are shown with --stored")
+    answers = JournalReader(folder.journal)
+    answers.offset = file_size(folder.journal)
+    send_request(folder.control, "profile", steps=steps)
+    deadline, was_paused = time.monotonic() + timeout_s, False
+    while time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        state = folder.state(watch.poll())
+        answer = next((event for event in answers.poll() if isinstance(event, Profiled)), None)
+        if answer is not None:
+            return answer
+        if not state.live:
+            fail(f"no profile of {folder.name}: it is {state}")
+        if state is RunState.PAUSED and not was_paused:
+            typer.echo(f"{folder.name} is paused; the profile begins when it continues.", err=True)
+        was_paused = state is RunState.PAUSED
+    if timeout_s > 0:
+        fail_without_answer(folder, state, watch.history.phase, timeout_s)
+    return None
+
+
+def fail_without_answer(folder: RunFolder, state: str, phase: str, timeout_s: float) -> NoReturn:
+    """Say why a run has not answered in time, and exit with code 1."""
+    from engine.runs.folder import RunState
+
+    reason = "it is paused" if state is RunState.PAUSED else f"it is {phase or state}"
+    fail(f"no profile of {folder.name} within {timeout_s:g} s: {reason}; the request stays, see it later with --stored")
+
+
+def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> None:
+    """Print a profile to stdout."""
+    from engine.runs.profile_diagnosis import diagnose_profile
+    from engine.utils.files import shown_path
+
+    path = str(shown_path(folder.profiles / name))
+    if as_json:
+        typer.echo(json.dumps(profile_json(folder.name, path, profile, diagnose_profile(profile)), indent=2))
+        return
+    from tui.text.profile import profile_lines, trace_lines
+    from tui.text.tables import table_console
+
+    console = table_console()
+    for line in (*profile_lines(profile, console.width), *trace_lines(profile, path)):
+        console.print(line, soft_wrap=True)
+
+
+def profile_json(run: str, folder: str, profile: Profile, diagnosis: ProfileDiagnosis) -> dict[str, Any]:
+    """Return the output of `gputrain profile --json`: the record, and its diagnosis."""
+    record = profile.model_dump(mode="json")
+    return {"run": run, "folder": folder, "diagnosis": diagnosis.message, "straggler": diagnosis.straggler} | record
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error and exit with code 1."""
+    from engine.utils.text import printable
+
+    typer.echo(f"error: {printable(message)}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,177 @@
+"""A profile of training steps as lines: a bar per rank, the parts in milliseconds, operators and the input.
+
+The CLI prints them, the profile screen shows them. Each part has a character of its own beside its color.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from engine.utils.text import pluralize, printable
+from tui.palette import ACCENT, MUTED, STRONG, WARNING, series_style
+from tui.text.tables import UNKNOWN, shorten_middle, wrap_text
+
+if TYPE_CHECKING:
+    from engine.runs.profile_file import Part, Profile, RankProfile
+
+# Character and style of each part of a step.
+PART_SIGNS: dict[Part, tuple[str, str]] = {
+    "data": ("░", series_style(6)),
+    "copy": ("▒", series_style(5)),
+    "forward": ("█", series_style(1)),
+    "backward": ("▓", series_style(3)),
+    "allreduce": ("╳", series_style(2)),
+    "optimizer": ("=", series_style(7)),
+    "other": ("·", MUTED),
+}
+STEP_COLUMNS = 10
+# Of more ranks, those with the most work of their own are shown.
+MAX_SHOWN_RANKS = 16
+MAX_NAME_COLUMNS = 60
+WITHOUT_STAGES = "The input has no stages to time"
+WITHOUT_KERNELS = (
+    "The trace has no GPU kernels (CUPTI is not available): copy and all-reduce are in the times of the other parts"
+)
+
+
+def profile_lines(profile: Profile, width: int) -> list[Text]:
+    """Return all lines of a profile, at most `width` columns wide where words allow it."""
+    from engine.runs.profile_diagnosis import diagnose_profile
+
+    diagnosis = diagnose_profile(profile)
+    ranks = shown_ranks(profile)
+    focus = next((rank for rank in ranks if rank.rank == diagnosis.straggler), ranks[0])
+    lines = [*_header(profile, width), *wrap_text(Text(diagnosis.message, STRONG), width), Text()]
+    lines += [_bar_line(rank, ranks, width) for rank in ranks]
+    if len(ranks) < len(profile.ranks):
+        more = len(profile.ranks) - len(ranks)
+        lines.append(Text(f"{pluralize(more, 'rank')} with less work of their own not shown", MUTED))
+    lines += [_legend(), Text(), *_part_table(ranks)]
+    if any(rank.source == "events" for rank in ranks):
+        lines += wrap_text(Text(WITHOUT_KERNELS, WARNING), width)
+    return [*lines, Text(), *_operator_lines(focus, width), Text(), *_input_lines(ranks, width)]
+
+
+def shown_ranks(profile: Profile) -> list[RankProfile]:
+    """Return the ranks to show, in their order."""
+    chosen = sorted(profile.ranks, key=lambda rank: -rank.own_seconds)[:MAX_SHOWN_RANKS]
+    return sorted(chosen, key=lambda rank: rank.rank)
+
+
+def _header(profile: Profile, width: int) -> list[Text]:
+    devices = "the CPU" if profile.device_type == "cpu" else printable(profile.ranks[0].device)
+    line = Text(
+        f"{pluralize(profile.steps, 'step')} from step {profile.step} on (epoch {profile.epoch}), "
+        f"{pluralize(len(profile.ranks), 'rank')} on {devices}, {pluralize(profile.batch_size, 'image')} per rank"
+    )
+    if profile.note:
+        requested = f"; {pluralize(profile.requested, 'step')} requested" if profile.steps < profile.requested else ""
+        line.append(f"{requested}: {printable(profile.note)}", WARNING)
+    return wrap_text(line, width)
+
+
+def _bar_line(rank: RankProfile, ranks: Sequence[RankProfile], width: int) -> Text:
+    """Return the bar of a rank, as long as its step beside that of the slowest rank."""
+    label = f"rank {rank.rank}"
+    label_columns = max(len(f"rank {other.rank}") for other in ranks) + 1
+    columns = max(width - label_columns - STEP_COLUMNS - 1, 10)
+    longest = max(other.step_seconds for other in ranks)
+    line = Text(f"{label:<{label_columns}}", no_wrap=True, overflow="crop", end="")
+    drawn, seconds = 0, 0.0
+    for part, (sign, style) in PART_SIGNS.items():
+        seconds += rank.mean(part)
+        # Rounded sums, so that rounding errors do not add up.
+        end = round(seconds / max(longest, 1e-9) * columns)
+        line.append(sign * (end - drawn), style)
+        drawn = max(end, drawn)
+    line.append(" " * (columns - drawn))
+    return line.append(f" {rank.step_seconds * 1e3:>{STEP_COLUMNS - 3},.1f} ms")
+
+
+def _legend() -> Text:
+    from engine.runs.profile_diagnosis import PART_NAMES
+
+    line = Text(no_wrap=True, overflow="crop", end="")
+    for part, (sign, style) in PART_SIGNS.items():
+        line.append(f"{'  ' if line.plain else ''}")
+        line.append(sign, style).append(f" {PART_NAMES[part]}")
+    return line
+
+
+def _part_table(ranks: Sequence[RankProfile]) -> list[Text]:
+    """Return the mean of each part in milliseconds, and the step without the profiler."""
+    from engine.runs.profile_diagnosis import PART_NAMES
+
+    heads = ["ms", *(PART_NAMES[part] for part in PART_SIGNS), "step", "unprofiled"]
+    rows = [
+        [
+            f"rank {rank.rank}",
+            *(f"{rank.parts[part].mean * 1e3:,.1f}" if part in rank.parts else UNKNOWN for part in PART_SIGNS),
+            f"{rank.step_seconds * 1e3:,.1f}",
+            UNKNOWN if rank.unprofiled is None else f"{rank.unprofiled * 1e3:,.1f}",
+        ]
+        for rank in ranks
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = []
+    for number, row in enumerate([heads, *rows]):
+        first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        lines.append(Text(f"{row[0]:<{len(first)}} {' '.join(others)}", "" if number else MUTED, no_wrap=True, end=""))
+    return lines
+
+
+def _operator_lines(rank: RankProfile, width: int) -> list[Text]:
+    """Return the operators of a rank that take the most time."""
+    if not rank.operators:
+        return [Text(f"No operators of rank {rank.rank} in the trace", MUTED)]
+    title = f"operators of rank {rank.rank} ({'GPU kernels' if rank.source == 'kernels' else 'own CPU time'})"
+    columns = max(min(width - 27, MAX_NAME_COLUMNS), 10)
+    names = [shorten_middle(printable(operator.name), columns) for operator in rank.operators]
+    columns = max(map(len, [*names, title]))
+    heading = f"{title:<{columns}}  {'calls':>6} {'ms/step':>8} {'share':>6}"
+    lines = [Text(heading, MUTED, no_wrap=True, end="")]
+    for name, operator in zip(names, rank.operators, strict=True):
+        ms = operator.seconds / len(rank.steps) * 1e3
+        lines.append(
+            Text(f"{name:<{columns}}  {operator.calls:>6} {ms:>8.2f} {operator.share:>6.1%}", no_wrap=True, end="")
+        )
+    return lines
+
+
+def _input_lines(ranks: Sequence[RankProfile], width: int) -> list[Text]:
+    """Return the time of the input per stage, and how many batches were ready."""
+    timed = [rank for rank in ranks if rank.input is not None]
+    if not timed:
+        return [Text(WITHOUT_STAGES, MUTED)]
+    stages = list(dict.fromkeys(stage for rank in timed if rank.input for stage in rank.input.seconds))
+    heads = ["input, ms/image", *map(printable, stages), "batches ready"]
+    rows = []
+    for rank in timed:
+        if rank.input is not None:
+            images = max(rank.input.images, 1)
+            cells = [f"{rank.input.seconds.get(stage, 0.0) / images * 1e3:,.2f}" for stage in stages]
+            rows.append([f"rank {rank.rank}", *cells, f"{rank.input.queue_depth:.1f}"])
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = []
+    for number, row in enumerate([heads, *rows]):
+        cells = [f"{cell:>{columns}}" for cell, columns in zip(row, widths, strict=True)]
+        cells[0] = f"{row[0]:<{widths[0]}}"
+        lines.append(Text(" ".join(cells)[:width], "" if number else MUTED, no_wrap=True, end=""))
+    return lines
+
+
+def trace_lines(profile: Profile, folder: str) -> list[Text]:
+    """Return where the traces are, and why a rank has none."""
+    traces = [rank for rank in profile.ranks if rank.trace]
+    lines = []
+    if traces:
+        names = printable(f"{folder}/{traces[0].trace}")
+        more = f" and {len(traces) - 1} more" if len(traces) > 1 else ""
+        lines.append(Text(f"Open in https://ui.perfetto.dev: {names}{more}", ACCENT))
+    problems = [rank for rank in profile.ranks if rank.problem]
+    if problems:
+        lines.append(Text(f"rank {problems[0].rank} has no trace: {printable(problems[0].problem)}", WARNING))
+    return lines
