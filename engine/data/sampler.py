@@ -122,15 +122,16 @@ def stratified_split(labels: NDArray[np.integer], val_split: float, seed: int) -
 
     A share of `val_split` of each class is for validation: at least one image if the class has two, and never all.
     """
-    val_members: list[Indices] = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        num_val = min(max(round(len(members) * val_split), 1), len(members) - 1)
-        val_members.append(
-            members[np.argsort(random_bits(seed, RandomStream.SPLIT, 0, members), kind="stable")[:num_val]]
-        )
-    val = np.sort(np.concatenate(val_members))
-    return np.setdiff1d(np.arange(len(labels)), val), val
+    bits = random_bits(seed, RandomStream.SPLIT, 0, np.arange(len(labels)))
+    # One sort for all classes: ImageNet has 1,000 classes of 1,300 images.
+    order = np.lexsort((bits, labels))
+    _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    # rint rounds half to even, as round() does.
+    num_val = np.minimum(np.maximum(np.rint(counts * val_split).astype(np.int64), 1), counts - 1)
+    place_in_class = np.arange(len(labels)) - np.repeat(starts, counts)
+    is_val = np.empty(len(labels), np.bool_)
+    is_val[order] = place_in_class < np.repeat(num_val, counts)
+    return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
 
 @dataclass(frozen=True)

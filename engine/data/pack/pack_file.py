@@ -169,9 +169,9 @@ class Pack:
     def _read_header(self) -> None:
         header = os.pread(self.fd, HEADER_BYTES, 0)
         file_bytes = os.fstat(self.fd).st_size
-        if header[: len(MAGIC)] != MAGIC:
-            if header == bytes(len(header)):
-                raise UnfinishedPackError("is not finished")
+        if header == bytes(len(header)):
+            raise UnfinishedPackError("is not finished")
+        if not (header + MAGIC[len(header) :]).startswith(MAGIC):
             raise InvalidPackError("is not a packed set of gputrain")
         if len(header) < HEADER_BYTES:
             raise InvalidPackError("is truncated")

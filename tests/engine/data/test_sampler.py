@@ -133,6 +133,20 @@ def test_stratified_split_trains_on_class_with_single_image() -> None:
     assert len(val) == 2
 
 
+@pytest.mark.parametrize("val_split", [0.05, 0.25, 0.5, 0.9])
+def test_split_selects_images_with_smallest_random_bits_of_each_class(val_split: float) -> None:
+    """The definition, class by class: the split of earlier versions, whose runs are resumed."""
+    labels = np.random.default_rng(0).integers(0, 40, 700) ** 2 % 37
+    expected: list[int] = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(max(round(len(members) * val_split), 1), len(members) - 1)
+        expected += members[np.argsort(random_bits(3, RandomStream.SPLIT, 0, members), kind="stable")[:count]].tolist()
+    train, val = stratified_split(labels, val_split, seed=3)
+    assert val.tolist() == sorted(expected)
+    assert sorted([*train, *val]) == list(range(700))
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_sampler_val_covers_each_image_once(world: int) -> None:
     indices = [

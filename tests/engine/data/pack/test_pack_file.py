@@ -1,0 +1,190 @@
+"""Reading a packed set: damage is found and named, and no file can mislead the reader."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.data.pack.pack_file import HEADER_BYTES, InvalidPackError, Pack, PackIndex, open_pack
+from engine.data.pack.verify import damaged_images
+from engine.data.sources.base import UnreadableImageError
+from engine.utils.errors import UsageError
+from packed_photos import NUM_PHOTOS, pack_photos, write_photos
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed")
+    pack_photos(write_photos(folder / "photos"), folder / "photos.gpk")
+    return folder / "photos.gpk"
+
+
+@pytest.fixture
+def packed(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(original, tmp_path / "photos.gpk"))
+
+
+def flip_byte(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        value = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([value ^ 0x40]))
+
+
+def damaged(path: Path) -> list[str]:
+    return list(damaged_images(Pack(str(path)), lambda _: None))
+
+
+def test_flipped_byte_of_image_is_found_and_named_on_read(packed: Path) -> None:
+    pack = Pack(str(packed))
+    row = 12
+    flip_byte(packed, int(pack.offsets[row]) + 30)
+    message = rf"photos.gpk: cat/1.jpg \(image {row}\) is damaged: its checksum is wrong; pack it again"
+    with pytest.raises(UnreadableImageError, match=message.replace("cat/1.jpg", pack.name(row))):
+        pack.read(row)
+    assert pack.read(row - 1)
+
+
+def test_verify_names_each_damaged_image(packed: Path) -> None:
+    pack = Pack(str(packed))
+    assert damaged(packed) == []
+    for row in (3, 17):
+        flip_byte(packed, int(pack.offsets[row]))
+    assert sorted(
+        name for name in map(pack.name, range(NUM_PHOTOS)) if any(f": {name} (" in d for d in damaged(packed))
+    )
+    assert len(damaged(packed)) == 2
+
+
+def test_flipped_byte_anywhere_is_found(packed: Path) -> None:
+    """In the header, between header and index, and in the index with names, classes and options."""
+    size = packed.stat().st_size
+    index = Pack(str(packed)).index_offset
+    for position in [*range(HEADER_BYTES), *range(HEADER_BYTES, index, 997), *range(index, size, 23), size - 1]:
+        flip_byte(packed, position)
+        with suppress(InvalidPackError):
+            assert damaged(packed), position
+        flip_byte(packed, position)
+    assert damaged(packed) == []
+
+
+@pytest.mark.parametrize("kept", [0, 7, 50, HEADER_BYTES, 3000, -1])
+def test_truncated_file_is_refused_in_one_sentence(kept: int, packed: Path) -> None:
+    os.truncate(packed, packed.stat().st_size + kept if kept < 0 else kept)
+    with pytest.raises(UsageError) as error:
+        open_pack(str(packed), "data.path")
+    (problem,) = error.value.problems
+    assert problem.reason.removeprefix(f"{packed} ").startswith("is truncated" if kept else "is not finished")
+
+
+def test_file_truncated_while_open_names_image(packed: Path) -> None:
+    """A mapped file would end the process with SIGBUS."""
+    pack = Pack(str(packed))
+    os.truncate(packed, HEADER_BYTES + 10)
+    with pytest.raises(UnreadableImageError, match=r"is truncated: .* is missing; pack it again"):
+        pack.read(int(np.argmax(pack.offsets)))
+
+
+def test_file_replaced_while_open_is_read_to_end(packed: Path) -> None:
+    pack = Pack(str(packed))
+    content = pack.read(5)
+    packed.unlink()
+    packed.write_bytes(b"another file")
+    assert pack.read(5) == content
+
+
+def test_unpickled_pack_is_same_file(packed: Path) -> None:
+    pack = Pack(str(packed))
+    assert len(pickle.dumps(pack)) < 500
+    assert pickle.loads(pickle.dumps(pack)).read(5) == pack.read(5)
+
+
+def test_unpickled_pack_that_was_replaced_is_refused(packed: Path, tmp_path: Path) -> None:
+    pickled = pickle.dumps(Pack(str(packed)))
+    pack_photos(write_photos(tmp_path / "others", validation=True), packed, force=True)
+    with pytest.raises(InvalidPackError, match="was replaced by another packed set"):
+        pickle.loads(pickled)
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"PK\x03\x04" * 99, "is not a packed set"), (b"", "is not finished")])
+def test_other_file_is_refused(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "a.gpk").write_bytes(content)
+    with pytest.raises(UsageError, match=reason):
+        open_pack(str(tmp_path / "a.gpk"), "data.path")
+
+
+def test_folder_and_missing_file_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing.gpk"):
+        with pytest.raises(UsageError, match=r"cannot be read: .*; set it to a file that gputrain pack wrote"):
+            open_pack(str(path), "data.path")
+
+
+def test_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.gpk")
+    with pytest.raises(UsageError, match="is not a regular file"):
+        open_pack(str(tmp_path / "a.gpk"), "data.path")
+
+
+def write_index(path: Path, **changes: object) -> Path:
+    """Write a packed set of three images of 10 bytes whose checksums are right, with other tables."""
+    values: dict[str, object] = {
+        "num_train": 3,
+        "num_val": 0,
+        "offsets": np.array([96, 106, 116], np.uint64),
+        "sizes": np.full(3, 10, np.uint32),
+        "checksums": np.zeros(3, np.uint32),
+        "labels": np.array([0, 0, 1], np.uint32),
+        "names": ["a", "b", "c"],
+        "info": {"classes": ["x", "y"]},
+    }
+    with path.open("wb") as file:
+        PackIndex(**values | changes).write(file.fileno())  # type: ignore[arg-type]
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"offsets": np.array([96, 106, 1 << 63], np.uint64)}, "outside of the file"),
+        ({"offsets": np.array([96, 96, 116], np.uint64)}, "overlap or leave a gap"),
+        ({"offsets": np.array([0, 106, 116], np.uint64)}, "overlap or leave a gap"),
+        ({"labels": np.array([0, 0, 2], np.uint32)}, "unknown class"),
+        ({"names": ["a", "", "c"]}, "its names are wrong"),
+        ({"names": ["a", "b" * 5000, "c"]}, "its names are wrong"),
+        ({"info": {}}, "has no classes"),
+        ({"info": {"classes": "xy"}}, "has no classes"),
+        ({"info": {"classes": ["x", 3]}}, "has no classes"),
+        ({"info": {"classes": ["x", "x"]}}, "its classes are wrong"),
+        ({"num_train": 0, "num_val": 3}, "its header is wrong"),
+        ({"num_val": 4}, "truncated|its header is wrong"),
+    ],
+)
+def test_index_that_misleads_is_refused(changes: dict[str, object], reason: str, tmp_path: Path) -> None:
+    assert Pack(str(write_index(tmp_path / "right.gpk"))).num_images == 3
+    with pytest.raises(InvalidPackError, match=reason):
+        Pack(str(write_index(tmp_path / "wrong.gpk", **changes)))
+
+
+def test_huge_sparse_file_is_refused_without_reading_it(packed: Path) -> None:
+    header = bytearray(packed.read_bytes()[:HEADER_BYTES])
+    size = 1 << 40
+    header[16:24], header[24:32], header[32:40] = (value.to_bytes(8, "little") for value in (size, 96, 1 << 38))
+    packed.write_bytes(header)
+    os.truncate(packed, size)
+    with pytest.raises(InvalidPackError, match="its header is wrong"):
+        Pack(str(packed))
+
+
+def test_names_that_are_no_unicode_are_kept(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos")
+    (photos / "cat" / "1.jpg").rename(photos / "cat" / "\udcff\udce9.jpg")
+    pack_photos(photos, tmp_path / "a.gpk")
+    pack = Pack(str(tmp_path / "a.gpk"))
+    assert "cat/\udcff\udce9.jpg" in [*pack.names(0, pack.num_images)]
