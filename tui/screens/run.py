@@ -42,6 +42,7 @@ STOP_QUESTIONS = {
     RunState.STARTING: "Stop the run before its first step?",
     RunState.WAITING: "Cancel the run? It leaves the queue and does not start.",
 }
+PROFILED_STATES = (RunState.STARTING, RunState.RUNNING, RunState.PAUSED)
 
 
 class RunScreen(ChartScreen):
@@ -174,7 +175,7 @@ class RunScreen(ChartScreen):
         """Hide commands that have no effect in the state of the run."""
         snapshot, state = self._poller.latest, self.state
         name = action.partition("(")[0]
-        if name in ("pause", "checkpoint") and state is RunState.WAITING:
+        if name in ("pause", "checkpoint", "profile") and state is RunState.WAITING:
             return False
         if name in ("stop", "pause", "checkpoint"):
             return state is not None and state.live and (name == "stop" or state is not RunState.STOPPING)
@@ -245,6 +246,15 @@ class RunScreen(ChartScreen):
         from tui.screens.confusion import ConfusionScreen
 
         self.app.push_screen(ConfusionScreen(self.gputrain_app, self.folder))
+
+    def action_profile(self) -> None:
+        """Open the profiles of the run; a live run takes another one at once."""
+        if self.gputrain_app.demo_notice:
+            self.gputrain_app.show_toast("Demo mode: simulated runs cannot be profiled", warning=True)
+            return
+        from tui.screens.profile import ProfileScreen
+
+        self.app.push_screen(ProfileScreen(self.gputrain_app, self.folder, asks=self.state in PROFILED_STATES))
 
     def action_config(self) -> None:
         self.app.push_screen(ConfigDialog(self.folder.name, self.folder.config))
