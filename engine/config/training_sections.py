@@ -178,6 +178,13 @@ class OptimConfig(Section):
         "*pos_embed*, of all biases (bias) and of all normalization layers (norm). Example: {norm: 0, bias: 0, fc: "
         "0.01}. The longest matching name applies, then bias, then norm.",
     )
+    muon_conv: Literal["off", "on", "normalize"] = Field(
+        "off",
+        title="Muon on filters",
+        description="Convolution filters with muon: on updates them as matrices of one row per output channel; "
+        "normalize also scales each filter to the norm sqrt(output channels) before each step, as airbench does; off "
+        "uses adamw.",
+    )
     options: Options = Field(
         {}, title="optimizer options", description="Extra arguments of the optimizer, such as {alpha: 0.9} for rmsprop."
     )

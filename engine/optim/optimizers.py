@@ -1,6 +1,7 @@
 """Builds, steps and restores optimizers by their config name.
 
-`engine.training` calls it; `param_groups` provides the parameter groups, `timm_optimizers` the options of timm's.
+`engine.training` calls it; `param_groups` provides the parameter groups, `timm_optimizers` the options of timm's, and
+`muon` the optimizer of that name.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from engine.config.training_sections import TIMM_PREFIX, OptimConfig
 from engine.config.user_code import is_user_optimizer
 from engine.optim.lazy_dynamo import avoid_dynamo_import, unwrap_step
 from engine.optim.lr_schedule import scaled_lr
+from engine.optim.muon import FILTER_DIMENSIONS, MuonAdamW, muon_dimensions
 from engine.optim.param_groups import ParamGroup, build_param_groups
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.optim.user_optimizer import build_user_optimizer, restored_groups
@@ -49,66 +51,6 @@ class _SupportsFoundInf(Protocol):
 
     grad_scale: Tensor | None
     found_inf: Tensor | None
-
-
-class MuonAdamW(Optimizer):
-    """Muon for all two-dimensional parameters and AdamW for the others, as one optimizer.
-
-    Its groups are Muon's followed by AdamW's, and its state is the union of both. Convolution weights have four
-    dimensions, so a convolutional network trains with AdamW except for its linear layers; most weights of a vision
-    transformer are matrices.
-    """
-
-    def __init__(
-        self, param_groups: list[ParamGroup], muon_options: dict[str, Any], adamw_options: dict[str, Any]
-    ) -> None:
-        matrices, others = split_matrices(param_groups)
-        self.muon = optim.Muon(matrices, **muon_options)
-        self.adamw = optim.AdamW(others, **adamw_options) if others else None
-        named = [
-            {**group, "params": list(zip(group["param_names"], group["params"], strict=True))}
-            for optimizer in self.sub_optimizers()
-            for group in optimizer.param_groups
-        ]
-        super().__init__(named, {})
-        self._share_state()
-
-    def sub_optimizers(self) -> list[Optimizer]:
-        """Return Muon, and AdamW unless all parameters are matrices."""
-        return [self.muon] if self.adamw is None else [self.muon, self.adamw]
-
-    def _share_state(self) -> None:
-        """Make both sub-optimizers use this optimizer's groups and state."""
-        num_muon_groups = len(self.muon.param_groups)
-        for optimizer, groups in zip(
-            self.sub_optimizers(),
-            (self.param_groups[:num_muon_groups], self.param_groups[num_muon_groups:]),
-            strict=False,
-        ):
-            optimizer.param_groups, optimizer.state = groups, self.state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._share_state()
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for optimizer in self.sub_optimizers():
-            optimizer.step()
-        return loss
-
-
-def split_matrices(param_groups: list[ParamGroup]) -> tuple[list[ParamGroup], list[ParamGroup]]:
-    """Split each group into its two-dimensional parameters and the others; empty groups are dropped."""
-
-    def select(*, is_matrix: bool) -> list[ParamGroup]:
-        groups = [
-            {**group, "params": [(name, value) for name, value in group["params"] if (value.ndim == 2) is is_matrix]}
-            for group in param_groups
-        ]
-        return [group for group in groups if group["params"]]
-
-    return select(is_matrix=True), select(is_matrix=False)
 
 
 def build_optimizer(
@@ -141,7 +83,7 @@ def build_optimizer(
     else:
         arguments = optimizer_kwargs(config, OPTIMIZERS[config.name], DEFAULT_OVERRIDES.get(config.name, {}))
         if config.name == "muon":
-            optimizer = _build_muon(groups, lr, arguments)
+            optimizer = _build_muon(config, groups, lr, arguments)
         else:
             optimizer_class = OPTIMIZER_CLASSES[config.name]
             # torch initializes the momentum buffer with the undampened first gradient; `_init_momentum_buffers` sets
@@ -150,18 +92,21 @@ def build_optimizer(
             optimizer = optimizer_class(groups, **{"lr": lr, **arguments, **kernels})
     if isinstance(optimizer, optim.SGD):
         _init_momentum_buffers(optimizer)
-    for plain_optimizer in optimizer.sub_optimizers() if isinstance(optimizer, MuonAdamW) else [optimizer]:
+    for plain_optimizer in optimizer.optimizers if isinstance(optimizer, MuonAdamW) else [optimizer]:
         unwrap_step(plain_optimizer)
     return optimizer
 
 
-def _build_muon(param_groups: list[ParamGroup], lr: float, arguments: dict[str, Any]) -> Optimizer:
-    if not split_matrices(param_groups)[0]:
-        raise UsageError.one("optim.name", "muon trains matrices, and this model has no trainable matrix; use adamw")
+def _build_muon(config: OptimConfig, param_groups: list[ParamGroup], lr: float, arguments: dict[str, Any]) -> Optimizer:
+    dimensions = {value.ndim for group in param_groups for _, value in group["params"]}
+    if not dimensions & muon_dimensions(config.muon_conv):
+        hint = " or set optim.muon_conv=on" if FILTER_DIMENSIONS in dimensions else ""
+        reason = f"muon trains matrices, and this model has no trainable matrix; use adamw{hint}"
+        raise UsageError.one("optim.name", reason)
     betas = {"betas": arguments.pop("betas")} if "betas" in arguments else {}
     eps = {"eps": arguments["eps"]} if "eps" in arguments else {}
     adamw = {"lr": lr, "weight_decay": arguments["weight_decay"], **betas, **eps, "fused": True}
-    return MuonAdamW(param_groups, {"lr": lr, **arguments}, adamw)
+    return MuonAdamW(param_groups, {"lr": lr, **arguments}, adamw, config.muon_conv)
 
 
 def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) -> Optimizer:
