@@ -79,8 +79,8 @@ def open_dataset(config: Config) -> Dataset:
 
 
 def _examine_files(source: EncodedSource) -> ImageFiles | None:
-    num_train = len(source.get_labels("train"))
-    count = num_train + len(source.get_labels("val"))
+    num_train = source.num_images("train")
+    count = num_train + source.num_images("val")
     chosen = np.unique(np.linspace(0, count - 1, min(count, MAX_HEADERS)).round().astype(np.int64))
     sizes: list[tuple[int, int]] = []
     modes: Counter[str] = Counter()

@@ -172,13 +172,13 @@ def print_summary(summary: PackSummary, *, as_json: bool) -> None:
 
 def verify_pack(path: str, *, as_json: bool) -> None:
     """Check a packed set, list its damaged images and exit with code 1 if there are any. Raises UsageError."""
-    from engine.data.pack.pack_file import open_pack
+    from engine.data.pack.pack_file import open_pack, reported_pack_errors
     from engine.data.pack.verify import damaged_images
     from engine.utils.files import expand_user
     from engine.utils.text import pluralize, printable
 
     pack = open_pack(str(expand_user(path)), "--verify")
-    with stop_signals() as stopped, _Progress() as progress:
+    with stop_signals() as stopped, _Progress() as progress, reported_pack_errors(pack.path, "--verify"):
         damaged = list(damaged_images(pack, lambda done: progress.show(done, pack.num_images, ""), stopped.is_set))
     for problem in damaged:
         typer.echo(f"error: {printable(problem)}", err=True)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from engine.data.pack.pack_file import Pack
+from engine.data.pack.pack_file import HEADER_BYTES, InvalidPackError, Pack
 from engine.data.sources.base import UnreadableImageError
 from engine.utils.host import available_cores
 
@@ -22,6 +22,7 @@ def damaged_images(
     """Yield a sentence for each image of an open packed set whose content is damaged, in the order of the file.
 
     The index is verified when the file is opened. `on_progress` is called with the number of images that were checked.
+    Raises InvalidPackError if images overlap, or if bytes between them belong to none.
     """
 
     def check(row: int) -> str | None:
@@ -32,6 +33,10 @@ def damaged_images(
         return None
 
     order = np.argsort(pack.offsets, kind="stable")
+    starts = pack.offsets[order]
+    ends = starts + pack.sizes[order]
+    if starts[0] != HEADER_BYTES or ends[-1] != pack.index_offset or np.any(starts[1:] != ends[:-1]):
+        raise InvalidPackError("is damaged: its images overlap or leave a gap")
     with ThreadPoolExecutor(min(MAX_THREADS, available_cores())) as pool:
         for start in range(0, len(order), BATCH_IMAGES):
             rows = order[start : start + BATCH_IMAGES].tolist()

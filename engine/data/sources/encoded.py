@@ -78,7 +78,11 @@ class EncodedSource(ABC):
         images = new_batch(len(indices), self.format, crop)
         for row, index in enumerate(indices.tolist()):
             decode_pixels(self.read_encoded(part, index), index, self.format, crop).resize_into(images[row])
-        return images, self.get_labels(part)[indices]
+        return images, self.labels_of(part, indices)
+
+    def labels_of(self, part: Part, indices: Indices) -> Labels:
+        """Return the labels of some images of a part, N int64."""
+        return self.get_labels(part)[indices]
 
 
 def new_batch(count: int, image_format: ImageFormat, crop: CropSpec | None) -> Images:

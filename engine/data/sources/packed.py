@@ -59,7 +59,6 @@ class PackedSource(EncodedSource):
     pack: Pack
     format: ImageFormat
     rows: dict[Part, Rows]
-    labels: dict[Part, Labels]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -87,12 +86,16 @@ class PackedSource(EncodedSource):
         return len(self.rows[part])
 
     def get_labels(self, part: Part) -> Labels:
-        return self.labels[part]
+        return self.pack.labels[self.rows[part]].astype(np.int64)
+
+    def labels_of(self, part: Part, indices: Indices) -> Labels:
+        # Without an array of all labels, which would take 8 bytes per image.
+        return self.pack.labels[self.rows[part][indices]].astype(np.int64)
 
     def fingerprint(self, part: Part) -> Fingerprint:
         return Fingerprint(
             names=hash_names(self.image_names(part)),
-            labels=hash_integers(self.labels[part]),
+            labels=hash_integers(self.get_labels(part)),
             sizes=hash_integers(self.pack.sizes[self.rows[part]]),
         )
 
@@ -113,15 +116,14 @@ class PackedSource(EncodedSource):
 def open_packed(data: DataConfig, seed: int) -> PackedSource:
     """Open a packed set, and split it if it has no validation images. Reads its index only. Raises UsageError."""
     pack = open_pack(str(data.path), "data.path")
-    labels = pack.labels.astype(np.int64)
     bounds: dict[Part, tuple[int, int]] = {"train": (0, pack.num_train), "val": (pack.num_train, pack.num_images)}
-    _check_classes(pack, labels[: pack.num_train], data)
+    _check_classes(pack, data)
     if pack.num_val:
         rows = {part: np.arange(*bounds[part], dtype=np.uint32) for part in PARTS}
     else:
-        split = stratified_split(labels, data.val_split, seed)
+        split = stratified_split(pack.labels, data.val_split, seed)
         rows = {part: indices.astype(np.uint32) for part, indices in zip(PARTS, split, strict=True)}
-    return PackedSource(pack, encoded_format(data), rows, {part: labels[rows[part]] for part in PARTS})
+    return PackedSource(pack, encoded_format(data), rows)
 
 
 def packed_class_names(data: DataConfig) -> tuple[str, ...]:
@@ -129,9 +131,9 @@ def packed_class_names(data: DataConfig) -> tuple[str, ...]:
     return open_pack(str(data.path), "data.path").classes
 
 
-def _check_classes(pack: Pack, labels: Labels, data: DataConfig) -> None:
+def _check_classes(pack: Pack, data: DataConfig) -> None:
     """Raise UsageError for classes without a training image, as for a folder."""
-    empty = np.flatnonzero(np.bincount(labels, minlength=len(pack.classes)) == 0)
+    empty = np.flatnonzero(np.bincount(pack.labels[: pack.num_train], minlength=len(pack.classes)) == 0)
     if len(empty) and not data.allow_empty:
         names = list_names([pack.classes[label] for label in empty])
         reason = f"{pack.path} has classes without a training image ({names})"

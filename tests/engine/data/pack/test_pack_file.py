@@ -153,8 +153,8 @@ def write_index(path: Path, **changes: object) -> Path:
     ("changes", "reason"),
     [
         ({"offsets": np.array([96, 106, 1 << 63], np.uint64)}, "outside of the file"),
-        ({"offsets": np.array([96, 96, 116], np.uint64)}, "overlap or leave a gap"),
-        ({"offsets": np.array([0, 106, 116], np.uint64)}, "overlap or leave a gap"),
+        ({"offsets": np.array([0, 106, 116], np.uint64)}, "outside of the file"),
+        ({"offsets": np.array([96, 106, 117], np.uint64)}, "outside of the file"),
         ({"labels": np.array([0, 0, 2], np.uint32)}, "unknown class"),
         ({"names": ["a", "", "c"]}, "its names are wrong"),
         ({"names": ["a", "b" * 5000, "c"]}, "its names are wrong"),
@@ -170,6 +170,12 @@ def test_index_that_misleads_is_refused(changes: dict[str, object], reason: str,
     assert Pack(str(write_index(tmp_path / "right.gpk"))).num_images == 3
     with pytest.raises(InvalidPackError, match=reason):
         Pack(str(write_index(tmp_path / "wrong.gpk", **changes)))
+
+
+def test_verify_refuses_bytes_that_belong_to_no_image(tmp_path: Path) -> None:
+    path = write_index(tmp_path / "gap.gpk", offsets=np.array([96, 96, 116], np.uint64))
+    with pytest.raises(InvalidPackError, match="overlap or leave a gap"):
+        damaged(path)
 
 
 def test_huge_sparse_file_is_refused_without_reading_it(packed: Path) -> None:
