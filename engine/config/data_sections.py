@@ -73,10 +73,17 @@ class DataConfig(Section):
     )
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="DataLoader workers per rank in the stream pipeline. auto measures how many are needed; 0 loads in "
-        "the rank's own process.",
+        description="Threads or DataLoader workers per rank that load images in the stream pipeline. auto measures how "
+        "many are needed; 0 loads in the rank's own process.",
     )
-    prefetch: int = Field(4, ge=1, description="Number of batches that each DataLoader worker prefetches.")
+    worker_type: Literal["auto", "threads", "processes"] = Field(
+        "auto",
+        title="kind of workers",
+        description="What loads images in the stream pipeline: threads of one loader process per rank, processes "
+        "(DataLoader workers), or auto: threads for image files without augmentation per image (policy, color jitter, "
+        "transform), else processes.",
+    )
+    prefetch: int = Field(4, ge=1, description="Number of batches that each loader process prefetches.")
     image_size: int | None = Field(
         None,
         ge=1,

@@ -33,6 +33,7 @@ NEUTRAL_KEYS = SESSION_KEYS | {
         "data.archive",
         "data.checksum",
         "data.workers",
+        "data.worker_type",
     ),
     *("data.prefetch", "device.gpus", "device.wait", "device.ranks", "device.launcher", "device.start_method"),
     *("device.deterministic", "device.cudnn_benchmark", "device.timeout", "device.backend", "device.init_method"),

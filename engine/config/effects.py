@@ -216,7 +216,10 @@ _RULES = (
         ),
         _unless(user_code_names, "without user code (module:name)"),
     ),
-    _Rule("data.prefetch", ("data.workers",), _unless(lambda config: config.data.workers, "with data.workers=0")),
+    *(
+        _Rule(key, ("data.workers",), _unless(lambda config: config.data.workers, "with data.workers=0"))
+        for key in ("data.prefetch", "data.worker_type")
+    ),
     _Rule(
         "data.download",
         ("data.dataset", "data.archive"),

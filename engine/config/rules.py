@@ -42,6 +42,7 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "data.path": ("data.dataset", {*IMAGE_FILE_DATASETS, *ENCODED_DATASETS, ANY_USER_CODE}),
     "data.val_path": ("data.dataset", {"webdataset"}),
     "data.workers": ("data.pipeline", {"auto", "stream"}),
+    "data.worker_type": ("data.pipeline", {"auto", "stream"}),
     "data.prefetch": ("data.pipeline", {"auto", "stream"}),
     "data.allow_empty": ("data.dataset", {*ENCODED_DATASETS}),
     "data.on_bad": ("data.dataset", {*ENCODED_DATASETS, ANY_USER_CODE}),
@@ -129,6 +130,9 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
             f"memory holds images at the model's input size, but {key} {ORIGINAL_SIZE_REASONS[key]}; use stream or auto"
         )
         yield Problem("data.pipeline", reason, others=("data.dataset", key))
+    if data.worker_type == "threads" and data.dataset not in ENCODED_DATASETS:
+        reason = f"threads load image files ({', '.join(ENCODED_DATASETS)}), not {data.dataset}; use processes or auto"
+        yield Problem("data.worker_type", reason, others=("data.dataset",))
     yield from _size_schedule_conflicts(config)
     val_size = data.val_crop or data.image_size or data.max_train_size
     if data.val_resize is not None and val_size is not None and data.val_resize < val_size:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat
 from engine.utils.errors import UsageError
@@ -32,18 +33,21 @@ BASE_OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class LoaderFootprint:
-    """Prefetched batches on a node: `workers` DataLoader workers per rank, `prefetch` batches of `batch_bytes` each."""
+    """Prefetched batches on a node: `processes` DataLoader workers per rank, or loader processes of decode threads if
+    `threaded`, with `prefetch` batches of `batch_bytes` each."""
 
     local_world_size: int
-    workers: int
+    processes: int
     prefetch: int
     batch_bytes: int
+    threaded: bool = False
 
     @classmethod
     def from_config(
         cls, config: Config, local_world_size: int, workers: int, image_format: ImageFormat, devices_per_rank: int = 1
     ) -> LoaderFootprint:
-        """Return the footprint of `local_world_size` ranks that load images and int64 labels."""
+        """Return the footprint of `local_world_size` ranks that load images and int64 labels with `workers` DataLoader
+        workers or decode threads each."""
         batch_bytes = (
             config.data.numeric_batch_size
             * devices_per_rank
@@ -54,7 +58,10 @@ class LoaderFootprint:
                 + LABEL_BYTES
             )
         )
-        return cls(local_world_size, workers, config.data.prefetch, batch_bytes)
+        threaded = uses_threads(config)
+        # Threads load the next batches before the rank requests them.
+        batches = config.data.prefetch + (BATCHES_IN_PROGRESS - 1 if threaded else 0)
+        return cls(local_world_size, loader_processes(config, workers), batches, batch_bytes, threaded)
 
 
 def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage | None:
@@ -62,33 +69,47 @@ def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage |
 
     A DataLoader worker that writes to a full /dev/shm is killed by SIGBUS.
     """
-    needed_bytes = footprint.local_world_size * footprint.workers * footprint.prefetch * footprint.batch_bytes
+    needed_bytes = footprint.local_world_size * footprint.processes * footprint.prefetch * footprint.batch_bytes
     if needed_bytes <= available_bytes:
         return None
     product = (
-        f"{pluralize(footprint.local_world_size, 'rank')} x {pluralize(footprint.workers, 'worker')} x "
+        f"{pluralize(footprint.local_world_size, 'rank')} x {_processes(footprint)} x "
         f"{footprint.prefetch} batches of {format_bytes(footprint.batch_bytes)}"
     )
     return Shortage(
-        f"{SHM_PATH} has {format_bytes(available_bytes)} free, but the batches of the DataLoader workers can take "
+        f"{SHM_PATH} has {format_bytes(available_bytes)} free, but the batches of the {_loaders(footprint)} can take "
         f"{format_bytes(needed_bytes)} ({product})",
-        "reduce data.workers or data.prefetch, or increase the shared memory "
-        f"(docker run --shm-size={ceil(1.5 * needed_bytes / 2**30)}g)",
+        f"reduce {_reducible_keys(footprint)}, or increase the shared memory (docker run "
+        f"--shm-size={ceil(1.5 * needed_bytes / 2**30)}g)",
     )
 
 
 def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shortage | None:
     """Return a shortage if a rank can exceed the hard open-file limit; a `limit` of None means unlimited."""
-    needed_files = OPEN_FILES_PER_BATCH * footprint.workers * footprint.prefetch + BASE_OPEN_FILES
-    if footprint.workers == 0 or limit is None or needed_files <= limit:
+    needed_files = OPEN_FILES_PER_BATCH * footprint.processes * footprint.prefetch + BASE_OPEN_FILES
+    if footprint.processes == 0 or limit is None or needed_files <= limit:
         return None
-    workers = pluralize(footprint.workers, "worker")
     return Shortage(
-        f"the open-file limit is {limit}, but a rank can need {needed_files} ({workers} x {footprint.prefetch} batches "
-        f"x {OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
-        "reduce data.workers or data.prefetch, or increase the limit (nofile in /etc/security/limits.conf, "
+        f"the open-file limit is {limit}, but a rank can need {needed_files} ({_processes(footprint)} x "
+        f"{footprint.prefetch} batches x {OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
+        f"reduce {_reducible_keys(footprint)}, or increase the limit (nofile in /etc/security/limits.conf, "
         f"docker run --ulimit nofile={max(65536, needed_files)})",
     )
+
+
+def _loaders(footprint: LoaderFootprint) -> str:
+    return "decode threads" if footprint.threaded else "DataLoader workers"
+
+
+def _processes(footprint: LoaderFootprint) -> str:
+    if not footprint.threaded:
+        return pluralize(footprint.processes, "worker")
+    return f"{footprint.processes} loader process{'es' if footprint.processes > 1 else ''}"
+
+
+def _reducible_keys(footprint: LoaderFootprint) -> str:
+    """Return the keys that reduce the prefetched batches. The number of threads does not change it."""
+    return "data.prefetch" if footprint.threaded else "data.workers or data.prefetch"
 
 
 def check_open_files(limit: int | None) -> None:
@@ -113,13 +134,39 @@ def loader_warnings(
 
 
 MAX_AUTO_WORKERS = 8
+# More threads of one process wait for its GIL, see tests/bench/README.md.
+MAX_THREADS_PER_PROCESS = 8
+# Batches that decode threads load at the same time. With two of them no thread idles while the last images of a batch
+# are decoded, nor while the batch is sent.
+BATCHES_IN_PROGRESS = 2
+
+
+def uses_threads(config: Config) -> bool:
+    """Whether images are loaded by decode threads instead of DataLoader workers (`data.worker_type`).
+
+    auto takes threads for image files that are only decoded, cropped and resized, all of which release the GIL.
+    """
+    data = config.data
+    if data.worker_type != "auto":
+        return data.worker_type == "threads"
+    return data.dataset in ENCODED_DATASETS and not has_image_transforms(config)
+
+
+def loader_processes(config: Config, workers: int) -> int:
+    """Return the number of loader processes per rank for this many DataLoader workers or decode threads."""
+    return ceil(workers / MAX_THREADS_PER_PROCESS) if uses_threads(config) else workers
+
+
+def has_image_transforms(config: Config) -> bool:
+    """Whether transforms run per image in Python, on the CPU."""
+    augment = config.augment
+    jitter = augment.brightness or augment.contrast or augment.saturation or augment.hue
+    return augment.policy != "none" or bool(jitter) or augment.transform is not None
 
 
 def needs_workers(config: Config, *, in_memory: bool) -> bool:
     """Whether DataLoader workers pay off: images are read from files or augmented one by one."""
-    augment = config.augment
-    jitter = augment.brightness or augment.contrast or augment.saturation or augment.hue
-    return not in_memory or augment.policy != "none" or bool(jitter) or augment.transform is not None
+    return not in_memory or has_image_transforms(config)
 
 
 def auto_workers(local_world_size: int, batch_size: int) -> int:

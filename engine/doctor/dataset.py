@@ -19,7 +19,7 @@ from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
 from engine.data.augment.augmentation import UserTransformError, apply_batch_params
 from engine.data.augment.mixup import MixupCutmix
-from engine.data.pipelines.loader import BatchDataset
+from engine.data.pipelines.batch import BatchDataset
 from engine.data.sampler import PARTS, BatchRequest, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource

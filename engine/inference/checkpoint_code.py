@@ -18,7 +18,7 @@ from engine.utils.files import shown_path
 from engine.utils.trust import describe_user, foreign_reason
 
 # Keys of data that a checkpoint could set to fill the memory or to start any number of processes.
-LOADING_KEYS = ("batch_size", "workers", "prefetch", "on_bad", "fake_train", "fake_val")
+LOADING_KEYS = ("batch_size", "workers", "worker_type", "prefetch", "on_bad", "fake_train", "fake_val")
 
 
 def limit_to_run(config: Config, checkpoint: Path, folder: RunFolder) -> tuple[Config, dict[str, str]]:

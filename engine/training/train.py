@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 from engine.config.schema import Config
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.batching import build_sampler, check_source, class_counts, sampler_warnings
-from engine.data.limits import auto_workers, loader_warnings
+from engine.data.limits import auto_workers, loader_warnings, uses_threads
+from engine.data.pipelines.batch import BatchDataset
 from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_warnings
 from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.loader import BatchDataset
 from engine.data.pipelines.num_workers import measure_num_workers
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, ImageSource
@@ -165,18 +165,18 @@ def _start_pipeline(
     """Start loading the batches from a position on. Also returns warnings for the log."""
     config, plan = job.config, job.plan
     image_format = model_input_format(config, source)
-    workers = 0
+    workers = max_workers = 0
     if pipeline_choice.pipeline == "stream":
-        workers = _num_workers(job, source, image_format, sampler, position.epoch)
+        workers, max_workers = _num_workers(job, source, image_format, sampler, position.epoch)
     warnings = sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)
-    warnings += loader_warnings(config, plan.local_world_size, workers, image_format, plan.devices_per_rank)
+    warnings += loader_warnings(config, plan.local_world_size, max_workers, image_format, plan.devices_per_rank)
     if job.lr_range is not None:
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
         requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
     if pipeline_choice.pipeline == "stream" and isinstance(source, EncodedSource):
         requests = read_ahead(requests, source, sampler.images_ahead)
-    pipeline = InputPipeline(pipeline_choice, source, config, image_format, requests, workers)
+    pipeline = InputPipeline(pipeline_choice, source, config, image_format, requests, workers, max_workers)
     return TrainingData(source, sampler, image_format, pipeline), warnings + pipeline.warnings
 
 
@@ -338,10 +338,12 @@ def _skipped_steps(config: Config, checkpoint: dict[str, Any] | None) -> Skipped
 
 def _num_workers(
     job: Job, source: ImageSource, image_format: ImageFormat, sampler: DistributedBatchSampler, epoch: int
-) -> int:
+) -> tuple[int, int]:
+    """Return the number of workers per rank at the start of the stream pipeline, and the most that it may use."""
     if job.plan.workers is not None:
-        return job.plan.workers
+        return job.plan.workers, job.plan.workers
     batch_size = job.config.data.numeric_batch_size * job.plan.devices_per_rank
     max_workers = auto_workers(job.plan.local_world_size, batch_size)
     dataset = BatchDataset(source, job.config, image_format)
-    return measure_num_workers(dataset, next(sampler.train_requests(epoch)), max_workers)
+    workers = measure_num_workers(dataset, next(sampler.train_requests(epoch)), max_workers)
+    return workers, max_workers if uses_threads(job.config) and workers else workers

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Queue
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.batch_ops import normalize
-from engine.data.pipelines.loader import Batch, BatchLoader
+from engine.data.pipelines.batch import Batch
+from engine.data.pipelines.loader import BatchLoader
 from engine.data.sources.base import ImageFormat
+from engine.data.stage_times import StageTimes, stage
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,22 @@ class DeviceBatch:
 
 
 class DeviceLoader(Protocol):
-    """Yields the device batches of all requests, in order. `workers` is the number of its DataLoader workers."""
+    """Yields the device batches of all requests, in order."""
 
-    workers: int
+    @property
+    def workers(self) -> int:
+        """Number of decode threads at present, or of DataLoader workers."""
+        ...
 
     def __next__(self) -> DeviceBatch: ...
+
+    def start_stage_times(self) -> None:
+        """Start to time the stages of loading (`engine.data.stage_times`), which costs a little in each image."""
+        ...
+
+    def stop_stage_times(self) -> StageTimes | None:
+        """Stop timing, and return the times since the start; None for a pipeline without stages."""
+        ...
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -53,6 +67,9 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+T = TypeVar("T")
+
+
 class StreamingLoader:
     """Transfer the batches of a `BatchLoader` to the device, augment and normalize them there.
 
@@ -61,24 +78,46 @@ class StreamingLoader:
     """
 
     def __init__(self, batches: BatchLoader, image_format: ImageFormat, device: torch.device) -> None:
-        self.workers = batches.workers
-        self._device = device
+        self._loader, self._device = batches, device
+        self._copy_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._returned_at = time.perf_counter()
         shape = (1, image_format.channels, 1, 1)
         self._mean = torch.tensor(image_format.mean, device=device).view(shape)
         self._std = torch.tensor(image_format.std, device=device).view(shape)
         if device.type == "cuda":
             self._copy_stream = torch.cuda.Stream(device)
             transfers = self._transfer_all(batches)
-            # Without workers, loading draws from the same global generators as the training thread, so it must not run
-            # in another thread.
-            self._batches: Iterator[DeviceBatch] = map(
-                self._wait_for_transfer, PrefetchIterator(transfers) if batches.workers else transfers
-            )
+            self._batches: Iterator[DeviceBatch] = map(self._wait_for_transfer, self._prefetched(transfers))
         else:
-            self._batches = map(self._prepare, batches)
+            self._batches = self._prefetched(map(self._prepare_on_cpu, batches))
+
+    def _prefetched(self, batches: Iterator[T]) -> Iterator[T]:
+        # Without workers, loading draws from the same global generators as the training thread, so it must not run in
+        # another thread.
+        return PrefetchIterator(batches) if self._loader.workers else batches
+
+    @property
+    def workers(self) -> int:
+        return self._loader.workers
 
     def __next__(self) -> DeviceBatch:
-        return next(self._batches)
+        requested_at = time.perf_counter()
+        batch = next(self._batches)
+        now = time.perf_counter()
+        self._loader.observe(now - requested_at, requested_at - self._returned_at)
+        self._returned_at = now
+        return batch
+
+    def start_stage_times(self) -> None:
+        self._copy_events.clear()
+        self._loader.counters.start()
+
+    def stop_stage_times(self) -> StageTimes:
+        """See `DeviceLoader.stop_stage_times`. A host sync on a GPU."""
+        for start, end in self._copy_events:
+            end.synchronize()
+            self._loader.counters.add_seconds("copy", start.elapsed_time(end) / 1000)
+        return self._loader.counters.stop()
 
     def _prepare(self, batch: Batch) -> DeviceBatch:
         images, labels = to_device(batch.images, self._device), to_device(batch.labels, self._device)
@@ -87,6 +126,10 @@ class StreamingLoader:
         images = normalize(images, self._mean, self._std)
         return DeviceBatch(images, labels, batch.loss_weight, batch.ends_step, batch.unread)
 
+    def _prepare_on_cpu(self, batch: Batch) -> DeviceBatch:
+        with stage("copy"):
+            return self._prepare(batch)
+
     def _transfer_all(self, batches: BatchLoader) -> Iterator[tuple[DeviceBatch, torch.cuda.Event]]:
         # The current CUDA device is per thread and starts as device 0.
         torch.cuda.set_device(self._copy_stream.device)
@@ -94,9 +137,13 @@ class StreamingLoader:
 
     def _transfer(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
         """Start the transfer of a batch; returns the batch and an event that the copy stream records after it."""
+        timed = self._loader.counters.are_timing
         with torch.cuda.stream(self._copy_stream):
+            started, transferred = (torch.cuda.Event(enable_timing=timed) for _ in range(2))
+            if timed:
+                started.record(self._copy_stream)
+                self._copy_events.append((started, transferred))
             device_batch = self._prepare(batch)
-            transferred = torch.cuda.Event()
             transferred.record(self._copy_stream)
         return device_batch, transferred
 
@@ -109,9 +156,6 @@ class StreamingLoader:
             # The caching allocator must not reuse the memory for a later batch while training still reads it.
             tensor.record_stream(compute_stream)
         return batch
-
-
-T = TypeVar("T")
 
 
 class PrefetchIterator(Generic[T]):

@@ -21,13 +21,16 @@ from engine.data.sources.array import ArraySource
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.jpeg import decoder_warning
+from engine.data.stage_times import StageTimes
 
 
 class InputPipeline:
     """The chosen input pipeline: one batch per request. `warnings` are for the log.
 
-    With `workers` > 0 the constructor forks the DataLoader workers: create it before the process initializes CUDA or
-    starts threads. Raises UsageError if the user's transform cannot be loaded. With the memory pipeline, raises
+    With `workers` > 0 the constructor forks the loader processes: create it before the process initializes CUDA or
+    starts threads. `max_workers` is that of `BatchLoader`.
+
+    Raises UsageError if the user's transform cannot be loaded. With the memory pipeline, raises
     UnreadableImageError as `load_in_memory` does.
     """
 
@@ -39,11 +42,14 @@ class InputPipeline:
         image_format: ImageFormat,
         requests: Iterable[BatchRequest],
         workers: int = 0,
+        max_workers: int = 0,
     ) -> None:
         self._source, self._config, self._format, self._requests = source, config, image_format, requests
         self.pipeline_choice, pipeline = pipeline_choice, pipeline_choice.pipeline
         self._in_memory = load_in_memory(source, config, image_format) if pipeline == "memory" else None
-        self._loader = BatchLoader(source, config, image_format, requests, workers) if pipeline == "stream" else None
+        self._loader = (
+            BatchLoader(source, config, image_format, requests, workers, max_workers) if pipeline == "stream" else None
+        )
         problems = (
             source.warning if isinstance(source, ArraySource) else None,
             self._in_memory.warning if self._in_memory is not None else None,
@@ -78,6 +84,12 @@ class FixedBatchLoader:
     """
 
     workers = 0
+
+    def start_stage_times(self) -> None:
+        """Do nothing: there are no stages."""
+
+    def stop_stage_times(self) -> StageTimes | None:
+        """Return None: there are no stages."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from engine.data.pipelines.device import DeviceBatch, to_device
 from engine.data.pipelines.in_memory_images import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, Images
+from engine.data.stage_times import StageTimes
 
 # A request reduced to its readable images, and the read errors of the others.
 ReadableRequest = tuple[BatchRequest, tuple[str, ...]]
@@ -40,6 +41,12 @@ class InMemoryLoader:
     """
 
     workers = 0
+
+    def start_stage_times(self) -> None:
+        """Do nothing: there are no stages."""
+
+    def stop_stage_times(self) -> StageTimes | None:
+        """Return None: there are no stages."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from math import ceil
 
 import numpy as np
 
-from engine.data.pipelines.loader import BatchDataset
+from engine.data.pipelines.batch import BatchDataset
 from engine.data.rng import single_torch_thread
 from engine.data.sampler import BatchRequest
 

@@ -17,6 +17,7 @@ from engine.data.sources import image
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.image import empty_images
 from engine.data.sources.resize import get_box_function
+from engine.data.stage_times import stage
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,18 @@ class EncodedSource(ABC):
     def load(self, part: Part, indices: Indices, crop: CropSpec | None = None) -> tuple[Images, Labels]:
         """See `ImageSource.load`."""
         images = new_batch(len(indices), self.format, crop)
-        for row, index in enumerate(indices.tolist()):
-            decode_pixels(self.read_encoded(part, index), index, self.format, crop).resize_into(images[row])
+        for pixels, index in zip(images, indices.tolist(), strict=True):
+            self.load_into(pixels, part, index, crop)
         return images, self.labels_of(part, indices)
+
+    def load_into(self, pixels: Images, part: Part, index: int, crop: CropSpec | None) -> None:
+        """Load one image, as `load` says, to its place in a batch. Raises UnreadableImageError."""
+        with stage("read"):
+            encoded = self.read_encoded(part, index)
+        with stage("decode"):
+            decoded = decode_pixels(encoded, index, self.format, crop)
+        with stage("crop"):
+            decoded.resize_into(pixels)
 
     def labels_of(self, part: Part, indices: Indices) -> Labels:
         """Return the labels of some images of a part, N int64."""

@@ -17,7 +17,7 @@ from engine.utils.errors import UsageError
 from engine.utils.host import format_bytes, nearest_existing
 from gputrain_command import Gputrain
 
-FOOTPRINT = LoaderFootprint(local_world_size=2, workers=4, prefetch=4, batch_bytes=12_800 << 10)
+FOOTPRINT = LoaderFootprint(local_world_size=2, processes=4, prefetch=4, batch_bytes=12_800 << 10)
 
 
 def config(*overrides: str) -> Config:
@@ -34,7 +34,7 @@ def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
 
 
 def test_loader_checks_pass_without_workers() -> None:
-    footprint = LoaderFootprint(local_world_size=2, workers=0, prefetch=4, batch_bytes=1 << 40)
+    footprint = LoaderFootprint(local_world_size=2, processes=0, prefetch=4, batch_bytes=1 << 40)
     assert shm_shortage(footprint, 0) is None
     assert open_files_shortage(footprint, 10) is None
 

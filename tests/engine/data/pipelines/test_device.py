@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from engine.config.loader import resolve_config
+from engine.data.pipelines.batch import Batch
 from engine.data.pipelines.device import DeviceBatch, PrefetchIterator, StreamingLoader
-from engine.data.pipelines.loader import Batch, BatchLoader
+from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source

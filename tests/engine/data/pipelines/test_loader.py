@@ -13,7 +13,8 @@ from torchvision.transforms.v2 import functional as reference
 from engine.config.loader import resolve_config
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.batch_ops import convert_to_format, horizontal_flip, normalize, pad_and_crop
-from engine.data.pipelines.loader import Batch, BatchLoader
+from engine.data.pipelines.batch import Batch
+from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import DistributedBatchSampler, epoch_permutation
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import model_input_format

@@ -11,7 +11,7 @@ import torch
 
 from engine.config.loader import resolve_config
 from engine.data.pipelines import num_workers
-from engine.data.pipelines.loader import Batch, BatchDataset
+from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.num_workers import measure_batch_seconds, measure_num_workers
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import UnreadableImageError

@@ -13,8 +13,9 @@ from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.pack.pack_file import CHUNK_ROWS
 from engine.data.pack.reencode import Encoding
+from engine.data.pipelines.batch import Batch
 from engine.data.pipelines.in_memory_images import load_in_memory
-from engine.data.pipelines.loader import Batch, BatchLoader
+from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import PARTS, DistributedBatchSampler
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.encoded import EncodedSource

@@ -16,9 +16,10 @@ from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation
 from engine.data.batching import class_counts
 from engine.data.inspection_process import ImageCounts, check_user_data_code, try_first_images
+from engine.data.pipelines.batch import Batch
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.loader import Batch, BatchLoader
+from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import BatchRequest, DistributedBatchSampler
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.formats import expected_input_format, model_input_format

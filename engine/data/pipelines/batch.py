@@ -1,0 +1,159 @@
+"""Build the CPU batch of a request: load its images, and augment those of training.
+
+`engine.data.pipelines.loader` builds batches in the rank or in DataLoader workers, and
+`engine.data.pipelines.decode_threads` in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from engine.config.schema import Config
+from engine.config.user_code import is_user_code
+from engine.data.augment.augmentation import Augmentation, AugmentParams
+from engine.data.augment.batch_ops import convert_to_format
+from engine.data.rng import fork_all_rngs
+from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
+from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels, UnreadableImageError
+from engine.data.sources.encoded import EncodedSource
+from engine.data.stage_times import stage
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A CPU batch: `images`, N x C x H x W uint8 (float32 if `ImageFormat.is_float`), and `labels`, N int64.
+
+    `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
+    `augment_params` are the batch transforms still to apply on the device; None for validation. `readable` has the
+    indices of the images if any was skipped.
+    """
+
+    images: Tensor
+    labels: Tensor
+    loss_weight: float
+    ends_step: bool = True
+    unread: tuple[str, ...] = ()
+    augment_params: AugmentParams | None = None
+    readable: Indices | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle all but the images by value: a shared-memory file and a socket connection for each small tensor would
+        take longer than creating it."""
+        return _unpickle_batch, (
+            self.images,
+            self.labels.numpy(),
+            self.loss_weight,
+            self.ends_step,
+            self.unread,
+            self.augment_params,
+            self.readable,
+        )
+
+
+def _unpickle_batch(images: Tensor, labels: Labels, *fields: Any) -> Batch:
+    return Batch(images, torch.from_numpy(labels), *fields)
+
+
+class BatchDataset(Dataset[Batch]):
+    """Map-style dataset whose index is a `BatchRequest` and whose item is the whole batch.
+
+    Raises UsageError on construction if the user's transform cannot be loaded.
+    """
+
+    def __init__(self, source: ImageSource, config: Config, image_format: ImageFormat) -> None:
+        self._source, self._config, self._format = source, config, image_format
+        self._augmentation = Augmentation(config, image_format)
+
+    def __getitem__(self, request: BatchRequest) -> Batch:
+        unread: tuple[str, ...] = ()
+        try:
+            pixels, labels = self._load(request, request.indices)
+        except UnreadableImageError:
+            if self._config.data.on_bad == "fail":
+                raise
+            request, pixels, labels, unread = self._load_readable(request)
+        return self.finish(request, torch.from_numpy(pixels), labels, unread)
+
+    def crop_spec(self, request: BatchRequest) -> CropSpec | None:
+        """Return the crop of the images of a request; None for evaluation."""
+        return self._augmentation.crop_spec(request.epoch) if request.is_training else None
+
+    def finish(self, request: BatchRequest, images: Tensor, labels: Labels, unread: tuple[str, ...] = ()) -> Batch:
+        """Augment the loaded images of a request as far as that is done on the CPU."""
+        augment_params = None
+        with stage("augment"):
+            if self._source.in_memory:
+                images = convert_to_format(images, self._format.at_epoch(request.epoch), training=request.is_training)
+            if request.is_training:
+                images = self._augmentation.apply_image_transforms(images, request.epoch, request.indices)
+                augment_params = self._augmentation.draw_batch_params(request.epoch, request.indices)
+        readable = request.indices if unread else None
+        weight, ends_step = request.loss_weight, request.ends_step
+        return Batch(images, torch.from_numpy(labels), weight, ends_step, unread, augment_params, readable)
+
+    def finish_rows(
+        self, source: EncodedSource, request: BatchRequest, images: Tensor, errors: Mapping[int, Exception]
+    ) -> Batch:
+        """Return the batch of a request whose images were loaded one by one, with the errors of those that failed.
+
+        Raises the first error, or skips unreadable images if `data.on_bad` says so.
+        """
+        others = [row for row, error in errors.items() if not isinstance(error, UnreadableImageError)]
+        if errors and (others or self._config.data.on_bad == "fail"):
+            raise errors[min(others or errors)]
+        readable = [row not in errors for row in range(len(request.indices))]
+        request = request.keep(readable) if errors else request
+        labels = source.labels_of(request.part, request.indices)
+        if sum(readable) < len(request.indices):
+            images, labels = torch.zeros_like(images[: len(request.indices)]), np.zeros_like(labels)
+        elif errors:
+            images = images[torch.tensor(readable)]
+        return self.finish(request, images, labels, tuple(str(errors[row]) for row in sorted(errors)))
+
+    def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
+        """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""
+        part, crop = request.part, self.crop_spec(request)
+        if not is_user_code(self._config.data.dataset):
+            return self._source.load(part, indices, crop)
+        bits = random_bits(self._config.run.seed, RandomStream.USER_ITEM, request.epoch, indices)
+        loaded = []
+        with fork_all_rngs() as seed_rng:
+            for row, item_bits in enumerate(bits):
+                seed_rng(item_bits)
+                loaded.append(self._source.load(part, indices[row : row + 1], crop))
+        return _concatenate(loaded)
+
+    def _load_readable(self, request: BatchRequest) -> tuple[BatchRequest, Images, Labels, tuple[str, ...]]:
+        """Load the readable images of a request; returns the reduced request, images, labels and the read errors.
+
+        Images that stay with a weight of 0 (see `BatchRequest.keep`) are black.
+        """
+        loaded: list[tuple[Images, Labels]] = []
+        readable: list[bool] = []
+        unread: list[str] = []
+        for index in request.indices:
+            try:
+                loaded.append(self._load(request, np.array([index])))
+                readable.append(True)
+            except UnreadableImageError as error:
+                unread.append(str(error))
+                readable.append(False)
+        kept = request.keep(readable)
+        num_images, source_format = len(kept.indices), self._source.format
+        if len(loaded) < num_images:
+            size = source_format.at_epoch(request.epoch).preprocessing(training=request.is_training).size
+            black = np.zeros((num_images, source_format.channels, size, size), source_format.dtype)
+            loaded = [(black, np.zeros(num_images, np.int64))]
+        pixels, labels = _concatenate(loaded)
+        return kept, pixels, labels, tuple(unread)
+
+
+def _concatenate(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Labels]:
+    return np.concatenate([pixels for pixels, _ in loaded]), np.concatenate([labels for _, labels in loaded])

@@ -1,0 +1,157 @@
+"""Batches that decode threads load: the same as those of DataLoader workers, also with unreadable images."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.data.limits import loader_processes, uses_threads
+from engine.data.pipelines.batch import Batch, BatchDataset
+from engine.data.pipelines.decode_threads import DecodeThreads, ThreadedBatches
+from engine.data.pipelines.loader import BatchLoader
+from engine.data.pipelines.thread_count import ThreadCount
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.base import ImageSource, UnreadableImageError
+from engine.data.sources.encoded import EncodedSource
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+from engine.data.stage_times import LoaderCounters
+from engine.utils.errors import UsageError
+
+SIZES = [(40, 30), (30, 44), (64, 64)]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder with 24 training and 6 validation photos of two classes."""
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        width, height = SIZES[number % 3]
+        folder = tmp_path / ("val" if number >= 24 else "train") / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(folder / f"{number:02}.jpg")
+    return tmp_path
+
+
+def open_photos(root: Path, *overrides: str) -> tuple[Config, ImageSource]:
+    data = ["data.dataset=folder", f"data.path={root}", "data.image_size=16", "data.batch_size=4"]
+    config = resolve_config(None, [*data, "augment.resized_crop=true", "augment.flip=true", *overrides]).config
+    return config, open_source(config)
+
+
+def load(config: Config, source: ImageSource, workers: int, first_step: int = 0) -> list[Batch]:
+    sampler = DistributedBatchSampler(source.num_images("train"), source.num_images("val"), 4, 0, 1, True, 0)
+    requests = sampler.requests(2, 1, first_step)
+    return list(BatchLoader(source, config, model_input_format(config, source), requests, workers))
+
+
+def load_in_threads(config: Config, source: ImageSource) -> list[Batch]:
+    """Load the batches of two epochs with threads of this process."""
+    assert isinstance(source, EncodedSource)
+    sampler = DistributedBatchSampler(source.num_images("train"), source.num_images("val"), 4, 0, 1, True, 0)
+    dataset, counters = BatchDataset(source, config, model_input_format(config, source)), LoaderCounters(1)
+    counters.attach(0)
+    return list(ThreadedBatches(source, dataset, sampler.requests(2), ThreadCount(3, 3), counters))
+
+
+def assert_equal(batches: list[Batch], expected: list[Batch]) -> None:
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        assert torch.equal(batch.images, other.images)
+        assert torch.equal(batch.labels, other.labels)
+        assert (batch.loss_weight, batch.unread) == (other.loss_weight, other.unread)
+        flips = [loaded.augment_params.flip_mask if loaded.augment_params else None for loaded in (batch, other)]
+        assert flips[0] is flips[1] is None or torch.equal(*flips)
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("threads", 2), ("threads", 10), ("processes", 2)])
+def test_batches_are_same_for_any_kind_and_number_of_workers(photos: Path, kind: str, workers: int) -> None:
+    config, source = open_photos(photos, f"data.worker_type={kind}")
+    expected = load(config, source, 0)
+    assert len(expected) == 2 * (6 + 2)
+    assert_equal(load(config, source, workers), expected)
+    assert_equal(load(config, source, workers, first_step=4), expected[4:])
+
+
+@pytest.mark.parametrize("unreadable", [1, 23])
+def test_threads_skip_only_unreadable_images(photos: Path, unreadable: int) -> None:
+    config, source = open_photos(photos, "data.on_bad=skip")
+    for path in sorted((photos / "train").glob("*/*.jpg"))[:unreadable]:
+        path.write_bytes(b"no image")
+    batches = load_in_threads(config, source)
+    assert sum(len(batch.unread) for batch in batches) == 2 * unreadable
+    assert_equal(batches, load(config, source, 0))
+
+
+def test_threads_raise_error_of_unreadable_image(photos: Path) -> None:
+    config, source = open_photos(photos)
+    bad = sorted((photos / "train").glob("*/*.jpg"))[5]
+    bad.write_bytes(b"no image")
+    with pytest.raises(UnreadableImageError, match=f"{bad.name}.*not an image"):
+        load_in_threads(config, source)
+
+
+def test_threads_fill_channels_last_batches_in_shared_memory(photos: Path) -> None:
+    batch = load_in_threads(*open_photos(photos))[0]
+    assert batch.images.is_shared()
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "threads"),
+    [
+        (["data.dataset=folder", "data.path=photos"], True),
+        (["data.dataset=folder", "data.path=photos", "data.worker_type=processes"], False),
+        (["data.dataset=folder", "data.path=photos", "augment.hue=0.1"], False),
+        (["data.dataset=folder", "data.path=photos", "augment.hue=0.1", "data.worker_type=threads"], True),
+        (["data.dataset=digits"], False),
+    ],
+)
+def test_threads_load_image_files_without_transforms_per_image(overrides: list[str], threads: bool) -> None:
+    config = resolve_config(None, overrides).config
+    assert uses_threads(config) == threads
+    assert [loader_processes(config, workers) for workers in (1, 8, 9)] == ([1, 1, 2] if threads else [1, 8, 9])
+
+
+def test_threads_for_images_in_memory_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"threads load image files .*, not digits; use processes or auto"):
+        resolve_config(None, ["data.dataset=digits", "data.worker_type=threads"])
+
+
+def test_decode_threads_follow_their_count_while_they_run() -> None:
+    threads, started = DecodeThreads(), threading.Semaphore(0)
+    may_end = [threading.Event() for _ in range(8)]
+    thread_of_task: dict[int, str] = {}
+
+    def load(task: int) -> None:
+        thread_of_task[task] = threading.current_thread().name
+        started.release()
+        may_end[task].wait(10)
+
+    def wait_for_tasks(count: int) -> None:
+        for _ in range(count):
+            assert started.acquire(timeout=10)
+        assert not started.acquire(timeout=0.02), "more threads than asked for"
+
+    threads.set_count(1)
+    threads.submit(load, len(may_end))
+    wait_for_tasks(1)
+    threads.set_count(3)
+    wait_for_tasks(2)
+    assert sorted(thread_of_task.values()) == ["decode-0", "decode-1", "decode-2"]
+    threads.set_count(2)
+    for event in may_end[:3]:
+        event.set()
+    wait_for_tasks(2)
+    assert sorted(thread_of_task[task] for task in (3, 4)) == ["decode-0", "decode-1"]
+    for event in may_end:
+        event.set()
+    for _ in range(3):
+        assert started.acquire(timeout=10)
