@@ -1,0 +1,76 @@
+"""The presets of `configs/`: each resolves, has a row in the table, and has the values of its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config.loader import presets, resolve_config
+from engine.data.sources.formats import expected_input_format
+from engine.models.summary import build_meta_model
+from engine.optim.lr_schedule import lr_factor, scaled_lr
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+PUBLISHED = ("imagenet-rn50-16", "imagenet-rn50", "cifar10-resnet18", "fashion-mnist")
+
+
+@pytest.fixture(autouse=True)
+def without_own_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_preset_resolves_without_keys_that_have_no_effect(name: str) -> None:
+    assert presets()[name] == CONFIGS / f"{name}.yaml"
+    assert resolve_config(name, allow_missing=True).no_effect == ()
+
+
+def test_every_preset_has_a_row_in_the_table() -> None:
+    lines = (CONFIGS / "README.md").read_text().splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith("| `")]
+    assert sorted(row[0].strip(" `") for row in rows) == NAMES
+    assert all(len(row) == 5 and row[4].strip() for row in rows)
+    for name in PUBLISHED:
+        assert "Source: " in (CONFIGS / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_model_of_preset_accepts_its_images(name: str) -> None:
+    config = resolve_config(name, ["data.path=/photos"]).config
+    image_format = expected_input_format(config)
+    classes = 1000 if name.startswith("imagenet") else 10
+    model = build_meta_model(config, image_format.channels, classes, image_format.size).eval()
+    for size in (*image_format.train_sizes, image_format.val_size):
+        assert model(torch.empty(1, image_format.channels, size, size, device="meta")).shape == (1, classes)
+
+
+def test_imagenet_rn50_16_has_sizes_of_source() -> None:
+    image_format = expected_input_format(resolve_config("imagenet-rn50-16", ["data.path=/photos"]).config)
+    # min_res 160, max_res 192, start_ramp 11, end_ramp 13, to the nearest multiple of 32; epochs count from 0 there.
+    ramp = np.interp(np.arange(16), [11, 13], [160, 192])
+    assert [image_format.at_epoch(epoch).size for epoch in range(1, 17)] == (np.round(ramp / 32) * 32).tolist()
+    # The center crop has 224/256 of the shorter edge.
+    assert image_format.val_resize == round(image_format.val_size * 256 / 224)
+
+
+def test_imagenet_rn50_16_has_learning_rate_of_source() -> None:
+    config = resolve_config("imagenet-rn50-16", ["data.path=/photos"]).config
+    steps, peak_lr = 312, scaled_lr(config.optim, 8)
+    rates = [peak_lr * lr_factor(config.schedule, step, steps, 16) for step in range(1, 16 * steps + 1)]
+    expected = np.interp(np.arange(16 * steps) / steps, [0, 2, 16], [1.7e-4, 1.7, 0])
+    assert np.abs(np.array(rates) - expected).max() < 1.7 / steps
+
+
+def test_imagenet_rn50_has_learning_rate_and_ema_of_source() -> None:
+    config = resolve_config("imagenet-rn50", ["data.path=/photos"]).config
+    steps = 1251
+    assert scaled_lr(config.optim, 8) == 0.5
+    for epoch in (5, 6, 300, 599):
+        expected = (1 + np.cos(np.pi * (epoch - 5) / 595)) / 2
+        assert lr_factor(config.schedule, epoch * steps + 1, steps, 600) == pytest.approx(expected)
+    # torchvision averages every 32 steps and scales 1 - decay by GPUs x batch x steps / epochs.
+    assert config.model.ema**32 == pytest.approx(1 - (1 - 0.99998) * 8 * 128 * 32 / 600, abs=1e-5)
