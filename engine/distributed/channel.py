@@ -64,12 +64,18 @@ class StopFlag:
 
 class PipeChannel:
     """Channel of a forked rank to its supervisor. Each rank has its own pipe, so no rank can block another or corrupt
-    its messages."""
+    its messages. `on_poll` is called by each `poll_requests` and must not block."""
 
-    def __init__(self, connection: Connection, stop_flag: StopFlag, heartbeat: HeartbeatWriter) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        stop_flag: StopFlag,
+        heartbeat: HeartbeatWriter,
+        on_poll: Callable[[], None] | None = None,
+    ) -> None:
         self.enter_phase, self.set_saving = heartbeat.enter_phase, heartbeat.set_saving
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-        self._stop_flag = stop_flag
+        self._stop_flag, self._on_poll = stop_flag, on_poll
         self._requests = RequestCounters()
         self._buffer = b""
         self._flushed = False
@@ -97,6 +103,8 @@ class PipeChannel:
                 self._requests.apply(request, int(steps or 0))
 
     def poll_requests(self) -> RequestCounters:
+        if self._on_poll is not None:
+            self._on_poll()
         with suppress(BlockingIOError):
             self._consume(self._socket.recv(4096, socket.MSG_DONTWAIT))
         self._requests.stop = self._requests.stop or self._stop_flag.is_set

@@ -16,9 +16,20 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.distributed.failures import describe_failure, root_cause
+from engine.distributed.flight_recorder import (
+    RECORD_WAIT_SECONDS,
+    Collective,
+    find_divergence,
+    from_json,
+    record_name,
+    record_within,
+    to_json,
+    write_record,
+)
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import (
     Heartbeat,
@@ -42,15 +53,18 @@ STORE_POLL_SECONDS = 0.05
 # One failure ends all ranks, but not at the same moment: their last heartbeats differ by the time of a step.
 COMPARE_SECONDS = 5.0
 RECORD_TIMEOUT_SECONDS = 5.0
+# Each rank reads the collectives of all others from the store, which rank 0 hosts.
+MAX_SHARED_COLLECTIVES = 100
 
 
 @dataclass(frozen=True)
 class StalledRank:
-    """A rank of a run without progress: the UUID of its GPU or "cpu", and its last heartbeat. That is None until the
-    watchdog of the rank has published it."""
+    """A rank of a run without progress: the UUID of its GPU or "cpu", its last heartbeat and its last collectives. The
+    heartbeat is None until the watchdog of the rank has published both."""
 
     device: str
     heartbeat: Heartbeat | None
+    collectives: tuple[Collective, ...] = ()
 
 
 def watchdog_thread(
@@ -64,17 +78,28 @@ def watchdog_thread(
         # What hangs may be stderr or the disk of the journal.
         threading.Timer(COMPARE_SECONDS + RECORD_TIMEOUT_SECONDS, os._exit, [ExitCode.FAILED]).start()
         faulthandler.dump_traceback()
-        stalled = share_stall(StalledRank(device, heartbeats[0]), rank_info, store)
+        collectives = record_within(RECORD_WAIT_SECONDS)
+        stalled = share_stall(StalledRank(device, heartbeats[0], tuple(collectives)), rank_info, store)
         failure = stall_failure(stalled, rank_info, watchdog.timeout_s)
         print(describe_failure(failure), file=sys.stderr)
         if recorder is not None:
             record_result(RunResult("failed", failure), recorder)
+            _write_records(stalled, recorder.folder.flight_recorder)
         os._exit(ExitCode.FAILED)
 
     with suppress(RuntimeError):
         # The others need it if this process cannot respond when the run stalls.
         store.set(f"device/{rank_info.rank}", device)
     return threading.Thread(target=watch, name="watchdog", daemon=True)
+
+
+def _write_records(stalled: dict[int, StalledRank], folder: Path) -> None:
+    """Keep the last collectives of the ranks in the run folder."""
+    with suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        for rank, stall in stalled.items():
+            if stall.collectives:
+                write_record(folder / record_name(rank), stall.collectives)
 
 
 def share_stall(this_rank: StalledRank, rank_info: RankInfo, store: Store) -> dict[int, StalledRank]:
@@ -92,10 +117,12 @@ def share_stall(this_rank: StalledRank, rank_info: RankInfo, store: Store) -> di
 def _exchange_heartbeats(stalled: dict[int, StalledRank], rank_info: RankInfo, store: Store) -> None:
     """Publish the heartbeat of this rank, and add the other ranks to `stalled` until all have published theirs."""
     deadline = time.monotonic() + COMPARE_SECONDS
-    heartbeat, missing = stalled[rank_info.rank].heartbeat, set(range(rank_info.world_size)) - {rank_info.rank}
+    this_rank, missing = stalled[rank_info.rank], set(range(rank_info.world_size)) - {rank_info.rank}
+    heartbeat = this_rank.heartbeat
     assert heartbeat is not None  # noqa: S101 - the one of this rank
     # A RuntimeError means that the host of the store has exited.
     with suppress(RuntimeError):
+        store.set(f"collectives/{rank_info.rank}", to_json(this_rank.collectives[-MAX_SHARED_COLLECTIVES:]))
         store.set(f"stalled/{rank_info.rank}", json.dumps([heartbeat.step, heartbeat.phase_count, heartbeat.phase]))
         while missing and time.monotonic() < deadline:
             for rank in missing:
@@ -109,7 +136,8 @@ def _read_stalled_rank(rank: int, store: Store) -> StalledRank:
     if not store.check([key := f"stalled/{rank}"]):
         return StalledRank(device, None)
     step, phase_count, phase = json.loads(store.get(key))
-    return StalledRank(device, Heartbeat(step, phase_count, Phase(phase)))
+    collectives = from_json(store.get(f"collectives/{rank}"))
+    return StalledRank(device, Heartbeat(step, phase_count, Phase(phase)), tuple(collectives))
 
 
 def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_s: float) -> RankFailed:
@@ -118,11 +146,17 @@ def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_
     Ranks that have published no heartbeat hold up the others; if all have published one, the ranks that lag do."""
     late = [rank for rank, stall in stalled.items() if stall.heartbeat is None]
     late = late or lagging_ranks({rank: stall.heartbeat for rank, stall in stalled.items() if stall.heartbeat})
+    divergence = find_divergence({rank: stall.collectives for rank, stall in stalled.items()})
+    if divergence is not None and divergence.ranks and len(late) == len(stalled):
+        # All ranks have made the same progress by their own account.
+        late = list(divergence.ranks)
     rank = rank_info.rank if rank_info.rank in late else late[0]
     device, heartbeat = stalled[rank].device, stalled[rank].heartbeat
     details = ["this rank did not respond"]
     if heartbeat is not None:
         details = [describe_progress(heartbeat), "its traceback is on stderr"]
+    if divergence is not None:
+        details.insert(0, divergence.message)
     cause = describe_stall(f"no progress for {timeout_s:g} s (run.watchdog)", late, len(stalled), *details)
     return RankFailed(rank=rank, device=device, cause=cause)
 

@@ -162,6 +162,11 @@ class RunFolder:
         return self.root / "control"
 
     @property
+    def flight_recorder(self) -> Path:
+        """Folder of the last collectives of each rank when the run hung, see `engine.distributed.flight_recorder`."""
+        return self.root / "flight_recorder"
+
+    @property
     def owner(self) -> Path:
         """Host, process and heartbeat of the owner, see `engine.runs.claim`."""
         return self.root / "owner.json"
@@ -259,7 +264,8 @@ class RunFolder:
 
     def _opened_entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield name and status of the existing files and folders of a run that gputrain opens by name."""
-        folders = (self.checkpoints, self.tensorboard, self.control, self.export, self.exports, self.sync)
+        outputs = (self.checkpoints, self.tensorboard, self.export, self.exports, self.flight_recorder)
+        folders = (*outputs, self.control, self.sync)
         files = (self.config, self.journal, self.summary, self.log, self.owner, self.lock, self.class_indices)
         more_files = (self.evaluation, self.inspection, self.labels, self.queue, self.skipped_files)
         profiles = (self.profiles, *self.profiles.glob("step-*"), *self.profiles.glob("step-*/*"))

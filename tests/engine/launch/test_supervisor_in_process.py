@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from engine.config.schema import Config
+from engine.distributed import flight_recorder
 from engine.distributed.channel import PipeChannel
+from engine.distributed.flight_recorder import Collective, read_record, write_record
 from engine.distributed.node_plan import NodePlan
 from engine.distributed.watchdog import Phase
 from engine.launch import supervisor
@@ -78,6 +80,20 @@ def abort(channel: PipeChannel) -> Outcome:
     os.abort()
 
 
+def hang_after(last: int) -> Body:
+    """Return a rank that hangs when it has entered the collectives up to the number `last`."""
+
+    def record() -> list[Collective]:
+        return [Collective("nccl:0", sequence, "all_reduce", 2600, sequence < 8, sequence) for sequence in range(last)]
+
+    def wait(channel: PipeChannel) -> Outcome:
+        flight_recorder.record_collectives = record
+        channel.poll_requests()
+        return hang(channel)
+
+    return wait
+
+
 def cause_of(result: RunResult) -> str:
     assert result.state == "failed"
     assert result.failure is not None
@@ -98,6 +114,41 @@ def test_supervisor_leaves_ranks_without_progress_alone_until_something_is_wrong
 
     run = Supervised(idle, idle)
     assert (run.run(), run.messages) == (RunResult("finished"), ["idled"] * 2)
+
+
+def test_supervisor_names_rank_that_is_not_in_collective_of_others(folder: RunFolder) -> None:
+    result = Supervised(hang_after(9), hang_after(8), folder=folder, watchdog=0.3).run()
+    assert cause_of(result) == (
+        "1: no progress for 0.3 s (run.watchdog); the other ranks wait for rank 1; rank 1 did not enter all-reduce 8 "
+        "(2.6 kB), in which rank 0 waits; this rank completed 3 steps and is in the forward pass; its traceback is in "
+        "the log"
+    )
+    kept = {path.name: read_record(path) for path in folder.flight_recorder.iterdir()}
+    assert [len(kept[f"rank-{rank}.json"] or ()) for rank in range(2)] == [9, 8]
+
+
+def test_supervisor_names_rank_without_record_of_stopped_process(
+    monkeypatch: pytest.MonkeyPatch, folder: RunFolder
+) -> None:
+    monkeypatch.setattr(flight_recorder, "RECORD_WAIT_SECONDS", 0.1)
+
+    def freeze(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(3, Phase.DATA)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return "finished"
+
+    def wait(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(3, Phase.DATA)
+        return hang_after(9)(channel)
+
+    # The record of an earlier hang must not count.
+    folder.flight_recorder.mkdir()
+    write_record(folder.flight_recorder / "rank-1.json", [])
+    result = Supervised(wait, freeze, folder=folder, watchdog=0.3).run()
+    assert cause_of(result).endswith(
+        "this rank completed 3 steps and is waiting for data; its process is stopped (SIGSTOP)"
+    )
+    assert [path.name for path in folder.flight_recorder.iterdir()] == ["rank-0.json"]
 
 
 def test_supervisor_forwards_requests_and_records_their_outcome(folder: RunFolder) -> None:
