@@ -51,7 +51,7 @@ def diagnose_profile(profile: Profile) -> ProfileDiagnosis:
     if shares["data"] > MAX_DATA_WAIT_SHARE:
         return ProfileDiagnosis(f"waiting for data {shares['data']:.0%} of the time{_slowest_stage(profile.ranks)}")
     if shares["allreduce"] > MAX_EXPOSED_SHARE:
-        advice = "larger batches or data.accumulate make it rarer"
+        advice = "larger batches or optim.accumulate make it rarer"
         return ProfileDiagnosis(f"waiting for the all-reduce {shares['allreduce']:.0%} of the time; {advice}")
     if is_gpu and shares["other"] > MAX_EXPOSED_SHARE:
         advice = "increase data.batch_size, or try model.compile"

@@ -12,7 +12,7 @@ counts as computation: only the rest of the all-reduce is exposed.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -48,6 +48,11 @@ class Activity:
     link: int = 0
     operator_link: int = 0
 
+    @property
+    def is_mark(self) -> bool:
+        """Whether `engine.training.step_marks` made it."""
+        return self.kind == "host" and self.name.startswith(MARK_PREFIX)
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -74,7 +79,7 @@ def host_steps(activities: Iterable[Activity], uninterrupted: Sequence[bool]) ->
     """Return the marked steps. A step lasts to the next one if nothing `uninterrupted` followed it, else to its own
     end."""
     marks = sorted(
-        (mark for mark in activities if mark.kind == "host" and mark.name.startswith(MARK_PREFIX)),
+        (activity for activity in activities if activity.is_mark),
         key=lambda mark: (mark.start, -mark.end),
     )
     step_marks = [mark for mark in marks if mark.name.startswith(STEP_MARK)]
@@ -101,7 +106,7 @@ def cpu_parts(
     After the last node of autograd in the last backward pass of a step, DDP waits for its all-reduce: that is the time
     in which this thread runs no operator.
     """
-    own = sorted((item for item in activities if item.lane == thread), key=lambda item: item.start)
+    own = sorted((item for item in activities if item.lane == thread and not item.is_mark), key=lambda item: item.start)
     starts = [item.start for item in own]
     result = []
     for step in steps:
@@ -110,7 +115,7 @@ def cpu_parts(
             parts[phase.phase] += phase.end - phase.start
         backward = next((phase for phase in reversed(step.phases) if phase.phase == "backward"), None)
         if has_allreduce and backward is not None:
-            inside = own[bisect_right(starts, backward.start) : bisect_right(starts, backward.end)]
+            inside = own[bisect_left(starts, backward.start) : bisect_left(starts, backward.end)]
             exposed = _idle_after_last_node(inside, backward.end)
             parts["allreduce"] += exposed
             parts["backward"] -= exposed
@@ -264,7 +269,7 @@ def operator_seconds(
                 nanoseconds[name] += activity.end - activity.start
     else:
         stacks: dict[int, list[Activity]] = defaultdict(list)
-        hosts = (activity for activity in inside if activity.kind == "host")
+        hosts = (activity for activity in inside if activity.kind == "host" and not activity.is_mark)
         for activity in sorted(hosts, key=lambda activity: (activity.start, -activity.end)):
             stack = stacks[activity.lane]
             while stack and stack[-1].end <= activity.start:
@@ -276,4 +281,4 @@ def operator_seconds(
             calls[activity.name] += 1
             nanoseconds[activity.name] += duration
     rows = [(name, calls[name], max(total, 0) / 1e9) for name, total in nanoseconds.items()]
-    return sorted((row for row in rows if not row[0].startswith(MARK_PREFIX)), key=lambda row: -row[2])
+    return sorted(rows, key=lambda row: -row[2])

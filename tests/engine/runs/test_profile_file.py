@@ -1,0 +1,130 @@
+"""Stored profiles: what is kept, and files that others wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.runs.folder import RunFolder
+from engine.runs.profile_file import (
+    MAX_PROFILES,
+    MAX_RECORD_BYTES,
+    InvalidProfileError,
+    list_profiles,
+    newest_profile,
+    read_profile,
+)
+from factories import make_run_folder
+from profiles import make_input_times, make_profile, make_rank_profile, store_profile
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return make_run_folder(tmp_path, "a")
+
+
+def test_stored_profile_is_read_as_it_was(run: RunFolder) -> None:
+    ranks = (make_rank_profile(0, input=make_input_times(read=0.5, decode=2.0)), make_rank_profile(1, unprofiled=None))
+    profile = make_profile(*ranks, note="the epoch ended", requested=10)
+    name = store_profile(run, profile)
+    assert read_profile(run, name) == profile
+    assert newest_profile(run) == (name, profile)
+    assert sorted(path.name for path in (run.profiles / name).iterdir()) == [
+        "profile.json",
+        "rank-0.json.gz",
+        "rank-1.json.gz",
+    ]
+
+
+def test_only_the_newest_profiles_are_kept(run: RunFolder) -> None:
+    # After a resume, a newer profile may have an earlier step.
+    steps = [500, *range(100, 100 + MAX_PROFILES)]
+    for age, step in enumerate(steps):
+        name = store_profile(run, make_profile(step=step))
+        os.utime(run.profiles / name, (age, age))
+    assert list_profiles(run) == [f"step-{step:08d}" for step in reversed(steps[1:])]
+
+
+def test_profile_of_the_same_step_is_replaced(run: RunFolder) -> None:
+    store_profile(run, make_profile(batch_size=1))
+    name = store_profile(run, make_profile(make_rank_profile(0), batch_size=2))
+    assert list_profiles(run) == [name]
+    assert read_profile(run, name).batch_size == 2
+    assert not (run.profiles / name / "rank-1.json.gz").exists()
+
+
+def test_folder_without_a_record_is_no_profile(run: RunFolder) -> None:
+    name = store_profile(run, make_profile(step=1))
+    os.utime(run.profiles / name, (1, 1))
+    (run.profiles / "step-00000002").mkdir()
+    found = newest_profile(run)
+    assert found is not None
+    assert found[0] == name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 0},
+        {"steps": 10**9},
+        {"ranks": []},
+        {"format": 2},
+        {"time": 1e300},
+        {"device_type": "tpu"},
+        {"note": "x" * 2000},
+        {"step": -1},
+    ],
+)
+def test_record_with_an_invalid_value_is_refused(run: RunFolder, change: dict[str, object]) -> None:
+    name = store_profile(run, make_profile())
+    path = run.profiles / name / "profile.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InvalidProfileError, match=r"is damaged|has another format"):
+        read_profile(run, name)
+    assert newest_profile(run) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", "[" * 10_000, '{"ranks": NaN}', "\xff"])
+def test_record_that_is_no_profile_is_refused(run: RunFolder, text: str) -> None:
+    name = store_profile(run, make_profile())
+    (run.profiles / name / "profile.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidProfileError, match="is damaged"):
+        read_profile(run, name)
+
+
+def test_record_that_is_too_large_is_not_read(run: RunFolder) -> None:
+    name = store_profile(run, make_profile())
+    with (run.profiles / name / "profile.json").open("ab") as file:
+        file.truncate(MAX_RECORD_BYTES + 1)
+    with pytest.raises(InvalidProfileError, match="cannot be read: has more than"):
+        read_profile(run, name)
+
+
+@pytest.mark.parametrize("link", ["profile", "step", "record"])
+def test_links_in_the_folder_of_profiles_are_not_followed(run: RunFolder, tmp_path: Path, link: str) -> None:
+    other = make_run_folder(tmp_path, "other")
+    name = store_profile(other, make_profile())
+    paths = {"profile": Path("profile"), "step": Path("profile") / name}
+    paths["record"] = paths["step"] / "profile.json"
+    target, path = other.path / paths[link], run.path / paths[link]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+    with pytest.raises(InvalidProfileError, match="cannot be read"):
+        read_profile(run, name)
+    assert run.link_problem() is not None
+
+
+@pytest.mark.parametrize("name", ["..", "../../b", "step-1", "step-00000001/../..", ""])
+def test_name_that_leads_elsewhere_is_refused(run: RunFolder, name: str) -> None:
+    with pytest.raises(InvalidProfileError, match="is not the name of a profile"):
+        read_profile(run, name)
+
+
+def test_profile_that_others_can_change_makes_the_run_foreign(run: RunFolder) -> None:
+    name = store_profile(run, make_profile())
+    assert run.foreign_reason() is None
+    (run.profiles / name / "profile.json").chmod(0o666)
+    assert run.foreign_reason() == f"contains profile/{name}/profile.json, which is writable by all users"

@@ -1,0 +1,57 @@
+"""Profiles of training steps for the tests that read or show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.runs.folder import RunFolder
+from engine.runs.profile_file import (
+    PARTS,
+    InputTimes,
+    Operator,
+    PartTime,
+    Profile,
+    RankProfile,
+    new_profile_folder,
+    trace_name,
+    write_record,
+    write_trace,
+)
+
+STEPS = 4
+# Milliseconds of each part of a step, in the order of PARTS.
+BALANCED = (1.0, 2.0, 30.0, 60.0, 4.0, 2.0, 1.0)
+FAST_RANK, SLOW_RANK = (1.0, 0.0, 20.0, 40.0, 50.0, 2.0, 1.0), (1.0, 0.0, 69.0, 40.0, 1.0, 2.0, 1.0)
+STARVED = (60.0, 2.0, 10.0, 20.0, 5.0, 2.0, 1.0)
+
+
+def make_rank_profile(rank: int, milliseconds: tuple[float, ...] = BALANCED, **fields: Any) -> RankProfile:
+    parts = {part: PartTime(mean=ms / 1e3, median=ms / 1e3) for part, ms in zip(PARTS, milliseconds, strict=True)}
+    seconds = sum(milliseconds) / 1e3
+    operators = [
+        Operator(name="aten::convolution_backward", calls=5 * STEPS, seconds=0.04 * STEPS, share=0.4),
+        Operator(name="aten::mkldnn_convolution", calls=5 * STEPS, seconds=0.02 * STEPS, share=0.2),
+    ]
+    defaults = {"host": "h", "device": "cpu", "source": "host", "unprofiled": 0.09, "operators": operators}
+    return RankProfile(
+        **{"rank": rank, "steps": [seconds] * STEPS, "parts": parts, "trace": trace_name(rank)} | defaults | fields
+    )
+
+
+def make_profile(*ranks: RankProfile, **fields: Any) -> Profile:
+    defaults = {"time": 1_700_000_000.0, "step": 120, "epoch": 3, "steps": STEPS, "requested": STEPS}
+    defaults |= {"device_type": "cpu", "batch_size": 32}
+    return Profile(**defaults | {"ranks": ranks or (make_rank_profile(0), make_rank_profile(1))} | fields)
+
+
+def make_input_times(**seconds: float) -> InputTimes:
+    return InputTimes(seconds=seconds, images=128, queue_depth=1.5)
+
+
+def store_profile(run: RunFolder, profile: Profile) -> str:
+    """Write a profile with small traces; return the name of its folder."""
+    with new_profile_folder(run, profile.step) as folder:
+        for rank in profile.ranks:
+            write_trace(folder, rank.rank, b"trace")
+        write_record(folder, profile)
+    return f"step-{profile.step:08d}"

@@ -1,0 +1,115 @@
+"""`gputrain profile`: what it prints, and what it says if there is no profile to take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from engine.runs.control import consume_requests
+from engine.runs.events import Profiled, RunFinished, RunPaused
+from engine.runs.folder import RunFolder
+from engine.runs.ownership import Ownership
+from factories import append_events, make_run_folder, make_run_started
+from gputrain_command import wait_for
+from profiles import FAST_RANK, SLOW_RANK, make_profile, make_rank_profile, store_profile
+from tui.cli.main import app
+
+PROFILE = make_profile(make_rank_profile(0, FAST_RANK), make_rank_profile(1, SLOW_RANK))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    return make_run_folder(tmp_path, "a", make_run_started())
+
+
+@pytest.fixture
+def live_run(run: RunFolder) -> Iterator[RunFolder]:
+    ownership = Ownership(run)
+    yield run
+    ownership.release()
+
+
+def profile(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["profile", "a", *arguments])
+
+
+def answer_request(run: RunFolder, answer: Profiled) -> Thread:
+    """Answer the next request in a thread, as the owner of the run does."""
+
+    def wait_and_answer() -> None:
+        wait_for(lambda: run.control.exists() and any(consume_requests(run.control)), "a request", 20)
+        append_events(run, answer)
+
+    thread = Thread(target=wait_and_answer)
+    thread.start()
+    return thread
+
+
+def test_profile_of_a_live_run_is_printed_as_bars(live_run: RunFolder) -> None:
+    name = store_profile(live_run, PROFILE)
+    thread = answer_request(live_run, Profiled(step=120, epoch=3, steps=4, folder=f"profile/{name}"))
+    result = profile()
+    thread.join()
+    assert result.exit_code == 0, result.output
+    assert "waiting for rank 1: its forward pass takes 3.5x the median" in result.stdout
+    assert [line.split()[0] for line in result.stdout.splitlines() if "█" in line] == ["rank", "rank", "░"]
+    assert f"{live_run.path}/profile/{name}/rank-0.json.gz" in result.stdout
+
+
+def test_profile_as_json_has_record_and_diagnosis(run: RunFolder) -> None:
+    name = store_profile(run, PROFILE)
+    printed = json.loads(profile("--stored", "--json").stdout)
+    assert (printed["run"], printed["folder"], printed["straggler"]) == ("a", f"{run.path}/profile/{name}", 1)
+    assert printed["ranks"][1]["parts"]["forward"]["mean"] == 0.069
+    assert printed["diagnosis"].startswith("waiting for rank 1: ")
+
+
+def test_run_that_has_ended_is_not_asked(run: RunFolder) -> None:
+    append_events(run, RunFinished(state="finished"))
+    result = profile()
+    assert result.exit_code == 1
+    assert "a is not running: it is finished; profiles that were taken before are shown with --stored" in result.output
+    assert not run.control.exists()
+
+
+def test_missing_stored_profile_is_one_sentence(run: RunFolder) -> None:
+    result = profile("--stored")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "a has no profile; take one while it trains with `gputrain profile a`" in result.output
+
+
+def test_reason_of_a_missing_profile_is_printed(live_run: RunFolder) -> None:
+    thread = answer_request(live_run, Profiled(step=7, epoch=1, steps=0, message="the run ended"))
+    result = profile()
+    thread.join()
+    assert result.exit_code == 1
+    assert "no profile of a: the run ended" in result.output
+
+
+def test_paused_run_is_named_and_not_waited_for_longer_than_the_timeout(live_run: RunFolder) -> None:
+    append_events(live_run, RunPaused(step=5, epoch=1))
+    result = profile("--timeout", "0.5")
+    assert result.exit_code == 1
+    assert "a is paused; the profile begins when it continues." in result.output
+    assert "no profile of a within 0.5 s: it is paused; the request stays" in result.output
+
+
+def test_no_wait_sends_the_request_only(live_run: RunFolder) -> None:
+    result = profile("--no-wait", "--steps", "30")
+    assert result.exit_code == 0
+    [request] = consume_requests(live_run.control)
+    assert (request.request, request.steps) == ("profile", 30)
+
+
+@pytest.mark.parametrize("steps", ["0", "101", "many"])
+def test_number_of_steps_is_bounded(live_run: RunFolder, steps: str) -> None:
+    result = profile("--steps", steps)
+    assert result.exit_code == 2
+    assert not live_run.control.exists()
