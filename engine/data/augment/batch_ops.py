@@ -1,6 +1,7 @@
 """Batch transforms on uint8 images: convert, crop, flip, erase and normalize with parameters drawn in advance.
 
-They run on the device of the images and never synchronize with it. `engine.data.augment.crops` draws the rectangles.
+They run on the device of the images and never synchronize with it. `horizontal_flip`, `erase` and `normalize` keep the
+memory format channels_last, in which images are decoded. `engine.data.augment.crops` draws the rectangles.
 """
 
 from __future__ import annotations
@@ -126,9 +127,13 @@ def pad_and_crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
 
 def horizontal_flip(images: Tensor, mask: Tensor) -> Tensor:
     """Flip the images for which `mask` (N, bool) is true from left to right."""
-    positions = torch.arange(len(images), device=images.device)
+    rows = torch.arange(len(images), device=images.device) + len(images) * mask
     # Copying whole images is several times faster than torch.where per pixel.
-    return torch.cat([images, images.flip(-1)]).index_select(0, positions + len(images) * mask)
+    if not is_channels_last(images):
+        return torch.cat([images, images.flip(-1)]).index_select(0, rows)
+    # index_select returns contiguous tensors, so it must see the channels as the last dimension to keep the format.
+    pixels = images.permute(0, 2, 3, 1)
+    return torch.cat([pixels, pixels.flip(2)]).index_select(0, rows).permute(0, 3, 1, 2)
 
 
 def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:
@@ -137,7 +142,13 @@ def erase(images: Tensor, boxes: Tensor, fill: Sequence[int]) -> Tensor:
     rows = torch.arange(images.shape[2], device=images.device).view(-1, 1)
     columns = torch.arange(images.shape[3], device=images.device)
     inside = (top <= rows) & (rows < bottom) & (left <= columns) & (columns < right)
-    return torch.stack([images[:, channel].masked_fill(inside, value) for channel, value in enumerate(fill)], 1)
+    channels = [images[:, channel].masked_fill(inside, value) for channel, value in enumerate(fill)]
+    return torch.stack(channels, 3).permute(0, 3, 1, 2) if is_channels_last(images) else torch.stack(channels, 1)
+
+
+def is_channels_last(images: Tensor) -> bool:
+    """Whether N x C x H x W images store the channels of a pixel side by side."""
+    return images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
 
 
 def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from engine.config.loader import resolve_config
+from engine.data.augment.batch_ops import is_channels_last
 from engine.data.augment.crops import random_resized_crop_box, random_resized_crop_boxes
 from engine.data.sources import jpeg
-from engine.data.sources.base import ImageFormat, Images, UnreadableImageError
+from engine.data.sources.base import CropSpec, ImageFormat, Images, UnreadableImageError
 from engine.data.sources.image import read_image
 from engine.data.sources.jpeg_header import read_header
+from engine.data.sources.open import open_source
 from engine.data.sources.resize import center_box
 from gputrain_command import ROOT
 
@@ -143,3 +147,16 @@ def test_random_resized_crop_box_matches_vectorized_boxes(height: int, width: in
         assert boxes.tolist() == [
             list(random_resized_crop_box(scale, ratio, height, width, 7, 3, index)) for index in range(500)
         ]
+
+
+def test_encoded_source_loads_channels_last(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for number in range(2):
+            (tmp_path / name).mkdir(exist_ok=True)
+            write_photo(tmp_path / name / f"{number}.jpg")
+    data = ["data.dataset=folder", f"data.path={tmp_path}", "data.image_size=32", "data.val_split=0.5"]
+    source = open_source(resolve_config(None, data).config)
+    for crop in (None, CropSpec(24, None)):
+        images, _ = source.load("train", np.arange(2), crop)
+        assert is_channels_last(torch.from_numpy(images))
+        assert images.shape == (2, 3, *(2 * [32 if crop is None else 24]))
