@@ -1,7 +1,7 @@
-"""Index of a WebDataset shard: where its images are, and their labels. Made once and kept in the user's cache.
+"""Index of a WebDataset shard: where its images are, and their labels.
 
 A sample consists of consecutive members with the same key, the path up to the first dot of the file name:
-`dog/0001.jpg` and `dog/0001.cls`. `engine.data.sources.webdataset` opens the shards of a dataset.
+`dog/0001.jpg` and `dog/0001.cls`. `engine.data.sources.tar_index_cache` keeps the index.
 
 https://github.com/webdataset/webdataset#the-webdataset-format
 """
@@ -13,7 +13,6 @@ import json
 import os
 import stat
 from array import array
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,14 +20,8 @@ from numpy.typing import NDArray
 
 from engine.data.sources.image_file import MAX_IMAGE_BYTES
 from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, TarMember, TarReader
-from engine.utils.files import cache_folder, make_user_folder, read_bytes, replace_file, user_path_problem
 from engine.utils.text import printable
 
-INDEX_FOLDER = "shards"
-# Part of the file name of an index: another version of gputrain may know other members or labels.
-INDEX_FORMAT = 1
-# 24 bytes per image.
-MAX_INDEX_BYTES = 1 << 29
 IMAGE_EXTENSIONS = {
     *(b"jpg", b"jpeg", b"png", b"webp", b"ppm", b"pgm", b"pbm", b"bmp", b"gif", b"tif", b"tiff", b"avif", b"jp2"),
     *(b"img", b"image"),
@@ -39,9 +32,6 @@ MAX_LABEL = (1 << 31) - 1
 # Skipped members of one shard that are listed, and of the name of each. The others are counted.
 MAX_SKIPPED = 1000
 MAX_SHOWN_BYTES = 500
-# The line of JSON in an index: mainly the skipped members. An escaped byte takes up to 10 characters.
-MAX_HEADER_BYTES = 1 << 24
-DIGEST_CHARS = 64
 
 
 class ShardError(Exception):
@@ -68,7 +58,7 @@ class ShardIndex:
 
     `blocks` are the offsets of their contents in units of 512 bytes, `key_digests` the first 64 bits of the SHA-256 of
     their keys. `skipped` are unusable members, each with the reason in parentheses. `names` are the names of the image
-    members, each ended by a zero byte; None if they were not asked for.
+    members, each ended by a zero byte.
     """
 
     blocks: NDArray[np.uint32]
@@ -76,10 +66,10 @@ class ShardIndex:
     labels: NDArray[np.int32]
     key_digests: NDArray[np.uint64]
     skipped: tuple[str, ...]
-    names: bytes | None = None
+    names: bytes
 
 
-_ARRAYS = {"blocks": np.uint32, "sizes": np.uint32, "labels": np.int32, "key_digests": np.uint64}
+COLUMNS = {"blocks": np.uint32, "sizes": np.uint32, "labels": np.int32, "key_digests": np.uint64}
 
 
 def open_shard(path: str) -> int:
@@ -92,38 +82,20 @@ def open_shard(path: str) -> int:
     raise ShardError("is not a regular file")
 
 
-def load_index(path: str, *, with_names: bool = False) -> tuple[ShardIndex, ShardStamp]:
-    """Return the index of a shard from the user's cache, or make it. Raises ShardError and OSError."""
-    fd = open_shard(path)
-    try:
-        stamp = ShardStamp.of(fd)
-        if (index := _read_cached(path, stamp, with_names=with_names)) is None:
-            index = _make_index(fd, stamp.size)
-            if ShardStamp.of(fd) != stamp:
-                raise ShardError("changed while it was indexed; start again when it is complete")
-            # Without the cache, the next start makes it again.
-            with suppress(OSError):
-                _write_cached(path, stamp, index)
-        return index, stamp
-    finally:
-        os.close(fd)
-
-
-def is_cached(path: str, stamp: ShardStamp) -> bool:
-    """Whether the user's cache has the index of a shard."""
-    return _read_cached(path, stamp) is not None
-
-
-def _make_index(fd: int, size: int) -> ShardIndex:
+def build_index(fd: int, stamp: ShardStamp) -> ShardIndex:
+    """Read the headers and labels of an open shard. Raises ShardError and OSError."""
     # Without this, the kernel reads much of the images between the headers.
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    builder = _IndexBuilder(TarReader(fd, size))
+    builder = _IndexBuilder(TarReader(fd, stamp.size))
     try:
-        return builder.build()
+        index = builder.build()
     except TarError as error:
         raise ShardError(str(error)) from error
     finally:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
+    if ShardStamp.of(fd) != stamp:
+        raise ShardError("changed while it was indexed; start again when it is complete")
+    return index
 
 
 class _IndexBuilder:
@@ -131,7 +103,7 @@ class _IndexBuilder:
 
     def __init__(self, reader: TarReader) -> None:
         self._reader = reader
-        self._columns = {name: array(np.dtype(kind).char) for name, kind in _ARRAYS.items()}
+        self._columns = {name: array(np.dtype(kind).char) for name, kind in COLUMNS.items()}
         self._skipped: list[str] = []
         self._num_skipped = 0
         self._names = bytearray()
@@ -155,7 +127,7 @@ class _IndexBuilder:
         self._add(current, sample)
         if self._num_skipped > len(self._skipped):
             self._skipped.append(f"{self._num_skipped - len(self._skipped)} more members")
-        columns = {name: np.array(column, _ARRAYS[name]) for name, column in self._columns.items()}
+        columns = {name: np.array(column, COLUMNS[name]) for name, column in self._columns.items()}
         return ShardIndex(skipped=tuple(self._skipped), names=bytes(self._names), **columns)
 
     def _add(self, key: bytes | None, sample: dict[bytes, TarMember]) -> None:
@@ -218,64 +190,3 @@ def _check_label(text: str, member: TarMember) -> int:
 
 def _shown(name: bytes) -> str:
     return printable(os.fsdecode(name))
-
-
-def _index_name(path: str) -> str:
-    key = os.fsencode(f"{os.path.realpath(path)}\0{INDEX_FORMAT}\0{sorted(IMAGE_EXTENSIONS)}\0{MAX_IMAGE_BYTES}")
-    return f"{INDEX_FOLDER}/{hashlib.sha256(key).hexdigest()[:24]}"
-
-
-def _read_cached(path: str, stamp: ShardStamp, *, with_names: bool = False) -> ShardIndex | None:
-    """Return the index of a shard in the user's cache; None if there is none, or it is damaged or of another stamp."""
-    name = _index_name(path)
-    content = _read_checked(f"{name}.index")
-    if content is None:
-        return None
-    line = bytes(content[:MAX_HEADER_BYTES]).partition(b"\n")[0]
-    header = json.loads(line)
-    if header["stamp"] != [stamp.size, stamp.mtime_ns, stamp.inode]:
-        return None
-    names = _read_checked(f"{name}.names") if with_names else None
-    if with_names and (names is None or _digest(names) != header["names"]):
-        return None
-    arrays, start = {}, len(line) + 1
-    for column, kind in _ARRAYS.items():
-        arrays[column] = np.frombuffer(content, kind, header["images"], start)
-        start += arrays[column].nbytes
-    return ShardIndex(skipped=tuple(header["skipped"]), names=None if names is None else bytes(names), **arrays)
-
-
-def _write_cached(path: str, stamp: ShardStamp, index: ShardIndex) -> None:
-    """Write the names, then the index: a line of JSON and the arrays. Raises OSError."""
-    names = index.names or b""
-    header = {
-        "stamp": [stamp.size, stamp.mtime_ns, stamp.inode],
-        "images": len(index.sizes),
-        "skipped": index.skipped,
-        "names": _digest(names),
-    }
-    columns = b"".join(getattr(index, column).tobytes() for column in _ARRAYS)
-    name = _index_name(path)
-    _write_checked(f"{name}.names", names)
-    _write_checked(f"{name}.index", json.dumps(header).encode() + b"\n" + columns)
-
-
-def _digest(content: bytes | memoryview) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _read_checked(name: str) -> memoryview | None:
-    """Return the content of a file in the user's cache; None if it is missing, damaged, or others can change it."""
-    if user_path_problem(cache_folder(), name) is not None:
-        return None
-    try:
-        data = memoryview(read_bytes(cache_folder() / name, MAX_INDEX_BYTES))
-    except OSError:
-        return None
-    content = data[DIGEST_CHARS:]
-    return content if _digest(content).encode() == data[:DIGEST_CHARS] else None
-
-
-def _write_checked(name: str, content: bytes) -> None:
-    make_user_folder(cache_folder(), INDEX_FOLDER)
-    replace_file(cache_folder() / name, lambda file: file.write(_digest(content).encode() + content))

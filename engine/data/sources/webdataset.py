@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from engine.config.data_sections import DataConfig
 from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.sampler import Indices, Part, stratified_split
-from engine.data.sources.base import ImageFormat, Labels, UnreadableImageError, format_from_config
+from engine.data.sources.base import ImageFormat, Labels, UnreadableImageError
 from engine.data.sources.braces import expand_braces
 from engine.data.sources.encoded import EncodedImage, EncodedSource
-from engine.data.sources.folder import ALLOW_EMPTY, DEFAULT_IMAGE_SIZE, IMAGENET_GRAY_STATS, IMAGENET_RGB_STATS
+from engine.data.sources.folder import ALLOW_EMPTY, encoded_format
 from engine.data.sources.readahead import advise_ranges
 from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, header_name, parse_number
-from engine.data.sources.tar_index import ShardError, ShardIndex, ShardStamp, is_cached, load_index, open_shard
+from engine.data.sources.tar_index import COLUMNS, ShardError, ShardStamp, open_shard
+from engine.data.sources.tar_index_cache import IndexedShard, index_shard, read_columns, read_names
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import list_names, pluralize, printable
@@ -40,6 +41,7 @@ INDEX_THREADS = 16
 PROGRESS_SECONDS = 2.0
 MAX_OPEN_SHARDS = 256
 MAX_PROBLEMS = 3
+CHANGED = "has changed since it was indexed; start the run again"
 SHARD_EXAMPLE = "shards/train-{000..146}.tar"
 # Beside the shards, one name per line. The second is that of the CLIP benchmark.
 CLASS_FILES = ("classes.txt", "classnames.txt")
@@ -49,28 +51,20 @@ MAX_CLASSES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A shard and its stamp when it was indexed."""
-
-    path: str
-    stamp: ShardStamp
-
-
-@dataclass(frozen=True)
 class TarPart:
     """Images of one part, in the order of the shards. Those of shard i are `ends[i - 1]` to `ends[i]`.
 
     `blocks` are the offsets of the images in their shards in units of 512 bytes.
     """
 
-    shards: tuple[Shard, ...]
+    shards: tuple[IndexedShard, ...]
     ends: NDArray[np.int64]
     blocks: NDArray[np.uint32]
     sizes: NDArray[np.uint32]
     labels: Labels
     fingerprint: Fingerprint
 
-    def shard_of(self, index: int) -> Shard:
+    def shard_of(self, index: int) -> IndexedShard:
         return self.shards[int(np.searchsorted(self.ends, index, side="right"))]
 
 
@@ -105,10 +99,9 @@ class TarSource(EncodedSource):
             data = os.pread(file.fd, BLOCK_BYTES + size, offset - BLOCK_BYTES)
             is_same = _has_size(data, size) and file.is_unchanged()
         except (OSError, ShardError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UnreadableImageError(f"the shard {shard.path} cannot be read: {reason}") from error
+            raise UnreadableImageError(f"the shard {shard.path} {_describe(error)}") from error
         if not is_same:
-            raise UnreadableImageError(f"the shard {shard.path} has changed since it was indexed; start the run again")
+            raise UnreadableImageError(f"the shard {shard.path} {CHANGED}")
         return EncodedImage(memoryview(data)[BLOCK_BYTES:], f"{shard.path}: {_member_name(data, offset)}")
 
     @property
@@ -131,13 +124,15 @@ class TarSource(EncodedSource):
         """
         images, names, start = self.parts[part], list[str](), 0
         for shard, end in zip(images.shards, images.ends.tolist(), strict=True):
+            blocks = np.empty(shard.num_images, np.uint32)
             try:
-                index, _ = load_index(shard.path, with_names=True)
+                read_columns(shard, {"blocks": blocks})
+                members = read_names(shard)
             except (OSError, ShardError) as error:
-                raise UsageError.one("data.path", f"the shard {shard.path} {error}") from error
-            rows = np.searchsorted(index.blocks, images.blocks[start:end])
-            members = (index.names or b"").split(b"\0")
-            names += [f"{Path(shard.path).name}/{os.fsdecode(members[row])}" for row in rows.tolist()]
+                reason = f"the shard {shard.path} {_describe(error)}"
+                raise UsageError.one("data.path", reason, "start again") from error
+            rows = np.searchsorted(blocks, images.blocks[start:end]).tolist()
+            names += [f"{Path(shard.path).name}/{os.fsdecode(members[row])}" for row in rows]
             start = end
         return names
 
@@ -154,7 +149,7 @@ class TarSource(EncodedSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the config if the indices are in the user's cache: a million images take 20 MB."""
-        if all(is_cached(shard.path, shard.stamp) for part in self.parts.values() for shard in set(part.shards)):
+        if all(shard.index is None for part in self.parts.values() for shard in part.shards):
             return _reopen, (self.data, self.seed, self.parts["train"].fingerprint, self.parts["val"].fingerprint)
         return TarSource, (self.data, self.seed, self.format, self.classes, self.parts, self.skipped)
 
@@ -162,11 +157,11 @@ class TarSource(EncodedSource):
 class _Descriptor:
     """An open shard, closed when nobody uses it anymore."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: IndexedShard) -> None:
         self._shard = shard
         self.fd = open_shard(shard.path)
         if not self.is_unchanged():
-            raise ShardError("it has changed since it was indexed; start the run again")
+            raise ShardError(CHANGED)
 
     def is_unchanged(self) -> bool:
         # The inode differs between mounts of some network file systems.
@@ -187,7 +182,7 @@ class DescriptorCache:
     def __init__(self) -> None:
         self._open: dict[str, _Descriptor] = {}
 
-    def get(self, shard: Shard) -> _Descriptor:
+    def get(self, shard: IndexedShard) -> _Descriptor:
         """Open a shard, or return its open descriptor. Raises ShardError and OSError."""
         if (file := self._open.get(shard.path)) is not None:
             return file
@@ -207,15 +202,10 @@ def open_webdataset(data: DataConfig, seed: int) -> TarSource:
     loaded = [train] if val is None else [train, val]
     classes = _class_names(data, loaded)
     _check_classes(data, train, classes)
-    if val is None:
-        in_train, in_val = stratified_split(train.labels, data.val_split, seed)
-        parts: dict[Part, TarPart] = {"train": train.part(in_train), "val": train.part(in_val)}
-    else:
-        parts = {"train": train.part(), "val": val.part()}
-    mean, std = IMAGENET_RGB_STATS if (data.channels or 3) == 3 else IMAGENET_GRAY_STATS
-    image_format = format_from_config(data, ImageFormat(DEFAULT_IMAGE_SIZE, 3, mean, std))
     skipped = tuple(name for shards in loaded for name in shards.skipped)
-    return TarSource(data, seed, image_format, classes, parts, skipped)
+    parts: dict[Part, TarPart]
+    parts = train.split(data.val_split, seed) if val is None else {"train": train.part(), "val": val.part()}
+    return TarSource(data, seed, encoded_format(data), classes, parts, skipped)
 
 
 def class_names(data: DataConfig) -> tuple[str, ...]:
@@ -233,76 +223,93 @@ def _reopen(data: DataConfig, seed: int, train: Fingerprint, val: Fingerprint) -
     return source
 
 
-@dataclass(frozen=True)
+@dataclass
 class _LoadedShards:
-    """All images of the shards that one config key names."""
+    """All images of the shards that one config key names. `columns` are those of their indices."""
 
     key: str
-    shards: tuple[Shard, ...]
+    shards: tuple[IndexedShard, ...]
     ends: NDArray[np.int64]
-    blocks: NDArray[np.uint32]
-    sizes: NDArray[np.uint32]
-    labels: NDArray[np.int32]
-    key_digests: NDArray[np.uint64]
-    skipped: tuple[str, ...]
+    columns: dict[str, NDArray[Any]]
 
-    def part(self, indices: Indices | None = None) -> TarPart:
-        """Return some of the images in ascending order, or all of them."""
-        ends, columns = self.ends, (self.blocks, self.sizes, self.labels, self.key_digests)
-        if indices is not None:
-            ends = np.searchsorted(indices, ends)
-            columns = tuple(column[indices] for column in columns)  # type: ignore[assignment]
-        blocks, sizes, labels, key_digests = columns
-        fingerprint = Fingerprint(*(hash_integers(values) for values in (key_digests, labels, sizes)))
-        return TarPart(self.shards, ends, blocks, sizes, labels.astype(np.int64), fingerprint)
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        return tuple(f"{shard.path}: {name}" for shard in self.shards for name in shard.skipped)
 
-    def name_of_shard(self, index: int) -> str:
-        return self.shards[int(np.searchsorted(self.ends, index, side="right"))].path
+    @property
+    def labels(self) -> NDArray[np.int32]:
+        return self.columns["labels"]
+
+    def split(self, val_split: float, seed: int) -> dict[Part, TarPart]:
+        train, val = stratified_split(self.labels, val_split, seed)
+        parts: dict[Part, TarPart] = {"val": self.part({name: self.columns[name][val] for name in COLUMNS}, val)}
+        # One column after the other, because all of them twice take 40 MB with a million images.
+        parts["train"] = self.part({name: self.columns.pop(name)[train] for name in COLUMNS}, train)
+        return parts
+
+    def part(self, columns: Mapping[str, NDArray[Any]] | None = None, indices: Indices | None = None) -> TarPart:
+        """Return a part with all images, or with `columns` of the images at ascending `indices`."""
+        columns = columns or self.columns
+        names, labels, sizes = (hash_integers(columns[name]) for name in ("key_digests", "labels", "sizes"))
+        return TarPart(
+            shards=self.shards,
+            ends=self.ends if indices is None else np.searchsorted(indices, self.ends),
+            blocks=columns["blocks"],
+            sizes=columns["sizes"],
+            labels=columns["labels"].astype(np.int64),
+            fingerprint=Fingerprint(names, labels, sizes),
+        )
+
+    def shard_of(self, index: int) -> IndexedShard:
+        return self.shards[int(np.searchsorted(self.ends, index, side="right"))]
 
 
 def _load_shards(key: str, pattern: str) -> _LoadedShards:
-    """Load the indices of all shards in parallel. Raises UsageError with the problems of the first shards."""
+    """Index all shards in parallel and load their indices. Raises UsageError with the problems of the first shards."""
     paths = _shard_paths(key, pattern)
     problems: list[Problem] = []
-    indices: list[ShardIndex] = []
-    shards: list[Shard] = []
+    shards: list[IndexedShard] = []
     pool = ThreadPoolExecutor(min(INDEX_THREADS, len(paths)))
     progress = _Progress(pattern, len(paths))
     try:
-        for path, loaded in zip(paths, pool.map(_load_or_problem, paths), strict=True):
+        for path, shard in zip(paths, pool.map(_index_or_problem, paths), strict=True):
             progress.advance()
-            if isinstance(loaded, str):
-                problems.append(Problem(key, f"the shard {path} {loaded}"))
-                if len(problems) == MAX_PROBLEMS:
-                    break
+            if isinstance(shard, IndexedShard):
+                shards.append(shard)
                 continue
-            index, stamp = loaded
-            indices.append(index)
-            shards.append(Shard(path, stamp))
+            problems.append(Problem(key, f"the shard {path} {shard}"))
+            if len(problems) == MAX_PROBLEMS:
+                break
     finally:
         # Ctrl-C must not wait for the shards that are still queued.
         pool.shutdown(cancel_futures=True)
     if problems:
         raise UsageError(problems)
-    skipped = [f"{shard.path}: {name}" for shard, index in zip(shards, indices, strict=True) for name in index.skipped]
-    ends = np.cumsum([len(index.sizes) for index in indices], dtype=np.int64)
+    ends = np.cumsum([shard.num_images for shard in shards], dtype=np.int64)
+    columns = {name: np.empty(ends[-1], kind) for name, kind in COLUMNS.items()}
+    for shard, end in zip(shards, ends.tolist(), strict=True):
+        place = slice(end - shard.num_images, end)
+        try:
+            read_columns(shard, {name: column[place] for name, column in columns.items()})
+        except (OSError, ShardError) as error:
+            raise UsageError.one(key, f"the shard {shard.path} {_describe(error)}") from error
+    loaded = _LoadedShards(key, tuple(shards), ends, columns)
     if not ends[-1]:
-        reason = f"the shards contain no image{f' ({list_names(skipped)})' if skipped else ''}"
+        reason = f"the shards contain no image{f' ({list_names(loaded.skipped)})' if loaded.skipped else ''}"
         raise UsageError.one(key, reason, "they need members such as 0001.jpg and 0001.cls")
-    columns = {
-        name: np.concatenate([getattr(index, name) for index in indices])
-        for name in ("blocks", "sizes", "labels", "key_digests")
-    }
-    return _LoadedShards(key, tuple(shards), ends, skipped=tuple(skipped), **columns)
+    return loaded
 
 
-def _load_or_problem(path: str) -> tuple[ShardIndex, ShardStamp] | str:
+def _index_or_problem(path: str) -> IndexedShard | str:
     try:
-        return load_index(path)
-    except ShardError as error:
-        return str(error)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return index_shard(path)
+    except (OSError, ShardError) as error:
+        return _describe(error)
+
+
+def _describe(error: OSError | ShardError) -> str:
+    """Return what is wrong with a shard, as a clause that follows its path."""
+    return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 class _Progress:
@@ -349,7 +356,7 @@ def _class_names(data: DataConfig, loaded: Sequence[_LoadedShards]) -> tuple[str
     """Return the names in a text file beside the shards, one per line; else "0", "1" and so on."""
     greatest = max(loaded, key=lambda shards: int(shards.labels.max()))
     needed = int(greatest.labels.max()) + 1
-    example = f"{greatest.name_of_shard(int(greatest.labels.argmax()))} contains the class index {needed - 1}"
+    example = f"{greatest.shard_of(int(greatest.labels.argmax())).path} contains the class index {needed - 1}"
     if needed > MAX_CLASSES:
         raise UsageError.one(greatest.key, f"{example}, but at most {MAX_CLASSES:,} classes are supported")
     folder = Path(loaded[0].shards[0].path).parent

@@ -16,7 +16,6 @@ from engine.config.loader import resolve_config
 from engine.data.sources import tar_headers
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.open import open_source, read_class_names
-from engine.data.sources.tar_index import load_index
 from engine.data.sources.webdataset import TarSource
 from engine.utils.errors import UsageError
 from tar_shards import encode_image, sample_members, write_shard, write_shards
@@ -204,25 +203,26 @@ def test_tar_index_is_made_once(tmp_path: Path, cache: Path, monkeypatch: pytest
     fingerprint = open_shards(pattern).fingerprint("train")
     assert cache.stat().st_mode & 0o777 == 0o700
     with monkeypatch.context() as patch:
-        patch.setattr("engine.data.sources.tar_index._make_index", None)
+        patch.setattr("engine.data.sources.tar_index_cache.build_index", None)
         assert open_shards(pattern).fingerprint("train") == fingerprint
     write_shard(tmp_path / "train-001.tar", sample_members(range(50, 58)))
     assert open_shards(pattern).fingerprint("train") != fingerprint
 
 
 def test_tar_index_is_made_again_if_damaged_or_writable_by_others(tmp_path: Path, cache: Path) -> None:
-    path = write_shard(tmp_path / "x.tar", sample_members(range(8)))
-    expected = load_index(str(path))[0].sizes.tolist()
-    (file,) = (cache / "shards").glob("*.index")
+    pattern = write_shards(tmp_path, shards=1)
+    expected = contents(open_shards(pattern))
+    (file,), (names,) = (cache / "shards").glob("*.index"), (cache / "shards").glob("*.names")
     intact = file.read_bytes()
-    for content in (b"", intact[:-1], intact[:70] + b"9" + intact[71:], intact[:64] + b"{"):
+    for content in (b"", intact[:-1], intact[:-1] + b"x", intact[:70] + b"9" + intact[71:], intact[:64] + b"{\n"):
         file.write_bytes(content)
-        assert load_index(str(path))[0].sizes.tolist() == expected
+        assert contents(open_shards(pattern)) == expected
         assert file.read_bytes() == intact
-    file.chmod(0o666)
+    names.write_bytes(names.read_bytes().replace(b"0", b"1"))
+    assert contents(open_shards(pattern)) == expected
     (cache / "shards").chmod(0o777)
     file.write_bytes(b"forged")
-    assert load_index(str(path))[0].sizes.tolist() == expected
+    assert contents(open_shards(pattern)) == expected
 
 
 def test_tar_source_works_without_writable_cache(tmp_path: Path, cache: Path) -> None:
