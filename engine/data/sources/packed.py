@@ -20,6 +20,7 @@ from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.base import ImageFormat, Labels
 from engine.data.sources.encoded import EncodedImage, EncodedSource
 from engine.data.sources.folder import ALLOW_EMPTY, encoded_format
+from engine.data.sources.readahead import advise_ranges
 from engine.utils.errors import UsageError
 from engine.utils.text import list_names
 
@@ -107,6 +108,9 @@ class PackedSource(EncodedSource):
         """Return offset and size in the file of the content of each image."""
         rows = self.rows[part][indices]
         return self.pack.offsets[rows].astype(np.int64), self.pack.sizes[rows].astype(np.int64)
+
+    def prepare(self, part: Part, indices: Indices) -> None:
+        advise_ranges(self.pack.fd, *self.byte_ranges(part, indices))
 
     def in_storage_order(self, part: Part, indices: Indices) -> Indices:
         """Return the indices in the order of their contents in the file, which is random."""
