@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 
 from engine.data.pack.partial import SYNC_BYTES
 from engine.data.pack.reencode import Encoding
-from engine.data.pack.writer import PackProgress, PackRequest, PackSummary, write_pack
+from engine.data.pack.writer import PackProgress, PackRequest, PackSummary, make_plan, write_pack
 
 NUM_PHOTOS = 24
 
@@ -47,4 +47,4 @@ def pack_photos(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> PackSummary:
     request = PackRequest(photos, output, encoding, workers, allow_empty, force, sync_bytes)
-    return write_pack(request, on_progress, notify, should_stop)
+    return write_pack(make_plan(request), on_progress, notify, should_stop)

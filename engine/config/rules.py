@@ -113,7 +113,8 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
 def _data_conflicts(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.default_path is None and data.dataset in (*IMAGE_FILE_DATASETS, *ENCODED_DATASETS):
-        what = "its tar shards" if data.dataset == "webdataset" else "the folder of the dataset"
+        files = {"webdataset": "its tar shards", "packed": "the file that gputrain pack wrote"}
+        what = files.get(data.dataset, "the folder of the dataset")
         reason = f"{data.dataset} needs {what}; set data.path (--data-path)"
         yield Problem("data.path", reason, others=("data.dataset",), is_missing=True)
     if data.pipeline == "memory" and is_user_code(data.dataset):

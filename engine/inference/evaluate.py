@@ -26,6 +26,7 @@ from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
 from engine.data.sources.formats import with_val_draft
 from engine.data.sources.open import open_source
+from engine.distributed.failures import describe_cause
 from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
 from engine.models.factory import check_model
 from engine.training.losses import Criterion, build_loss
@@ -126,7 +127,9 @@ def evaluate_checkpoint(
                     indices = request.indices if batch.readable is None else batch.readable
                     observer.add(request.part, indices, logits, targets, criterion)
     except UnreadableImageError as error:
-        raise UsageError.one("data.path", f"{error}; skip unreadable images with data.on_bad=skip") from error
+        raise UsageError.one(
+            "data.path", f"{describe_cause(error)}; skip unreadable images with data.on_bad=skip"
+        ) from error
     except torch.OutOfMemoryError as error:
         reason = f"a batch of {config.data.numeric_batch_size} images does not fit into the memory of {trained.device}"
         raise UsageError.one("data.batch_size", f"{reason}; reduce data.batch_size, or use --device cpu") from error

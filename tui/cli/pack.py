@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from tui.cli.arguments import JsonOption, exit_on_usage_error, print_warning
 from tui.cli.help import TRAIN, HelpCommand, make_epilog
 
 if TYPE_CHECKING:
-    from engine.data.pack.writer import PackProgress, PackRequest, PackSummary
+    from engine.data.pack.writer import PackPlan, PackProgress, PackRequest, PackSummary
 
 app = typer.Typer()
 
@@ -81,6 +81,7 @@ def pack(
 
     Train on it with data.dataset=packed. Classes, training and validation images are those of the folder.
     """
+    from engine.data.pack.writer import make_plan
     from engine.utils.errors import UsageError
 
     with exit_on_usage_error():
@@ -93,13 +94,15 @@ def pack(
             raise UsageError.one("FOLDER", "is missing", "name the folder to pack: gputrain pack FOLDER -o FILE")
         if output is None:
             raise UsageError.one("--output", "is missing", f"name the file to write: gputrain pack {folder} -o FILE")
-        request = make_request(folder, output, max_side, quality, workers)
-        request = _with_flags(request, allow_empty=allow_empty, force=force)
+        request = replace(
+            make_request(folder, output, max_side, quality, workers), allow_empty=allow_empty, force=force
+        )
+        typer.echo("Checking the image files", err=True)
+        plan = make_plan(request)
         if dry_run:
-            print_expected_size(request, as_json=as_json)
-            return
-        summary = run_pack(request)
-        print_summary(summary, as_json=as_json)
+            print_expected_size(plan, as_json=as_json)
+        else:
+            print_summary(run_pack(plan), as_json=as_json)
 
 
 def make_request(
@@ -116,38 +119,31 @@ def make_request(
     return PackRequest(expand_user(folder), expand_user(output), encoding, workers)
 
 
-def _with_flags(request: PackRequest, *, allow_empty: bool, force: bool) -> PackRequest:
-    from dataclasses import replace
-
-    return replace(request, allow_empty=allow_empty, force=force)
-
-
-def print_expected_size(request: PackRequest, *, as_json: bool) -> None:
+def print_expected_size(plan: PackPlan, *, as_json: bool) -> None:
     """Print the number of images and the expected size of a packed set. Raises UsageError."""
     from engine.data.pack.writer import expected_size
     from engine.utils.host import format_bytes
     from engine.utils.text import pluralize, printable
 
-    count, size = expected_size(request)
+    output, count, size = str(plan.request.output), len(plan.names), expected_size(plan)
     if as_json:
-        values = {"format": PACK_FORMAT, "output": str(request.output), "images": count, "expected_bytes": size}
+        values = {"format": PACK_FORMAT, "output": output, "images": count, "expected_bytes": size}
         typer.echo(json.dumps(values, indent=2))
     else:
-        typer.echo(
-            f"{printable(str(request.output))} would take about {format_bytes(size)}, {pluralize(count, 'image')}"
-        )
+        typer.echo(f"{printable(output)} would take about {format_bytes(size)}, {pluralize(count, 'image')}")
 
 
-def run_pack(request: PackRequest) -> PackSummary:
+def run_pack(plan: PackPlan) -> PackSummary:
     """Pack with a progress bar. Exits with code 3 when it is interrupted. Raises UsageError."""
     from engine.data.pack.writer import PackStopped, write_pack
     from engine.utils.text import printable
 
+    output = printable(str(plan.request.output))
     with stop_signals() as stopped, _Progress() as progress:
         try:
-            return write_pack(request, progress.show_pack, print_warning, stopped.is_set)
+            return write_pack(plan, progress.show_pack, print_warning, stopped.is_set)
         except PackStopped as stop:
-            reason = f"stopped: {stop.done:,} of {stop.total:,} images of {printable(str(request.output))} are packed"
+            reason = f"stopped: {stop.done:,} of {stop.total:,} images of {output} are packed"
     typer.echo(f"{reason}; run the same command again, which continues", err=True)
     raise typer.Exit(STOPPED)
 

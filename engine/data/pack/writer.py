@@ -23,10 +23,10 @@ from engine.data.pack.partial import SYNC_BYTES, PartialPack
 from engine.data.pack.reencode import Encoding, describe_encoding, reencode
 from engine.data.sampler import PARTS
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.folder import FolderScan, scan_folder
+from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, scan_folder
 from engine.data.sources.image import named_image
 from engine.data.sources.image_file import read_image_file
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.host import available_cores
 
 # Images that are re-encoded ahead of the one that is written, per worker. They are in memory.
@@ -85,8 +85,8 @@ class PackStopped(Exception):  # noqa: N818 - a request, not an error
 class PackPlan:
     """The images of a folder in the order of rows, and `order`, their rows in the order of the file."""
 
-    def __init__(self, root: Path, scan: FolderScan, encoding: Encoding | None) -> None:
-        self.root, self.scan, self.encoding = root, scan, encoding
+    def __init__(self, request: PackRequest, scan: FolderScan) -> None:
+        self.request, self.classes, self.skipped = request, scan.classes, scan.skipped
         parts = [part for part in PARTS if part in scan.paths]
         self.names = [name for part in parts for name in scan.paths[part]]
         self.labels = np.concatenate([scan.labels[part] for part in parts])
@@ -113,7 +113,7 @@ class PackPlan:
 
     def content(self, row: int) -> bytes:
         """Return what the packed set has of an image. Raises UnreadableImageError, UsageError if the file changed."""
-        path = self.root / self.names[row]
+        path = self.request.folder / self.names[row]
         with named_image(str(path)):
             data = read_image_file(path)
             status = path.stat()
@@ -121,29 +121,36 @@ class PackPlan:
             raise UsageError.one(
                 str(path), "changed while it was packed", "run the same command again, which continues"
             )
-        if self.encoding is None:
+        if self.request.encoding is None:
             return data
         with named_image(str(path)):
-            return reencode(data, self.encoding)
+            return reencode(data, self.request.encoding)
 
 
-def expected_size(request: PackRequest) -> tuple[int, int]:
-    """Return the number of images of a folder, and the expected size of its packed set from a sample of them.
+def make_plan(request: PackRequest) -> PackPlan:
+    """Scan the folder of a request. Raises UsageError, also if the output exists."""
+    output = request.output
+    if os.path.lexists(output) and not request.force:
+        raise UsageError.one("--output", f"{output} exists; choose another file, or replace it with --force")
+    try:
+        return PackPlan(request, scan_folder(request.folder, allow_empty=request.allow_empty))
+    except UsageError as error:
+        raise UsageError([_without_keys(problem) for problem in error.problems]) from error
 
-    Raises UsageError.
-    """
-    plan = _make_plan(request)
-    if request.encoding is None:
-        return len(plan.names), plan.index_bytes() + int(plan.sizes.sum())
+
+def expected_size(plan: PackPlan) -> int:
+    """Return the expected size of a packed set, from a sample if images are re-encoded. Raises UsageError."""
+    if plan.request.encoding is None:
+        return plan.index_bytes() + int(plan.sizes.sum())
     # The stored order is random.
     sample = plan.order[:SAMPLE_IMAGES]
-    with ThreadPoolExecutor(request.num_workers) as pool, _reported(request):
+    with ThreadPoolExecutor(plan.request.num_workers) as pool, _reported(plan.request):
         sizes = list(pool.map(lambda row: len(plan.content(row)), sample))
-    return len(plan.names), plan.index_bytes() + round(sum(sizes) / len(sizes) * len(plan.names))
+    return plan.index_bytes() + round(sum(sizes) / len(sizes) * len(plan.names))
 
 
 def write_pack(
-    request: PackRequest,
+    plan: PackPlan,
     on_progress: Callable[[PackProgress], None],
     notify: Callable[[str], None],
     should_stop: Callable[[], bool] = lambda: False,
@@ -152,32 +159,25 @@ def write_pack(
 
     Raises UsageError, and PackStopped when `should_stop` returns true.
     """
-    output = request.output
-    if os.path.lexists(output) and not request.force:
-        raise UsageError.one("--output", f"{output} exists; choose another file, or replace it with --force")
-    plan = _make_plan(request)
+    request = plan.request
     options = {"format": VERSION, "encoding": describe_encoding(request.encoding)}
     with _reported(request):
-        partial = PartialPack(output, options, request.sync_bytes)
+        partial = PartialPack(request.output, options, request.sync_bytes)
         try:
-            kept = _write_images(partial, plan, request, on_progress, notify, should_stop)
+            kept = _write_images(partial, plan, on_progress, notify, should_stop)
             size_bytes = _write_index(partial, plan)
             partial.finish()
         finally:
             partial.close()
     images = {"train": plan.num_train, "val": plan.num_val}
     source_bytes = int(plan.sizes.sum())
-    return PackSummary(str(output), images, len(plan.scan.classes), size_bytes, source_bytes, kept, plan.scan.skipped)
+    return PackSummary(str(request.output), images, len(plan.classes), size_bytes, source_bytes, kept, plan.skipped)
 
 
-def _make_plan(request: PackRequest) -> PackPlan:
-    """Scan the folder. Raises UsageError with the flag in place of a config key."""
-    try:
-        scan = scan_folder(request.folder, allow_empty=request.allow_empty)
-    except UsageError as error:
-        problems = [replace(problem, location="FOLDER") for problem in error.problems]
-        raise UsageError(problems) from error
-    return PackPlan(request.folder, scan, request.encoding)
+def _without_keys(problem: Problem) -> Problem:
+    """Return the problem of a folder with arguments of the command in place of config keys."""
+    advice = problem.advice.replace(ALLOW_EMPTY, "--allow-empty").replace("data.path", "FOLDER")
+    return replace(problem, location="FOLDER", advice=advice)
 
 
 @contextmanager
@@ -199,13 +199,12 @@ def _reported(request: PackRequest) -> Iterator[None]:
 def _write_images(
     partial: PartialPack,
     plan: PackPlan,
-    request: PackRequest,
     on_progress: Callable[[PackProgress], None],
     notify: Callable[[str], None],
     should_stop: Callable[[], bool],
 ) -> int:
     """Write the images that are still missing, and return how many were kept."""
-    stamps = [plan.stamp(row) for row in plan.order]
+    request, stamps = plan.request, [plan.stamp(row) for row in plan.order]
     kept = partial.begin(stamps)
     if partial.restart_reason is not None:
         notify(f"{partial.path}: {partial.restart_reason}")
@@ -213,7 +212,7 @@ def _write_images(
     written = sum(record.size for record in partial.records)
 
     def report(done: int) -> None:
-        contents = int(plan.sizes.sum()) if plan.encoding is None else round(written / max(done, 1) * total)
+        contents = int(plan.sizes.sum()) if request.encoding is None else round(written / max(done, 1) * total)
         on_progress(PackProgress(done, total, kept, index_bytes + contents))
 
     report(kept)
@@ -257,8 +256,8 @@ def _write_index(partial: PartialPack, plan: PackPlan) -> int:
     offsets, sizes, checksums = np.empty(count, np.uint64), np.empty(count, np.uint32), np.empty(count, np.uint32)
     offsets[order] = HEADER_BYTES + np.cumsum(stored_sizes) - stored_sizes
     sizes[order], checksums[order] = stored_sizes.astype(np.uint32), stored_checksums
-    encoding = None if plan.encoding is None else asdict(plan.encoding)
-    info = {"classes": list(plan.scan.classes), "encoding": encoding}
+    encoding = None if plan.request.encoding is None else asdict(plan.request.encoding)
+    info = {"classes": list(plan.classes), "encoding": encoding}
     labels = plan.labels.astype(np.uint32)
     index = PackIndex(plan.num_train, plan.num_val, offsets, sizes, checksums, labels, plan.names, info)
     return index.write(partial.fd)

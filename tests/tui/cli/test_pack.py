@@ -1,0 +1,96 @@
+"""`gputrain pack` in a shell: output, refusals, and the end by a signal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.data.pack.writer import PackProgress
+from packed_photos import NUM_PHOTOS, pack_photos, write_photos
+from tui.cli import pack
+from tui.cli.main import app
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos") / "photos")
+
+
+def invoke(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["pack", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_pack_prints_summary(photos: Path, tmp_path: Path) -> None:
+    code, out, err = invoke(photos, "-o", tmp_path / "a.gpk", "--max-side", 40)
+    assert (code, err) == (0, "Checking the image files\n")
+    assert out.startswith(f"{tmp_path / 'a.gpk'}: {NUM_PHOTOS} images, 2 classes, ")
+
+
+def test_pack_prints_json_summary(photos: Path, tmp_path: Path) -> None:
+    code, out, _ = invoke(photos, "-o", tmp_path / "a.gpk", "--json")
+    summary = json.loads(out)
+    assert code == 0
+    assert summary["images"] == {"train": NUM_PHOTOS, "val": 0}
+    assert summary["size_bytes"] == (tmp_path / "a.gpk").stat().st_size
+
+
+def test_dry_run_writes_nothing(photos: Path, tmp_path: Path) -> None:
+    code, out, _ = invoke(photos, "-o", tmp_path / "a.gpk", "--quality", 80, "--dry-run", "--json")
+    assert code == 0
+    assert json.loads(out)["expected_bytes"] > NUM_PHOTOS * 500
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verify_lists_damaged_names_and_exits_with_one(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos")
+    (photos / "cat" / "\x1b[31m.png").write_bytes((photos / "cat" / "0.png").read_bytes())
+    pack_photos(photos, tmp_path / "a.gpk")
+    assert invoke("--verify", tmp_path / "a.gpk")[0] == 0
+    content = (photos / "cat" / "0.png").read_bytes()
+    (tmp_path / "a.gpk").write_bytes((tmp_path / "a.gpk").read_bytes().replace(content, content[:-1] + b"x"))
+    code, out, err = invoke("--verify", tmp_path / "a.gpk")
+    assert (code, out) == (1, "")
+    assert "cat/0.png (image 1) is damaged: its checksum is wrong; pack it again" in err
+    assert "\\x1b[31m.png (image" in err
+    assert "\x1b" not in err
+    assert "2 images of 25 damaged" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "error: FOLDER: is missing; name the folder to pack: gputrain pack FOLDER -o FILE"),
+        (["photos"], "error: --output: is missing; name the file to write: gputrain pack photos -o FILE"),
+        (["/nowhere", "-o", "/tmp/a.gpk"], "error: FOLDER: /nowhere does not exist or is not a folder; set FOLDER to"),
+        (["photos", "--verify", "a.gpk"], "error: --verify: checks a packed set; omit FOLDER and --output"),
+        (["--verify", "/nowhere"], "error: --verify: /nowhere cannot be read: No such file or directory"),
+    ],
+)
+def test_invalid_arguments_are_one_sentence(arguments: list[str], message: str) -> None:
+    code, _, err = invoke(*arguments)
+    assert code == 2
+    (line,) = [line for line in err.splitlines() if line != "Checking the image files"]
+    assert line.startswith(message)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_pack_with_sentence_and_it_continues(
+    number: signal.Signals, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(progress: PackProgress) -> None:
+        if progress.done == 9:
+            signal.raise_signal(number)
+
+    arguments = (photos, "-o", tmp_path / "a.gpk", "--max-side", 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack._Progress, "show_pack", lambda _, progress: show(progress))
+        code, out, err = invoke(*arguments)
+    assert (code, out) == (3, "")
+    assert f"9 of 24 images of {tmp_path / 'a.gpk'} are packed; run the same command again, which continues" in err
+    assert json.loads(invoke(*arguments, "--json")[1])["kept"] == 9
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
