@@ -93,7 +93,9 @@ class ModelConfig(Section):
         "auto", description="Memory format channels_last: on, off, or auto (where it is faster)."
     )
     compile: bool = Field(
-        False, title="torch.compile", description="Compile the model with torch.compile: slower start, faster steps."
+        False,
+        title="torch.compile",
+        description="Compile the model with torch.compile: slower first start, faster steps.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         "default", description="Mode of torch.compile. reduce-overhead replays CUDA graphs."

@@ -20,7 +20,7 @@ from engine.config.user_errors import describe_exception
 from engine.distributed.failures import has_known_cause
 from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
-from engine.models.compile import compile_usage_error, stop_compile_workers
+from engine.models.compile import CompileCache, compile_usage_error, stop_compile_workers
 from engine.models.freeze import set_train_mode
 from engine.models.precision import autocast
 from engine.runs.events import WarningEvent
@@ -63,6 +63,7 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     rng_before = rng_state(state.device)
     set_train_mode(state.model, state.frozen_modules)
     batch_size = warmup_batch_size(state.sampler)
+    compile_cache = _load_compiled_code(state) if state.config.model.compile else None
     try:
         _forward_backward(state, batch_size)
     except Exception as error:
@@ -85,8 +86,9 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     if state.device.type == "cuda":
         flops = {size: count_flops_per_image(state, size) for size in sizes}
         peak = _total_peak_tflops(state, cpu_group)
-    if state.config.model.compile:
+    if compile_cache is not None:
         _warm_up_compiled(state)
+        _save_compiled_code(state, compile_cache)
         set_train_mode(state.model, state.frozen_modules)
     state.zero_grad()
     with torch.no_grad():
@@ -190,13 +192,40 @@ def evaluate_random_batch(state: RankState, batch_size: int) -> None:
     set_train_mode(state.model, state.frozen_modules)
 
 
+def _load_compiled_code(state: RankState) -> CompileCache:
+    """Load the compiled code of an earlier run on every rank, and announce what follows on rank 0."""
+    image_format, sampler, model = state.image_format, state.sampler, state.config.model
+    shapes = {
+        "images": [image_format.channels, *image_format.train_sizes, image_format.val_size],
+        "batch_size": sampler.batch_size,
+        "classes": state.num_classes,
+        "memory_format": str(state.memory_format),
+        "world_size": sampler.world_size,
+    }
+    cache = CompileCache(state.config, state.device, shapes)
+    cache.load()
+    if sampler.rank == 0:
+        if cache.problem:
+            state.channel.send(WarningEvent(message=cache.problem))
+        what = f"{model.name} (model.compile_mode {model.compile_mode})"
+        message = f"compiling {what}, which can take minutes"
+        if cache.loaded:
+            message = f"loading the compiled code of {what} that an earlier run has kept"
+        state.channel.send(WarningEvent(message=message))
+    return cache
+
+
+def _save_compiled_code(state: RankState, cache: CompileCache) -> None:
+    """Keep the compiled code for later runs, on rank 0."""
+    if state.sampler.rank == 0:
+        cache.problem = ""
+        cache.save()
+        if cache.problem:
+            state.channel.send(WarningEvent(message=cache.problem))
+
+
 def _warm_up_compiled(state: RankState) -> None:
     """Compile for training and for evaluation, with full batches of each image size. Raises UsageError."""
-    if state.sampler.rank == 0:
-        name, mode = state.config.model.name, state.config.model.compile_mode
-        state.channel.send(
-            WarningEvent(message=f"compiling {name} (model.compile_mode {mode}), which can take minutes")
-        )
     try:
         for size in _remaining_train_sizes(state):
             for _ in range(COMPILE_WARMUP_STEPS):

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from engine.config.loader import resolve_config
-from engine.models.compile import compile_in_place
+from engine.models.compile import COMPILE_FOLDER_VARIABLE, OWN_FOLDER_VARIABLE, compile_in_place
 from engine.runs.events import Event, WarningEvent
 from engine.training.checkpoint import load_checkpoint
 from engine.training.train import run_training
@@ -31,15 +32,20 @@ def test_compiled_code_is_cached_where_other_users_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     # Set first, so that it is removed after the test.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    for name in (COMPILE_FOLDER_VARIABLE, OWN_FOLDER_VARIABLE):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(inductor_config, "cpp_cache_precompile_headers", True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     default = Path(default_cache_dir())
     default.mkdir()
     default.chmod(mode)
     compile_in_place(nn.Linear(1, 1), resolve_config(None, ["model.compile=true"]).config)
-    used = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    used = Path(os.environ[COMPILE_FOLDER_VARIABLE])
     assert (used == default, used.parent) == (mode == 0o700, tmp_path)
+    assert inductor_config.cpp_cache_precompile_headers is (mode == 0o700), (
+        "torch keeps the header in its default folder"
+    )
     assert used.stat().st_mode & 0o777 == 0o700
 
 
