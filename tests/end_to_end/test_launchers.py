@@ -120,6 +120,7 @@ def test_torchrun_journal_names_rank_that_hangs(gputrain: Gputrain, kind: str, s
     assert ("in trigger" in messages) == (kind == "hang"), "the traceback of the rank"
 
 
+@pytest.mark.nightly
 def test_torchrun_journal_names_rank_that_fails(gputrain: Gputrain) -> None:
     gputrain.inject_fault("raise", 1, 12)
     options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
@@ -185,6 +186,7 @@ def run_srun_tasks(gputrain: Gputrain, *arguments: str) -> list[tuple[int, str]]
     return [(task.returncode, text) for task, text in zip(tasks, messages, strict=True)]
 
 
+@pytest.mark.nightly
 def test_srun_tasks_form_one_process_group(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
     results = run_srun_tasks(gputrain, *RUN, "--name", "a")
     assert [exit_code for exit_code, _ in results] == [0, 0], results

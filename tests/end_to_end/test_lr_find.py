@@ -48,6 +48,7 @@ def one_and_two_ranks(shared_gputrain: Gputrain) -> list[list[dict[str, Any]]]:
     return [run_lr_find(shared_gputrain, ranks) for ranks in (1, 2)]
 
 
+@pytest.mark.nightly
 def test_lr_find_suggests_same_lr_for_one_and_two_ranks(one_and_two_ranks: list[list[dict[str, Any]]]) -> None:
     one, two = (output[-1] for output in one_and_two_ranks)
     assert one["type"] == two["type"] == "lr_found"

@@ -25,6 +25,7 @@ def files_that_contain(folder: Path, text: str) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 
+@pytest.mark.nightly
 def test_killed_run_is_reported_and_resumed_run_has_one_watcher(gputrain: Gputrain) -> None:
     with notify_server() as server:
         gputrain.environment["NTFY"] = server.url

@@ -47,6 +47,7 @@ def owner_pid(run: Path) -> int:
     return int(json.loads((run / "owner.json").read_text())["pid"])
 
 
+@pytest.mark.nightly
 def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> None:
     for name in ("a", "b"):
         start_waiting(busy_host, name)

@@ -222,6 +222,7 @@ def test_doctor_reports_problems_of_run(name: str, gputrain: Gputrain, folder: P
     assert files(folder) == before
 
 
+@pytest.mark.nightly
 def test_torchrun_leaves_no_file_of_rendezvous(gputrain: Gputrain, folder: Path) -> None:
     rendezvous_file = gputrain.folder / "meet"
     arguments = [f"device.init_method=file://{rendezvous_file}", "model.name=cnnn"]

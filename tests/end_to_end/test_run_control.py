@@ -43,6 +43,7 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
     assert without_timings(events) == without_timings(read_events(gputrain.runs / "plain"))
 
 
+@pytest.mark.nightly
 def test_run_whose_folder_is_moved_continues_in_it_and_leaves_the_next_run_alone(gputrain: Gputrain) -> None:
     run = gputrain.start(*RUN, "--name", "a", "--epochs", "100000")
     gputrain.wait_for_event("a", "epoch")

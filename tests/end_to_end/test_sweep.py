@@ -32,6 +32,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+@pytest.mark.nightly
 def test_sweep_survives_kill_and_pruned_trial_resumes_to_the_bits_of_an_unpruned_run(
     gputrain: Gputrain, tmp_path: Path
 ) -> None:

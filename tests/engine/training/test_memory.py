@@ -199,6 +199,7 @@ def test_batch_size_trials_train_until_memory_share_is_used(batch_size_trials: B
     assert batch_size_trials(4 * best.batch_size) == "full"
 
 
+@pytest.mark.nightly
 def test_batch_size_trials_measure_batch_below_full_ones(
     batch_size_trials: BatchSizeTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +211,7 @@ def test_batch_size_trials_measure_batch_below_full_ones(
     assert batch_size_trials(8) == "full"
 
 
+@pytest.mark.nightly
 def test_batch_size_trials_continue_after_real_oom(batch_size_trials: BatchSizeTrials) -> None:
     assert batch_size_trials(2) == "fits"
     assert batch_size_trials._step_seconds(1 << 50) is None

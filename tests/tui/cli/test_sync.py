@@ -81,6 +81,7 @@ def test_sync_sends_several_runs_to_mlflow(gputrain: Gputrain, mlflow: None) -> 
     assert (again.exit_code, again.stderr) == (0, "a-1: crashed, nothing new.\nb: failed, nothing new.\n")
 
 
+@pytest.mark.nightly
 def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputrain: Gputrain) -> None:
     pytest.importorskip("wandb")
     folder = make_run(gputrain, "a-1", make_run_started(5.0), make_losses(1, 12))
