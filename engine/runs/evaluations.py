@@ -16,7 +16,11 @@ from numpy.typing import NDArray
 from engine.runs.folder import MAX_EVALUATION_BYTES
 from engine.utils.files import read_bytes
 
-EVALUATION_FORMAT = 1
+# The second has confusion matrices of many classes without their zeros.
+EVALUATION_FORMATS = (1, 2)
+# The matrix of 1,000 classes has a million counts, most of them 0: 12 MB of JSON.
+MAX_DENSE_CLASSES = 100
+MAX_SPARSE_CLASSES = 4096
 ConfusionCounts = NDArray[np.int64]
 
 
@@ -62,8 +66,8 @@ def read_evaluations(path: Path) -> RunEvaluations:
         values = json.loads(read_bytes(path, MAX_EVALUATION_BYTES))
     except (ValueError, RecursionError) as error:
         raise ValueError("not JSON") from error
-    if not isinstance(values, dict) or values.get("format") != EVALUATION_FORMAT:
-        raise ValueError(f"unsupported format; this gputrain reads format {EVALUATION_FORMAT}")
+    if not isinstance(values, dict) or values.get("format") not in EVALUATION_FORMATS:
+        raise ValueError("unsupported format; this gputrain reads formats 1 and 2")
     classes = values.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes) or not classes:
         raise ValueError("classes is not a list of names")
@@ -75,7 +79,7 @@ def read_evaluations(path: Path) -> RunEvaluations:
 
 def _parse_evaluation(values: Any, epoch_name: str, num_classes: int) -> EpochEvaluation:
     try:
-        counts = np.array(values["confusion"] or np.zeros((0, 0)), np.int64)
+        counts = _parse_counts(values["confusion"], num_classes)
         accuracies = [np.nan if share is None else share for share in values["per_class"]]
         loss = values["loss"]
         evaluation = EpochEvaluation(
@@ -96,6 +100,31 @@ def _parse_evaluation(values: Any, epoch_name: str, num_classes: int) -> EpochEv
     ):
         raise ValueError(f"{epoch_name} does not match {num_classes} classes")
     return evaluation
+
+
+def confusion_to_json(counts: list[list[int]]) -> list[list[int]] | dict[str, list[int]]:
+    """Return a confusion matrix as `evaluation.json` stores it: rows, or for many classes the counts that are not 0.
+
+    `cells` are their places, true class x number of classes + predicted class, in ascending order.
+    """
+    if len(counts) <= MAX_DENSE_CLASSES:
+        return counts
+    flat = np.array(counts, np.int64).ravel()
+    cells = np.flatnonzero(flat)
+    return {"cells": cells.tolist(), "images": flat[cells].tolist()}
+
+
+def _parse_counts(values: Any, num_classes: int) -> ConfusionCounts:
+    """Return the matrix of `confusion_to_json`. Raises LookupError, TypeError, ValueError or OverflowError."""
+    if not isinstance(values, dict):
+        return np.array(values or np.zeros((0, 0)), np.int64)
+    cells, images = np.array(values["cells"], np.int64), np.array(values["images"], np.int64)
+    # Before the matrix takes memory: a file may have any number of class names.
+    if num_classes > MAX_SPARSE_CLASSES or cells.ndim != 1 or cells.shape != images.shape or (cells < 0).any():
+        raise ValueError("confusion")
+    counts = np.zeros(num_classes**2, np.int64)
+    counts[cells] = images
+    return counts.reshape(num_classes, num_classes)
 
 
 def mistakes(counts: ConfusionCounts, max_pairs: int = 500) -> list[Mistake]:

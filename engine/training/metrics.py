@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.distributed.collectives import all_reduce
+from engine.runs.evaluations import EVALUATION_FORMATS, confusion_to_json
 
-EVALUATION_FORMAT = 1
 # A larger confusion matrix is unreadable and fills the disk.
 MAX_CONFUSION_CLASSES = 1000
 
@@ -142,11 +142,12 @@ class Evaluation:
             "top5": self.top5,
             "images": self.metrics.images,
             "per_class": self.per_class,
-            "confusion": self.confusion,
+            "confusion": confusion_to_json(self.confusion),
             "metrics": {name: value if math.isfinite(value) else None for name, value in self.own.items()},
         }
 
 
 def evaluation_file_content(classes: Sequence[str], last: dict[str, Any], best: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a run's `evaluation.json`."""
-    return {"format": EVALUATION_FORMAT, "classes": list(classes), "last": last, "best": best}
+    is_dense = all(isinstance(evaluation["confusion"], list) for evaluation in (last, best))
+    return {"format": EVALUATION_FORMATS[0 if is_dense else 1], "classes": list(classes), "last": last, "best": best}

@@ -9,7 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.training.metrics import MAX_CONFUSION_CLASSES, Evaluation, EvaluationAccumulator
+from engine.runs.evaluations import read_evaluations
+from engine.training.metrics import (
+    MAX_CONFUSION_CLASSES,
+    Evaluation,
+    EvaluationAccumulator,
+    evaluation_file_content,
+)
+from engine.utils.files import write_json
 from in_process import train_in_process
 
 CPU = torch.device("cpu")
@@ -43,6 +50,17 @@ def test_evaluation_with_many_classes_keeps_only_hits() -> None:
     logits = F.one_hot(torch.tensor([0, 1, 5]), classes).float()
     evaluation = evaluation_of(logits, labels, classes)
     assert (evaluation.confusion, evaluation.per_class[0], evaluation.per_class[5]) == ([], 0.5, 1.0)
+
+
+def test_evaluation_file_of_many_classes_stores_only_counts_above_zero(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(5000) % 1000
+    evaluation = evaluation_of(F.one_hot((labels + (torch.rand(5000) < 0.2)) % 1000, 1000).float(), labels, 1000)
+    content = evaluation_file_content([str(label) for label in range(1000)], *[evaluation.to_dict(1)] * 2)
+    write_json(tmp_path / "evaluation.json", content)
+    assert (tmp_path / "evaluation.json").stat().st_size < 200_000, "24 MB with all counts"
+    assert read_evaluations(tmp_path / "evaluation.json").best.counts.tolist() == evaluation.confusion
+    assert content["format"] == 2
 
 
 def test_evaluation_top5_with_few_classes_is_one() -> None:

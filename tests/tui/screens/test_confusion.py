@@ -126,8 +126,8 @@ def test_read_evaluations_refuses_file_that_is_too_large(tmp_path: Path) -> None
     ("content", "expected"),
     [
         ("{", "not JSON"),
-        ("[]", "unsupported format; this gputrain reads format 1"),
-        (evaluation(format=2), "unsupported format; this gputrain reads format 1"),
+        ("[]", "unsupported format; this gputrain reads formats 1 and 2"),
+        (evaluation(format=3), "unsupported format; this gputrain reads formats 1 and 2"),
         (evaluation(classes=[1, 2]), "classes is not a list of names"),
         (evaluation(classes=[]), "classes is not a list of names"),
         (evaluation(best=None), "best is not an evaluation"),
@@ -135,6 +135,15 @@ def test_read_evaluations_refuses_file_that_is_too_large(tmp_path: Path) -> None
         (evaluation(best=make_result(BEST) | {"confusion": [[1, 2], [3]]}), "best is not an evaluation"),
         (evaluation(best=make_result(BEST) | {"confusion": [[10**30] * 3] * 3}), "best is not an evaluation"),
         (evaluation(best=make_result(BEST) | {"confusion": "many"}), "best is not an evaluation"),
+        (
+            evaluation(best=make_result(BEST) | {"confusion": {"cells": [9], "images": [1]}}),
+            "best is not an evaluation",
+        ),
+        (
+            evaluation(best=make_result(BEST) | {"confusion": {"cells": [-1], "images": [1]}}),
+            "best is not an evaluation",
+        ),
+        (evaluation(best=make_result(BEST) | {"confusion": {"cells": [1, 2]}}), "best is not an evaluation"),
         (evaluation(best=make_result(BEST[:2])), "best does not match 3 classes"),
         (evaluation(best=make_result(BEST) | {"per_class": [0.5]}), "does not match 3 classes"),
         (evaluation(best=make_result([[1, -1, 0], [0, 1, 0], [0, 0, 1]])), "does not match 3 classes"),
