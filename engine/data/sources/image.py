@@ -156,6 +156,7 @@ def _decode_jpeg(
     denominator = 1
     if preprocessing.draft:
         denominator = jpeg.choose_denominator(header, *plan.min_source_size(header.height, header.width))
+    if denominator > 1:
         width, height = -(-header.width // denominator), -(-header.height // denominator)
         plan = plan.scaled(width / header.width, height / header.height)
     with reserve_pixels(header.width * header.height):

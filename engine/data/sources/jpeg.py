@@ -41,8 +41,8 @@ def decode(
     more files.
     """
     if box is not None:
-        left, top, right, bottom = (edge * denominator for edge in box)
-        full_box = left, top, min(right, header.width), min(bottom, header.height)
+        left, top, right, bottom = box
+        full_box = left * denominator, top * denominator, right * denominator, bottom * denominator
         cut = cut_jpeg(data, header, full_box, denominator)
         if cut is not None and max(cut.width, cut.height) >= MIN_SCALED_SIDE:
             pixels = _decode(cut.data, cut.width, cut.height, mode, denominator)

@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from engine.data.sources.base import Box
 from engine.data.sources.jpeg_header import JpegHeader
 
-_END_MARKER = b"\xff\xd9"
+_END_CODE, _END_MARKER = b"\xd9", b"\xff\xd9"
+_MARKER_BYTES = 2
+# Luma at one to four times the resolution of chroma: 4:4:4, 4:2:2, 4:2:0 and 4:1:1. Others are hardly used.
+COLOR_SAMPLINGS = tuple((luma, (1, 1), (1, 1)) for luma in ((1, 1), (2, 1), (2, 2), (4, 1)))
 # 4:2:0 at 16 megapixels with an interval of one MCU.
 MAX_SEGMENTS = 1 << 16
 # The second bytes of consecutive restart markers, which are numbered 0 to 7 and start again.
-_RESTART_CODES = np.tile(np.arange(0xD0, 0xD8, dtype=np.uint8), MAX_SEGMENTS // 8)
+_RESTART_CODES = bytes(range(0xD0, 0xD8)) * (MAX_SEGMENTS // 8)
 _SIZE_OFFSET = 5  # of the height in a frame header, then comes the width
-# Luma at one to four times the resolution of chroma: 4:4:4, 4:2:2, 4:2:0 and 4:1:1. Others are hardly used.
-COLOR_SAMPLINGS = tuple((luma, (1, 1), (1, 1)) for luma in ((1, 1), (2, 1), (2, 2), (4, 1)))
-# A cut takes 40 µs, a fifth of what a larger share saves.
+# A cut takes 50 to 80 µs, which the decoder must save.
 MAX_CUT_SHARE = 0.9
 
 
@@ -57,68 +58,56 @@ def cut_jpeg(data: bytes | memoryview, header: JpegHeader, box: Box, denominator
     band_segments = columns * band_rows // interval
     segment_width = mcu_width * (interval if band_rows == 1 else columns)
     band_height = mcu_height * band_rows
-    margin_x, margin_y = _upsampling_margins(header, denominator)
+    # libjpeg-turbo's "fancy" upsampling of chroma reads the neighbors of a sample.
+    margin_x = 2 * denominator if mcu_width > 8 else 0
+    margin_y = 2 * denominator if mcu_height > 8 else 0
     first_column, first_band = max(box[0] - margin_x, 0) // segment_width, max(box[1] - margin_y, 0) // band_height
     end_column = -(-min(box[2] + margin_x, header.width) // segment_width)
     end_band = -(-min(box[3] + margin_y, header.height) // band_height)
     left, top = first_column * segment_width, first_band * band_height
     width = min(end_column * segment_width, header.width) - left
     height = min(end_band * band_height, header.height) - top
-    if width * height > MAX_CUT_SHARE * header.width * header.height or width <= _min_width(header, denominator):
+    # libjpeg-turbo upsamples chroma of at most two samples per row in another way (jdsample.c).
+    is_narrow = width <= mcu_width // 4 * denominator
+    if is_narrow or width * height > MAX_CUT_SHARE * header.width * header.height:
         return None
 
-    ends = _find_segment_ends(data, header.scan_start, -(-columns * rows // interval))
-    if ends is None:
+    marks = _find_marks(data, header.scan_start, -(-columns * rows // interval))
+    if marks is None:
         return None
-    starts = np.empty_like(ends)
-    starts[0], starts[1:] = header.scan_start, ends[:-1] + 2
+    starts, ends = marks[:-1], marks[1:]
     if band_rows == 1:
         bands, segments = slice(first_band, end_band), slice(first_column, end_column)
-        piece_starts = starts.reshape(rows, band_segments)[bands, first_column]
-        segment_ends = ends.reshape(rows, band_segments)[bands, segments]
+        starts = starts.reshape(rows, band_segments)[bands, segments]
+        ends = ends.reshape(rows, band_segments)[bands, segments]
     else:
         segments = slice(first_band * band_segments, end_band * band_segments)
-        piece_starts, segment_ends = starts[segments][:1], ends[segments][None]
+        starts, ends = starts[None, segments], ends[None, segments]
     # Each band is one piece, from its first segment to the marker after its last one.
-    piece_ends = segment_ends[:, -1] + 2
     view = memoryview(data)
-    pieces = [view[start:end] for start, end in zip(piece_starts.tolist(), piece_ends.tolist(), strict=True)]
+    limits = zip(starts[:, 0].tolist(), ends[:, -1].tolist(), strict=True)
+    pieces = [view[start + _MARKER_BYTES : end + _MARKER_BYTES] for start, end in limits]
     cut = bytearray().join([view[: header.scan_start], *pieces])
-    lengths = piece_ends - piece_starts
-    shifts = header.scan_start + 1 + lengths.cumsum() - piece_ends
-    markers = (segment_ends + shifts[:, None]).ravel()
-    np.frombuffer(cut, np.uint8)[markers] = _RESTART_CODES[: len(markers)]
+    marker_codes = (ends - starts).cumsum() + (header.scan_start - 1)
+    np.frombuffer(cut, np.uint8)[marker_codes] = np.frombuffer(_RESTART_CODES, np.uint8, len(marker_codes))
     cut[-2:] = _END_MARKER
     struct.pack_into(">HH", cut, header.frame_start + _SIZE_OFFSET, height, width)
     return JpegCut(cut, left, top, width, height)
 
 
-def _upsampling_margins(header: JpegHeader, denominator: int) -> tuple[int, int]:
-    """Return the pixels beside a box, horizontally and vertically, whose chroma its pixels depend on.
-
-    libjpeg-turbo's "fancy" upsampling of chroma reads the neighbors of a sample.
-    """
-    margin = 2 * denominator
-    horizontal, vertical = ({factors[axis] for factors in header.sampling} for axis in (0, 1))
-    return margin if len(horizontal) > 1 else 0, margin if len(vertical) > 1 else 0
-
-
-def _min_width(header: JpegHeader, denominator: int) -> int:
-    """Return the width of two chroma samples, which libjpeg-turbo upsamples in another way (jdsample.c)."""
-    return 2 * denominator * max(h for h, _ in header.sampling)
-
-
-def _find_segment_ends(data: bytes | memoryview, scan_start: int, count: int) -> NDArray[np.int64] | None:
-    """Return the offset of the marker after each of `count` segments; None if there are others than these."""
+def _find_marks(data: bytes | memoryview, scan_start: int, count: int) -> NDArray[np.int64] | None:
+    """Return the offset of the marker before the first of `count` segments, as if there were one, and of the marker
+    after each. None if there are others than these."""
     scan = np.frombuffer(data, np.uint8, offset=scan_start)
-    if bytes(data[-2:]) != _END_MARKER:
+    if bytes(data[-2:]) != _END_MARKER or count > MAX_SEGMENTS:
         return None
-    prefixes = np.flatnonzero(scan == 0xFF)
+    prefixes = (scan == 0xFF).nonzero()[0]
     codes = scan[prefixes + 1]
     # 0xFF 0x00 is a byte of entropy-coded data.
-    is_marker = codes != 0
-    codes = codes[is_marker]
-    ends: NDArray[np.int64] = prefixes[is_marker] + scan_start
-    if len(ends) != count or count > MAX_SEGMENTS or (codes[:-1] != _RESTART_CODES[: count - 1]).any():
+    markers = codes.nonzero()[0]
+    if codes[markers].tobytes() != _RESTART_CODES[: count - 1] + _END_CODE:
         return None
-    return ends
+    marks = np.empty(count + 1, np.int64)
+    marks[0] = scan_start - _MARKER_BYTES
+    marks[1:] = prefixes[markers] + scan_start
+    return marks
