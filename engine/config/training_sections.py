@@ -98,7 +98,7 @@ class ModelConfig(Section):
         description="Compile the model with torch.compile: slower first start, faster steps.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
-        "default", description="Mode of torch.compile. reduce-overhead replays CUDA graphs."
+        "default", description="Mode of torch.compile. reduce-overhead replays CUDA graphs, one per image size."
     )
     init: Literal["default", "normal"] = Field(
         "default",

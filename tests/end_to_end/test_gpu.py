@@ -96,6 +96,14 @@ def test_device_side_assert_is_named_as_cause(on_gpus: Gputrain) -> None:
 
 
 @pytest.mark.card
+def test_cuda_graphs_replay_each_image_size(on_gpus: Gputrain) -> None:
+    model = ("model.name=resnet18-small", "model.options={width: 16}", "data.size_schedule=[8@1,12@3]")
+    compiled = ("model.compile=true", "model.compile_mode=reduce-overhead")
+    run = train(on_gpus, "graphs", "digits", "--epochs", "5", *model, *compiled, "--gpus", f"free:{min(GPUS, 2)}")
+    assert summary(run)["val_accuracy"] > 0.9
+
+
+@pytest.mark.card
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_ddp_with_ema_learns(mode: str, on_gpus: Gputrain) -> None:
     options = ("model.compile=true", f"model.compile_mode={mode}", "model.ema=0.9", "--gpus", f"free:{min(GPUS, 2)}")
