@@ -126,9 +126,10 @@ def stratified_split(labels: NDArray[np.integer], val_split: float, seed: int) -
     # One order for all classes, instead of a search per class: ImageNet has 1,000 classes of 1,300 images.
     by_bits = np.argsort(bits, kind="stable")
     # NumPy sorts 16-bit integers by radix.
-    sorted_labels = labels[by_bits].astype(np.min_scalar_type(labels.max(initial=0)))
-    order = by_bits[np.argsort(sorted_labels, kind="stable")]
-    _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    small_labels = labels[by_bits].astype(np.min_scalar_type(labels.max(initial=0)))
+    order = by_bits[np.argsort(small_labels, kind="stable")]
+    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    counts = np.diff(starts, append=len(labels))
     # rint rounds half to even, as round() does.
     num_val = np.minimum(np.maximum(np.rint(counts * val_split).astype(np.int64), 1), counts - 1)
     place_in_class = np.arange(len(labels)) - np.repeat(starts, counts)

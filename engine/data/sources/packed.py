@@ -7,6 +7,7 @@ and on the packed set of its files as they are gives the same weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self, overload
 
@@ -110,7 +111,8 @@ class PackedSource(EncodedSource):
         return self.pack.offsets[rows].astype(np.int64), self.pack.sizes[rows].astype(np.int64)
 
     def prepare(self, part: Part, indices: Indices) -> None:
-        advise_ranges(self.pack.fd, *self.byte_ranges(part, indices))
+        with suppress(OSError):
+            advise_ranges(self.pack.fd, *self.byte_ranges(part, indices))
 
     def in_storage_order(self, part: Part, indices: Indices) -> Indices:
         """Return the indices in the order of their contents in the file, which is random."""
