@@ -102,9 +102,9 @@ class StepProfiler:
             count = warmup_steps + min(requested, max_steps)
             yield from self._settle(settle_steps, count)
             # 4. Record one step to warm up, then the profile.
-            recording, interruption = yield from self._record(count)
+            recording, interruption = yield from self._record(count, warmup_steps)
             # 5. Compute where the time went, and write it.
-            recording.warmup_steps, recording.unprofiled = warmup_steps, unprofiled
+            recording.unprofiled = unprofiled
             steps = recording.marks.count - warmup_steps
             message = _why_fewer(steps, requested, max_steps, interruption)
             if steps < 1:
@@ -146,7 +146,8 @@ class StepProfiler:
         interruption = yield
         with self._clocks_stopped():
             recording.stop()
-            ready_batches = 2 * self._state.batches.workers + 2
+            # As many as the input pipeline prefetches, one on its way to the device and one that is being used.
+            ready_batches = self._state.batches.workers * self._state.config.data.prefetch + 2
             mine = [recording.problem, len(recording.events()), ready_batches]
             ranks: list[list[Any]] = all_gather_json(mine, self._cpu_group)
         for rank, (problem, _, _) in enumerate(ranks):
@@ -172,14 +173,18 @@ class StepProfiler:
                 return
             settled = settled + 1 if (yield from _next_step()) is None else 0
 
-    def _record(self, count: int) -> Generator[None, _Resumed, tuple[Recording, _Resumed]]:
+    def _record(self, count: int, warmup_steps: int) -> Generator[None, _Resumed, tuple[Recording, _Resumed]]:
         """Record `count` steps; return why there are fewer, if there are."""
         with self._clocks_stopped():
             recording = self._start()
-        state, timer = self._state, self._state.timer
+        recording.warmup_steps = warmup_steps
+        state, timer, times_input = self._state, self._state.timer, False
         interruption: _Resumed = None
         state.step_marks, state.timer = recording.marks, MarkingTimer(timer, recording.marks)
         while recording.marks.count < count:
+            if recording.marks.count == warmup_steps and not times_input:
+                times_input = True
+                state.batches.start_stage_times()
             interruption = yield
             if interruption is Interruption.CHECKPOINT:
                 recording.marks.interrupt()
@@ -188,6 +193,7 @@ class StepProfiler:
         state.step_marks, state.timer = None, timer
         with self._clocks_stopped():
             recording.stop()
+            recording.input = state.batches.stop_stage_times() if times_input else None
         return recording, interruption
 
     def _start(self) -> Recording:

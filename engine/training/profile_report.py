@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import profile
 
+from engine.data.stage_times import StageTimes
 from engine.distributed.collectives import gather_bytes
 from engine.distributed.watchdog import Phase
 from engine.runs.folder import RunFolder
@@ -80,7 +81,7 @@ class Recording:
     problem: str = ""
     warmup_steps: int = 0
     unprofiled: float | None = None
-    input: InputTimes | None = None
+    input: StageTimes | None = None
 
     def start(self) -> None:
         try:
@@ -219,7 +220,7 @@ def _analyze(recording: Recording, state: RankState) -> RankProfile:
             Operator(name=name[:1000], calls=calls, seconds=seconds, share=seconds / max(sum(durations), 1e-9))
             for name, calls, seconds in rows[:MAX_OPERATORS]
         ],
-        input=recording.input,
+        input=None if recording.input is None else InputTimes.model_validate(asdict(recording.input)),
     )
 
 
