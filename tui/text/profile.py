@@ -5,7 +5,7 @@ The CLI prints them, the profile screen shows them. Each part has a character of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -31,6 +31,9 @@ STEP_COLUMNS = 10
 # Of more ranks, those with the most work of their own are shown.
 MAX_SHOWN_RANKS = 16
 MAX_NAME_COLUMNS = 60
+# Columns that a narrow terminal does not show.
+NARROW_WITHOUT = ("unprofiled", "copy", "other")
+INPUT_TITLE = "Input: time per image over all threads, and the number of batches that were ready"
 WITHOUT_STAGES = "The input has no stages to time"
 WITHOUT_KERNELS = (
     "The trace has no GPU kernels (CUPTI is not available): copy and all-reduce are in the times of the other parts"
@@ -49,7 +52,7 @@ def profile_lines(profile: Profile, width: int) -> list[Text]:
     if len(ranks) < len(profile.ranks):
         more = len(profile.ranks) - len(ranks)
         lines.append(Text(f"{pluralize(more, 'rank')} with less work of their own not shown", MUTED))
-    lines += [_legend(), Text(), *_part_table(ranks)]
+    lines += [*_legend(width), Text(), *_part_table(ranks, width)]
     if any(rank.source == "events" for rank in ranks):
         lines += wrap_text(Text(WITHOUT_KERNELS, WARNING), width)
     return [*lines, Text(), *_operator_lines(focus, width), Text(), *_input_lines(ranks, width)]
@@ -91,35 +94,46 @@ def _bar_line(rank: RankProfile, ranks: Sequence[RankProfile], width: int) -> Te
     return line.append(f" {rank.step_seconds * 1e3:>{STEP_COLUMNS - 3},.1f} ms")
 
 
-def _legend() -> Text:
+def _legend(width: int) -> list[Text]:
+    """Return the character of each part, in as many lines as it takes."""
     from engine.runs.profile_diagnosis import PART_NAMES
 
-    line = Text(no_wrap=True, overflow="crop", end="")
+    lines = [Text(no_wrap=True, end="")]
     for part, (sign, style) in PART_SIGNS.items():
-        line.append(f"{'  ' if line.plain else ''}")
-        line.append(sign, style).append(f" {PART_NAMES[part]}")
-    return line
+        entry = Text.assemble((sign, style), f" {PART_NAMES[part]}")
+        if lines[-1].plain and lines[-1].cell_len + 2 + entry.cell_len > width:
+            lines.append(Text(no_wrap=True, end=""))
+        lines[-1].append("  " if lines[-1].plain else "").append_text(entry)
+    return lines
 
 
-def _part_table(ranks: Sequence[RankProfile]) -> list[Text]:
+def _part_table(ranks: Sequence[RankProfile], width: int) -> list[Text]:
     """Return the mean of each part in milliseconds, and the step without the profiler."""
     from engine.runs.profile_diagnosis import PART_NAMES
 
-    heads = ["ms", *(PART_NAMES[part] for part in PART_SIGNS), "step", "unprofiled"]
-    rows = [
-        [
-            f"rank {rank.rank}",
-            *(f"{rank.parts[part].mean * 1e3:,.1f}" if part in rank.parts else UNKNOWN for part in PART_SIGNS),
-            f"{rank.step_seconds * 1e3:,.1f}",
-            UNKNOWN if rank.unprofiled is None else f"{rank.unprofiled * 1e3:,.1f}",
-        ]
-        for rank in ranks
-    ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    columns = {"ms": [f"rank {rank.rank}" for rank in ranks]}
+    for part in PART_SIGNS:
+        columns[PART_NAMES[part]] = [_ms(rank.parts[part].mean) if part in rank.parts else UNKNOWN for rank in ranks]
+    columns["step"] = [_ms(rank.step_seconds) for rank in ranks]
+    columns["unprofiled"] = [UNKNOWN if rank.unprofiled is None else _ms(rank.unprofiled) for rank in ranks]
+    for name in NARROW_WITHOUT:
+        if sum(max(map(len, (head, *cells))) + 1 for head, cells in columns.items()) - 1 > width:
+            del columns[name]
+    return _table(columns)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}"
+
+
+def _table(columns: Mapping[str, Sequence[str]]) -> list[Text]:
+    """Return a muted header and a line per row; the first column is aligned to the left, the others to the right."""
     lines = []
-    for number, row in enumerate([heads, *rows]):
+    for number, row in enumerate(zip(*([head, *cells] for head, cells in columns.items()), strict=True)):
+        widths = [max(map(len, (head, *cells))) for head, cells in columns.items()]
         first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        lines.append(Text(f"{row[0]:<{len(first)}} {' '.join(others)}", "" if number else MUTED, no_wrap=True, end=""))
+        text = " ".join([first.strip().ljust(widths[0]), *others])
+        lines.append(Text(text, "" if number else MUTED, no_wrap=True, end=""))
     return lines
 
 
@@ -127,9 +141,10 @@ def _operator_lines(rank: RankProfile, width: int) -> list[Text]:
     """Return the operators of a rank that take the most time."""
     if not rank.operators:
         return [Text(f"No operators of rank {rank.rank} in the trace", MUTED)]
-    title = f"operators of rank {rank.rank} ({'GPU kernels' if rank.source == 'kernels' else 'own CPU time'})"
-    columns = max(min(width - 27, MAX_NAME_COLUMNS), 10)
+    columns = max(min(width - 26, MAX_NAME_COLUMNS), 10)
     names = [shorten_middle(printable(operator.name), columns) for operator in rank.operators]
+    title = f"operators of rank {rank.rank} ({'GPU kernels' if rank.source == 'kernels' else 'own CPU time'})"
+    title = title if len(title) <= columns else f"operators of rank {rank.rank}"
     columns = max(map(len, [*names, title]))
     heading = f"{title:<{columns}}  {'calls':>6} {'ms/step':>8} {'share':>6}"
     lines = [Text(heading, MUTED, no_wrap=True, end="")]
@@ -143,24 +158,15 @@ def _operator_lines(rank: RankProfile, width: int) -> list[Text]:
 
 def _input_lines(ranks: Sequence[RankProfile], width: int) -> list[Text]:
     """Return the time of the input per stage, and how many batches were ready."""
-    timed = [rank for rank in ranks if rank.input is not None]
+    timed = [(rank.rank, rank.input) for rank in ranks if rank.input is not None]
     if not timed:
         return [Text(WITHOUT_STAGES, MUTED)]
-    stages = list(dict.fromkeys(stage for rank in timed if rank.input for stage in rank.input.seconds))
-    heads = ["input, ms/image", *map(printable, stages), "batches ready"]
-    rows = []
-    for rank in timed:
-        if rank.input is not None:
-            images = max(rank.input.images, 1)
-            cells = [f"{rank.input.seconds.get(stage, 0.0) / images * 1e3:,.2f}" for stage in stages]
-            rows.append([f"rank {rank.rank}", *cells, f"{rank.input.queue_depth:.1f}"])
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = []
-    for number, row in enumerate([heads, *rows]):
-        cells = [f"{cell:>{columns}}" for cell, columns in zip(row, widths, strict=True)]
-        cells[0] = f"{row[0]:<{widths[0]}}"
-        lines.append(Text(" ".join(cells)[:width], "" if number else MUTED, no_wrap=True, end=""))
-    return lines
+    columns = {"ms/image": [f"rank {rank}" for rank, _ in timed]}
+    for stage in dict.fromkeys(stage for _, times in timed for stage in times.seconds):
+        seconds = [times.seconds.get(stage, 0.0) / max(times.images, 1) for _, times in timed]
+        columns[printable(stage)] = [f"{value * 1e3:,.2f}" for value in seconds]
+    columns["ready"] = [f"{times.queue_depth:.1f}" for _, times in timed]
+    return [*wrap_text(Text(INPUT_TITLE, MUTED), width), *_table(columns)]
 
 
 def trace_lines(profile: Profile, folder: str) -> list[Text]:

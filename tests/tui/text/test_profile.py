@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.runs.profile_file import Operator, PartTime
 from profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_rank_profile
 from tui.text.profile import PART_SIGNS, profile_lines, trace_lines
+
+INPUT = make_input_times(read=0.1, decode=0.9, crop=0.3, augment=0.1, collate=0.02, copy=0.05)
 
 
 def shown(*lines: object) -> list[str]:
     return [str(line) for line in lines]
 
 
-def test_profile_fits_80_columns() -> None:
-    ranks = [make_rank_profile(rank, SLOW_RANK if rank else FAST_RANK) for rank in range(12)]
+@pytest.mark.parametrize("width", [56, 80, 200])
+def test_profile_fits_the_terminal(width: int) -> None:
+    ranks = [make_rank_profile(rank, SLOW_RANK if rank else FAST_RANK, input=INPUT) for rank in range(12)]
     profile = make_profile(*ranks, note="the epoch ended and this is a rather long note about why it did", requested=99)
-    assert max(line.cell_len for line in profile_lines(profile, 80)) <= 80
+    assert max(line.cell_len for line in profile_lines(profile, width)) <= width
 
 
 def test_bars_show_each_part_in_proportion_with_a_character_of_its_own() -> None:
@@ -37,7 +42,7 @@ def test_table_shows_milliseconds_and_unknown_parts() -> None:
 def test_stages_of_the_input_are_shown_per_image() -> None:
     ranks = [make_rank_profile(0, input=make_input_times(read=0.128, decode=1.28)), make_rank_profile(1)]
     lines = shown(*profile_lines(make_profile(*ranks), 80))
-    assert lines[-2:] == ["input, ms/image read decode batches ready", "rank 0          1.00  10.00           1.5"]
+    assert lines[-2:] == ["ms/image read decode ready", "rank 0   1.00  10.00   1.5"]
 
 
 def test_only_the_ranks_with_the_most_work_are_shown_of_many() -> None:

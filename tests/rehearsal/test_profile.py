@@ -1,0 +1,33 @@
+"""Profiles of runs on GPUs: without CUPTI, CUDA events measure the parts of the steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fake_cuda import Rehearsal
+
+
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("options", [(), ("data.pipeline=stream",)], ids=["memory", "stream"])
+def test_profile_without_kernels_in_the_trace_measures_with_cuda_events(
+    rehearsal: Rehearsal, options: tuple[str, ...]
+) -> None:
+    run = rehearsal.start(
+        *("run", "--headless", "digits", "--epochs", "200", "--gpus", "free:2", "--name", "a", "run.log_every=1"),
+        *options,
+    )
+    rehearsal.wait_for_event("a", "step")
+    done = rehearsal("profile", "a", "--steps", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(done.stdout)
+    assert rehearsal("stop", "a").returncode == 0
+    assert run.wait(60) == 3
+    assert profile["device_type"] == "cuda"
+    assert [rank["rank"] for rank in profile["ranks"]] == [0, 1]
+    for rank in profile["ranks"]:
+        assert rank["source"] == "events"
+        assert not {"allreduce", "copy"} & rank["parts"].keys()
+        assert sum(part["mean"] for part in rank["parts"].values()) == pytest.approx(sum(rank["steps"]) / 4)
+        assert rank["trace"] == f"rank-{rank['rank']}.json.gz"

@@ -1,0 +1,128 @@
+"""The screen of a profile: stored profiles, a request for another one, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
+from engine.runs.control import consume_requests
+from engine.runs.events import Profiled
+from engine.runs.folder import RunFolder
+from engine.runs.ownership import Ownership
+from factories import append_events, make_run_folder, make_run_started, make_step
+from profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_rank_profile, store_profile
+from screen_driver import drive, press, real_app
+from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from tui.demo.server import FINISHED_RUN
+from tui.screens.profile import ProfileScreen
+from tui.screens.run import RunScreen
+
+INPUT = make_input_times(read=0.1, decode=0.9, crop=0.3, augment=0.1, collate=0.02, copy=0.05)
+PROFILE = make_profile(
+    make_rank_profile(0, FAST_RANK, input=INPUT, unprofiled=0.1), make_rank_profile(1, SLOW_RANK, input=INPUT)
+)
+
+
+@pytest.fixture
+def run(isolated_folder: None, tmp_path: Path) -> RunFolder:
+    return make_run_folder(tmp_path / "runs", "a", make_run_started(), make_step(10))
+
+
+@pytest.fixture
+def live_run(run: RunFolder) -> Iterator[RunFolder]:
+    ownership = Ownership(run)
+    yield run
+    ownership.release()
+
+
+async def open_profile(pilot: Pilot[None]) -> ProfileScreen:
+    assert isinstance(pilot.app.screen, RunScreen)
+    await wait_until(pilot, lambda: pilot.app.screen.state is not None)  # type: ignore[attr-defined]
+    await press(pilot, "P")
+    screen = pilot.app.screen
+    assert isinstance(screen, ProfileScreen)
+    await wait_until(pilot, lambda: screen.poller.has_polled)
+    screen.update_content()
+    await wait_until_idle(pilot)
+    return screen
+
+
+def status(pilot: Pilot[None]) -> str:
+    return visible_text(pilot, "#profile-status")
+
+
+def test_profile_screen_of_a_live_run_asks_and_shows_the_answer(live_run: RunFolder) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_profile(pilot)
+        assert "Waiting for 10 profiled steps" in status(pilot)
+        [request] = consume_requests(live_run.control)
+        assert (request.request, request.steps) == ("profile", 10)
+        await press(pilot, "P")
+        assert not list(consume_requests(live_run.control)), "a second request waits for the first one"
+        name = store_profile(live_run, PROFILE)
+        append_events(live_run, Profiled(step=120, epoch=3, steps=4, folder=f"profile/{name}"))
+        await wait_until(pilot, lambda: screen.poller.asked_at is None and screen.poller.latest is not None)
+        screen.update_content()
+        await wait_until_idle(pilot)
+        assert "step-00000120" in status(pilot)
+        assert "waiting for rank 1: its forward pass takes 3.5x the median" in visible_text(pilot, "#profile")
+
+    drive(real_app(live_run.path.parent, "a"), act)
+
+
+def test_profile_screen_says_why_no_profile_was_taken(live_run: RunFolder) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_profile(pilot)
+        append_events(live_run, Profiled(step=10, epoch=1, steps=0, message="the run was paused\x1b[2J"))
+        await wait_until(pilot, lambda: screen.poller.answer != "")
+        screen.update_content()
+        await wait_until_idle(pilot)
+        assert "No profile was taken: the run was paused\\x1b[2J" in status(pilot)
+
+    drive(real_app(live_run.path.parent, "a"), act)
+
+
+def test_profile_screen_of_an_ended_run_shows_stored_profiles_and_asks_nothing(run: RunFolder) -> None:
+    store_profile(run, make_profile(step=20))
+    store_profile(run, make_profile(step=120))
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_profile(pilot)
+        assert "step-00000120" in status(pilot)
+        assert "1 of 2" in status(pilot)
+        await press(pilot, "right")
+        await wait_until(pilot, lambda: screen.poller.latest is not None and screen.poller.latest.number == 2)
+        screen.update_content()
+        await wait_until_idle(pilot)
+        assert "step-00000020" in status(pilot)
+        assert not run.control.exists()
+
+    drive(real_app(run.path.parent, "a"), act)
+
+
+def test_profile_screen_of_a_damaged_profile_says_so(run: RunFolder) -> None:
+    name = store_profile(run, PROFILE)
+    (run.profiles / name / "profile.json").write_text("{")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_profile(pilot)
+        assert f"{name} is damaged" in status(pilot)
+
+    drive(real_app(run.path.parent, "a"), act)
+
+
+@pytest.mark.usefixtures("frozen_environment")
+@at_sizes((60, 20), (80, 24), (160, 48))
+def test_profile(snap_compare: Compare, size: Size) -> None:
+    root = Path("runs")
+    demo_runs(root)[0].release()
+    store_profile(RunFolder(root / FINISHED_RUN), PROFILE)
+
+    async def show(pilot: Pilot[None]) -> None:
+        await open_profile(pilot)
+
+    assert matches_snapshot(snap_compare, demo_app(root, demo=None, run=FINISHED_RUN), size, before=show)
