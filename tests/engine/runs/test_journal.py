@@ -43,6 +43,7 @@ RECORDS = (
     '"sm_clock": 1980, "max_sm_clock": 1980, "throttle": ["power cap"]}]}',
     '{"type": "epoch", "time": 5.0, "epoch": 1, "step": 10, "train_loss": 1.0, "train_accuracy": 0.4, "val_loss": 1.1, '
     '"val_accuracy": 0.5, "lr": 0.1, "seconds": 1.0, "images_per_second": 100.0, "skipped": 0, "unread": 0, '
+    '"train_size": 160, "flops": 8000000000.0, '
     '"val_top5": null, "ema_val_loss": null, "ema_val_accuracy": null, "ema_val_top5": null, '
     '"metrics": {"f1": 0.5, "ece": null}, "ema_metrics": {}, '
     '"memory": [{"rank": 0, "allocated": 1073741824, "reserved": 2147483648}], "data_wait": 0.1, '
