@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 STAGES = ("read", "decode", "crop", "augment", "collate", "copy")
-_IMAGES, _BATCHES = len(STAGES), len(STAGES) + 1
-_ROW_LENGTH = len(STAGES) + 2
+_IMAGES, _BATCHES, _BUSY = len(STAGES), len(STAGES) + 1, len(STAGES) + 2
+_ROW_LENGTH = len(STAGES) + 3
 _DOUBLE_BYTES = 8
 _OFF: AbstractContextManager[None] = nullcontext()
 
@@ -36,7 +36,8 @@ class LoaderCounters:
     """Counters of the processes that load the images of a rank: its loader processes and, in the last row, the rank.
 
     They live in anonymous memory that forked processes share. Each process writes only to its own row of float64: the
-    seconds of each stage, the images and the batches that it has loaded.
+    seconds of each stage, the images and the batches that it has loaded, and the seconds for which its decode threads
+    have worked.
     """
 
     def __init__(self, processes: int) -> None:
@@ -68,6 +69,14 @@ class LoaderCounters:
         self._add(_IMAGES, images)
         self._add(_BATCHES, 1)
 
+    def add_busy_seconds(self, seconds: float) -> None:
+        """Count for how long a decode thread has worked."""
+        self._add(_BUSY, seconds)
+
+    def busy_seconds(self) -> float:
+        """Return for how long the decode threads of all processes have worked, in sum."""
+        return self._sums()[_BUSY]
+
     def _add(self, column: int, amount: float) -> None:
         with self._lock:
             self._numbers[1 + self.process * _ROW_LENGTH + column] += amount
@@ -76,13 +85,12 @@ class LoaderCounters:
         numbers = self._numbers[1:].tolist()
         return [sum(numbers[column::_ROW_LENGTH]) for column in range(_ROW_LENGTH)]
 
-    def receive_batch(self) -> int:
-        """Count a batch that the rank is about to receive. Returns how many loaded batches wait for the rank."""
-        ready = max(int(self._sums()[_BATCHES]) - self._received, 0)
+    def receive_batch(self) -> None:
+        """Count a batch that the rank is about to receive, and how many loaded batches wait for the rank."""
+        if self.are_timing:
+            self._depth_sum += max(int(self._sums()[_BATCHES]) - self._received, 0)
+            self._depth_count += 1
         self._received += 1
-        self._depth_sum += ready
-        self._depth_count += 1
-        return ready
 
     def start(self) -> None:
         """Start to time the stages in all processes."""

@@ -74,7 +74,7 @@ def device_check(config: Config, plan: NodePlan, allocation: GpuAllocation) -> C
 
 
 def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
-    """Check shared memory and the limit of open files for the DataLoader workers of all ranks on this host."""
+    """Check shared memory and the limit of open files for the loader processes of all ranks on this host."""
     workers = expected_num_workers(config, ranks)
     footprint = LoaderFootprint.from_config(config, ranks, workers, expected_input_format(config))
     limit, free = max_open_files(), None
@@ -84,7 +84,8 @@ def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
         found = f"{SHM_PATH} cannot be examined: {error.strerror}"
         yield Check("run", "shared memory", "unknown", found, "mount it as a tmpfs")
     if free is not None:
-        users = f", for {pluralize(workers, 'worker')} per rank" if workers else ""
+        kind = "decode thread" if footprint.threaded else "worker"
+        users = f", for {pluralize(workers, kind)} per rank" if workers else ""
         found = f"{SHM_PATH} has {format_bytes(free)} free{users}"
         yield shortage_check("run", "shared memory", shm_shortage(footprint, free), found)
     max_files = "any number of files" if limit is None else pluralize(limit, "file")
@@ -93,7 +94,7 @@ def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
 
 
 def expected_num_workers(config: Config, ranks: int) -> int:
-    """Estimate the DataLoader workers per rank without opening the data: a folder may turn out to fit into memory."""
+    """Estimate the workers per rank without opening the data: a folder may turn out to fit into memory."""
     data, reads_files = config.data, config.data.dataset in ENCODED_DATASETS or is_user_code(config.data.dataset)
     needed = needs_workers(config, in_memory=not reads_files)
     if data.pipeline in ("memory", "fixed") or (data.pipeline == "auto" and not needed):

@@ -201,7 +201,8 @@ def _devices(started: RunStarted) -> str:
 
 def _pipeline(started: RunStarted) -> str:
     name = started.pipeline or "unknown"
-    loaders = f", {pluralize(started.workers, 'worker')} per rank" if started.workers else ""
+    kind = "decode thread" if started.worker_type == "threads" else "worker"
+    loaders = f", {pluralize(started.workers, kind)} per rank" if started.workers else ""
     return f"{name}{loaders}" + (f" ({started.pipeline_why})" if started.pipeline_why else "")
 
 

@@ -63,7 +63,7 @@ class RunStarted(Event):
     parameters: int
     """Number of model parameters, frozen ones included."""
     workers: int
-    """DataLoader workers per rank; 0 if the rank loads images itself."""
+    """Decode threads or DataLoader workers per rank at the start; 0 if the rank loads images itself."""
     versions: dict[str, str]
     """Version of gputrain, torch and python, by name."""
     ranks: list[RankDevice] = field(default_factory=list)
@@ -97,6 +97,10 @@ class RunStarted(Event):
     """Peak TFLOPS of all GPUs of the run together at its precision; null on CPU and for unlisted GPUs."""
     input: str = ""
     """Size and resize of the model's input in training and evaluation, as text; "" in old journals."""
+    worker_type: str = ""
+    """What `workers` counts: threads or processes; "" in old journals."""
+    max_workers: int = 0
+    """The most threads to which `workers` may grow while the run trains; 0 in old journals."""
     start_method: str = ""
     """How the ranks were started: fork, spawn, torchrun, srun, or env for another launcher; "" in old journals."""
 

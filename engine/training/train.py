@@ -165,11 +165,13 @@ def _start_pipeline(
     """Start loading the batches from a position on. Also returns warnings for the log."""
     config, plan = job.config, job.plan
     image_format = model_input_format(config, source)
-    workers = max_workers = 0
+    workers, max_workers = 0, None
     if pipeline_choice.pipeline == "stream":
         workers, max_workers = _num_workers(job, source, image_format, sampler, position.epoch)
     warnings = sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)
-    warnings += loader_warnings(config, plan.local_world_size, max_workers, image_format, plan.devices_per_rank)
+    warnings += loader_warnings(
+        config, plan.local_world_size, max_workers or workers, image_format, plan.devices_per_rank
+    )
     if job.lr_range is not None:
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
@@ -338,12 +340,13 @@ def _skipped_steps(config: Config, checkpoint: dict[str, Any] | None) -> Skipped
 
 def _num_workers(
     job: Job, source: ImageSource, image_format: ImageFormat, sampler: DistributedBatchSampler, epoch: int
-) -> tuple[int, int]:
-    """Return the number of workers per rank at the start of the stream pipeline, and the most that it may use."""
+) -> tuple[int, int | None]:
+    """Return the number of workers per rank, and with decode threads the most to which it may grow; None if it is set
+    or does not change."""
     if job.plan.workers is not None:
-        return job.plan.workers, job.plan.workers
+        return job.plan.workers, None
     batch_size = job.config.data.numeric_batch_size * job.plan.devices_per_rank
     max_workers = auto_workers(job.plan.local_world_size, batch_size)
     dataset = BatchDataset(source, job.config, image_format)
     workers = measure_num_workers(dataset, next(sampler.train_requests(epoch)), max_workers)
-    return workers, max_workers if uses_threads(job.config) and workers else workers
+    return workers, max_workers if workers and uses_threads(job.config) else None

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.data.limits import uses_threads
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.sources.base import ImageSource
 from engine.distributed.failures import FinalCheckpointError
@@ -298,6 +299,8 @@ class Trainer:
             parameters=count_parameters(state.model),
             trainable=sum(p.numel() for p in state.model.parameters() if p.requires_grad),
             workers=state.batches.workers,
+            worker_type="threads" if uses_threads(self.config) else "processes",
+            max_workers=state.batches.max_workers,
             image_format=state.image_format.describe(),
             pipeline=self.pipeline_choice.pipeline,
             pipeline_why=self.pipeline_choice.why,

@@ -146,7 +146,7 @@ class DryRunPrinter:
                 **({"reason for CPU": printable(fallback)} if fallback else {}),
                 "start method": event.start_method,
                 "backend": event.backend,
-                "DataLoader workers": f"{event.workers} per rank",
+                _workers_label(event): f"{event.workers} per rank",
                 "global batch size": event.global_batch,
                 "steps per epoch": event.steps_per_epoch,
                 "epochs": event.epochs,
@@ -162,6 +162,10 @@ class DryRunPrinter:
 
     def close(self) -> None:
         self._out.flush()
+
+
+def _workers_label(started: RunStarted) -> str:
+    return "decode threads" if started.worker_type == "threads" else "DataLoader workers"
 
 
 class BackgroundPrinter:

@@ -7,6 +7,7 @@ memory of one of them. `engine.data.pipelines.loader` runs a `ThreadedBatches` i
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -43,7 +44,7 @@ class ThreadedBatches(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         process, processes = self._counters.process, self._counters.processes
-        threads = DecodeThreads()
+        threads = DecodeThreads(self._counters)
         in_progress: deque[PendingBatch] = deque()
         for request in islice(self._requests, process, None, processes):
             threads.set_count(self._thread_count.share_of(process, processes))
@@ -64,7 +65,8 @@ class ThreadedBatches(IterableDataset[Batch]):
 class DecodeThreads:
     """Daemon threads that run tasks in the order of submission. Their number may change at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: LoaderCounters) -> None:
+        self._counters = counters
         self._changed = threading.Condition()
         self._tasks: deque[tuple[Callable[[int], None], int]] = deque()
         self._count = self._started = 0
@@ -93,7 +95,9 @@ class DecodeThreads:
                 while number >= self._count or not self._tasks:
                     self._changed.wait()
                 load, row = self._tasks.popleft()
+            started = time.perf_counter()
             load(row)
+            self._counters.add_busy_seconds(time.perf_counter() - started)
             # Frees the batch while this thread waits.
             del load
 

@@ -46,6 +46,11 @@ class DeviceLoader(Protocol):
         """Number of decode threads at present, or of DataLoader workers."""
         ...
 
+    @property
+    def max_workers(self) -> int:
+        """The most decode threads that `workers` may become; equal to `workers` if it does not change."""
+        ...
+
     def __next__(self) -> DeviceBatch: ...
 
     def start_stage_times(self) -> None:
@@ -99,6 +104,10 @@ class StreamingLoader:
     @property
     def workers(self) -> int:
         return self._loader.workers
+
+    @property
+    def max_workers(self) -> int:
+        return self._loader.max_workers
 
     def __next__(self) -> DeviceBatch:
         requested_at = time.perf_counter()

@@ -42,7 +42,7 @@ class InputPipeline:
         image_format: ImageFormat,
         requests: Iterable[BatchRequest],
         workers: int = 0,
-        max_workers: int = 0,
+        max_workers: int | None = None,
     ) -> None:
         self._source, self._config, self._format, self._requests = source, config, image_format, requests
         self.pipeline_choice, pipeline = pipeline_choice, pipeline_choice.pipeline
@@ -83,7 +83,7 @@ class FixedBatchLoader:
     larger request, and for an epoch with another size of the training images. Unreadable images are not reported.
     """
 
-    workers = 0
+    workers = max_workers = 0
 
     def start_stage_times(self) -> None:
         """Do nothing: there are no stages."""

@@ -39,7 +39,8 @@ class BatchLoader:
 
     With `workers` > 0 the constructor forks the loader processes: create it before the process initializes CUDA or
     starts threads. The same processes serve the whole run. They are `workers` DataLoader workers, or few of them with
-    `workers` decode threads in all (`engine.data.limits.uses_threads`), whose number may grow to `max_workers`.
+    `workers` decode threads in all (`engine.data.limits.uses_threads`). With `max_workers`, the number of threads
+    follows the steps of the rank, at most to `max_workers`.
     """
 
     def __init__(
@@ -49,13 +50,14 @@ class BatchLoader:
         image_format: ImageFormat,
         requests: Iterable[BatchRequest],
         workers: int,
-        max_workers: int = 0,
+        max_workers: int | None = None,
     ) -> None:
         dataset = BatchDataset(source, config, image_format)
-        self.num_processes = loader_processes(config, max(workers, max_workers)) if workers else 0
+        self.max_workers = max_workers or workers
+        self.num_processes = loader_processes(config, self.max_workers) if workers else 0
         self.counters = LoaderCounters(self.num_processes)
         self.thread_count: ThreadCount | None = None
-        self._workers, self._ready, self._max_ready = workers, 0, self.num_processes * config.data.prefetch
+        self._workers, self._busy_seconds = workers, 0.0
         self._oom_kills_at_start = oom_kill_count()
         self._processes: list[BaseProcess] = []
         self._batches: Iterator[Batch] = _load_here(dataset, requests, self.counters)
@@ -63,7 +65,7 @@ class BatchLoader:
             loaded: Dataset[Batch] = _CountingDataset(dataset, self.counters)
             sampler: Iterable[BatchRequest] | None = requests
             if uses_threads(config) and isinstance(source, EncodedSource):
-                self.thread_count = ThreadCount(workers, max(workers, max_workers))
+                self.thread_count = ThreadCount(workers, max_workers)
                 loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters)
                 sampler = None
             loader: DataLoader[Batch] = DataLoader(
@@ -92,14 +94,15 @@ class BatchLoader:
         return self
 
     def __next__(self) -> Batch:
-        self._ready = self.counters.receive_batch()
+        self.counters.receive_batch()
         return next(self._batches)
 
     def observe(self, wait_seconds: float, step_seconds: float) -> None:
         """Let the number of decode threads follow the steps: call after each batch, with the rank's wait for it and the
         time since it received the batch before."""
         if self.thread_count is not None:
-            self.thread_count.observe(wait_seconds, step_seconds, queue_full=self._ready >= self._max_ready)
+            busy_before, self._busy_seconds = self._busy_seconds, self.counters.busy_seconds()
+            self.thread_count.observe(wait_seconds, step_seconds, self._busy_seconds - busy_before)
 
     def raise_if_worker_died(self) -> None:
         """Raise LoaderProcessError if a DataLoader worker has died.

@@ -40,7 +40,7 @@ class InMemoryLoader:
     sync. Raises UsageError if the user's transform cannot be loaded.
     """
 
-    workers = 0
+    workers = max_workers = 0
 
     def start_stage_times(self) -> None:
         """Do nothing: there are no stages."""

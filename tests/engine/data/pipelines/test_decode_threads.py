@@ -58,7 +58,7 @@ def load_in_threads(config: Config, source: ImageSource) -> list[Batch]:
     sampler = DistributedBatchSampler(source.num_images("train"), source.num_images("val"), 4, 0, 1, True, 0)
     dataset, counters = BatchDataset(source, config, model_input_format(config, source)), LoaderCounters(1)
     counters.attach(0)
-    return list(ThreadedBatches(source, dataset, sampler.requests(2), ThreadCount(3, 3), counters))
+    return list(ThreadedBatches(source, dataset, sampler.requests(2), ThreadCount(3), counters))
 
 
 def assert_equal(batches: list[Batch], expected: list[Batch]) -> None:
@@ -126,7 +126,7 @@ def test_threads_for_images_in_memory_are_refused() -> None:
 
 
 def test_decode_threads_follow_their_count_while_they_run() -> None:
-    threads, started = DecodeThreads(), threading.Semaphore(0)
+    threads, started = DecodeThreads(LoaderCounters(1)), threading.Semaphore(0)
     may_end = [threading.Event() for _ in range(8)]
     thread_of_task: dict[int, str] = {}
 
