@@ -64,6 +64,7 @@ def single_rank_trainer(
         trainer = build_trainer(job, rank_info, dist.HashStore(), channel, data, state)
         if state is not None:
             trainer.restore(state)
+            state.clear()
         yield trainer
     finally:
         if dist.is_initialized():

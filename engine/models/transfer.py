@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -156,7 +157,8 @@ def read_weights_file(path: Path) -> WeightsFile:
             return _read_safetensors(path)
         with path.open("rb") as file:
             check_expansion(file)
-            stored: Any = torch.load(path, map_location="cpu", weights_only=True)
+            # torch before 1.6 wrote files that are no ZIP archives, which cannot be mapped into memory.
+            stored: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
             if isinstance(stored, Mapping) and stored.keys() >= CHECKPOINT_KEYS:
                 verify_checksum(file)
     except DamagedCheckpointError as error:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
@@ -110,14 +110,16 @@ def check_expansion(file: BinaryIO) -> None:
     """Check that an archive of `torch.save` needs no more memory than its own size.
 
     `torch.save` never compresses, but `torch.load` reads compressed and overlapping records: 260 KB can become 270 MB.
-    Raises DamagedCheckpointError. A file that is no ZIP archive passes.
+    If it maps a file into memory, it takes a compressed record for its content. Raises DamagedCheckpointError. A file
+    that is no ZIP archive passes.
     """
     try:
         with ZipFile(file) as archive:
             content_bytes = sum(record.file_size for record in archive.infolist())
+            compressed = any(record.compress_type != ZIP_STORED for record in archive.infolist())
     except BadZipFile:
         return
-    if content_bytes > os.fstat(file.fileno()).st_size:
+    if compressed or content_bytes > os.fstat(file.fileno()).st_size:
         raise DamagedCheckpointError("contains compressed or overlapping data, which torch.save does not write")
 
 

@@ -229,10 +229,15 @@ def check_content(state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Verify and load a checkpoint.
+    """Verify a checkpoint, and map its tensors into memory.
 
-    Layers have their current names. Raises DamagedCheckpointError, or UsageError if the file has another format or
-    cannot be read now.
+    Layers have their current names. The file is read when a tensor is: who needs only the weights does not read the
+    optimizer's state. The mapping is private, so writing to a tensor does not change the file. It holds the file, even
+    if that is renamed or deleted, until the last tensor is gone: what outlives the restoring of a state must be a copy.
+    gputrain never changes a checkpoint in place. If somebody else truncates it meanwhile, the kernel ends this process
+    (SIGBUS); only who may write to the file can do that.
+
+    Raises DamagedCheckpointError, or UsageError if the file has another format or cannot be read now.
     """
     try:
         # The file is opened once, so that what is loaded is what was verified.
@@ -240,7 +245,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             verify_checksum(file)
             check_expansion(file)
             opened = path_of_descriptor(file.fileno())
-            state: dict[str, Any] = torch.load(opened, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(opened, map_location="cpu", weights_only=True, mmap=True)
         version = state["format"]
     except DamagedCheckpointError:
         raise

@@ -85,7 +85,8 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
     Returns warnings about what differs from an uninterrupted run.
     """
     ranks, warnings = checkpoint["ranks"], []
-    restore_optimizer(state.optimizer, checkpoint["optimizer"], state.config.optim)
+    # Copies, because optimizers keep the tensors that they are given, and these are pages of the checkpoint file.
+    restore_optimizer(state.optimizer, map_tensors(checkpoint["optimizer"], Tensor.clone), state.config.optim)
     if checkpoint["scaler"] and state.scaler.is_enabled():
         state.scaler.load_state_dict(checkpoint["scaler"])
     state.plateau.load_state_dict(checkpoint["plateau"])

@@ -122,6 +122,18 @@ def test_load_checkpoint_rejects_valid_checksum_with_wrong_content(tmp_path: Pat
         assert load_checkpoint(path).keys() >= CHECKPOINT_KEYS
 
 
+def test_load_checkpoint_maps_the_file_privately(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, model={"w": torch.zeros(1 << 16)})
+    content = path.read_bytes()
+    weights = load_checkpoint(path)["model"]["w"]
+    assert str(path) in Path("/proc/self/maps").read_text()
+    weights += 1
+    assert path.read_bytes() == content, "writing to a tensor does not change the file"
+    save(tmp_path, 1, model={"w": torch.ones(1 << 16)}, config={"other": "content"})
+    shutil.rmtree(tmp_path)
+    assert weights.sum() == 1 << 16, "the tensor outlives the file, which was replaced and deleted"
+
+
 def write_compressed_copy(source: Path, target: Path) -> None:
     """Copy a checkpoint with compressed records and a valid checksum."""
     with ZipFile(source) as archive, ZipFile(target, "w", ZIP_DEFLATED) as copy:
@@ -136,6 +148,20 @@ def test_load_checkpoint_rejects_compressed_records(tmp_path: Path) -> None:
     path = save(tmp_path, 1, model={"w": torch.zeros(1 << 20)})
     write_compressed_copy(path, tmp_path / "small.pt")
     assert (tmp_path / "small.pt").stat().st_size < 100_000
+    with pytest.raises(DamagedCheckpointError, match="contains compressed or overlapping data"):
+        load_checkpoint(tmp_path / "small.pt")
+
+
+def test_load_checkpoint_rejects_compressed_record_that_expands_little(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, model={"w": torch.rand(1 << 16)})
+    write_compressed_copy(path, tmp_path / "small.pt")
+    with (tmp_path / "small.pt").open("r+b") as file:
+        content = bytearray(file.read()[:-COMMENT_BYTES])
+        padding = bytes(1 << 16)
+        # An archive may follow other bytes.
+        content = bytearray(padding) + content
+        file.seek(0)
+        file.write(content + CHECKSUM_PREFIX + hashlib.sha256(content).hexdigest().encode())
     with pytest.raises(DamagedCheckpointError, match="contains compressed or overlapping data"):
         load_checkpoint(tmp_path / "small.pt")
 

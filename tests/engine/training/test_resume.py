@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.resume import compare_with_checkpoint, load_for_resume
 from engine.utils.errors import UsageError
-from in_process import train_in_process
+from in_process import single_rank_trainer, train_in_process
 from photo_folder import write_photo_folder
 
 TRAINING = ["device.gpus=cpu", "data.dataset=folder", "data.image_size=16", "data.batch_size=4", "model.name=linear"]
@@ -167,3 +168,12 @@ def test_load_for_resume_loads_the_same_checkpoint_on_all_ranks(trained: Path) -
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(resume, range(2))) == [3, 3]
+
+
+def test_resumed_training_keeps_no_page_of_the_checkpoint_file(trained: Path) -> None:
+    path = trained / "run" / "checkpoints" / "last.pt"
+    overrides = [*TRAINING, f"data.path={trained / 'photos'}", "optim.momentum=0.9"]
+    with single_rank_trainer(*overrides, checkpoint=path) as trainer:
+        assert trainer.state.optimizer.state
+        gc.collect()
+        assert str(path.parent) not in Path("/proc/self/maps").read_text()
