@@ -21,6 +21,7 @@ LIGHT = [
     "config.user_code",
     "data.limits",
     "data.sources.open",
+    "distributed.flight_recorder",
     "distributed.rank_env",
     "doctor.examine",
     "gpus.allocation",

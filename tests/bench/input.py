@@ -34,6 +34,7 @@ from task import Task  # noqa: E402
 CONTESTANTS = {
     "gputrain, folder": ("gputrain_loader", "folder"),
     "gputrain, packed": ("gputrain_loader", "packed"),
+    "gputrain, packed as it is": ("gputrain_loader", "packed-as-is"),
     "gputrain, tar": ("gputrain_loader", "tar"),
     "torchvision reference, PIL": ("torchvision_reference", "pil"),
     "torchvision reference, tensor": ("torchvision_reference", "tensor"),
@@ -140,7 +141,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cores", default="1,2", help="numbers of cores, separated by commas")
     parser.add_argument("--photos", type=Path, help="folder that keeps the photos for the next time")
     parser.add_argument("--count", type=int, default=3000, help="number of photos")
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=64)
     return parser.parse_args()
 
 

@@ -21,7 +21,8 @@ def crop(data: bytes) -> Tensor:
     pixels = torch.from_numpy(simplejpeg.decode_jpeg(data))
     height, width = pixels.shape[:2]
     left, top, right, bottom = random_box(width, height)
-    cropped = pixels[top:bottom, left:right].permute(2, 0, 1)[None]
+    # The batch dimension first: the result of permute(2, 0, 1)[None] does not count as channels_last.
+    cropped = pixels[None, top:bottom, left:right].permute(0, 3, 1, 2)
     image = F.interpolate(cropped, (SIZE, SIZE), mode="bilinear", antialias=True)[0]
     return image.flip(-1) if random_flip() else image
 

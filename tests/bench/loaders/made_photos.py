@@ -20,6 +20,7 @@ from task import Task
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WIDTH, HEIGHT, QUALITY, CLASSES, SHARDS = 500, 375, 90, 10, 3
+MAX_SIDE = 500
 FIELD_SIDE, NUM_FIELDS, SPECTRUM_EXPONENT = 1024, 8, 1.2
 CONTRAST, COLOR_SHARE, MAX_SHAPES = (15.0, 55.0), 0.25, 6
 
@@ -68,9 +69,10 @@ def make_photos(task: Task, count: int) -> None:
         path = Path(task.tar.replace("{000..002}", f"{shard:03d}"))
         if not path.exists():
             _write_shard(path, files[shard::SHARDS])
-    if not task.packed.exists():
-        command = [sys.executable, "-c", "from tui import main; main()", "pack", task.folder, "-o", task.packed]
-        subprocess.run(command, capture_output=True, cwd=REPOSITORY)
+    for packed, options in ((task.packed, ("--max-side", str(MAX_SIDE))), (task.packed_as_is, ())):
+        if not packed.exists():
+            command = [sys.executable, "-c", "from tui import main; main()", "pack", task.folder, "-o", packed]
+            subprocess.run([*command, *options], capture_output=True, cwd=REPOSITORY)
 
 
 def _write_shard(path: Path, files: list[Path]) -> None:

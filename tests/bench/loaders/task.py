@@ -47,8 +47,13 @@ class Task:
 
     @property
     def packed(self) -> Path:
-        """The output of `gputrain pack` with default options."""
+        """The output of `gputrain pack --max-side 500`, which encodes the photos again."""
         return self.root / "photos.gpk"
+
+    @property
+    def packed_as_is(self) -> Path:
+        """The output of `gputrain pack`: the same files."""
+        return self.root / "photos-as-is.gpk"
 
     def beton(self, write_mode: str) -> Path:
         """An FFCV file, with JPEGs ("jpg") or with half of the images uncompressed ("proportion")."""
