@@ -60,10 +60,10 @@ class Measurement:
     cpu: float
 
 
-def measure(name: str, task: Task, seconds: float) -> Measurement | str:
+def measure(name: str, task: Task, images: int, seconds: float) -> Measurement | str:
     """Measure a loader in a new process; return the reason if it cannot run."""
     module, option = CONTESTANTS[name]
-    command = [sys.executable, str(LOADERS / "measure.py"), module, option, task.to_json(), str(seconds)]
+    command = [sys.executable, str(LOADERS / "measure.py"), module, option, task.to_json(), str(images), str(seconds)]
     # A loader has one worker or thread per core, and none of them starts threads of its own.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
@@ -81,15 +81,15 @@ def measure(name: str, task: Task, seconds: float) -> Measurement | str:
     return Measurement(result["images"] / result["seconds"], result["cpu_seconds"] / result["images"] * 1000)
 
 
-def run_rounds(names: list[str], task: Task, rounds: int, seconds: float) -> dict[str, list[Measurement]]:
+def run_rounds(names: list[str], task: Task, arguments: argparse.Namespace) -> dict[str, list[Measurement]]:
     """Measure all loaders once per round. Each round begins with another one, so that none always follows the same."""
     results: dict[str, list[Measurement]] = {name: [] for name in names}
-    for repeat in range(rounds):
-        shift = repeat * len(names) // rounds
+    for repeat in range(arguments.rounds):
+        shift = repeat * len(names) // arguments.rounds
         for name in [*names[shift:], *names[:shift]]:
             if name not in results:
                 continue
-            measured = measure(name, task, seconds)
+            measured = measure(name, task, arguments.images, arguments.seconds)
             if isinstance(measured, str):
                 print(f"skipped: {name}: {measured}", flush=True)
                 del results[name]
@@ -138,6 +138,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", help="parts of the names of the loaders to measure; default all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="least duration of a measurement")
+    # CPU time counts in units of 10 ms, and includes what the workers have prefetched.
+    parser.add_argument("--images", type=int, default=1000, help="least number of images per core in a measurement")
     parser.add_argument("--cores", default="1,2", help="numbers of cores, separated by commas")
     parser.add_argument("--photos", type=Path, help="folder that keeps the photos for the next time")
     parser.add_argument("--count", type=int, default=3000, help="number of photos")
@@ -154,7 +156,7 @@ def run_benchmark(arguments: argparse.Namespace, root: Path) -> None:
     results: list[tuple[Any, int]] = []
     for task in tasks:
         print(f"\n{task.cores} of {os.cpu_count()} cores", flush=True)
-        results.append((run_rounds(names, task, arguments.rounds, arguments.seconds), task.cores))
+        results.append((run_rounds(names, task, arguments), task.cores))
     for measured, cores in results:
         print_table(measured, cores)
     print(f"\n{pixel_differences(tasks[0])}")

@@ -1,7 +1,7 @@
 """Measure one loader in a process of its own, for `tests/bench/input.py`.
 
-`python measure.py MODULE OPTION TASK SECONDS` prints one line of JSON: images, wall time and CPU time of this process
-and its children, or which package is missing.
+`python measure.py MODULE OPTION TASK IMAGES SECONDS` prints one line of JSON: images, wall time and CPU time of this
+process and its children, or which package is missing. It measures at least so many images per core and seconds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import psutil
 from task import Batches, Task
 
 WARMUP_SECONDS, WARMUP_BATCHES_PER_CORE = 1.0, 4
-# CPU time counts in units of 10 ms, and in what the workers have prefetched.
-LEAST_IMAGES_PER_CORE = 1000
 
 
 def cpu_seconds() -> float:
@@ -31,7 +29,7 @@ def cpu_seconds() -> float:
     return total
 
 
-def measure(batches: Batches, task: Task, seconds: float) -> dict[str, object]:
+def measure(batches: Batches, task: Task, images_per_core: int, seconds: float) -> dict[str, object]:
     """Consume batches as fast as they come. The workers start, and what is compiled is, before the measurement."""
     start = time.perf_counter()
     for number, images in enumerate(batches, 1):  # noqa: B007
@@ -42,21 +40,21 @@ def measure(batches: Batches, task: Task, seconds: float) -> dict[str, object]:
     count, cpu_start, start = 0, cpu_seconds(), time.perf_counter()
     for images in batches:
         count += len(images)
-        if count >= LEAST_IMAGES_PER_CORE * task.cores and time.perf_counter() - start > seconds:
+        if count >= images_per_core * task.cores and time.perf_counter() - start > seconds:
             break
     wall = time.perf_counter() - start
     return {"images": count, "seconds": wall, "cpu_seconds": cpu_seconds() - cpu_start}
 
 
 def main() -> None:
-    module, option, task_json, seconds = sys.argv[1:]
+    module, option, task_json, images_per_core, seconds = sys.argv[1:]
     task = Task.from_json(task_json)
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: task.cores]))
     # The repository is not installed in every environment of rivals.
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     try:
         batches = importlib.import_module(module).batches(task, option)
-        result = measure(iter(batches), task, float(seconds))
+        result = measure(iter(batches), task, int(images_per_core), float(seconds))
     except ImportError as error:
         result = {"missing": str(error)}
     print(json.dumps(result), flush=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.data.augment.batch_ops import erase, horizontal_flip, is_channels_last, normalize
+from engine.data.augment.batch_ops import MIN_SINGLE_COPY_BYTES, erase, horizontal_flip, is_channels_last, normalize
 
 BOXES = torch.tensor([[0, 0, 3, 4], [2, 1, 7, 5], [0, 0, 0, 0]])
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,3 +27,13 @@ def test_batch_transform_keeps_memory_format_and_pixels(name: str, channels: int
     in_channels_last = TRANSFORMS[name](images.contiguous(memory_format=torch.channels_last))
     assert is_channels_last(in_channels_last) == (channels > 1)
     assert (in_channels_last == result).all()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_horizontal_flip_flips_large_images(memory_format: torch.memory_format) -> None:
+    images = torch.randint(0, 256, (3, 3, 80, 80), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = images.contiguous(memory_format=memory_format)
+    assert images[:1].numel() >= MIN_SINGLE_COPY_BYTES
+    flipped = horizontal_flip(images, torch.tensor([True, False, True]))
+    assert flipped.is_contiguous(memory_format=memory_format)
+    assert torch.equal(flipped, torch.stack([images[0].flip(-1), images[1], images[2].flip(-1)]))
