@@ -1,7 +1,7 @@
 """Measure how long a step waits for data that takes 90% of the loader's rate: `python tests/bench/wait.py [--help]`.
 
 In each round the stream pipeline first loads as fast as it can, which gives its rate. Then a step that only sleeps
-consumes 90% of that rate, for two epochs of training and validation on the photos of `tests/bench/input.py`. What is
+consumes 90% of that rate, for some epochs of training and validation on the photos of `tests/bench/input.py`. What is
 printed is the share of an epoch's training in which the step waited for its batch. On a shared machine run it with a
 high priority (`nice -n -20`): whatever takes the cores in between makes the step wait.
 """
@@ -35,7 +35,6 @@ from engine.data.sources.base import ImageSource  # noqa: E402
 from engine.data.sources.encoded import EncodedSource  # noqa: E402
 from engine.data.sources.readahead import read_ahead  # noqa: E402
 
-EPOCHS = 2
 # In a run the loader starts during the rest of the setup: model, process group, warm-up.
 SETUP_SECONDS = 2.0
 # Batches that are loaded before the rate is measured, more than the prefetched ones.
@@ -81,12 +80,12 @@ def measure_rate(task: Task, option: str, seconds: float) -> float:
     return images / passed
 
 
-def measure_wait(task: Task, option: str, rate: float) -> Wait:
+def measure_wait(task: Task, option: str, rate: float, epochs: int) -> Wait:
     """Return the share of waiting of each epoch in which steps consume `rate` images per second."""
-    loader = Loader(task, option, EPOCHS)
+    loader = Loader(task, option, epochs)
     time.sleep(SETUP_SECONDS)
     shares = []
-    for epoch in range(1, EPOCHS + 1):
+    for epoch in range(1, epochs + 1):
         waited, start = 0.0, time.perf_counter()
         for _ in loader.sampler.train_requests(epoch):
             waited += _step(loader, rate)
@@ -113,6 +112,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="decode threads")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--share", type=float, default=0.9, help="of the loader's rate that the step consumes")
+    parser.add_argument("--epochs", type=int, default=2, help="per round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6, help="of each measurement of the rate")
     arguments = parser.parse_args()
@@ -124,7 +124,7 @@ def main() -> None:
         for number in range(1, arguments.rounds + 1):
             for option in arguments.datasets:
                 rate = arguments.share * measure_rate(task, option, arguments.seconds)
-                wait = measure_wait(task, option, rate)
+                wait = measure_wait(task, option, rate, arguments.epochs)
                 shares[option] += wait.shares
                 epochs = ", ".join(f"{share:.1%}" for share in wait.shares)
                 print(f"{number}  {option:18s} step {wait.rate:6.0f} images/s  data wait {epochs}", flush=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from fake_cuda import Rehearsal, run_started
+from fake_cuda import Rehearsal, losses_of, run_started
 from fake_gpu_host import UNKNOWN_PID, gpu_line, gpu_uuid
 from gputrain_command import read_events
 
@@ -27,6 +29,34 @@ DIGITS = ("digits", "--epochs", "1", "--gpus", "free:2")
 def test_gray_images_expand_to_three_channels(rehearsal: Rehearsal, options: list[str]) -> None:
     run = rehearsal.run("gray", *DIGITS, "data.channels=3", *options)
     assert read_events(run)[-1]["state"] == "finished"
+
+
+@pytest.mark.rehearsal
+def test_photos_that_threads_load_train_as_on_cpu(rehearsal: Rehearsal) -> None:
+    for number in range(48):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        path = rehearsal.folder / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    options = [
+        "--dataset",
+        "folder",
+        "--data-path",
+        "photos",
+        "--model",
+        "linear",
+        "--batch-size",
+        "4",
+        "--epochs",
+        "2",
+    ]
+    options += ["data.image_size=16", "augment.resized_crop=true", "augment.flip=true", "run.log_every=1"]
+    runs = [
+        rehearsal.run(name, *options, "--workers", "2", *devices)
+        for name, devices in {"gpu": ("--gpus", "free:2"), "cpu": ("--gpus", "cpu", "--ranks", "2")}.items()
+    ]
+    assert run_started(runs[0])["worker_type"] == "threads"
+    assert losses_of(runs[0]) == pytest.approx(losses_of(runs[1]), rel=1e-5)
 
 
 @pytest.mark.rehearsal
