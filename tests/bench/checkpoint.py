@@ -52,16 +52,14 @@ if sys.argv[2] == "read":
     torch.load = lambda *args, **kwargs: load(*args, **{**kwargs, "mmap": False})
 def status(field):
     return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith(field))
-before, start = status("VmRSS"), time.perf_counter()
+before, start = status("RssAnon"), time.perf_counter()
 state = checkpoint.load_checkpoint(Path(sys.argv[1]))
 loaded = time.perf_counter() - start
 weights = {name: torch.empty_like(value) for name, value in state["model"].items()}
 for name, value in weights.items():
     value.copy_(state["model"][name])
 total = time.perf_counter() - start
-peak, start_anonymous = status("VmHWM") - before, status("RssAnon")
-del state
-print(loaded, total, peak, start_anonymous - status("RssAnon"))
+print(loaded, total, status("RssAnon") - before)
 """
 
 
@@ -174,8 +172,8 @@ def measure_loads(path: Path, rounds: int) -> None:
         for how in ("read", "mapped"):
             command = [sys.executable, "-c", LOAD, str(path), how]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            loaded, total, peak, anonymous = map(float, done.stdout.split())
-            print(f"| {how} | {loaded:.2f} s | {total:.2f} s | {peak:.0f} MiB | {anonymous:.0f} MiB |")
+            loaded, total, anonymous = map(float, done.stdout.split())
+            print(f"| {how} | {loaded:.2f} s | {total:.2f} s | {anonymous:.0f} MiB |")
 
 
 if __name__ == "__main__":

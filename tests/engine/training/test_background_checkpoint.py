@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -204,6 +208,37 @@ def test_unexpected_error_of_the_writing_thread_fails_the_run(tmp_path: Path, mo
         trainer._checkpoint_writer._in_flight[1].exception(30)
         with pytest.raises(ValueError, match="a fault of the test"):
             trainer.handle_requests()
+
+
+# What the thread calls in the order of a save, and the step of the newest intact checkpoint if it is killed there.
+KILLED_AT = {
+    "engine.training.checkpoint._HashingWriter._write_hashed": 1,
+    "os.fsync": 1,
+    "pathlib.Path.replace": 1,
+    "engine.training.checkpoint.checkpoints_by_step": 2,
+    "engine.training.checkpoint.link_file": 2,
+    "engine.training.checkpoint.fsync_folder": 2,
+}
+
+
+@pytest.mark.parametrize("function", KILLED_AT)
+def test_kill_while_the_thread_writes_leaves_an_intact_checkpoint(function: str, tmp_path: Path) -> None:
+    def train() -> None:
+        with single_rank_trainer(*SMALL, folder=tmp_path) as trainer:
+            take_steps(trainer, 1)
+            trainer._checkpoint_writer.write()
+            with patch(function, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)):
+                take_steps(trainer, 1)
+                trainer._checkpoint_writer.write(background=True)
+                take_steps(trainer, 10)
+                trainer.finish_checkpoint()
+
+    rank = multiprocessing.get_context("fork").Process(target=train)
+    rank.start()
+    rank.join(60)
+    assert rank.exitcode == -signal.SIGKILL
+    _, state, damaged = load_newest(tmp_path / "checkpoints")
+    assert (state["step"], damaged) == (KILLED_AT[function], [])
 
 
 def test_checkpoint_is_written_synchronously_with_one_warning_if_memory_is_short(
