@@ -7,7 +7,7 @@ does all others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,8 @@ _TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)
 # The greatest 16-bit value, 65,535, becomes 255.
 SIXTEEN_BIT_DIVISOR = 257
 ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
+# A quarter of the pixel budget is 64 threads that decode a JPEG of at most this size.
+MAX_UNCOUNTED_PIXELS = 1 << 20
 # Each thread holds one decoded image of at most this size outside of the pixel budget, 100 MB.
 MAX_DEFERRED_PIXELS = 1 << 25
 
@@ -94,13 +96,15 @@ def decode_pixels(
     data: bytes | memoryview, name: str, image_format: ImageFormat, get_box: BoxFunction | None = None
 ) -> DecodedImage:
     """Decode the content of an image file as far as `DecodedImage.resize_into` needs it, see `decode_image`."""
-    with named_image(name):
+    try:
         header = read_header(data)
         if header is not None and header.width * header.height <= MAX_DEFERRED_PIXELS:
             decoded = _decode_jpeg(data, header, image_format, get_box)
             if decoded is not None:
                 return decoded
         return DecodedImage(_decode_with_pillow(data, image_format, get_box), None)
+    except Exception as error:
+        raise _unreadable(name, error) from error
 
 
 def empty_images(*shape: int) -> Images:
@@ -114,11 +118,15 @@ def named_image(name: str) -> Iterator[None]:
     """Raise errors of reading and decoding as an UnreadableImageError that names the image."""
     try:
         yield
-    except UnusableImageError as error:
-        raise UnreadableImageError(f"the image {name} cannot be read: it is {error}") from error
     except Exception as error:
-        # Decoders raise arbitrary exceptions for a damaged file.
-        raise UnreadableImageError(f"the image {name} cannot be read: {decode_error_reason(error)}") from error
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> UnreadableImageError:
+    """Return the error of an image whose decoder raised any exception, as it may for a damaged file."""
+    if isinstance(error, UnusableImageError):
+        return UnreadableImageError(f"the image {name} cannot be read: it is {error}")
+    return UnreadableImageError(f"the image {name} cannot be read: {decode_error_reason(error)}")
 
 
 def is_decoded_at_reduced_scale(data: bytes | memoryview, preprocessing: Preprocessing) -> bool:
@@ -159,8 +167,9 @@ def _decode_jpeg(
     if denominator > 1:
         width, height = -(-header.width // denominator), -(-header.height // denominator)
         plan = plan.scaled(width / header.width, height / header.height)
-    with reserve_pixels(header.width * header.height):
-        decoded = jpeg.decode(data, header, pil_mode(image_format), plan.box, denominator)
+    pixels, mode = header.width * header.height, pil_mode(image_format)
+    with reserve_pixels(pixels) if pixels > MAX_UNCOUNTED_PIXELS else nullcontext():
+        decoded = jpeg.decode(data, header, mode, plan.box, denominator)
     return None if decoded is None else DecodedImage(decoded.pixels, plan.moved(-decoded.left, -decoded.top))
 
 

@@ -1,7 +1,7 @@
 """Decode JPEG files with libjpeg-turbo through simplejpeg, which is faster than Pillow and releases the GIL.
 
-`engine.data.sources.image` calls it for the files whose header `engine.data.sources.jpeg_header` understands. Of a file
-with restart markers, `engine.data.sources.jpeg_crop` cuts what a crop shows.
+`engine.data.sources.image` calls it for the files whose header `engine.data.sources.jpeg_header` understands.
+`engine.data.sources.jpeg_crop` makes the smaller file that is enough for a crop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from engine.data.sources.base import Box, Images
-from engine.data.sources.jpeg_crop import cut_jpeg
+from engine.data.sources.jpeg_crop import cut_jpeg, skip_rows_below
 from engine.data.sources.jpeg_header import JpegHeader
 
 # simplejpeg's names of color spaces, by Pillow mode.
@@ -44,8 +44,10 @@ def decode(
         left, top, right, bottom = box
         full_box = left * denominator, top * denominator, right * denominator, bottom * denominator
         cut = cut_jpeg(data, header, full_box, denominator)
+        if cut is None:
+            cut = skip_rows_below(data, header, full_box[3], denominator)
         if cut is not None and max(cut.width, cut.height) >= MIN_SCALED_SIDE:
-            pixels = _decode(cut.data, cut.width, cut.height, mode, denominator)
+            pixels = _decode(cut.data, cut.width, cut.height, mode, denominator, strict=not cut.has_more_rows)
             if pixels is not None:
                 return DecodedJpeg(pixels, cut.left // denominator, cut.top // denominator)
     pixels = _decode(data, header.width, header.height, mode, denominator)
@@ -53,16 +55,17 @@ def decode(
 
 
 def _decode(
-    data: bytes | memoryview | bytearray, width: int, height: int, mode: str, denominator: int
+    data: bytes | memoryview | bytearray, width: int, height: int, mode: str, denominator: int, *, strict: bool = True
 ) -> Images | None:
+    """Decode a JPEG of this size. With `strict`, reject damage for which libjpeg-turbo substitutes gray pixels and only
+    warns; without, accept it as Pillow does."""
     simplejpeg = _load_simplejpeg()
     if simplejpeg is None:
         return None
     min_width, min_height = (0, 0) if denominator == 1 else (-(-width // denominator), -(-height // denominator))
     try:
-        # Strict: libjpeg-turbo replaces missing and damaged data with gray and only warns.
         pixels: Images = simplejpeg.decode_jpeg(
-            data, _COLOR_SPACES[mode], min_height=min_height, min_width=min_width, strict=True
+            data, _COLOR_SPACES[mode], min_height=min_height, min_width=min_width, strict=strict
         )
     except ValueError:
         return None

@@ -1,7 +1,8 @@
 """Cut the part of a JPEG file that shows a box, without decoding it: a small JPEG that is decoded instead of the file.
 
 A restart marker resets the entropy coding, so the segments between two markers can be copied to another file (ITU-T
-T.81, E.1.4). `gputrain pack` writes a marker every few MCUs. `engine.data.sources.jpeg` decodes the result.
+T.81, E.1.4). `gputrain pack` writes a marker every few MCUs. Of other files, the rows below the box are skipped.
+`engine.data.sources.jpeg` decodes the result.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ MAX_CUT_SHARE = 0.9
 
 @dataclass(frozen=True)
 class JpegCut:
-    """A JPEG file of a part of an image, whose upper left pixel is (`left`, `top`) in the whole image."""
+    """A JPEG file of a part of an image, whose upper left pixel is (`left`, `top`) in the whole image.
+
+    With `has_more_rows`, the file has the data of more rows than its header says, of which libjpeg-turbo warns.
+    """
 
     data: bytearray
     left: int
     top: int
     width: int
     height: int
+    has_more_rows: bool = False
 
 
 def cut_jpeg(data: bytes | memoryview, header: JpegHeader, box: Box, denominator: int = 1) -> JpegCut | None:
@@ -47,7 +52,7 @@ def cut_jpeg(data: bytes | memoryview, header: JpegHeader, box: Box, denominator
     unnoticed, except that the restart markers of the whole file are checked.
     """
     interval = header.restart_interval
-    if not interval or header.is_progressive or header.scan_components != len(header.sampling):
+    if not interval or not _is_one_scan(data, header):
         return None
     if len(header.sampling) > 1 and header.sampling not in COLOR_SAMPLINGS:
         return None
@@ -95,11 +100,31 @@ def cut_jpeg(data: bytes | memoryview, header: JpegHeader, box: Box, denominator
     return JpegCut(cut, left, top, width, height)
 
 
+def skip_rows_below(data: bytes | memoryview, header: JpegHeader, bottom: int, denominator: int = 1) -> JpegCut | None:
+    """Return the JPEG without the rows from `bottom` on, in pixels of the whole image. None if that saves little."""
+    if not _is_one_scan(data, header):
+        return None
+    _, mcu_height = header.mcu_size
+    margin = 2 * denominator if mcu_height > 8 else 0
+    height = -(-(bottom + margin) // mcu_height) * mcu_height
+    if height > MAX_CUT_SHARE * header.height:
+        return None
+    cut = bytearray(data)
+    struct.pack_into(">H", cut, header.frame_start + _SIZE_OFFSET, height)
+    return JpegCut(cut, 0, 0, header.width, height, has_more_rows=True)
+
+
+def _is_one_scan(data: bytes | memoryview, header: JpegHeader) -> bool:
+    """Whether all pixels are in one scan, from top to bottom, and the file is not truncated."""
+    is_sequential = not header.is_progressive and header.scan_components == len(header.sampling)
+    return is_sequential and bytes(data[-2:]) == _END_MARKER
+
+
 def _find_marks(data: bytes | memoryview, scan_start: int, count: int) -> NDArray[np.int64] | None:
     """Return the offset of the marker before the first of `count` segments, as if there were one, and of the marker
     after each. None if there are others than these."""
     scan = np.frombuffer(data, np.uint8, offset=scan_start)
-    if bytes(data[-2:]) != _END_MARKER or count > MAX_SEGMENTS:
+    if count > MAX_SEGMENTS:
         return None
     prefixes = (scan == 0xFF).nonzero()[0]
     codes = scan[prefixes + 1]

@@ -65,7 +65,9 @@ class ResizePlan:
         if not x and not y:
             return self
         left, top, right, bottom = self.box
-        return replace(self, box=(left + x, top + y, right + x, bottom + y))
+        box = left + x, top + y, right + x, bottom + y
+        # dataclasses.replace takes twice as long.
+        return ResizePlan(box, self.width, self.height, self.left, self.top, self.size, self.interpolation)
 
     def apply(self, image: Image.Image) -> Image.Image:
         """Crop and resize an image with Pillow."""

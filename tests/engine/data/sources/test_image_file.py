@@ -191,7 +191,7 @@ def test_pixels_are_decoded_only_within_budget(
 
     original_decode_jpeg = jpeg.decode
     monkeypatch.setattr(jpeg, "decode", decode_jpeg)
-    Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "image", image_format)
+    Image.new("RGB", (1100, 1000), (1, 2, 3)).save(tmp_path / "image", image_format)
     with Image.open(tmp_path / "image") as opened:
         original_load = type(opened).load
         monkeypatch.setattr(type(opened), "load", load)

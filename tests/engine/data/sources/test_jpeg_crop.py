@@ -15,7 +15,7 @@ from PIL import Image
 from engine.data.sources import jpeg
 from engine.data.sources.base import Box, ImageFormat, UnreadableImageError
 from engine.data.sources.image import decode_image
-from engine.data.sources.jpeg_crop import JpegCut, cut_jpeg
+from engine.data.sources.jpeg_crop import JpegCut, cut_jpeg, skip_rows_below
 from engine.data.sources.jpeg_header import JpegHeader, read_header
 
 SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:1:1", "L")
@@ -45,8 +45,9 @@ def cut(data: bytes, box: Box, denominator: int = 1) -> JpegCut | None:
 @st.composite
 def jpegs(draw: st.DrawFn) -> bytes:
     size = draw(st.integers(16, 200)), draw(st.integers(16, 200))
-    unit = draw(st.sampled_from(["restart_marker_blocks", "restart_marker_rows"]))
-    return make_jpeg(size, draw(st.sampled_from(SAMPLINGS)), **{unit: draw(st.integers(1, 7))})
+    sampling, interval = draw(st.sampled_from(SAMPLINGS)), draw(st.integers(1, 7))
+    options = [{"restart_marker_blocks": interval}, {"restart_marker_rows": interval}, {}]
+    return make_jpeg(size, sampling, **draw(st.sampled_from(options)))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -119,8 +120,32 @@ def test_cut_is_none_for_most_of_image() -> None:
     assert cut(make_jpeg(**RESTARTS), (4, 4, 496, 370)) is None
 
 
-def test_decode_image_rejects_truncated_file_with_markers() -> None:
-    data = make_jpeg(**RESTARTS)
+def test_skip_rows_below_keeps_rows_of_box() -> None:
+    data = make_jpeg()
+    part = skip_rows_below(data, parse_header(data), 150)
+    assert part is not None
+    assert (part.width, part.height) == (500, 160)
+    assert skip_rows_below(data, parse_header(data), 340) is None
+    assert skip_rows_below(data[:-2], parse_header(data), 150) is None
+    progressive = make_jpeg(progressive=True)
+    assert skip_rows_below(progressive, parse_header(progressive), 150) is None
+
+
+def test_decode_image_of_damaged_rows_gives_pixels_of_pillow() -> None:
+    data = bytearray(make_jpeg())
+    start = parse_header(data).scan_start
+    data[start + 1000 : start + 1010] = b"\x55" * 10
+    box = (0, 0, 500, 300)
+    image_format = ImageFormat(256, 3, (), ())
+    with Image.open(BytesIO(data)) as image:
+        expected = np.asarray(image.crop(box).resize((256, 256), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    pixels = decode_image(bytes(data), "photo", image_format, lambda *_: box)
+    assert np.abs(pixels.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("options", [{}, RESTARTS])
+def test_decode_image_rejects_truncated_file(options: dict[str, Any]) -> None:
+    data = make_jpeg(**options)
     with pytest.raises(UnreadableImageError, match=r"photo cannot be read: .* truncated"):
         decode_image(data[: len(data) // 2], "photo", ImageFormat(64, 3, (), ()), lambda *_: (0, 0, 100, 90))
 
