@@ -21,6 +21,8 @@ LIGHT = [
     "config.user_code",
     "data.limits",
     "data.sources.open",
+    "data.sources.readahead",
+    "data.sources.webdataset",
     "distributed.flight_recorder",
     "distributed.rank_env",
     "doctor.examine",
