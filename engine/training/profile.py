@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from engine.distributed.collectives import all_gather_json
 from engine.distributed.watchdog import Phase
@@ -201,10 +201,12 @@ class StepProfiler:
         self._state.enter_phase(Phase.PROFILE)
         # Otherwise the profiler writes lines for its own developers to stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        activities = [ProfilerActivity.CPU]
-        if self._state.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        recording = Recording(profile(activities=activities), StepMarks(self._state.device))
+        # As torch.profiler does for CUDA graphs, which crash if CUPTI is removed and comes back.
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+        # Instead of torch.profiler.profile, which imports torch._inductor: that takes seconds and 100 MB.
+        use_device = "cuda" if self._state.device.type == "cuda" else None
+        recording = Recording(profile(use_kineto=True, use_device=use_device), StepMarks(self._state.device))
         recording.start()
         return recording
 

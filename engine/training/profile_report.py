@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _add_metadata_json
 from torch.autograd import DeviceType
-from torch.profiler import profile
+from torch.autograd.profiler import profile
 
 from engine.data.stage_times import StageTimes
 from engine.distributed.collectives import gather_bytes
@@ -85,22 +86,25 @@ class Recording:
 
     def start(self) -> None:
         try:
-            self.profiler.start()
+            self.profiler.__enter__()
+            # Tools that compare the traces of ranks, such as Holistic Trace Analysis, read this.
+            info = {"backend": dist.get_backend(), "rank": dist.get_rank(), "world_size": dist.get_world_size()}
+            _add_metadata_json("distributedInfo", json.dumps(info))
         except Exception as error:
             self.problem = describe_error(error)
 
     def stop(self) -> None:
         if not self.problem:
             try:
-                self.profiler.stop()
+                self.profiler.__exit__(None, None, None)
             except Exception as error:
                 self.problem = describe_error(error)
 
     def events(self) -> Sequence[Any]:
         """Return the events of torch's profiler, without the tree that torch builds of them in Python."""
-        if self.problem or self.profiler.profiler is None or self.profiler.profiler.kineto_results is None:
+        if self.problem or self.profiler.kineto_results is None:
             return []
-        return self.profiler.profiler.kineto_results.events()
+        return self.profiler.kineto_results.events()
 
 
 def write_profile(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -239,7 +239,7 @@ def test_training_continues_without_a_profile_if_the_profiler_does_not_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(profile_module.profile):
-        def start(self) -> None:
+        def __enter__(self) -> NoReturn:
             raise RuntimeError("Profiler is already enabled on this thread")
 
     events: list[Event] = []
