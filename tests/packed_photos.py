@@ -15,15 +15,15 @@ from engine.data.pack.writer import PackProgress, PackRequest, PackSummary, make
 NUM_PHOTOS = 24
 
 
-def write_photos(root: Path, *, validation: bool = False) -> Path:
+def write_photos(root: Path, count: int = NUM_PHOTOS, *, validation: bool = False) -> Path:
     """Write JPEG files, some of them rotated by EXIF, and PNG files with transparency, of two classes."""
     rng = np.random.default_rng(0)
-    for number in range(NUM_PHOTOS):
+    for number in range(count):
         part = ("train", "val")[number % 4 == 3] if validation else ""
         folder = root / part / ("cat", "dog")[number // 2 % 2]
         folder.mkdir(parents=True, exist_ok=True)
         blocks = Image.fromarray(rng.integers(0, 256, (6, 8, 4), np.uint8))
-        photo = blocks.resize((60 + number, 50), Image.Resampling.BICUBIC)
+        photo = blocks.resize((60 + number % 24, 50), Image.Resampling.BICUBIC)
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = 6 if number % 5 == 0 else 1
         if number % 6 == 0:

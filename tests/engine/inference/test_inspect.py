@@ -16,12 +16,13 @@ from engine.data.sources.open import open_source
 from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.inspect import inspect_checkpoint, worst_rows
 from engine.inference.preview import load_preview
-from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
+from engine.inference.stored_inspection import InspectionRequest, _has_same_files, checkpoint_digest, find_stored
 from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import read_inspection, write_inspection
 from inspections import make_inspection
+from packed_photos import pack_photos
 from photo_folder import write_photo_folder
 from trained_run import DIGITS, call, saved_run
 
@@ -62,6 +63,18 @@ def test_inspection_keeps_pictures_of_datasets_without_files(run: RunFolder) -> 
         pixels, labels = source.load("val", np.array([image.index]))
         assert np.array_equal(np.asarray(load_preview(run, inspection, image)), pixels[0, 0])
         assert labels[0] == image.label
+
+
+def test_inspection_of_packed_set_has_names_and_pictures(tmp_path: Path) -> None:
+    pack_photos(write_photo_folder(tmp_path / "unpacked"), tmp_path / "photos.gpk")
+    run = folder_run(tmp_path, data={"dataset": "packed", "path": str(tmp_path / "photos.gpk")})
+    inspection = inspect(run, part="all")
+    assert {image.path for image in inspection.images(range(16))} == {
+        f"{name}/{number}.png" for name in ("cat", "dog") for number in range(8)
+    }
+    assert inspection.info.root is None
+    assert load_preview(run, inspection, inspection.image(0)).size == (8, 8)
+    assert _has_same_files(inspection.info)
 
 
 @pytest.mark.parametrize("loss", [{"name": "bce"}, {"class_weights": "balanced", "label_smoothing": 0.1}])

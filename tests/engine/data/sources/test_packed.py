@@ -84,9 +84,12 @@ def test_packed_files_have_fingerprint_and_names_of_folder(datasets: tuple[Path,
         assert len(packed.image_names(part)) == packed.num_images(part)
 
 
+@pytest.mark.parametrize("worker_type", ["threads", "processes"])
 @pytest.mark.parametrize("workers", [0, 2, 4])
-def test_packed_batches_after_resume_continue_epoch(workers: int, packed: Path) -> None:
-    config, source = open_config("packed", packed)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_packed_batches_after_resume_continue_epoch(workers: int, worker_type: str, packed: Path) -> None:
+    overrides = ["augment.resized_crop=true", "augment.flip=true", f"data.worker_type={worker_type}"]
+    config, source = open_config("packed", packed, *overrides)
     whole = load_batches(config, source, 0)
     assert_same(load_batches(config, source, workers, first_step=2), whole[2:])
 
