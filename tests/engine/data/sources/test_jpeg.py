@@ -15,10 +15,14 @@ import torch
 from PIL import Image
 
 from engine.config.loader import resolve_config
+from engine.config.schema import Config
 from engine.data.augment.batch_ops import is_channels_last
 from engine.data.augment.crops import random_resized_crop_box, random_resized_crop_boxes
+from engine.data.pipelines.choose import PipelineChoice
+from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources import jpeg
-from engine.data.sources.base import CropSpec, ImageFormat, Images, UnreadableImageError
+from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, UnreadableImageError
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.image import read_image
 from engine.data.sources.jpeg_header import read_header
 from engine.data.sources.open import open_source
@@ -149,13 +153,29 @@ def test_random_resized_crop_box_matches_vectorized_boxes(height: int, width: in
         ]
 
 
-def test_encoded_source_loads_channels_last(tmp_path: Path) -> None:
+@pytest.fixture
+def photo_source(tmp_path: Path) -> tuple[Config, ImageSource]:
     for name in ("cat", "dog"):
         for number in range(2):
             (tmp_path / name).mkdir(exist_ok=True)
             write_photo(tmp_path / name / f"{number}.jpg")
     data = ["data.dataset=folder", f"data.path={tmp_path}", "data.image_size=32", "data.val_split=0.5"]
-    source = open_source(resolve_config(None, data).config)
+    config = resolve_config(None, data).config
+    return config, open_source(config)
+
+
+def test_input_pipeline_warns_of_pillow_once(
+    photo_source: tuple[Config, ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, source = photo_source
+    for expected in ([], ["simplejpeg"]):
+        pipeline = InputPipeline(PipelineChoice("stream", ""), source, config, model_input_format(config, source), ())
+        assert [warning.split()[0] for warning in pipeline.warnings] == expected
+        monkeypatch.setattr(jpeg, "_load_simplejpeg", lambda: None)
+
+
+def test_encoded_source_loads_channels_last(photo_source: tuple[Config, ImageSource]) -> None:
+    _, source = photo_source
     for crop in (None, CropSpec(24, None)):
         images, _ = source.load("train", np.arange(2), crop)
         assert is_channels_last(torch.from_numpy(images))
