@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from engine.config.data_sections import DataConfig
 from engine.data.fingerprint import Fingerprint, hash_integers
-from engine.data.sampler import Indices, Part, stratified_split
+from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.base import ImageFormat, Labels, UnreadableImageError
 from engine.data.sources.braces import expand_braces
 from engine.data.sources.encoded import EncodedImage, EncodedSource
@@ -31,7 +31,7 @@ from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, header_name, 
 from engine.data.sources.tar_index import COLUMNS, ShardError, ShardStamp, open_shard
 from engine.data.sources.tar_index_cache import IndexedShard, index_shard, read_columns, read_names
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import read_bytes
+from engine.utils.files import is_file, is_folder, read_bytes
 from engine.utils.text import list_names, pluralize, printable
 
 # ImageNet-22k has 4,096 shards.
@@ -150,7 +150,8 @@ class TarSource(EncodedSource):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the config if the indices are in the user's cache: a million images take 20 MB."""
         if all(shard.index is None for part in self.parts.values() for shard in part.shards):
-            return _reopen, (self.data, self.seed, self.parts["train"].fingerprint, self.parts["val"].fingerprint)
+            fingerprints = {part: self.fingerprint(part) for part in PARTS}
+            return _reopen, (self.data, self.seed, self.format, fingerprints)
         return TarSource, (self.data, self.seed, self.format, self.classes, self.parts, self.skipped)
 
 
@@ -216,11 +217,13 @@ def class_names(data: DataConfig) -> tuple[str, ...]:
     return _class_names(data, loaded)
 
 
-def _reopen(data: DataConfig, seed: int, train: Fingerprint, val: Fingerprint) -> TarSource:
+def _reopen(
+    data: DataConfig, seed: int, image_format: ImageFormat, fingerprints: Mapping[Part, Fingerprint]
+) -> TarSource:
     source = open_webdataset(data, seed)
-    if (source.fingerprint("train"), source.fingerprint("val")) != (train, val):
+    if any(source.fingerprint(part) != fingerprint for part, fingerprint in fingerprints.items()):
         raise UsageError.one("data.path", "the shards have changed while the run was starting", "start it again")
-    return source
+    return source.with_format(image_format)
 
 
 @dataclass
@@ -273,7 +276,7 @@ def _load_shards(key: str, pattern: str) -> _LoadedShards:
     progress = _Progress(pattern, len(paths))
     try:
         for path, shard in zip(paths, pool.map(_index_or_problem, paths), strict=True):
-            progress.advance()
+            progress.done += 1
             if isinstance(shard, IndexedShard):
                 shards.append(shard)
                 continue
@@ -283,6 +286,7 @@ def _load_shards(key: str, pattern: str) -> _LoadedShards:
     finally:
         # Ctrl-C must not wait for the shards that are still queued.
         pool.shutdown(cancel_futures=True)
+        progress.end()
     if problems:
         raise UsageError(problems)
     ends = np.cumsum([shard.num_images for shard in shards], dtype=np.int64)
@@ -313,42 +317,49 @@ def _describe(error: OSError | ShardError) -> str:
 
 
 class _Progress:
-    """Prints how many shards are indexed, once that takes some time."""
+    """Prints how many shards are indexed: after 2 s, 4 s, 8 s and so on."""
 
     def __init__(self, pattern: str, total: int) -> None:
-        self._pattern, self._total, self._done = pattern, total, 0
-        self._next = time.monotonic() + PROGRESS_SECONDS
+        self.done = 0
+        self._pattern, self._total = pattern, total
+        self._ended = Event()
+        self._thread = Thread(target=self._print, daemon=True)
+        self._thread.start()
 
-    def advance(self) -> None:
-        self._done += 1
-        if time.monotonic() >= self._next and self._done < self._total:
-            print(
-                f"indexing {printable(self._pattern)} once: {self._done} of {pluralize(self._total, 'shard')}",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._next = time.monotonic() + PROGRESS_SECONDS
+    def _print(self) -> None:
+        seconds = PROGRESS_SECONDS
+        while not self._ended.wait(seconds):
+            shards = pluralize(self._total, "shard")
+            print(f"indexing {printable(self._pattern)} once: {self.done} of {shards}", file=sys.stderr, flush=True)
+            seconds *= 2
+
+    def end(self) -> None:
+        """End the thread, because the process may fork."""
+        self._ended.set()
+        self._thread.join()
 
 
 def _shard_paths(key: str, pattern: str) -> list[str]:
     """Return the files that a brace pattern names. Raises UsageError if one is missing."""
-    if Path(pattern).is_file():
+    if is_file(Path(pattern)):
         return [pattern]
     try:
         paths = expand_braces(pattern, MAX_SHARDS)
     except ValueError as error:
         raise UsageError.one(key, f"{pattern} {error}", "name fewer shards") from error
-    missing = [path for path in paths if not Path(path).exists()]
+    if any(is_folder(Path(path)) for path in paths):
+        raise UsageError.one(key, f"{pattern} is a folder", f"set it to the shards, such as {SHARD_EXAMPLE}")
+    missing = [path for path in paths if not is_file(Path(path))]
     if len(missing) == len(paths):
-        raise UsageError.one(key, f"{pattern} does not exist", f"set it to the shards, such as {SHARD_EXAMPLE}")
+        raise UsageError.one(
+            key, f"{pattern} does not exist or is no file", f"set it to the shards, such as {SHARD_EXAMPLE}"
+        )
     if missing:
         raise UsageError.one(
             key,
             f"{len(missing)} of {len(paths)} shards do not exist ({list_names(missing)})",
             "add them, or shorten the range in braces",
         )
-    if any(Path(path).is_dir() for path in paths):
-        raise UsageError.one(key, f"{pattern} is a folder", f"set it to the shards, such as {SHARD_EXAMPLE}")
     return paths
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from engine.config.loader import resolve_config
+from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.sources import tar_headers
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.open import open_source, read_class_names
@@ -179,6 +181,32 @@ def test_tar_source_names_missing_shards(tmp_path: Path) -> None:
         open_shards("x-{0..999999999}.tar")
     with pytest.raises(UsageError, match="is a folder; set it to the shards, such as"):
         open_shards(str(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "a\0b", "{" * 20, "/proc/self/mem/x.tar"])
+def test_tar_source_refuses_impossible_path_in_one_sentence(path: str) -> None:
+    config = resolve_config(None, ["data.dataset=webdataset", "data.path=x"]).config
+    data = config.data.model_copy(update={"path": path})
+    with pytest.raises(UsageError):
+        open_source(config.model_copy(update={"data": data}))
+
+
+def test_tar_source_says_how_far_indexing_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("engine.data.sources.webdataset.PROGRESS_SECONDS", 0.001)
+    pattern = write_shards(tmp_path, shards=3)
+    open_shards(pattern)
+    assert re.match(rf"indexing {re.escape(pattern)} once: [0-3] of 3 shards\n", capsys.readouterr().err)
+
+
+def test_tar_images_are_kept_in_memory_and_cached(tmp_path: Path, cache: Path) -> None:
+    pattern = write_shards(tmp_path)
+    config = resolve_config(None, ["data.dataset=webdataset", f"data.path={pattern}", "data.image_size=16"]).config
+    source = open_source(config)
+    loaded = load_in_memory(source, config, source.format)
+    assert np.array_equal(loaded.images["val"], source.load("val", np.arange(4))[0])
+    assert len(list((cache / "decoded").glob("*.npy"))) == 1
 
 
 def test_tar_source_reports_shard_that_changes_during_run(tmp_path: Path) -> None:
