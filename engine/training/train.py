@@ -41,6 +41,7 @@ from engine.distributed.rendezvous import get_from_rank, wait_for_ranks
 from engine.distributed.topology import check_devices_unique, gather_rank_devices
 from engine.distributed.watchdog import collective_timeout_s
 from engine.models.freeze import set_train_mode
+from engine.models.memory_format import resolve_memory_format
 from engine.models.precision import build_grad_scaler, max_scaler_skips
 from engine.models.training_model import TrainingModel, build_training_model
 from engine.optim.lr_schedule import lr_factor, lr_scaling_factor, scaled_lr, schedule_length_problems
@@ -221,7 +222,9 @@ def build_trainer(
         early_stop=EarlyStop(config.run),
         own_metrics=own_metrics,
         cpu_group=cpu_group,
-        batches=data.pipeline.device_loader(batch_device(config.device, device)),
+        batches=data.pipeline.device_loader(
+            batch_device(config.device, device), resolve_memory_format(config, network.model, device)
+        ),
         image_format=data.image_format,
         num_classes=num_classes,
         channel=channel,

@@ -57,12 +57,14 @@ class InputPipeline:
         )
         self.warnings = [problem for problem in problems if problem]
 
-    def device_loader(self, device: torch.device) -> DeviceLoader:
-        """Return the iterator over the batches on a device. Call it once."""
+    def device_loader(
+        self, device: torch.device, memory_format: torch.memory_format = torch.preserve_format
+    ) -> DeviceLoader:
+        """Return the iterator over the batches on a device, for a model of a memory format. Call it once."""
         if self._in_memory is not None:
             return InMemoryLoader(self._in_memory, self._config, self._format, self._requests, device)
         if self._loader is not None:
-            return StreamingLoader(self._loader, self._format, device)
+            return StreamingLoader(self._loader, self._format, device, memory_format)
 
         def load_batch(request: BatchRequest) -> DeviceBatch:
             batches = BatchLoader(self._source, self._config, self._format, [request], 0)

@@ -89,6 +89,19 @@ def test_streamed_batches_on_cpu_are_normalized_and_independent_of_workers() -> 
     assert without_workers[0].images.dtype == torch.float32
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_streamed_batches_get_memory_format_of_model(memory_format: torch.memory_format) -> None:
+    config = resolve_config(None, VARIED).config
+    source = open_source(config)
+    image_format = model_input_format(config, source)
+    loader = BatchLoader(
+        source, config, image_format, DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(1), 0
+    )
+    batch = next(StreamingLoader(loader, image_format, torch.device("cpu"), memory_format))
+    assert batch.images.is_contiguous(memory_format=memory_format)
+    assert torch.equal(batch.images, batches("cpu", 0)[0].images)
+
+
 def stage_times(device: str, workers: int) -> StageTimes:
     """Return the times of four batches."""
     config = resolve_config(None, [*VARIED, "data.batch_size=16", "augment.policy=trivialaugment"]).config
