@@ -27,8 +27,9 @@ from engine.data.sources.braces import expand_braces
 from engine.data.sources.encoded import EncodedImage, EncodedSource
 from engine.data.sources.folder import ALLOW_EMPTY, encoded_format
 from engine.data.sources.readahead import advise_ranges
+from engine.data.sources.shard_files import CHANGED, DescriptorCache
 from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, header_name, parse_number
-from engine.data.sources.tar_index import COLUMNS, ShardError, ShardStamp, open_shard
+from engine.data.sources.tar_index import COLUMNS, ShardError
 from engine.data.sources.tar_index_cache import IndexedShard, index_shard, read_columns, read_names
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import is_file, is_folder, read_bytes
@@ -39,9 +40,7 @@ MAX_SHARDS = 1 << 16
 # More threads than cores: they wait for the disk, or for a network file system.
 INDEX_THREADS = 16
 PROGRESS_SECONDS = 2.0
-MAX_OPEN_SHARDS = 256
 MAX_PROBLEMS = 3
-CHANGED = "has changed since it was indexed; start the run again"
 SHARD_EXAMPLE = "shards/train-{000..146}.tar"
 # Beside the shards, one name per line. The second is that of the CLIP benchmark.
 CLASS_FILES = ("classes.txt", "classnames.txt")
@@ -78,7 +77,7 @@ class TarSource(EncodedSource):
     classes: tuple[str, ...]
     parts: dict[Part, TarPart]
     skipped: tuple[str, ...]
-    descriptors: DescriptorCache = field(default_factory=lambda: DescriptorCache(), compare=False)
+    descriptors: DescriptorCache = field(default_factory=DescriptorCache, compare=False)
 
     def num_images(self, part: Part) -> int:
         return len(self.parts[part].sizes)
@@ -153,47 +152,6 @@ class TarSource(EncodedSource):
             fingerprints = {part: self.fingerprint(part) for part in PARTS}
             return _reopen, (self.data, self.seed, self.format, fingerprints)
         return TarSource, (self.data, self.seed, self.format, self.classes, self.parts, self.skipped)
-
-
-class _Descriptor:
-    """An open shard, closed when nobody uses it anymore."""
-
-    def __init__(self, shard: IndexedShard) -> None:
-        self._shard = shard
-        self.fd = open_shard(shard.path)
-        if not self.is_unchanged():
-            raise ShardError(CHANGED)
-
-    def is_unchanged(self) -> bool:
-        # The inode differs between mounts of some network file systems.
-        stamp = ShardStamp.of(self.fd)
-        return (stamp.size, stamp.mtime_ns) == (self._shard.stamp.size, self._shard.stamp.mtime_ns)
-
-    def __del__(self) -> None:
-        with suppress(AttributeError, OSError):
-            os.close(self.fd)
-
-
-class DescriptorCache:
-    """Descriptors of open shards, for any number of threads. It is not pickled.
-
-    Without a lock, which a thread might hold while the process forks.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[str, _Descriptor] = {}
-
-    def get(self, shard: IndexedShard) -> _Descriptor:
-        """Open a shard, or return its open descriptor. Raises ShardError and OSError."""
-        if (file := self._open.get(shard.path)) is not None:
-            return file
-        file = self._open.setdefault(shard.path, _Descriptor(shard))
-        if len(self._open) > MAX_OPEN_SHARDS:
-            # A thread that reads from it holds a reference, so it stays open until that read has ended. Another thread
-            # may have removed it, or change the dictionary now.
-            with suppress(StopIteration, KeyError, RuntimeError):
-                del self._open[next(iter(self._open))]
-        return file
 
 
 def open_webdataset(data: DataConfig, seed: int) -> TarSource:
