@@ -208,11 +208,11 @@ def _write_images(
     kept = partial.begin(stamps)
     if partial.restart_reason is not None:
         notify(f"{partial.path}: {partial.restart_reason}")
-    total, index_bytes = len(plan.order), plan.index_bytes()
+    total, index_bytes, source_bytes = len(plan.order), plan.index_bytes(), int(plan.sizes.sum())
     written = sum(record.size for record in partial.records)
 
     def report(done: int) -> None:
-        contents = int(plan.sizes.sum()) if request.encoding is None else round(written / max(done, 1) * total)
+        contents = source_bytes if request.encoding is None else round(written / max(done, 1) * total)
         on_progress(PackProgress(done, total, kept, index_bytes + contents))
 
     report(kept)
