@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,13 @@ def empty_cache(device: torch.device) -> None:
     """Release the unused cached memory on all GPUs of this process, so that other processes can use it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def release_free_memory() -> None:
+    """Return freed host memory to the system (malloc_trim(3)). The C library would keep it for this process."""
+    # AttributeError: another C library than glibc.
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
