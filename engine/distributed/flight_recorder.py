@@ -31,8 +31,9 @@ DUMP_SIGNAL = signal.SIGRTMIN + 4
 MAX_COLLECTIVES = 200
 # A record takes about 150 bytes per collective.
 MAX_RECORD_BYTES = 1 << 20
-# The time for a rank to write its record. One in an uninterruptible call writes none.
-RECORD_WAIT_SECONDS, POLL_SECONDS = 1.0, 0.02
+# The time for a rank to write its record, which takes up to 0.4 s on a busy host. One in an uninterruptible call writes
+# none.
+RECORD_WAIT_SECONDS, POLL_SECONDS = 2.0, 0.02
 # Ranks that a message names.
 MAX_NAMED_RANKS = 8
 

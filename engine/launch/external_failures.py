@@ -76,7 +76,8 @@ def watchdog_thread(
         while (heartbeats := watchdog.expired()) is None:
             time.sleep(POLL_SECONDS)
         # What hangs may be stderr or the disk of the journal.
-        threading.Timer(COMPARE_SECONDS + RECORD_TIMEOUT_SECONDS, os._exit, [ExitCode.FAILED]).start()
+        limit_s = RECORD_WAIT_SECONDS + COMPARE_SECONDS + RECORD_TIMEOUT_SECONDS
+        threading.Timer(limit_s, os._exit, [ExitCode.FAILED]).start()
         faulthandler.dump_traceback()
         collectives = record_within(RECORD_WAIT_SECONDS)
         stalled = share_stall(StalledRank(device, heartbeats[0], tuple(collectives)), rank_info, store)
