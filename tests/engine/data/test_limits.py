@@ -12,6 +12,7 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.limits import LoaderFootprint, check_open_files, open_files_shortage, shm_shortage
+from engine.data.sources.base import ImageFormat
 from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
 from engine.utils.errors import UsageError
 from engine.utils.host import format_bytes, nearest_existing
@@ -30,6 +31,18 @@ def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
         "/dev/shm has 64 MiB free, but the batches of the DataLoader workers can take 400 MiB (2 ranks x 4 workers x 4 "
         "batches of 12.5 MiB); reduce data.workers or data.prefetch, or increase the shared memory (docker run "
         "--shm-size=1g)"
+    )
+
+
+def test_footprint_of_decode_threads_depends_on_their_processes() -> None:
+    image_format = ImageFormat(224, 3, (0.5,), (0.5,))
+    threads = config("data.dataset=folder", "data.path=photos")
+    footprints = [LoaderFootprint.from_config(threads, 1, workers, image_format) for workers in (0, 1, 8, 9)]
+    assert [footprint.processes for footprint in footprints] == [0, 1, 1, 2]
+    assert {footprint.prefetch for footprint in footprints} == {5}, "one batch more is loaded before it is requested"
+    assert str(shm_shortage(footprints[2], 1 << 20)) == (
+        "/dev/shm has 1 MiB free, but the batches of the decode threads can take 45.9 MiB (1 rank x 1 loader process x "
+        "5 batches of 9.2 MiB); reduce data.prefetch, or increase the shared memory (docker run --shm-size=1g)"
     )
 
 
