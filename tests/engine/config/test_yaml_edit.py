@@ -48,9 +48,12 @@ def test_with_number_inserts_missing_key(text: str, edited: str) -> None:
     assert with_number(text, "optim.lr", 0.05) == edited
 
 
-def test_with_number_changes_one_line_of_every_preset() -> None:
-    for path in presets().values():
-        before = path.read_text()
+def test_with_number_changes_one_line_of_every_preset_that_has_the_key() -> None:
+    texts = {path: path.read_text() for path in presets().values()}
+    # Others inherit the key from the file in `base`.
+    texts = {path: text for path, text in texts.items() if "  lr:" in text}
+    assert len(texts) > 5
+    for path, before in texts.items():
         after = with_number(before, "optim.lr", 0.0123)
         changed = [pair for pair in zip(before.splitlines(), after.splitlines(), strict=True) if pair[0] != pair[1]]
         assert [line for _, line in changed] == ["  lr: 0.0123"], path
