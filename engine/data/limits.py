@@ -145,6 +145,8 @@ def uses_threads(config: Config) -> bool:
     """Whether images are loaded by decode threads instead of DataLoader workers (`data.worker_type`).
 
     auto takes threads for image files that are only decoded, cropped and resized, all of which release the GIL.
+    Measured on 2 cores: 2 threads load 0.83 and 0.92 of the images per second of 2 DataLoader workers, at the same CPU
+    time per image: threads wait for the GIL. Their process and the rank have 38 MiB of own memory, not 67 or more.
     """
     data = config.data
     if data.worker_type != "auto":
