@@ -42,6 +42,15 @@ def compile_in_place(model: nn.Module, config: Config) -> None:
         model.compile(mode=config.model.compile_mode, dynamic=False)
 
 
+def allow_compilations(image_sizes: int) -> None:
+    """Let torch compile a model for training and evaluation at this number of image sizes.
+
+    Beyond its limit, 8, torch would run further sizes eagerly."""
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * image_sizes)
+
+
 class CompileCache:
     """The compiled code of a run: that of an earlier run with the same key, or what this one compiles.
 

@@ -20,7 +20,7 @@ from engine.config.user_errors import describe_exception
 from engine.distributed.failures import has_known_cause
 from engine.distributed.parallel import warmup_batch_size
 from engine.gpus.peak_flops import peak_tflops
-from engine.models.compile import CompileCache, compile_usage_error, stop_compile_workers
+from engine.models.compile import CompileCache, allow_compilations, compile_usage_error, stop_compile_workers
 from engine.models.freeze import set_train_mode
 from engine.models.precision import autocast
 from engine.runs.events import WarningEvent
@@ -226,8 +226,10 @@ def _save_compiled_code(state: RankState, cache: CompileCache) -> None:
 
 def _warm_up_compiled(state: RankState) -> None:
     """Compile for training and for evaluation, with full batches of each image size. Raises UsageError."""
+    sizes = _remaining_train_sizes(state)
+    allow_compilations(len(sizes) + 1)
     try:
-        for size in _remaining_train_sizes(state):
+        for size in sizes:
             for _ in range(COMPILE_WARMUP_STEPS):
                 state.zero_grad()
                 _forward_backward(state, state.sampler.batch_size, size)

@@ -41,6 +41,7 @@ def test_every_preset_has_a_row_in_the_table() -> None:
         assert "Source: " in (CONFIGS / f"{name}.yaml").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_model_of_preset_accepts_its_images(name: str) -> None:
     config = resolve_config(name, ["data.path=/photos"]).config

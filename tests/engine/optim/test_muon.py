@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,16 @@ from engine.optim.muon import FilterMuon, MuonAdamW
 from engine.optim.optimizers import build_optimizer
 from engine.utils.errors import UsageError
 from small_model import names_in, refused, resumes_identically, same, small, train
+
+
+@pytest.fixture(autouse=True)
+def single_thread() -> Iterator[None]:
+    # A second thread takes several times as long for such small matrices.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
 
 AIRBENCH = {"adjust_lr_fn": "original"}
 
