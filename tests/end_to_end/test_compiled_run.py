@@ -20,6 +20,7 @@ def compiled_sources(log: Path) -> int:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_second_start_compiles_nothing_in_a_fresh_temporary_folder(gputrain: Gputrain) -> None:
     log, programs = gputrain.folder / "compilations", gputrain.folder / "bin"
