@@ -73,6 +73,7 @@ def test_every_size_is_compiled_before_training(recipe: tuple[str, ...], monkeyp
     torch.compiler.reset()
     # Four graphs, so the limit has to grow.
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     # Tracing and guards are those of a compiled model; only code generation is skipped, which takes seconds.
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
     # The context is entered after the trainer is built, which compiles.
