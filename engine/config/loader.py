@@ -305,8 +305,9 @@ def with_absolute_paths(config: Config) -> Config:
         return str(expand_user(path).absolute())
 
     update: dict[str, Any] = {}
-    if config.data.default_path is not None:
-        update["data"] = config.data.model_copy(update={"path": absolute(config.data.default_path)})
+    data_paths = {"path": config.data.default_path, "val_path": config.data.val_path}
+    if absolute_paths := {key: absolute(path) for key, path in data_paths.items() if path is not None}:
+        update["data"] = config.data.model_copy(update=absolute_paths)
     if config.model.weights not in (None, "pretrained"):
         update["model"] = config.model.model_copy(update={"weights": absolute(config.model.weights)})
     if config.notify.urls:

@@ -163,8 +163,8 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
         # The dataset fake generates as many, and somebody else's checkpoint can name any number.
         data |= {"num_classes": len(checkpoint.classes)}
     if any(override.partition("=")[0].strip() in ("data.dataset", "data.path") for override in overrides):
-        # The number of classes of the training data need not match the new data.
-        data |= {"num_classes": None}
+        # The number of classes and the validation shards are those of the training data.
+        data |= {"num_classes": None, "val_path": None}
     images = checkpoint.image_format
     data |= {"val_resize": images.val_resize, "val_crop": images.val_size}
     data |= {"fit": images.fit, "interpolation": images.interpolation}

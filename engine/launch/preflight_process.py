@@ -24,7 +24,7 @@ from engine.utils.helper_process import ParentPipe
 
 # Values of other keys leave the scan of a dataset valid.
 SCAN_KEYS = {
-    *("dataset", "path", "allow_empty", "download", "val_split"),
+    *("dataset", "path", "val_path", "allow_empty", "download", "val_split"),
     *("num_classes", "image_size", "size_schedule", "channels", "fake_train", "fake_val"),
 }
 

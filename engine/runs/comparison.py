@@ -226,7 +226,8 @@ def compare_runs(runs: Sequence[ComparedRun]) -> Comparison:
 def _datasets_differ(runs: Sequence[ComparedRun], keys: set[str]) -> bool:
     names = {str(run.config["data.dataset"]) for run in runs if run.config is not None}
     sizes = {run.dataset for run in runs if run.dataset}
-    return len(names) > 1 or len(sizes) > 1 or ("data.path" in keys and not names <= DATASETS_WITHOUT_FILES)
+    paths_differ = not keys.isdisjoint(("data.path", "data.val_path"))
+    return len(names) > 1 or len(sizes) > 1 or (paths_differ and not names <= DATASETS_WITHOUT_FILES)
 
 
 def require_comparable(count: int) -> None:

@@ -45,6 +45,14 @@ def test_resolve_resets_optimizer_parameters_when_optimizer_changes() -> None:
     assert resolve_config("cifar10-fast", ["optim.name=sgd"]).config.optim == before
 
 
+def test_resolve_makes_paths_of_data_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    shards = ["data.path=train-{0..3}.tar", "data.val_path=~/val.tar"]
+    data = resolve_config(None, ["data.dataset=webdataset", *shards]).config.data
+    assert (data.path, data.val_path) == (str(tmp_path / "train-{0..3}.tar"), "/home/me/val.tar")
+
+
 def test_resolve_matches_choices_in_any_case() -> None:
     typed = ["precision.amp=o1", "optim.name=AdamW", "schedule.name=Cosine", "model.freeze=BACKBONE", "model.name=CNN"]
     config = resolve_config(None, typed).config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 from engine.data.sources.open import open_source
-from engine.inference.evaluate import evaluate_checkpoint
+from engine.inference.evaluate import evaluate_checkpoint, evaluation_config
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from gputrain_command import FinishedRun, Gputrain, read_events
@@ -125,6 +126,15 @@ def test_evaluate_command_reports_all_invalid_arguments_together(run: RunFolder)
         "error: data.bathc_size: unknown key; did you mean data.batch_size?",
         "error: much: must have the form data.key=value or eval.key=value",
     ]
+
+
+def test_evaluation_of_other_data_ignores_validation_shards_of_run(run: RunFolder) -> None:
+    saved = read_trained_checkpoint(run)
+    data = saved.config.data.model_copy(update={"dataset": "webdataset", "path": "/train.tar", "val_path": "/val.tar"})
+    saved = replace(saved, config=saved.config.model_copy(update={"data": data}))
+    assert evaluation_config(saved, []).data.val_path == "/val.tar"
+    assert evaluation_config(saved, ["data.path=/other.tar"]).data.val_path is None
+    assert evaluation_config(saved, ["data.path=/other.tar", "data.val_path=/x.tar"]).data.val_path == "/x.tar"
 
 
 @pytest.mark.gpu
