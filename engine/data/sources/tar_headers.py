@@ -176,5 +176,6 @@ def _tarfile_members(fd: int) -> Iterator[TarMember]:
                         yield TarMember(name, member.offset_data, member.size)
                     elif not member.isdir():
                         yield TarMember(name, 0, 0, NOT_REGULAR)
-        except tarfile.TarError as error:
+        # tarfile raises ValueError for invalid numbers of a sparse file, RecursionError for many headers of one member.
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise TarError(f"is damaged: {error}") from error

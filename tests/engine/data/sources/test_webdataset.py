@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -107,6 +108,21 @@ def test_tar_headers_read_unusual_archive_with_tarfile(tmp_path: Path) -> None:
     source = open_shards(str(path))
     assert source.num_images("train") + source.num_images("val") == 8
     assert source.skipped == tuple(f"{path}: {name} (not a regular file)" for name in ("link.png", "pipe.png", "c"))
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"GNU.sparse.map": "1,b"}, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}],
+    ids=["map", "content"],
+)
+def test_tar_source_refuses_damaged_sparse_file_in_one_sentence(tmp_path: Path, attributes: dict[str, str]) -> None:
+    path = write_shard(tmp_path / "x.tar", sample_members(range(8)))
+    with tarfile.open(path, "a", format=tarfile.PAX_FORMAT) as archive:
+        (member := tarfile.TarInfo("sparse.png")).pax_headers = attributes
+        member.size = 2000
+        archive.addfile(member, io.BytesIO(bytes(2000)))
+    with pytest.raises(UsageError, match=r"x\.tar is damaged: "):
+        open_shards(str(path))
 
 
 def test_tar_source_skips_samples_without_one_image(tmp_path: Path) -> None:
