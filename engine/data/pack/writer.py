@@ -223,7 +223,7 @@ def _write_images(
             partial.append(stamps[done - 1], content)
             written += len(content)
             report(done)
-            if should_stop():
+            if done < total and should_stop():
                 raise PackStopped(done, total)
     finally:
         pool.shutdown(cancel_futures=True)

@@ -123,6 +123,11 @@ def test_stopped_pack_continues_to_same_bytes(photos: Path, whole: bytes, tmp_pa
     assert (tmp_path / "a.gpk").read_bytes() == whole
 
 
+def test_stop_after_last_image_finishes_pack(photos: Path, whole: bytes, tmp_path: Path) -> None:
+    pack_photos(photos, tmp_path / "a.gpk", REDUCED, **stop_after(NUM_PHOTOS))
+    assert (tmp_path / "a.gpk").read_bytes() == whole
+
+
 @pytest.mark.parametrize("damage", ["torn record", "torn content", "flipped record"])
 def test_damaged_tail_of_partial_pack_is_packed_again(damage: str, photos: Path, whole: bytes, tmp_path: Path) -> None:
     with pytest.raises(PackStopped):
