@@ -132,7 +132,7 @@ class StreamingLoader:
 
     def stop_stage_times(self) -> StageTimes:
         """See `DeviceLoader.stop_stage_times`. A host sync on a GPU."""
-        for start, end in self._copy_events:
+        for start, end in tuple(self._copy_events):
             end.synchronize()
             self._loader.counters.add_seconds("copy", start.elapsed_time(end) / 1000)
         return self._loader.counters.stop()
@@ -162,9 +162,11 @@ class StreamingLoader:
             started, transferred = (torch.cuda.Event(enable_timing=timed) for _ in range(2))
             if timed:
                 started.record(self._copy_stream)
-                self._copy_events.append((started, transferred))
             device_batch = self._prepare(batch)
             transferred.record(self._copy_stream)
+        if timed:
+            # Both events are recorded: another thread may read their times now.
+            self._copy_events.append((started, transferred))
         return device_batch, transferred
 
     def _wait_for_transfer(self, transfer: tuple[DeviceBatch, torch.cuda.Event]) -> DeviceBatch:

@@ -68,7 +68,7 @@ class InputPipeline:
 
         def load_batch(request: BatchRequest) -> DeviceBatch:
             batches = BatchLoader(self._source, self._config, self._format, [request], 0)
-            return next(StreamingLoader(batches, self._format, device))
+            return next(StreamingLoader(batches, self._format, device, memory_format))
 
         return FixedBatchLoader(load_batch, self._requests, self._format)
 
