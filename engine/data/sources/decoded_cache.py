@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -52,7 +52,7 @@ CHECKED_BYTES = 64 << 20
 MAX_CHECK_THREADS = 4
 # The metadata hold the label of each image, and the reason for each that is unreadable.
 MAX_METADATA_BYTES = 1 << 26
-KEY_LIBRARIES = ("pillow", "torch", "torchvision")
+KEY_LIBRARIES = ("pillow", "simplejpeg", "torch", "torchvision")
 MAX_UNUSED_DAYS = 30.0
 _DAY_SECONDS = 86400.0
 
@@ -88,11 +88,19 @@ def compute_cache_key(parameters: Mapping[str, Any], files: Iterable[Path], root
 
 def cache_key_of_stamps(parameters: Mapping[str, Any], stamps: Iterable[bytes], root: str) -> str:
     """Return a cache key from parameters, the stamp of each image, what holds the images, and library versions."""
-    versions = [version(library) for library in KEY_LIBRARIES]
+    versions = [_installed_version(library) for library in KEY_LIBRARIES]
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, versions, root, dict(parameters)]).encode())
     for stamp in stamps:
         digest.update(b"\0" + stamp)
     return digest.hexdigest()[:24]
+
+
+def _installed_version(library: str) -> str | None:
+    """Return None if a library is not installed. Without simplejpeg, Pillow decodes."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 def file_stamp(path: Path, root: Path) -> bytes:

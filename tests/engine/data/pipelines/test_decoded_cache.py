@@ -306,7 +306,7 @@ def test_cache_key_depends_on_file_size_and_mtime(tmp_path: Path) -> None:
     assert compute_cache_key({"n": 1}, [file], tmp_path) != key
 
 
-@pytest.mark.parametrize("library", ["pillow", "torch", "torchvision"])
+@pytest.mark.parametrize("library", ["pillow", "simplejpeg", "torch", "torchvision"])
 def test_cache_key_depends_on_library_versions(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = compute_cache_key({}, [], tmp_path)
     installed = decoded_cache.version
