@@ -27,6 +27,7 @@ from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, scan_folder
 from engine.data.sources.image import named_image
 from engine.data.sources.image_file import read_image_file
 from engine.utils.errors import Problem, UsageError
+from engine.utils.files import is_folder
 from engine.utils.host import available_cores
 
 # Images that are re-encoded ahead of the one that is written, per worker. They are in memory.
@@ -130,6 +131,8 @@ class PackPlan:
 def make_plan(request: PackRequest) -> PackPlan:
     """Scan the folder of a request. Raises UsageError, also if the output exists."""
     output = request.output
+    if is_folder(output):
+        raise UsageError.one("--output", f"{output} is a folder", f"name a file, such as {output / 'photos.gpk'}")
     if os.path.lexists(output) and not request.force:
         raise UsageError.one("--output", f"{output} exists; choose another file, or replace it with --force")
     try:

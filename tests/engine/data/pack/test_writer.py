@@ -214,6 +214,13 @@ def test_existing_output_is_replaced_only_with_force(photos: Path, tmp_path: Pat
     assert Pack(str(output)).num_images == NUM_PHOTOS
 
 
+def test_folder_as_output_is_refused_before_packing(photos: Path, tmp_path: Path) -> None:
+    for force in (False, True):
+        with pytest.raises(UsageError, match=r"is a folder; name a file, such as .*/photos\.gpk"):
+            pack_photos(photos, tmp_path, force=force)
+    assert list(tmp_path.parent.glob("*.partial*")) == []
+
+
 def test_second_pack_of_same_output_is_refused(photos: Path, tmp_path: Path) -> None:
     with (tmp_path / "a.gpk.partial").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
