@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -341,8 +342,18 @@ def _class_names(data: DataConfig, loaded: Sequence[_LoadedShards]) -> tuple[str
         if len(names) < needed:
             reason = f"{file} has {pluralize(len(names), 'class name')}, but the shard {example}"
             raise UsageError.one("data.path", reason, "add the missing names, or remove the file")
-        return names
+        return _distinct(names)
     return tuple(map(str, range(max(needed, data.num_classes or 0))))
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the class names, with the class index behind those that several classes have.
+
+    The ImageNet names of CLIP have "missile" and "sunglasses" twice (openai/CLIP#235), and an evaluation finds the
+    classes of a model by name.
+    """
+    counts = Counter(names)
+    return tuple(name if counts[name] == 1 else f"{name} ({index})" for index, name in enumerate(names))
 
 
 def _check_classes(data: DataConfig, train: _LoadedShards, classes: Sequence[str]) -> None:

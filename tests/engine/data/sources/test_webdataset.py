@@ -296,6 +296,12 @@ def test_tar_source_takes_class_names_from_file_beside_shards(tmp_path: Path) ->
         open_shards(pattern)
 
 
+def test_tar_source_makes_class_names_distinct(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("missile\ndog\nmissile\n")
+    source = open_members(tmp_path, sample_members(range(9), classes=3))
+    assert source.classes == ("missile (0)", "dog", "missile (2)")
+
+
 def test_tar_source_keeps_empty_classes_if_allowed(tmp_path: Path) -> None:
     source = open_members(tmp_path, sample_members(range(8)), "data.num_classes=4", "data.allow_empty=true")
     assert source.classes == ("0", "1", "2", "3")
