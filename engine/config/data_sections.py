@@ -88,7 +88,7 @@ class DataConfig(Section):
         None,
         ge=1,
         description="Height and width of the training images in pixels. Default: that of pretrained "
-        "weights or of the dataset; 224 for folder and packed.",
+        "weights or of the dataset; 224 for folder, packed and webdataset.",
     )
     size_schedule: SizeSchedule = Field(
         (),
@@ -124,7 +124,8 @@ class DataConfig(Section):
     )
     channels: Literal[1, 3] | None = Field(
         None,
-        description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder and packed.",
+        description="Input channels: 1 (grayscale) or 3 (RGB). Default: the dataset's own; 3 for folder, packed and "
+        "webdataset.",
     )
     num_classes: int | None = Field(
         None,
