@@ -123,7 +123,9 @@ def _exchange_heartbeats(stalled: dict[int, StalledRank], rank_info: RankInfo, s
     assert heartbeat is not None  # noqa: S101 - the one of this rank
     # A RuntimeError means that the host of the store has exited.
     with suppress(RuntimeError):
-        store.set(f"collectives/{rank_info.rank}", to_json(this_rank.collectives[-MAX_SHARED_COLLECTIVES:]))
+        # A record has one process group after the other.
+        by_time = sorted(this_rank.collectives, key=lambda collective: collective.created_ns)
+        store.set(f"collectives/{rank_info.rank}", to_json(by_time[-MAX_SHARED_COLLECTIVES:]))
         store.set(f"stalled/{rank_info.rank}", json.dumps([heartbeat.step, heartbeat.phase_count, heartbeat.phase]))
         while missing and time.monotonic() < deadline:
             for rank in missing:

@@ -17,6 +17,7 @@ from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase, Watchdog
 from engine.launch import external_failures
 from engine.launch.external_failures import (
+    MAX_SHARED_COLLECTIVES,
     StalledRank,
     find_root_cause,
     publish_failure,
@@ -96,6 +97,16 @@ def test_all_ranks_report_the_rank_that_is_not_in_collective_of_others(store: St
         failures = [future.result(timeout=20) for future in reports]
     assert [failure.rank for failure in failures] == [1, 1]
     assert "rank 1 did not enter all-reduce 58 (8 B), in which rank 0 waits; this rank completed" in failures[0].cause
+
+
+def test_ranks_share_the_latest_collectives_of_all_process_groups(store: Store) -> None:
+    entered = (COLLECTIVE, replace(COLLECTIVE, sequence=58, completed=False, created_ns=1000))
+    earlier = tuple(replace(COLLECTIVE, group="nccl:1", sequence=number) for number in range(MAX_SHARED_COLLECTIVES))
+    records = [(*entered, *earlier[1:]), (replace(COLLECTIVE, created_ns=999), *earlier[1:])]
+    with ThreadPoolExecutor() as pool:
+        reports = [pool.submit(report, store, rank, WAITS, collectives=records[rank]) for rank in range(2)]
+        failures = [future.result(timeout=20) for future in reports]
+    assert all("rank 1 did not enter all-reduce 58 (8 B)" in failure.cause for failure in failures)
 
 
 def test_rank_reports_ranks_that_do_not_respond(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
