@@ -186,17 +186,22 @@ def _step_of(path: Path) -> int:
         return -1
 
 
+_Size = Annotated[int, Field(ge=1, le=MAX_IMAGE_SIZE)]
+_Epoch = Annotated[int, Field(ge=1)]
+
+
 class _Format(BaseModel):
-    size: int = Field(ge=1, le=MAX_IMAGE_SIZE)
+    size: _Size
     channels: int = Field(ge=1, le=MAX_CHANNELS)
     mean: list[FiniteFloat]
     std: list[Annotated[FiniteFloat, Field(gt=0)]]
-    val_size: int = Field(1, ge=1, le=MAX_IMAGE_SIZE)
-    val_resize: int | None = Field(None, ge=1, le=MAX_IMAGE_SIZE)
+    val_size: _Size = 1
+    val_resize: _Size | None = None
     fit: Fit = "crop"
     interpolation: Interpolation = "bilinear"
     val_draft: bool = False
     dtype: Literal["uint8", "float32"] = "uint8"
+    epoch_sizes: list[tuple[_Epoch, _Size]] = []
 
 
 class _Content(BaseModel):

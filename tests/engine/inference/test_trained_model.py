@@ -74,6 +74,7 @@ def save_changed(run: RunFolder, **changes: Any) -> Path:
         ("image_format", {"size": 0, "channels": 1, "mean": [0.5], "std": [0.5]}),
         ("image_format", {"size": 10**9, "channels": 1, "mean": [0.5], "std": [0.5]}),
         ("image_format", {"size": 8, "channels": 3, "mean": [0.5], "std": [0.5]}),
+        ("image_format", {"size": 8, "channels": 1, "mean": [0.5], "std": [0.5], "epoch_sizes": [["8", None]]}),
         ("image_format", {"size": 8, "channels": 1, "mean": [math.nan], "std": [0.5]}),
         ("image_format", {"size": 8, "channels": 1, "mean": [0.5], "std": [math.inf]}),
         ("image_format", {"size": 8, "channels": 1, "mean": [0.5], "std": [0.0]}),
