@@ -129,9 +129,13 @@ def save_compiled_code(key: str, code: CompiledCode) -> None:
 
 def _delete_oldest(folder: Path) -> None:
     """Delete the files that were not used for longest until all together have at most `MAX_TOTAL_BYTES`."""
-    files = sorted(((path.stat(), path) for path in folder.glob("*.zip")), key=lambda file: -file[0].st_mtime)
+    files = []
+    for path in folder.glob("*.zip"):
+        # Another run may delete it now.
+        with suppress(FileNotFoundError):
+            files.append((path.stat(), path))
     total_bytes = 0
-    for status, path in files:
+    for status, path in sorted(files, key=lambda file: -file[0].st_mtime):
         total_bytes += status.st_size
         if total_bytes > MAX_TOTAL_BYTES:
             path.unlink(missing_ok=True)

@@ -43,7 +43,9 @@ class FilterMuon(Optimizer):
                 if "momentum_buffer" not in self.state[parameter]:
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
                 if self._normalize:
-                    parameter.mul_(len(parameter) ** 0.5 / parameter.norm())
+                    norm = parameter.norm()
+                    # A filter that starts at 0 has no direction to keep.
+                    parameter.mul_(torch.where(norm > 0, len(parameter) ** 0.5 / norm, 1.0))
             muon(
                 [_as_matrix(parameter, parameter) for parameter in filters],
                 [_as_matrix(parameter.grad, parameter) for parameter in filters],

@@ -93,6 +93,15 @@ def test_filter_update_is_orthogonal() -> None:
     assert 0.5 < values.min() < values.max() < 1.3
 
 
+def test_normalize_trains_filter_that_starts_at_zero() -> None:
+    torch.manual_seed(0)
+    trained = filter_after_steps(
+        "normalize", torch.randn(2, 8, 3, 3, 3), torch.zeros(8, 3, 3, 3), torch.contiguous_format
+    )
+    assert trained.isfinite().all()
+    assert trained.norm() > 0
+
+
 def test_muon_conv_splits_parameters_into_matrices_filters_and_others() -> None:
     config = OptimConfig(name="muon", muon_conv="on", weight_decay=0.1, weight_decay_groups={"norm": 0.0, "0": 0.2})
     optimizer = build_optimizer(config, small())
