@@ -78,8 +78,9 @@ class ProfilePoller(Poller):
         else:
             number = min(self._number, len(self._names))
             name = self._names[number - 1]
-            # A profile does not change; one of the same step after a resume has another date.
-            if self._loaded != (name, len(self._names)) or self.latest is None or self.latest.number != number:
+            # A profile does not change, but the run may still be writing one that cannot be read.
+            is_unread = self.latest is None or self.latest.profile is None or self.latest.number != number
+            if is_unread or self._loaded != (name, len(self._names)):
                 self.latest = self._read(name, number, len(self._names))
                 self._loaded = (name, len(self._names))
         self.has_polled = True

@@ -24,7 +24,7 @@ FLUSH_ACK = "flushed"
 
 
 class Channel(Protocol):
-    """The rank's end of the connection. Only the main thread of the rank uses it, but for `set_saving`."""
+    """The rank's end of the connection. Only the main thread of the rank may use it, except for `set_saving`."""
 
     def send(self, event: Event) -> None:
         """Send an event to the owner of the run."""

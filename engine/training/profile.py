@@ -29,6 +29,8 @@ from engine.training.step_marks import MarkingTimer, StepMarks
 
 # Steps that are timed before the profiler is on, to show how much it slows them down.
 UNPROFILED_STEPS = 3
+# A checkpoint after every step interrupts all attempts to time them.
+MAX_UNPROFILED_ATTEMPTS = 3
 # An event takes about 2 KB of memory until the profile is written. A step of ResNet-50 on the CPU has about 5,000.
 MAX_EVENTS = 100_000
 # Batches that the input pipeline prepared while the profiler started would hide how slow it is.
@@ -71,11 +73,9 @@ class StepProfiler:
     def advance(self, agreed_steps: int) -> None:
         """Begin or continue a profile between two training steps. Call while `served_steps` differs from these."""
         self._agreed_steps = agreed_steps
-        if self._progress is not None:
-            self._resume(self._progress, None)
-        else:
+        if self._progress is None:
             self._progress = self._take(min(agreed_steps - self.served_steps, MAX_PROFILE_STEPS))
-            self._resume(self._progress, None)
+        self._resume(self._progress, None)
 
     def interrupt(self, interruption: Interruption) -> None:
         """End or delay the profile in progress, if there is one, because of what follows the latest step."""
@@ -124,9 +124,9 @@ class StepProfiler:
             self._state.channel.send(event)
 
     def _time_unprofiled(self) -> Generator[None, _Resumed, float | None]:
-        """Return the mean seconds of a few steps; None if epochs are too short for that."""
+        """Return the mean seconds of a few steps; None if epochs, or the steps between checkpoints, are too few."""
         position, count = self._state.position, min(UNPROFILED_STEPS, self._state.sampler.steps_per_epoch - 1)
-        while count > 0:
+        for _ in range(MAX_UNPROFILED_ATTEMPTS if count > 0 else 0):
             first, start = position.step, self._now()
             while position.step < first + count:
                 if (yield from _next_step()) is not None:

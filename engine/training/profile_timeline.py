@@ -1,7 +1,8 @@
 """Split the duration of profiled steps into parts: data, copy, forward, backward, all-reduce, optimizer and the rest.
 
-`engine.training.profile` converts the events of torch.profiler to `Activity` records and calls `step_parts`. All times
-are nanoseconds of one clock. The parts of a step do not overlap, and their sum is the duration of the step.
+`engine.training.profile_report` converts the events of torch.profiler to `Activity` records, and calls `cpu_parts` or
+`gpu_parts`. All times are nanoseconds of one clock. The parts of a step do not overlap, and their sum is the duration
+of the step.
 
 On the CPU the parts are phases of the host: the marks that the training loop sets. After the last gradient, the
 backward pass only waits for the all-reduce. On a GPU the host runs ahead, so the parts are what the device does:
@@ -65,9 +66,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class HostStep:
-    """One step on the host: the phases of its thread, without gaps that belong to the rest.
+    """One step on the host, and the marked phases of its thread; time without a phase belongs to the rest.
 
-    The duration lasts to the next step, so that the sum over all steps has no gap either.
+    A step ends where the next one starts, so that the steps have no gaps between them.
     """
 
     start: int

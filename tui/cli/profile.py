@@ -43,8 +43,8 @@ DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
 def profile(
     run: RunArgument,
     steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=1, max=100, help="Optimizer steps to profile.")
-    ] = 10,
+        int, typer.Option("--steps", metavar="N", min=1, max=MAX_PROFILE_STEPS, help="Optimizer steps to profile.")
+    ] = DEFAULT_PROFILE_STEPS,
     stored: Annotated[bool, typer.Option("--stored", help="Show the newest profile that was taken before.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the profile.")] = False,
     timeout: Annotated[

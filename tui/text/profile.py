@@ -86,8 +86,8 @@ def _bar_line(rank: RankProfile, ranks: Sequence[RankProfile], width: int) -> Te
     drawn, seconds = 0, 0.0
     for part, (sign, style) in PART_SIGNS.items():
         seconds += rank.mean(part)
-        # Rounded sums, so that rounding errors do not add up.
-        end = round(seconds / max(longest, 1e-9) * columns)
+        # Rounded sums, so that rounding errors do not add up. In a file of somebody else they may exceed the step.
+        end = min(round(seconds / max(longest, 1e-9) * columns), columns)
         line.append(sign * (end - drawn), style)
         drawn = max(end, drawn)
     line.append(" " * (columns - drawn))

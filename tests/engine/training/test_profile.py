@@ -210,6 +210,16 @@ def test_checkpoint_between_profiled_steps_is_in_no_step(tmp_path: Path, monkeyp
     assert max(rank.steps) < 1
 
 
+def test_profile_is_taken_with_a_checkpoint_after_every_step(tmp_path: Path) -> None:
+    events: list[Event] = []
+    overrides = ("checkpoint.every_steps=1", "checkpoint.every_epochs=99", "run.epochs=3")
+    with live_trainer(tmp_path, events, *overrides, steps_per_epoch=12) as trainer:
+        request(trainer, 4)
+        training_loop(trainer.state, trainer)
+    assert [steps for _, steps, _ in profiled(events)] == [4]
+    assert only_profile(tmp_path)[1].ranks[0].unprofiled is None
+
+
 def test_profile_has_fewer_steps_if_its_trace_would_be_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

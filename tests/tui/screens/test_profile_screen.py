@@ -18,6 +18,7 @@ from profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_
 from screen_driver import drive, press, real_app
 from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.demo.server import FINISHED_RUN
+from tui.profile_poller import ProfilePoller
 from tui.screens.profile import ProfileScreen
 from tui.screens.run import RunScreen
 
@@ -113,6 +114,18 @@ def test_profile_screen_of_a_damaged_profile_says_so(run: RunFolder) -> None:
         assert f"{name} is damaged" in status(pilot)
 
     drive(real_app(run.path.parent, "a"), act)
+
+
+def test_poller_reads_a_profile_again_that_the_run_was_still_writing(run: RunFolder) -> None:
+    poller, name = ProfilePoller(run), store_profile(run, PROFILE)
+    record = run.profiles / name / "profile.json"
+    record.rename(record.with_suffix(".part"))
+    poller.poll()
+    assert poller.latest is not None
+    assert poller.latest.profile is None
+    record.with_suffix(".part").rename(record)
+    poller.poll()
+    assert poller.latest.profile == PROFILE
 
 
 @pytest.mark.usefixtures("frozen_environment")

@@ -67,6 +67,13 @@ def test_profile_without_any_time_is_shown() -> None:
     assert "rank 0" in "\n".join(shown(*profile_lines(make_profile(rank), 80)))
 
 
+def test_bar_ends_with_the_line_if_parts_exceed_the_step() -> None:
+    endless = {part: PartTime(mean=1e9, median=1e9) for part in PART_SIGNS}
+    rank = make_rank_profile(0).model_copy(update={"steps": [1e-9], "parts": endless})
+    bar = next(line for line in shown(*profile_lines(make_profile(rank), 80)) if line.startswith("rank 0"))
+    assert len(bar) == 80
+
+
 def test_traces_are_named_with_the_viewer() -> None:
     [line] = shown(*trace_lines(make_profile(), "/runs/a/profile/step-00000120"))
     assert line == "Open in https://ui.perfetto.dev: /runs/a/profile/step-00000120/rank-0.json.gz and 1 more"
