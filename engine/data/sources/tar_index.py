@@ -26,6 +26,8 @@ IMAGE_EXTENSIONS = {
     *(b"jpg", b"jpeg", b"png", b"webp", b"ppm", b"pgm", b"pbm", b"bmp", b"gif", b"tif", b"tiff", b"avif", b"jp2"),
     *(b"img", b"image"),
 }
+# Offsets are 32-bit numbers of blocks.
+MAX_SHARD_BYTES = BLOCK_BYTES << 32
 MAX_LABEL_BYTES = 32
 MAX_JSON_LABEL_BYTES = 1 << 20
 MAX_LABEL = (1 << 31) - 1
@@ -84,6 +86,8 @@ def open_shard(path: str) -> int:
 
 def build_index(fd: int, stamp: ShardStamp) -> ShardIndex:
     """Read the headers and labels of an open shard. Raises ShardError and OSError."""
+    if stamp.size > MAX_SHARD_BYTES:
+        raise ShardError(f"has more than {MAX_SHARD_BYTES >> 40} TiB; split it into several shards")
     # Without this, the kernel reads much of the images between the headers.
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     builder = _IndexBuilder(TarReader(fd, stamp.size))

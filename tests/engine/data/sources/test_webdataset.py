@@ -6,9 +6,10 @@ import io
 import json
 import os
 import pickle
-import re
 import tarfile
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.sources import tar_headers
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.open import open_source, read_class_names
+from engine.data.sources.tar_index import ShardError, ShardStamp, build_index, open_shard
+from engine.data.sources.tar_index_cache import index_shard
 from engine.data.sources.webdataset import TarSource
 from engine.utils.errors import UsageError
 from tar_shards import encode_image, sample_members, write_shard, write_shards
@@ -189,6 +192,13 @@ def test_tar_source_refuses_truncated_shard(tmp_path: Path, size: int) -> None:
         open_shards(str(path))
 
 
+def test_tar_index_refuses_shard_whose_offsets_exceed_32_bits(tmp_path: Path) -> None:
+    fd = open_shard(str(write_shard(tmp_path / "x.tar", sample_members(range(2)))))
+    with pytest.raises(ShardError, match="has more than 2 TiB; split it into several shards"):
+        build_index(fd, replace(ShardStamp.of(fd), size=(2 << 40) + 1))
+    os.close(fd)
+
+
 def test_tar_source_names_missing_shards(tmp_path: Path) -> None:
     pattern = write_shards(tmp_path, shards=3)
     with pytest.raises(UsageError, match=r"2 of 5 shards do not exist \(.*train-003.tar, .*train-004.tar\)"):
@@ -210,10 +220,19 @@ def test_tar_source_refuses_impossible_path_in_one_sentence(path: str) -> None:
 def test_tar_source_says_how_far_indexing_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pattern, said = write_shards(tmp_path, shards=3), list[str]()
+
+    def index_slowly(path: str) -> object:
+        deadline = time.monotonic() + 20
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.001)
+            said.extend(filter(None, capsys.readouterr().err.splitlines()))
+        return index_shard(path)
+
     monkeypatch.setattr("engine.data.sources.webdataset.PROGRESS_SECONDS", 0.001)
-    pattern = write_shards(tmp_path, shards=3)
+    monkeypatch.setattr("engine.data.sources.webdataset.index_shard", index_slowly)
     open_shards(pattern)
-    assert re.match(rf"indexing {re.escape(pattern)} once: [0-3] of 3 shards\n", capsys.readouterr().err)
+    assert said[0] == f"indexing {pattern} once: 0 of 3 shards"
 
 
 def test_tar_images_are_kept_in_memory_and_cached(tmp_path: Path, cache: Path) -> None:
