@@ -1,6 +1,6 @@
-"""Choose the number of DataLoader workers of a rank by timing how long it takes to load a batch.
+"""Choose the number of DataLoader workers or decode threads of a rank by timing how long it takes to load a batch.
 
-`engine.training.train` calls it for `data.workers=auto`, before the workers start.
+`engine.training.train` calls it for `data.workers=auto`, before they start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEASUREMENT_BUDGET_SECONDS = 0.05
 
 
 def measure_num_workers(dataset: BatchDataset, request: BatchRequest, max_workers: int) -> int:
-    """Return the number of DataLoader workers that keep up with steps of `MIN_STEP_SECONDS`, at most `max_workers`.
+    """Return the number of workers or threads that keep up with steps of `MIN_STEP_SECONDS`, at most `max_workers`.
 
     The result does not affect what is trained. If loading fails it is `max_workers`.
     """

@@ -1,7 +1,7 @@
 """Tell the kernel which images are read soon, so that it reads them into the page cache in the order of their offsets.
 
 With `data.shuffle=blocks` these are whole windows of neighbors in storage: the reads are sequential although the order
-of the images is shuffled. `engine.data.pipelines.loader` wraps its requests in `read_ahead`.
+of the images is shuffled. `engine.training.train` wraps the requests of a run in `read_ahead`.
 """
 
 from __future__ import annotations
