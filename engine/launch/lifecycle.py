@@ -27,11 +27,12 @@ from engine.queue.place import QueuePlace, initial_state
 from engine.queue.state import Dependency, QueueStage
 from engine.runs.control import RequestCounters
 from engine.runs.early_stop import has_stopped_early
-from engine.runs.events import BatchSizeFound, Event, GpuEvent, RunFinished, RunStarted, RunStarting, WarningEvent
+from engine.runs.events import Event, GpuEvent, RunFinished, RunStarted, WarningEvent
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.ownership import ClaimedRun, claim_run
 from engine.runs.recorder import Listener, Recorder
+from engine.runs.start_events import BatchSizeFound, RunStarting
 from engine.runs.watcher import RunWatcher
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import UsageError

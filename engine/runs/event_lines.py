@@ -10,10 +10,8 @@ import math
 from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE, describe_efficiency
 from engine.runs.control import REFUSAL_OUTCOMES
 from engine.runs.events import (
-    BatchSizeFound,
     CheckpointSaved,
     ControlEvent,
-    DataDownload,
     EpochEvent,
     Event,
     GpusGranted,
@@ -23,12 +21,12 @@ from engine.runs.events import (
     RunPaused,
     RunResumed,
     RunStarted,
-    RunStarting,
     WaitingForGpus,
     WarningEvent,
 )
 from engine.runs.history import History
 from engine.runs.run_devices import describe_run_devices, mean_epoch_seconds
+from engine.runs.start_events import BatchSizeFound, DataDownload, RunStarting
 from engine.utils.text import pluralize, printable
 
 

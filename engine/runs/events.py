@@ -322,17 +322,6 @@ class RunFinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStarting(Event):
-    """The run folder exists and its ranks are being set up. Shown on the terminal, never written to the journal."""
-
-    type: ClassVar[str] = "starting"
-    name: str
-    """Name of the run."""
-    folder: str
-    """Path of the run folder."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class WaitingForGpus(Event):
     """The run waits in the queue. Written when it joins and when the reason changes, at most every 30 s. Under torchrun
     and srun, it is only shown on the terminal."""
@@ -351,23 +340,6 @@ class GpusGranted(Event):
     """UUIDs of its GPUs; empty for the CPU."""
     seconds: float
     """How long it waited."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataDownload(Event):
-    """Progress of `data.download` before the run starts. Shown on the terminal."""
-
-    type: ClassVar[str] = "data_download"
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSizeFound(Event):
-    """`data.batch_size: auto` is resolved. Shown on the terminal; the run's config holds the number."""
-
-    type: ClassVar[str] = "batch_found"
-    message: str
-    """The batch size, and what limits it."""
 
 
 @dataclass(frozen=True, kw_only=True)

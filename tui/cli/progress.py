@@ -12,9 +12,10 @@ from contextlib import suppress
 from typing import IO, Any, cast
 
 from engine.runs.event_lines import describe_parameters, event_line, event_lines
-from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, RunStarting, StepEvent, WarningEvent
+from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, StepEvent, WarningEvent
 from engine.runs.history import History
 from engine.runs.journal import to_line
+from engine.runs.start_events import RunStarting
 from engine.utils.text import printable
 
 MAX_QUEUED_EVENTS = 10_000

@@ -27,11 +27,12 @@ from engine.launch.preflight import Preflight, RunRequest, run_preflight
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs import ownership
-from engine.runs.events import Event, RankFailed, RunFinished, RunStarting, WaitingForGpus, WarningEvent
+from engine.runs.events import Event, RankFailed, RunFinished, WaitingForGpus, WarningEvent
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.history import history_from_events
 from engine.runs.journal import from_line
 from engine.runs.records import RankDevice
+from engine.runs.start_events import RunStarting
 from engine.training.job import ExitCode, RunResult
 from engine.utils.errors import Problem, UsageError
 from factories import make_epoch, make_run_folder, make_run_started
