@@ -86,8 +86,10 @@ def pack(
 
     with exit_on_usage_error():
         if verify is not None:
-            if folder is not None or output is not None:
-                raise UsageError.one("--verify", "checks a packed set; omit FOLDER and --output")
+            others = {"FOLDER": folder, "--output": output, "--max-side": max_side, "--quality": quality}
+            others |= {"--workers": workers, "--allow-empty": allow_empty, "--force": force, "--dry-run": dry_run}
+            if given := [name for name, value in others.items() if value]:
+                raise UsageError.one("--verify", f"checks a packed set; omit {', '.join(given)}")
             verify_pack(verify, as_json=as_json)
             return
         if folder is None:

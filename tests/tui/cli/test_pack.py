@@ -67,7 +67,8 @@ def test_verify_lists_damaged_names_and_exits_with_one(tmp_path: Path) -> None:
         ([], "error: FOLDER: is missing; name the folder to pack: gputrain pack FOLDER -o FILE"),
         (["photos"], "error: --output: is missing; name the file to write: gputrain pack photos -o FILE"),
         (["/nowhere", "-o", "/tmp/a.gpk"], "error: FOLDER: /nowhere does not exist or is not a folder; set FOLDER to"),
-        (["photos", "--verify", "a.gpk"], "error: --verify: checks a packed set; omit FOLDER and --output"),
+        (["photos", "--verify", "a.gpk"], "error: --verify: checks a packed set; omit FOLDER"),
+        (["--verify", "a", "-o", "b", "--force"], "error: --verify: checks a packed set; omit --output, --force"),
         (["--verify", "/nowhere"], "error: --verify: /nowhere cannot be read: No such file or directory"),
     ],
 )
