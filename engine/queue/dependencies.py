@@ -13,7 +13,8 @@ from pathlib import Path
 
 from engine.config.queue_section import ANY_END
 from engine.queue.state import Dependency, is_interrupted, read_queue_state
-from engine.runs.folder import RunFolder, RunState, find_run, list_runs
+from engine.runs.find import find_run
+from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
 from engine.utils.files import shown_path

@@ -20,7 +20,8 @@ from engine.queue.listing import QueueRow, RowState, list_queue
 from engine.queue.state import PENDING_STAGES, QueueStage, read_queue_state, write_queue_state
 from engine.runs.control import send_request
 from engine.runs.events import RunFinished
-from engine.runs.folder import LAST_RUN, RunFolder, check_last, find_run
+from engine.runs.find import check_last, find_run
+from engine.runs.folder import LAST_RUN, RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.recorder import Recorder
 from engine.runs.watcher import RunWatcher

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.run_name import name_problem, normalize_name
-from engine.runs.folder import LAST_RUN, RunFolder, is_run_folder, require_own
+from engine.runs.find import require_own
+from engine.runs.folder import LAST_RUN, RunFolder, is_run_folder
 from engine.runs.ownership import locked_ended_run
 from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes, replace_file
@@ -105,7 +106,7 @@ def find_own_run(root: Path, reference: str) -> RunFolder:
 
     Unlike `find_run`, it accepts a run that contains links: they are moved, and never followed.
     """
-    from engine.runs.folder import find_run
+    from engine.runs.find import find_run
 
     for path in (root / reference, Path(os.path.realpath(reference))):
         if reference != LAST_RUN and is_run_folder(path) and path.parent != path:

@@ -24,7 +24,8 @@ from typing import TypeVar
 
 from engine.runs.claim import check_unclaimed, observe_claim, read_claim, watch_claims
 from engine.runs.control import consume_requests
-from engine.runs.folder import LAST_RUN, OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_run_folder, require_own
+from engine.runs.find import require_own
+from engine.runs.folder import LAST_RUN, OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_run_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import file_size, overwrite_json, shown_path, write_json
 from engine.utils.host import nearest_existing

@@ -41,7 +41,8 @@ from engine.runs.control import RequestCounters, consume_requests
 from engine.runs.evaluations import mistakes
 from engine.runs.event_lines import event_line
 from engine.runs.events import CheckpointSaved, ControlEvent, GpuEvent, RankFailed, RunFinished, RunPaused, WarningEvent
-from engine.runs.folder import RunFolder, find_run, list_runs
+from engine.runs.find import find_run
+from engine.runs.folder import RunFolder, list_runs
 from engine.runs.history import History
 from engine.runs.journal import JournalReader, to_line
 from engine.runs.ownership import Ownership, _owned_by_another, check_claim

@@ -50,7 +50,8 @@ def compare(
     Runs that differ in the seed alone are also summarized as mean and standard deviation.
     """
     from engine.runs.comparison import compare_runs, read_run, require_comparable
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
     from engine.utils.errors import UsageError
 
     with exit_on_usage_error():

@@ -73,7 +73,8 @@ def export(
     from engine.inference.export import ExportOptions, export_model
     from engine.inference.export_program import require_format
     from engine.inference.trained_model import read_trained_checkpoint
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
     from engine.utils.files import expand_user
 
     with exit_on_usage_error():

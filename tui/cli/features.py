@@ -69,7 +69,8 @@ def features(
     from engine.inference.features import extract_features
     from engine.inference.predict import find_input_files
     from engine.inference.trained_model import load_trained_model
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user, is_folder, shown_path
     from engine.utils.text import pluralize, printable

@@ -92,7 +92,8 @@ def inspect(
     """
     from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
     from engine.runs.checkpoint_files import find_checkpoint
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
 
     with exit_on_usage_error():
         check_choices(part, list_name, cell)

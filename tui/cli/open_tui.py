@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.launch.detached import LaunchedRun
-from engine.runs.folder import RunFolder, find_run, runs_root
+from engine.runs.find import find_run
+from engine.runs.folder import RunFolder, runs_root
 from engine.utils.errors import UsageError
 from tui.app import GputrainApp
 from tui.pollers import LOW_BANDWIDTH_INTERVALS, GpuPoller, RefreshIntervals

@@ -59,7 +59,8 @@ def profile(
     All ranks record the same steps with torch.profiler. Prints the time that each rank spends on data, copy, forward,
     backward, exposed all-reduce and optimizer, the largest operators, and where the traces for Perfetto are.
     """
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
     from engine.runs.profile_file import InvalidProfileError, newest_profile, read_profile
 
     with exit_on_usage_error():

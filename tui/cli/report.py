@@ -32,7 +32,8 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file tha
 
 def find_runs(runs: list[str], runs_dir: str | None, *, trust_owner: bool) -> list[RunFolder]:
     """Return the folders of these runs, each once. Raises UsageError."""
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
 
     root = runs_root(runs_dir)
     found = [find_run(root, run, trust_owner=trust_owner) for run in runs]

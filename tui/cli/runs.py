@@ -69,7 +69,8 @@ def logs(
     """
     import time
 
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
     from engine.runs.log import LogReader
     from engine.runs.watcher import RunWatcher
     from engine.utils.errors import UsageError
@@ -114,7 +115,8 @@ def stop(
     import time
 
     from engine.runs.control import send_request
-    from engine.runs.folder import RunState, find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import RunState, runs_root
     from engine.runs.run_row import claim_message
     from engine.runs.watcher import RunWatcher
 
@@ -160,7 +162,8 @@ def resume(
     The run keeps the config it was started with, except for the values set here.
     """
     from engine.config.loader import resolve_config
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
     from engine.utils.errors import UsageError
 
     with exit_on_usage_error():

@@ -61,7 +61,8 @@ def sync(
 
     It reads the journals of the runs in a process of its own, so training never waits for a service.
     """
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
     from engine.sync.remote import SyncError
     from engine.sync.run_sync import RunSync
     from engine.sync.session import sync_runs

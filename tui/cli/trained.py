@@ -75,7 +75,8 @@ def predict(
     from engine.inference.predict import find_input_files
     from engine.inference.predict import predict as predict_images
     from engine.inference.trained_model import check_takes_images, load_trained_model
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
     from engine.utils.files import expand_user
 
     failed: list[Prediction] = []
@@ -182,7 +183,8 @@ def evaluate(
     from engine.inference.device import reserve_device
     from engine.inference.evaluate import evaluate_checkpoint
     from engine.inference.trained_model import read_trained_checkpoint
-    from engine.runs.folder import find_run, runs_root
+    from engine.runs.find import find_run
+    from engine.runs.folder import runs_root
     from engine.utils.errors import UsageError
 
     with exit_on_usage_error():

@@ -16,7 +16,8 @@ from engine.config.run_name import name_from_stem
 from engine.runs import claim
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished, WaitingForGpus
-from engine.runs.folder import RunFolder, RunState, find_run
+from engine.runs.find import find_run
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership, _try_lock, check_claim, claim_run
 from engine.runs.run_row import make_run_row, state_message
