@@ -200,6 +200,23 @@ def test_background_full_disk_is_a_warning_with_the_step_of_the_checkpoint(
     ]
 
 
+def test_stop_reports_that_its_checkpoint_failed_after_the_one_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    full = OSError(28, "No space left on device")
+    with held_trainer(monkeypatch, tmp_path, events, error=full) as (trainer, held):
+        held.released.set()
+        trainer._checkpoint_writer.write(background=True)
+        train_step(trainer.state)
+        trainer.end_run("stopped")
+    messages = [event.message for event in events if isinstance(event, WarningEvent)]
+    assert [message.partition(" could")[0] for message in messages] == [
+        "the checkpoint of step 0",
+        "the checkpoint of step 1",
+    ]
+
+
 def test_unexpected_error_of_the_writing_thread_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with held_trainer(monkeypatch, tmp_path, [], error=ValueError("a fault of the test")) as (trainer, held):
         held.released.set()
