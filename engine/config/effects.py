@@ -231,6 +231,14 @@ _RULES = (
     _Rule("data.val_split", ("data.val_path",), _unless(lambda config: not config.data.val_path, "with data.val_path")),
     _Rule("data.fit", ("data.dataset",), _on_square),
     _Rule(
+        "data.image_size",
+        ("data.size_schedule", "data.val_crop"),
+        _unless(
+            lambda config: not config.data.size_schedule or not config.data.val_crop,
+            "with data.size_schedule and data.val_crop",
+        ),
+    ),
+    _Rule(
         "data.interpolation",
         (
             *("data.dataset", "data.image_size", "data.val_crop", "data.val_resize"),

@@ -35,6 +35,10 @@ def no_effect(*overrides: str, base: str | None = "digits") -> list[str]:
         (["data.workers=0", "data.prefetch=2"], "with data.workers=0"),
         (["data.fit=squash"], "on square images"),
         (["data.interpolation=bicubic"], "on images of digits, which are not resized"),
+        (
+            ["data.size_schedule=[8@1]", "data.val_crop=8", "data.image_size=8"],
+            "with data.size_schedule and data.val_crop",
+        ),
         (["augment.hue=0.1"], "on grayscale images"),
         (["optim.clip_norm_type=inf"], "without optim.clip_norm"),
         (["optim.weight_decay=0", "optim.decay_norms=false"], "without optim.weight_decay"),
