@@ -110,7 +110,9 @@ class CheckpointWriter:
 
     def write_before_stop(self) -> None:
         """Write the checkpoint that a stopped run resumes from; a failure is always reported."""
-        # First, because a failure of the one in flight is reported, too.
+        # First, because a failure of the one in flight is reported, too. The supervisor exempts this phase from the
+        # timeout of a stop.
+        self._state.enter_phase(Phase.CHECKPOINT)
         self.wait()
         self._last_save_warning = None
         self._write_mid_epoch(requested=False, background=False)

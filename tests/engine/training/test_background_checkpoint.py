@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.distributed.watchdog import Phase
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, Event, FlushJournal, PhaseChanged, WarningEvent
 from engine.training import checkpoint_writer, host_copy
@@ -163,7 +164,13 @@ def test_stop_waits_for_checkpoint_in_flight_and_writes_its_own(
     with held_trainer(monkeypatch, tmp_path, events) as (trainer, held):
         trainer._checkpoint_writer.write(background=True)
         take_steps(trainer, 1)
-        threading.Timer(0.2, held.released.set).start()
+
+        def release_in_phase(phase: Phase) -> None:
+            if phase is Phase.CHECKPOINT:
+                held.released.set()
+
+        # The supervisor waits for a stop that is slow only in this phase.
+        monkeypatch.setattr(trainer.state, "enter_phase", release_in_phase)
         trainer.end_run("stopped")
         assert saved_steps(events) == [0, 1]
     assert load_newest(tmp_path / "checkpoints")[1]["step"] == 1
