@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
+from containers import (
+    dataset_file,
+    packed_set,
+    read_pack,
+    read_shard,
+    tar_shard,
+    with_right_checksums,
+    with_right_digest,
+)
 from hypothesis import strategies as st
 from inputs import damaged, json_files, json_line_files, large_json_files, large_yaml_files, yaml_files
 
@@ -27,11 +33,10 @@ from engine.config.optimizer_options import option_problems
 from engine.config.schema import as_dict
 from engine.config.settings import read_code_packages
 from engine.config.yaml_io import parse_yaml, to_yaml
-from engine.data.pack.pack_file import InvalidPackError, Pack, PackIndex
-from engine.data.pack.verify import damaged_images
+from engine.data.pack.pack_file import InvalidPackError
 from engine.data.sources import decoded_cache, folder
-from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
+from engine.data.sources.tar_index import ShardError
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog
@@ -328,51 +333,6 @@ def decoded_array() -> bytes:
     return buffer.getvalue()
 
 
-# ---- Packed sets ----
-
-
-def packed_set() -> bytes:
-    """Return a packed set of two images of four bytes."""
-    contents, names = (b"abcd", b"efgh"), ("a/1.png", "b/2.png")
-    index = PackIndex(
-        num_train=2,
-        num_val=0,
-        offsets=np.array([100, 96], np.uint64),
-        sizes=np.full(2, 4, np.uint32),
-        checksums=np.array([zlib.crc32(content) for content in contents], np.uint32),
-        labels=np.array([0, 1], np.uint32),
-        names=names,
-        info={"classes": ["a", "b"], "encoding": None},
-    )
-    with TemporaryFile() as file:
-        file.write(bytes(96) + contents[1] + contents[0])
-        file.flush()
-        index.write(file.fileno())
-        file.seek(0)
-        return file.read()
-
-
-def with_right_digest(content: bytes) -> bytes:
-    """Return a packed set whose header says that it is intact, so that the rest is read."""
-    index = int.from_bytes(content[24:32], "little")
-    return content[:64] + hashlib.sha256(content[:64] + content[index:]).digest() + content[96:]
-
-
-def pack_file(root: Path) -> Path:
-    return root / "a.gpk"
-
-
-def read_pack(root: Path) -> None:
-    """An accepted packed set has names and contents within the file."""
-    pack = Pack(str(root / "a.gpk"))
-    assert len([*pack.names(0, pack.num_images)]) == pack.num_images
-    for row in range(pack.num_images):
-        with contextlib.suppress(UnreadableImageError):
-            assert len(pack.read(row)) == pack.sizes[row]
-    assert int(pack.labels.max()) < len(pack.classes)
-    assert all(str(pack.path) in problem for problem in damaged_images(pack, lambda _: None))
-
-
 # ---- Configs ----
 
 CONFIGS: list[Mapping[str, Any]] = [
@@ -450,9 +410,17 @@ READERS = [
     Reader(
         "packed set",
         st.one_of(damaged(packed_set()), damaged(packed_set()).map(with_right_digest)),
-        pack_file,
+        dataset_file,
         read_pack,
         (InvalidPackError, OSError),
+        large=no_large_files,
+    ),
+    Reader(
+        "tar shard",
+        st.one_of(damaged(tar_shard()), damaged(tar_shard()).map(with_right_checksums)),
+        dataset_file,
+        read_shard,
+        (ShardError,),
         large=no_large_files,
     ),
     Reader("choices of the form", json_files([FORM]), user_file(state_folder, lambda: "form.json"), read_form),
