@@ -244,7 +244,8 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
     from tui.text.tables import UNKNOWN
 
     evaluation, metrics, data = result.evaluation, result.evaluation.metrics, result.config.data
-    source = data.dataset if data.path is None else f"{data.dataset} in {data.path}"
+    path = data.val_path if part == "val" and data.val_path is not None else data.path
+    source = data.dataset if path is None else f"{data.dataset} in {path}"
     tta = "" if result.config.eval.tta == "none" else f", eval.tta={result.config.eval.tta}"
     image_format = evaluation_format(checkpoint, result.config)
     changed = "" if image_format == checkpoint.image_format else f", images: {image_format.describe_evaluation()}"

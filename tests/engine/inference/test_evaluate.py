@@ -19,6 +19,7 @@ from engine.inference.trained_model import load_trained_model, read_trained_chec
 from engine.runs.folder import RunFolder
 from gputrain_command import FinishedRun, Gputrain, read_events
 from trained_run import DIGITS, call, saved_run
+from tui.cli.trained import evaluation_lines
 
 
 def test_evaluate_command_reproduces_best_epoch(gputrain: Gputrain, short_run: FinishedRun) -> None:
@@ -98,6 +99,16 @@ def test_evaluate_matches_classes_by_name(run: RunFolder, tmp_path: Path) -> Non
     assert renamed_data.evaluation.per_class[3] == original.evaluation.per_class[3]
     assert renamed_data.evaluation.confusion[7] == original.evaluation.confusion[7]
     assert renamed_data.evaluation.per_class[0] is None
+
+
+def test_evaluation_names_shards_of_part(run: RunFolder) -> None:
+    saved = read_trained_checkpoint(run)
+    result = evaluate_checkpoint(saved, device="cpu")
+    data = result.config.data.model_copy(update={"dataset": "webdataset", "path": "/train.tar", "val_path": "/val.tar"})
+    result = replace(result, config=result.config.model_copy(update={"data": data}))
+    for part in ("train", "val"):
+        first = evaluation_lines(result, saved, part)[0]
+        assert first == f"best.pt on webdataset in /{part}.tar, part {part}"
 
 
 def test_evaluate_command_evaluates_other_sizes(run: RunFolder) -> None:
