@@ -81,7 +81,7 @@ class CompileCache:
             if torch.compiler.load_cache_artifacts(code.artifacts) is None:
                 raise CompileCacheError("is damaged: torch cannot read its artifacts")
         except (CompileCacheError, OSError) as error:
-            self.problem = f"the compiled code in {cache_path(self._key)} {error}; the model is compiled anew"
+            self.problem = f"the compiled code in {cache_path(self._key)} {error}; the model is compiled again"
             return
         self.loaded = True
         _skip_precompiled_headers()

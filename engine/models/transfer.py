@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
-from zipfile import is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.models.factory import first_convolution, resolve_model_source, timm_img_size_kwargs
 from engine.models.freeze import classifier_paths
+from engine.models.mapped_file import load_mapped
 from engine.models.weights_file import weights_file_problem
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError, check_expansion, verify_checksum
 from engine.utils.errors import UsageError, did_you_mean
@@ -157,8 +157,7 @@ def read_weights_file(path: Path) -> WeightsFile:
             return _read_safetensors(path)
         with path.open("rb") as file:
             check_expansion(file)
-            # torch before 1.6 wrote files that are no ZIP archives, which cannot be mapped into memory.
-            stored: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
+            stored = load_mapped(path)
             if isinstance(stored, Mapping) and stored.keys() >= CHECKPOINT_KEYS:
                 verify_checksum(file)
     except DamagedCheckpointError as error:

@@ -40,6 +40,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from engine.config.data_sections import Fit, Interpolation
 from engine.config.layer_names import checkpoint_with_current_names
+from engine.models.mapped_file import load_mapped
 from engine.runs.checkpoint_files import (
     CHECKPOINT_FORMAT,
     CHECKPOINT_KEYS,
@@ -234,7 +235,7 @@ def check_content(state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Verify a checkpoint, and map its tensors into memory.
+    """Verify a checkpoint, and map its tensors into memory if the file system can.
 
     Layers have their current names. The file is read when a tensor is: who needs only the weights does not read the
     optimizer's state. The mapping is private, so writing to a tensor does not change the file. It holds the file, even
@@ -250,7 +251,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             verify_checksum(file)
             check_expansion(file)
             opened = path_of_descriptor(file.fileno())
-            state: dict[str, Any] = torch.load(opened, map_location="cpu", weights_only=True, mmap=True)
+            state: dict[str, Any] = load_mapped(opened)
         version = state["format"]
     except DamagedCheckpointError:
         raise

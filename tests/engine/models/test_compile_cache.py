@@ -198,11 +198,11 @@ def test_run_uses_compile_folder_of_its_key_and_code_of_an_earlier_run(
     assert read_libraries(folder) == CODE.libraries
 
 
-def test_run_compiles_anew_with_one_warning_if_the_code_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_compiles_again_with_one_warning_if_the_code_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     save_compiled_code(KEY, CODE)
     cache = loaded_cache(monkeypatch, artifacts=None)
     expected = f"the compiled code in {cache_path(KEY)} is damaged: torch cannot read its artifacts; the model is "
-    assert (cache.loaded, cache.problem) == (False, expected + "compiled anew")
+    assert (cache.loaded, cache.problem) == (False, expected + "compiled again")
 
 
 def test_run_keeps_code_only_if_it_compiled_some(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import shutil
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
@@ -150,6 +150,15 @@ def test_load_checkpoint_rejects_compressed_records(tmp_path: Path) -> None:
     assert (tmp_path / "small.pt").stat().st_size < 100_000
     with pytest.raises(DamagedCheckpointError, match="contains compressed or overlapping data"):
         load_checkpoint(tmp_path / "small.pt")
+
+
+def test_load_checkpoint_reads_a_file_that_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> NoReturn:
+        raise RuntimeError("unable to mmap 262144 bytes from file: No such device (19)")
+
+    path = save(tmp_path, 1, model={"w": torch.ones(1 << 16)})
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", fails)
+    assert load_checkpoint(path)["model"]["w"].sum() == 1 << 16
 
 
 def test_load_checkpoint_rejects_compressed_record_that_expands_little(tmp_path: Path) -> None:
