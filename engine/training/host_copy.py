@@ -65,7 +65,7 @@ class HostCopy:
         needed_bytes, free_bytes = sum(tensor.nbytes for tensor in new), free_memory()[0]
         if needed_bytes + RESERVED_BYTES > free_bytes:
             raise NoHostMemoryError(
-                f"a copy of the training state takes {format_bytes(needed_bytes)} of host memory, of which "
+                f"a copy of the training state takes {format_bytes(needed_bytes)} of host memory, and "
                 f"{format_bytes(free_bytes)} are free"
             )
         pinned = self._device.type == "cuda"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.effects import keys_without_effect_on_devices
-from engine.config.loader import presets, resolve_config
+from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 
@@ -60,11 +60,6 @@ def test_key_of_a_preset_for_another_value_is_no_warning(tmp_path: Path) -> None
     base = tmp_path / "a.yaml"
     base.write_text("schedule: {name: cosine, milestones: [3]}")
     assert [key for key, _ in resolve_config(str(base)).no_effect] == ["schedule.milestones"]
-
-
-@pytest.mark.parametrize("name", presets())
-def test_presets_set_no_key_without_effect(name: str) -> None:
-    assert resolve_config(name, allow_missing=True).no_effect == ()
 
 
 def test_stored_config_sets_no_key_without_effect(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_checkpoint_is_written_synchronously_with_one_warning_if_memory_is_short
             assert saved_steps(events)[-1] == step
     [warning] = [event.message for event in events if isinstance(event, WarningEvent)]
     assert warning.startswith("training waits while checkpoints are written: a copy of the training state takes ")
-    assert warning.endswith(" of host memory, of which 1 MiB are free")
+    assert warning.endswith(" of host memory, and 1 MiB are free")
     assert load_newest(tmp_path / "checkpoints")[1]["step"] == 2
 
 
@@ -341,7 +341,7 @@ def free_memory_of(size: int) -> Callable[[], tuple[int, int]]:
     return lambda: (size, size)
 
 
-@pytest.mark.parametrize(("free", "reason"), [(1000, "of which 1000 B are free"), (1 << 40, "cannot be allocated")])
+@pytest.mark.parametrize(("free", "reason"), [(1000, "and 1000 B are free"), (1 << 40, "cannot be allocated")])
 def test_host_copy_reports_missing_memory(free: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.zeros(1000)
     monkeypatch.setattr(host_copy, "free_memory", free_memory_of(free))
