@@ -102,7 +102,7 @@ def test_all_ranks_report_the_rank_that_is_not_in_collective_of_others(store: St
 def test_ranks_share_the_latest_collectives_of_all_process_groups(store: Store) -> None:
     entered = (COLLECTIVE, replace(COLLECTIVE, sequence=58, completed=False, created_ns=1000))
     earlier = tuple(replace(COLLECTIVE, group="nccl:1", sequence=number) for number in range(MAX_SHARED_COLLECTIVES))
-    records = [(*entered, *earlier[1:]), (replace(COLLECTIVE, created_ns=999), *earlier[1:])]
+    records = [(*entered, *earlier), (replace(COLLECTIVE, created_ns=999), *earlier)]
     with ThreadPoolExecutor() as pool:
         reports = [pool.submit(report, store, rank, WAITS, collectives=records[rank]) for rank in range(2)]
         failures = [future.result(timeout=20) for future in reports]
