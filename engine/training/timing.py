@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -19,23 +19,32 @@ import torch.distributed as dist
 from engine.runs.records import RankEpochTiming
 
 
-class Stopwatch:
-    """Elapsed time since construction, without the time in which it was stopped."""
+class EpochClock:
+    """Elapsed time of an epoch without the time in which it was stopped.
 
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self._stopped_seconds = 0.0
+    `restart_step_clock` restarts the clock of the throughput, see `StepLog.restart_clock`.
+    """
+
+    def __init__(self, restart_step_clock: Callable[[], None]) -> None:
+        self._restart_step_clock = restart_step_clock
+        self.start()
+
+    def start(self) -> None:
+        """Start at zero."""
+        self._start, self._stopped_seconds = time.perf_counter(), 0.0
 
     def seconds(self) -> float:
         return time.perf_counter() - self._start - self._stopped_seconds
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
+        """Exclude the time from the duration of the epoch and from the throughput of its steps."""
         start = time.perf_counter()
         try:
             yield
         finally:
             self._stopped_seconds += time.perf_counter() - start
+        self._restart_step_clock()
 
 
 class PhaseTimer:

@@ -9,8 +9,8 @@ import math
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -47,7 +47,7 @@ from engine.training.metrics import Evaluation, Metrics, evaluation_file_content
 from engine.training.profile import Interruption, StepProfiler
 from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
-from engine.training.timing import Stopwatch, data_wait_share, gather_timings
+from engine.training.timing import EpochClock, data_wait_share, gather_timings
 from engine.training.warmup import WarmupResult
 from engine.utils.files import read_json, replace_file, write_json
 from engine.utils.text import pluralize
@@ -88,9 +88,9 @@ class Trainer:
             # The recorder reports a full disk.
             on_error=lambda error: disk_problem(error) is not None,
         )
-        self._epoch_clock, self._first_step = Stopwatch(), 0
+        self._epoch_clock, self._first_step = EpochClock(self.state.step_log.restart_clock), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
-        self._profiler = StepProfiler(self.state, self.job.folder, self.cpu_group, self._clocks_stopped)
+        self._profiler = StepProfiler(self.state, self.job.folder, self.cpu_group, self._epoch_clock.stopped)
         self._is_training = False
         self.collect_garbage: Callable[[], None] = lambda: None
 
@@ -123,7 +123,8 @@ class Trainer:
         self._emit_phase("training")
         self._is_training = True
         self.collect_garbage()
-        self._epoch_clock, self._first_step = Stopwatch(), self.state.position.step_in_epoch
+        self._epoch_clock.start()
+        self._first_step = self.state.position.step_in_epoch
         reset_peak_memory(self.state.device)
         self.state.timer.start_epoch()
         self.state.step_log.restart_clock()
@@ -148,11 +149,11 @@ class Trainer:
         agreed = self.state.agreement(self._poll_requests)
         if self._checkpoint_writer.is_due(agreed):
             self._profiler.interrupt(Interruption.CHECKPOINT)
-            with self._clocks_stopped():
+            with self._epoch_clock.stopped():
                 self._checkpoint_writer.serve(agreed)
         if agreed.paused and not agreed.stop:
             self._profiler.interrupt(Interruption.PAUSE)
-            with self._clocks_stopped():
+            with self._epoch_clock.stopped():
                 agreed = self._pause(agreed)
         if agreed.profile_steps != self._profiler.served_steps and self._is_training and not agreed.stop:
             self._profiler.advance(agreed.profile_steps)
@@ -169,13 +170,6 @@ class Trainer:
         if self.rank_info.rank == 0 and self._checkpoint_writer.timer_fires():
             requests.timed_checkpoints += 1
         return requests
-
-    @contextmanager
-    def _clocks_stopped(self) -> Iterator[None]:
-        """Exclude the time from the duration of the epoch and from the throughput of its steps."""
-        with self._epoch_clock.stopped():
-            yield
-        self.state.step_log.restart_clock()
 
     def _pause(self, agreed: RequestCounters) -> RequestCounters:
         """Wait until all ranks agree to continue or to stop; requested checkpoints are still written."""

@@ -21,7 +21,7 @@ from engine.training import checkpoint_writer, rank_state, timing
 from engine.training import trainer as trainer_module
 from engine.training.checkpoint import load_checkpoint
 from engine.training.loop import train_step
-from engine.training.timing import Stopwatch
+from engine.training.timing import EpochClock
 from engine.training.trainer import Trainer
 from in_process import single_rank_trainer
 
@@ -39,13 +39,15 @@ def checkpoints(events: list[Event]) -> list[tuple[int, bool]]:
     return [(event.step, event.asked) for event in events if isinstance(event, CheckpointSaved)]
 
 
-def test_stopwatch_excludes_stopped_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 13.0, 18.0, 20.0])
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
-    watch = Stopwatch()
-    with watch.stopped():
+def test_epoch_clock_excludes_stopped_time_and_restarts_step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 13.0, 18.0, 20.0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
+    restarts: list[str] = []
+    clock = EpochClock(lambda: restarts.append("restarted"))
+    with clock.stopped():
         pass
-    assert watch.seconds() == 5.0
+    assert clock.seconds() == 5.0
+    assert restarts == ["restarted"]
 
 
 def test_checkpoint_writer_writes_every_n_steps_once_per_step(tmp_path: Path) -> None:
