@@ -165,6 +165,8 @@ def test_stopped_sweep_continues_its_trials_and_a_trial_stopped_by_hand_is_prune
 
     def stop_by_hand(line: str) -> None:
         if line.startswith("trial 0 finished"):
+            # The trial may not have created its folder before the sweep was stopped.
+            wait_for(folder.trial(1).root.is_dir, "the folder of trial 1")
             send_request(folder.trial(1).control, "stop")
 
     with controller_lock(folder):
