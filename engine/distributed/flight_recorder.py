@@ -1,4 +1,4 @@
-"""The last collectives of each rank when a run hangs, and which rank is not in the one that the others wait in.
+"""The last collectives of each rank of a hung run. Comparing them names the rank that is missing in a collective.
 
 torch's flight recorder keeps the last 2,000 collectives of NCCL and Gloo in each rank (TORCH_FR_BUFFER_SIZE). When the
 watchdog ends a run, `engine.launch.supervisor` requests a record from each rank by signal. A thread of the rank writes
@@ -159,9 +159,10 @@ def from_json(text: bytes) -> list[Collective]:
 
 
 def find_divergence(records: Mapping[int, Sequence[Collective]]) -> Divergence | None:
-    """Return which ranks did not enter the collective that the others wait in; None if the records do not tell.
+    """Return the ranks that are missing in a collective in which other ranks wait; None if the records do not tell.
 
-    `records` maps ranks to their collectives. Ranks without a record are ignored."""
+    `records` maps ranks to their collectives. Ranks without a record are ignored.
+    """
     groups: dict[str, dict[int, dict[int, Collective]]] = {}
     for rank, collectives in sorted(records.items()):
         for collective in collectives:

@@ -1,4 +1,4 @@
-"""Diagnose a profile: the slow rank that the others wait for, else the largest part of the steps.
+"""Diagnose a profile: name the straggler. Without one, name the largest part of the steps.
 
 The words and limits are those of `engine.runs.bottleneck`, which diagnoses whole epochs.
 """
@@ -35,7 +35,7 @@ MAX_EXPOSED_SHARE = 0.2
 
 @dataclass(frozen=True)
 class ProfileDiagnosis:
-    """One sentence about a profile; `straggler` is the rank that the others wait for, None if there is none."""
+    """One sentence about a profile, and the rank of its straggler (None without one)."""
 
     message: str
     straggler: int | None = None

@@ -178,7 +178,7 @@ def write_pack(
 
 
 def _without_keys(problem: Problem) -> Problem:
-    """Return the problem of a folder with arguments of the command in place of config keys."""
+    """Return the problem of a folder with the command's arguments instead of config keys."""
     advice = problem.advice.replace(ALLOW_EMPTY, "--allow-empty").replace("data.path", "FOLDER")
     return replace(problem, location="FOLDER", advice=advice)
 

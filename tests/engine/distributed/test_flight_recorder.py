@@ -31,7 +31,7 @@ def make_collective(sequence: int, operation: str = "all_reduce", **fields: Any)
 
 
 def records_until(*last: int) -> dict[int, list[Collective]]:
-    """Records of ranks of which each has entered the collectives up to the number `last`."""
+    """Records of the ranks. Rank i has entered the collectives 1 to `last[i]`."""
     return {rank: [make_collective(sequence) for sequence in range(1, end + 1)] for rank, end in enumerate(last)}
 
 

@@ -8,7 +8,7 @@ from engine.data.pipelines.thread_count import CALM_WINDOWS, WINDOW_BATCHES, Thr
 
 
 def observe_windows(count: ThreadCount, windows: int, wait: float, busy_threads: float = 99) -> None:
-    """Observe windows of steps of 1 s, `wait` of which is waiting, in which so many threads worked without a pause."""
+    """Observe windows of steps of 1 s. The rank waits `wait` seconds in each; `busy_threads` threads never pause."""
     for _ in range(windows * WINDOW_BATCHES):
         count.observe(wait, 1 - wait, busy_threads)
 
