@@ -1,0 +1,247 @@
+"""Folder source: classes, splits, image modes, and files that are skipped or refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.config.loader import resolve_config
+from engine.data.batching import class_counts, empty_class_warnings
+from engine.data.sources import folder, image_file
+from engine.data.sources.base import ImageSource, UnreadableImageError
+from engine.data.sources.open import open_source
+from engine.utils.errors import UsageError
+
+
+def write_image(path: Path, size: tuple[int, int] = (40, 30), color: object = (200, 30, 30), mode: str = "RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, color).save(path)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.fixture(autouse=True)
+def isolated_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def animal_folder(tmp_path: Path) -> Path:
+    for name, color in (("cat", (250, 0, 0)), ("dog", (0, 250, 0))):
+        for number in range(10):
+            write_image(tmp_path / "animals" / name / f"{number}.png", (30 + number, 50 - number), color)
+    return tmp_path / "animals"
+
+
+def open_folder(root: Path, *overrides: str) -> ImageSource:
+    overrides = ("data.dataset=folder", f"data.path={root}", "data.image_size=16", *overrides)
+    return open_source(resolve_config(None, overrides).config)
+
+
+def usage_error(root: Path, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        open_folder(root, *overrides)
+    return str(caught.value)
+
+
+def test_folder_source_splits_by_class_and_resizes(animal_folder: Path) -> None:
+    source = open_folder(animal_folder)
+    assert source.classes == ("cat", "dog")
+    assert (source.num_images("train"), source.num_images("val")) == (16, 4)
+    images, labels = source.load("val", np.arange(4))
+    assert (images.shape, labels.tolist()) == ((4, 3, 16, 16), [0, 0, 1, 1])
+    assert images[0, :, 8, 8].tolist() == [250, 0, 0]
+
+
+def test_folder_source_uses_train_and_val_folders(tmp_path: Path) -> None:
+    for part, count in (("train", 3), ("val", 2)):
+        for name in ("a", "b"):
+            for number in range(count):
+                write_image(tmp_path / part / name / f"{number}.jpg")
+    source = open_folder(tmp_path)
+    assert (source.num_images("train"), source.num_images("val")) == (6, 4)
+
+
+def test_folder_source_rejects_class_only_in_val(tmp_path: Path) -> None:
+    for path in ("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"):
+        write_image(tmp_path / path)
+    assert f"{tmp_path / 'val' / 'c'} is not a class of" in usage_error(tmp_path)
+
+
+def test_folder_source_lists_broken_and_foreign_files_as_skipped(animal_folder: Path) -> None:
+    whole = write_image(animal_folder / "cat" / "large.jpg", (300, 300)).read_bytes()
+    (animal_folder / "cat" / "large.jpg").unlink()
+    (animal_folder / "cat" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    png = (animal_folder / "dog" / "1.png").read_bytes()
+    (animal_folder / "dog" / "cut.png").write_bytes(png[: len(png) // 2])
+    (animal_folder / "dog" / "empty.png").write_bytes(b"")
+    (animal_folder / "dog" / "notes.txt").write_text("not a picture")
+    (animal_folder / "dog" / ".hidden").write_text("ignored")
+    source = open_folder(animal_folder)
+    assert source.num_images("train") + source.num_images("val") == 20
+    assert [line.split(" ")[0] for line in source.skipped] == [
+        "cat/cut.jpg",
+        "dog/cut.png",
+        "dog/empty.png",
+        "dog/notes.txt",
+    ]
+    assert "dog/notes.txt (not an image)" in source.skipped
+
+
+def test_folder_source_accepts_trailing_bytes_after_jpeg(animal_folder: Path) -> None:
+    path = write_image(animal_folder / "cat" / "extra.jpg")
+    path.write_bytes(path.read_bytes() + b"camera notes")
+    source = open_folder(animal_folder)
+    assert (source.num_images("train") + source.num_images("val"), source.skipped) == (21, ())
+
+
+def test_folder_source_rejects_empty_class_with_remedy(animal_folder: Path) -> None:
+    eel = animal_folder / "eel"
+    eel.mkdir()
+    advice = "add images, delete the folder, or keep its class with data.allow_empty=true"
+    assert usage_error(animal_folder) == f"data.path: the class folder {eel} contains no readable image; {advice}"
+    (eel / "notes.txt").write_text("no eels yet")
+    (eel / "cut.png").write_bytes((animal_folder / "dog" / "1.png").read_bytes()[:40])
+    message = usage_error(animal_folder)
+    assert "contains no readable image (cut.png: not an image, " in message and "notes.txt: not an image)" in message
+    for name in ("ant", "fox", "yak"):
+        (animal_folder / name).mkdir()
+    names = "4 class folders of {} contain no readable image (ant, eel, fox and 1 more); add images, delete"
+    assert names.format(animal_folder) in usage_error(animal_folder)
+
+
+def test_folder_source_keeps_empty_class_if_allowed(animal_folder: Path) -> None:
+    (animal_folder / "bee").mkdir()
+    (animal_folder / "bee" / "notes.txt").write_text("no bees yet")
+    source = open_folder(animal_folder, "data.allow_empty=true")
+    assert source.classes == ("bee", "cat", "dog")
+    assert (source.num_images("train"), source.num_images("val")) == (16, 4)
+    assert class_counts(source).tolist() == [0, 8, 8]
+    [warning] = empty_class_warnings(source)
+    assert str(warning) == "data.allow_empty: a class has no training image and cannot be learned: bee"
+
+
+def test_folder_source_rejects_folder_without_any_image(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "table.csv").write_text("1,2")
+    message = f"{tmp_path} contains no readable image (table.csv: not an image, table.csv: not an image); add images"
+    for overrides in ((), ("data.allow_empty=true",)):
+        assert message in usage_error(tmp_path, *overrides)
+
+
+def test_folder_source_skips_png_with_flipped_byte(animal_folder: Path) -> None:
+    path = animal_folder / "cat" / "noise.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)).save(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    assert [line.split(" ")[0] for line in open_folder(animal_folder).skipped] == ["cat/noise.png"]
+
+
+def test_folder_source_rechecks_broken_file_when_changed(animal_folder: Path) -> None:
+    path = animal_folder / "cat" / "late.png"
+    path.write_bytes(b"not yet")
+    assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
+    write_image(path)
+    assert open_folder(animal_folder).skipped == ()
+    assert open_folder(animal_folder).skipped == (), "read from the cache"
+    path.write_bytes(b"no longer")
+    assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
+
+
+def test_folder_source_rechecks_recorded_file_when_formats_change(
+    animal_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_image(animal_folder / "cat" / "old.pcx")
+    assert open_folder(animal_folder).skipped == ()
+    for module in (image_file, folder):
+        monkeypatch.setattr(module, "IMAGE_FORMATS", ("PNG",), raising=False)
+    reason = "an image in the format PCX, which is not supported; convert it to PNG"
+    assert open_folder(animal_folder).skipped == (f"cat/old.pcx ({reason})",)
+
+
+def test_folder_source_skips_named_pipe(animal_folder: Path) -> None:
+    os.mkfifo(animal_folder / "cat" / "pipe.png")
+    assert open_folder(animal_folder).skipped == ("cat/pipe.png (not a file)",)
+
+
+def test_folder_source_ignores_symlink_cycle(animal_folder: Path) -> None:
+    (animal_folder / "cat" / "loop").symlink_to(animal_folder / "cat")
+    (animal_folder / "dog" / "elsewhere").symlink_to(animal_folder.parent / "more")
+    write_image(animal_folder.parent / "more" / "extra.png")
+    source = open_folder(animal_folder)
+    assert source.num_images("train") + source.num_images("val") == 21
+
+
+def test_folder_source_rejects_split_folders_with_unknown_names(tmp_path: Path) -> None:
+    for part in ("training", "validation"):
+        write_image(tmp_path / part / "a" / "1.png")
+    assert "contains splits, not classes (training, validation)" in usage_error(tmp_path)
+
+
+def test_folder_source_allows_class_named_train(tmp_path: Path) -> None:
+    for name in ("plane", "train"):
+        for number in range(2):
+            write_image(tmp_path / name / f"{number}.png")
+    assert open_folder(tmp_path, "data.val_split=0.5").classes == ("plane", "train")
+
+
+def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
+    for path in ("train/a/1.png", "train/b/1.png"):
+        write_image(tmp_path / path)
+    (tmp_path / "val").mkdir()
+    assert f"{tmp_path / 'val'} contains no readable image; add images, or delete this folder to split" in usage_error(
+        tmp_path
+    )
+
+
+@pytest.mark.parametrize(("names", "message"), [((), "contains no folder"), (("one",), "contains only the folder one")])
+def test_folder_source_rejects_fewer_than_two_classes(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    for name in names:
+        write_image(tmp_path / name / "1.png")
+    assert message in usage_error(tmp_path)
+
+
+def test_folder_source_converts_all_image_modes_to_requested_channels(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_image(tmp_path / name / "rgb.png", color=(90, 90, 90))
+        write_image(tmp_path / name / "gray.png", mode="L", color=90)
+        write_image(tmp_path / name / "alpha.png", mode="RGBA", color=(90, 90, 90, 255))
+        write_image(tmp_path / name / "cmyk.jpg", mode="CMYK", color=(0, 0, 0, 165))
+        write_image(tmp_path / name / "palette.gif", mode="P", color=0)
+        Image.fromarray(np.full((30, 40), 90 * 257, np.uint16)).save(tmp_path / name / "deep.png")
+    for channels in (1, 3):
+        source = open_folder(tmp_path, f"data.channels={channels}", "data.val_split=0.5")
+        paths = source.paths["train"]
+        images, _ = source.load("train", np.arange(len(paths)))
+        assert images.shape[1:] == (channels, 16, 16)
+        for path, image in zip(paths, images, strict=True):
+            assert "palette" in path or abs(int(image.mean()) - 90) <= 2, path
+
+
+def test_folder_source_applies_exif_orientation(tmp_path: Path) -> None:
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[:16] = 255
+    image = Image.fromarray(pixels)
+    exif = image.getexif()
+    exif[0x0112] = 3
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            image.save(tmp_path / name / f"{number}.jpg", exif=exif, quality=95)
+    source = open_folder(tmp_path, "data.val_split=0.5")
+    images, _ = source.load("train", np.array([0]))
+    assert images[0, :, 2].mean() < 20
+    assert images[0, :, 13].mean() > 235
+
+
+def test_folder_source_names_vanished_image(animal_folder: Path) -> None:
+    source = open_folder(animal_folder)
+    deleted = animal_folder / source.paths["train"][0]
+    deleted.unlink()
+    with pytest.raises(UnreadableImageError, match=str(deleted)):
+        source.load("train", np.array([0]))
