@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from engine.bench.report import BenchRun
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
@@ -155,6 +156,13 @@ def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolde
 @cache
 def _config_text(changes: tuple[str, ...]) -> str:
     return to_yaml(as_stored(resolve_config(None, list(changes)).config))
+
+
+def make_bench_run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> BenchRun:
+    """A run with a first epoch of 9 s, then one epoch per throughput in `rates`."""
+    return BenchRun(
+        ranks, repeat, "", 32 * ranks, 4.0 + ranks, ((9.0, 1.0), *((images / rate, rate) for rate in rates))
+    )
 
 
 def create_invalid_requests(control: Path) -> None:

@@ -8,12 +8,9 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,19 +18,14 @@ import torch
 from PIL import Image
 
 from device_batches import CPU, assert_the_same, batches
-from engine.config.loader import resolve_config
-from engine.config.pipeline import PipelineName
 from engine.data.batching import build_sampler
 from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.in_memory_images import in_memory_bytes, load_in_memory
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources import decoded_cache
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
 from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
-from engine.launch.batch_size import image_metadata
-from photo_folder import AUGMENT_OVERRIDES, open_photo_folder, write_photo_folder
+from photo_folder import open_photo_folder, write_photo_folder
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -261,21 +253,6 @@ def test_memory_pipeline_without_cache_warns_and_decodes_into_memory(
     assert torch.equal(next(pipeline.device_loader(CPU)).images, expected[0].images)
 
 
-@pytest.mark.parametrize("pipeline", get_args(PipelineName))
-def test_input_pipeline_warns_once_when_cache_cannot_be_written(
-    pipeline: PipelineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_mnist(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/full")
-    config = resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20"]).config
-    input_pipeline = InputPipeline(
-        PipelineChoice(pipeline, ""), source := open_source(config), config, model_input_format(config, source), ()
-    )
-    assert input_pipeline.warnings == [
-        "decoded images cannot be cached in /dev/full/gputrain/decoded (Not a directory)"
-    ]
-
-
 def test_decoded_cache_evicts_entries_unused_for_a_month(cache: Path) -> None:
     def decode() -> DecodedChunks:
         return DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)])
@@ -328,107 +305,3 @@ def test_memory_pipeline_skips_unreadable_image_and_retries(photos: Path, cache:
     broken.write_bytes(content)
     os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert not any(batch.unread for batch in batches("memory", config, source))
-
-
-def write_mnist(root: Path, train: int = 96, val: int = 40) -> None:
-    """Write random images and labels as MNIST's IDX files."""
-    raw, rng = root / "MNIST" / "raw", np.random.default_rng(0)
-    raw.mkdir(parents=True)
-    for name, count in (("train", train), ("t10k", val)):
-        images, labels = rng.integers(0, 256, (count, 28, 28), np.uint8), np.arange(count, dtype=np.uint8) % 10
-        sizes = np.array([count, 28, 28], ">i4").tobytes()
-        (raw / f"{name}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + sizes + images.tobytes())
-        (raw / f"{name}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + sizes[:4] + labels.tobytes())
-
-
-FIRST_BATCH_PROGRAM = """
-import sys, torch
-from engine.training import train
-from engine.data.sources.formats import model_input_format
-from engine.data.sources.open import open_source
-from engine.data.batching import build_sampler
-from engine.data.pipelines.input_pipeline import InputPipeline
-from engine.data.pipelines.in_memory_images import in_memory_bytes, load_in_memory
-from engine.data.pipelines.choose import choose_pipeline
-from engine.config.loader import resolve_config
-
-config = resolve_config(None, ["data.dataset=mnist", "data.path=" + sys.argv[1], *sys.argv[2:]]).config
-source = open_source(config)
-choice = choose_pipeline(config, source, 1)
-requests = build_sampler(config, source, 1).requests(1)
-pipeline = InputPipeline(choice, source, config, model_input_format(config, source), requests)
-images = next(pipeline.device_loader(torch.device("cpu"))).images
-print(choice.pipeline, tuple(images.shape), "torchvision" in sys.modules)
-"""
-
-
-def test_mnist_from_cache_does_not_import_torchvision(tmp_path: Path) -> None:
-    write_mnist(tmp_path)
-    source = open_source(resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config)
-    assert (source.num_images("train"), source.num_images("val"), len(source.classes)) == (96, 40, 10)
-    outputs = [
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                FIRST_BATCH_PROGRAM,
-                str(tmp_path),
-                "augment.erasing=0.5",
-                "augment.flip=true",
-                *overrides,
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for overrides in (["data.image_size=32", "data.channels=3"],)
-    ]
-    assert outputs == ["memory (64, 3, 32, 32) False\n"]
-
-
-@pytest.mark.parametrize(
-    "damaged", [{"classes": 3}, {"labels": None}, {"labels": {"train": ["0"], "val": [0]}}], ids=str
-)
-def test_mnist_cache_is_rebuilt_when_labels_are_damaged(
-    damaged: dict[str, object], tmp_path: Path, cache: Path
-) -> None:
-    write_mnist(tmp_path)
-    config = resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config
-    expected = open_source(config).get_labels("val")
-    (metadata_file,) = cache.glob("*.json")
-    metadata = json.loads(metadata_file.read_text())
-    metadata["about"] |= damaged
-    metadata_file.write_text(json.dumps(metadata))
-    assert np.array_equal(open_source(config).get_labels("val"), expected)
-
-
-def test_mnist_is_cached_at_requested_size(tmp_path: Path, cache: Path) -> None:
-    write_mnist(tmp_path)
-    overrides = [
-        "data.dataset=mnist",
-        f"data.path={tmp_path}",
-        "data.image_size=20",
-        "data.channels=3",
-        *AUGMENT_OVERRIDES,
-    ]
-    config = resolve_config(None, overrides).config
-    loaded = batches("memory", config, open_source(config))
-    assert_the_same(loaded, batches("stream", config, open_source(config)))
-    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [
-        (40, 3, 20, 20),
-        (96, 3, 20, 20),
-        (136, 1, 28, 28),
-    ]
-
-
-def test_mnist_with_resized_crop_caches_only_resized_validation_images(tmp_path: Path, cache: Path) -> None:
-    write_mnist(tmp_path)
-    overrides = ["data.dataset=mnist", f"data.path={tmp_path}", "data.image_size=20", "augment.resized_crop=true"]
-    config = resolve_config(None, [*overrides, "data.batch_size=16", "data.mean=[0]", "data.std=[1]"]).config
-    source = open_source(config)
-    loaded = batches("memory", config, source)
-    assert_the_same(loaded, batches("stream", config, source), within=2.01 / 255)
-    assert sorted(np.load(path).shape for path in cache.glob("*.npy")) == [(40, 1, 20, 20), (136, 1, 28, 28)]
-    in_memory = load_in_memory(source, config, model_input_format(config, source))
-    assert in_memory_bytes((96, 40), config, source.format, model_input_format(config, source)) == in_memory.size_bytes
-    assert image_metadata(config, source)["bytes"] == in_memory.size_bytes == 96 * 28**2 + 40 * 20**2
