@@ -6,8 +6,6 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,63 +20,27 @@ from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation_reader import ReservedRank, read_reservations
 from engine.launch import lifecycle
 from engine.launch.batch_size import BatchSizeResult
-from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
+from engine.launch.lifecycle import OwnedRun, record_restart, should_restart
 from engine.launch.preflight import Preflight, RunRequest, run_preflight
 from engine.notify.start import RunNotifier
-from engine.queue.state import QueueStage, is_interrupted, read_queue_state
+from engine.queue.state import QueueStage, read_queue_state
 from engine.runs import ownership
-from engine.runs.events import Event, RankFailed, RunFinished, WaitingForGpus, WarningEvent
-from engine.runs.folder import RunFolder, list_runs
+from engine.runs.events import RunFinished, WarningEvent
+from engine.runs.folder import list_runs
 from engine.runs.history import history_from_events
-from engine.runs.journal import from_line
 from engine.runs.records import RankDevice
 from engine.runs.start_events import RunStarting
 from engine.training.job import ExitCode, RunResult
 from engine.utils.errors import Problem, UsageError
-from factories import make_epoch, make_run_folder, make_run_started
+from factories import make_run_started
+from run_owner import FAILED, make_ended_run, owner
 
 PREFLIGHT = Preflight(plan=NodePlan(("cpu",), (None,), 1, 1, 0, "gloo"))
-FAILED = RunResult("failed", RankFailed(time=1.0, rank=0, device="cpu", cause="killed"))
-
-
-class Owner:
-    """An owner of the run `a`, and the events that it shows."""
-
-    def __init__(
-        self, root: Path, *, dry_run: bool = False, detached: bool = False, trust_owner: bool = False, **sections: Any
-    ) -> None:
-        self.shown: list[Event] = []
-        config = Config.model_validate(sections | {"run": {"name": "a"} | sections.get("run", {})})
-        request = RunRequest(config, root, "a", dry_run, trust_owner=trust_owner, detached=detached)
-        self.run = OwnedRun(request, self.shown.append)
-        self.folder = RunFolder(root / "a")
-
-    @property
-    def warnings(self) -> list[str]:
-        return [event.message for event in self.shown if isinstance(event, WarningEvent)]
-
-    def recorded(self) -> list[Event]:
-        lines = self.folder.journal.read_text().splitlines()
-        return [event for line in lines if (event := from_line(line)) is not None]
 
 
 @pytest.fixture(autouse=True)
 def outside_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-
-
-@contextmanager
-def owner(root: Path, **options: Any) -> Iterator[Owner]:
-    owned = Owner(root, **options)
-    try:
-        yield owned
-    finally:
-        owned.run.release()
-
-
-def make_ended_run(root: Path, state: str, epochs: int = 2) -> RunFolder:
-    events = [make_run_started(), *(make_epoch(number) for number in range(1, epochs + 1))]
-    return make_run_folder(root, "a", *events, RunFinished(state=state))
 
 
 def test_owner_announces_new_run_and_gives_its_folder_to_the_ranks(tmp_path: Path) -> None:
@@ -135,12 +97,6 @@ def test_owner_resumes_run_that_has_something_left_to_do(
         job = owned.run.prepare(PREFLIGHT)
         assert (job is not None and job.resumed) == is_left
         assert owned.warnings == ["a has already finished 2 epochs; increase run.epochs to resume"] * (not is_left)
-
-
-def test_owner_does_not_queue_run_that_has_nothing_left_to_do(tmp_path: Path) -> None:
-    make_ended_run(tmp_path, "finished")
-    with owner(tmp_path, run={"resume": True, "epochs": 2}) as owned, pytest.raises(AlreadyFinishedError):
-        owned.run.enter_queue()
 
 
 @pytest.mark.parametrize(
@@ -216,12 +172,6 @@ def test_owner_searches_batch_size_for_all_ranks_of_the_run(
         job = owned.run.prepare(PREFLIGHT, world_size)
         assert job is not None
         assert (job.config.data.batch_size, world_sizes) == (48, [searched])
-
-
-def test_owner_shows_why_it_waits(tmp_path: Path) -> None:
-    with owner(tmp_path) as owned:
-        owned.run.show_wait(WaitingForGpus(message="no GPU is free"))
-        assert [event.type for event in owned.shown] == ["waiting"]
 
 
 def test_owner_waits_for_last_message_of_slurm_job_and_records_nothing_afterwards(
@@ -308,100 +258,6 @@ def test_owner_deletes_folder_of_new_run_that_does_not_start(tmp_path: Path) -> 
         owned.run.prepare(PREFLIGHT)
         owned.run.discard()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_owner_keeps_folder_of_resumed_run_that_does_not_start(tmp_path: Path) -> None:
-    make_ended_run(tmp_path, "stopped")
-    with owner(tmp_path, run={"resume": True}) as owned:
-        owned.run.enter_queue()
-        owned.run.discard()
-    state = read_queue_state(owned.folder)
-    assert state is not None
-    assert state.stage is QueueStage.ENDED
-    assert owned.folder.journal.exists()
-
-
-def test_owner_takes_run_out_of_queue_that_fails_before_it_starts(tmp_path: Path) -> None:
-    owned = OwnedRun(RunRequest(Config(), tmp_path, "a"), lambda _: None)
-    owned.enter_queue().leave([])
-    owned.end(FAILED)
-    owned.release()
-    [folder] = list_runs(tmp_path)
-    state = read_queue_state(folder)
-    assert state is not None
-    assert state.stage is QueueStage.ENDED
-    assert not is_interrupted(folder)
-
-
-def test_owner_waits_for_the_runs_that_the_config_names(tmp_path: Path) -> None:
-    make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="finished"))
-    with owner(tmp_path, queue={"after": ["b"]}) as owned:
-        place = owned.run.enter_queue()
-        assert [dependency.name for dependency in place.state.after] == ["b"]
-
-
-def test_owner_keeps_dependencies_of_run_whose_wait_was_interrupted(tmp_path: Path) -> None:
-    make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="finished"))
-    with owner(tmp_path, queue={"after": ["b"]}) as owned:
-        owned.run.enter_queue()
-    with owner(tmp_path, run={"resume": True}) as owned:
-        place = owned.run.enter_queue()
-        assert [dependency.name for dependency in place.state.after] == ["b"]
-
-
-def test_interrupted_wait_of_run_can_be_resumed(tmp_path: Path) -> None:
-    with owner(tmp_path) as owned:
-        owned.run.enter_queue()
-        assert owned.run.interrupt() == ExitCode.FAILED
-        [warning] = owned.warnings
-        assert "`gputrain queue resume a`" in warning
-    assert is_interrupted(owned.folder)
-
-
-@pytest.mark.parametrize(
-    ("resumes", "has_waited", "starts", "is_kept"),
-    [
-        (False, True, False, False),
-        (True, False, False, False),
-        (True, True, False, True),
-        (True, True, True, False),
-    ],
-)
-def test_folder_of_run_that_ends_before_it_starts_is_kept_if_it_holds_more_than_a_wait(
-    tmp_path: Path, resumes: bool, has_waited: bool, starts: bool, is_kept: bool
-) -> None:
-    if resumes:
-        make_ended_run(tmp_path, "stopped")
-    with owner(tmp_path, run={"resume": resumes}) as owned:
-        assert not owned.run.is_kept
-        place = owned.run.enter_queue()
-        if has_waited:
-            place.report("no GPU is free")
-        if starts:
-            owned.run.emit(make_run_started())
-        assert owned.run.is_kept == is_kept
-        assert place.state.stage is (QueueStage.STARTED if starts else QueueStage.WAITING)
-
-
-@pytest.mark.parametrize(("state", "watched"), [("failed", True), ("stopped", False)])
-def test_run_that_ends_in_the_queue_is_reported_unless_its_user_cancelled_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Literal["failed", "stopped"], watched: bool
-) -> None:
-    watchers = []
-
-    def start_watcher(*_: object, **__: object) -> tuple[RunNotifier, list[str]]:
-        watchers.append(1)
-        return RunNotifier(), []
-
-    monkeypatch.setattr(lifecycle, "start_watcher", start_watcher)
-    with owner(tmp_path) as owned:
-        owned.run.enter_queue()
-        assert owned.run.end_before_start(state, "b failed") == ExitCode.FAILED
-        assert bool(watchers) == watched
-        finished = owned.recorded()[-1]
-        assert isinstance(finished, RunFinished)
-        assert (finished.state, finished.message) == (state, "b failed")
-    assert not is_interrupted(owned.folder)
 
 
 def test_owner_renews_heartbeat_and_keeps_reservation_from_tmp_cleaners(

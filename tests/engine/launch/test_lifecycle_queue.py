@@ -1,0 +1,126 @@
+"""The owner of a run that waits: its place in the queue, its dependencies, and a wait that is interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from engine.config.schema import Config
+from engine.launch import lifecycle
+from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun
+from engine.launch.preflight import RunRequest
+from engine.notify.start import RunNotifier
+from engine.queue.state import QueueStage, is_interrupted, read_queue_state
+from engine.runs.events import RunFinished, WaitingForGpus
+from engine.runs.folder import list_runs
+from engine.training.job import ExitCode
+from factories import make_run_folder, make_run_started
+from run_owner import FAILED, make_ended_run, owner
+
+
+def test_owner_does_not_queue_run_that_has_nothing_left_to_do(tmp_path: Path) -> None:
+    make_ended_run(tmp_path, "finished")
+    with owner(tmp_path, run={"resume": True, "epochs": 2}) as owned, pytest.raises(AlreadyFinishedError):
+        owned.run.enter_queue()
+
+
+def test_owner_shows_why_it_waits(tmp_path: Path) -> None:
+    with owner(tmp_path) as owned:
+        owned.run.show_wait(WaitingForGpus(message="no GPU is free"))
+        assert [event.type for event in owned.shown] == ["waiting"]
+
+
+def test_owner_keeps_folder_of_resumed_run_that_does_not_start(tmp_path: Path) -> None:
+    make_ended_run(tmp_path, "stopped")
+    with owner(tmp_path, run={"resume": True}) as owned:
+        owned.run.enter_queue()
+        owned.run.discard()
+    state = read_queue_state(owned.folder)
+    assert state is not None
+    assert state.stage is QueueStage.ENDED
+    assert owned.folder.journal.exists()
+
+
+def test_owner_takes_run_out_of_queue_that_fails_before_it_starts(tmp_path: Path) -> None:
+    owned = OwnedRun(RunRequest(Config(), tmp_path, "a"), lambda _: None)
+    owned.enter_queue().leave([])
+    owned.end(FAILED)
+    owned.release()
+    [folder] = list_runs(tmp_path)
+    state = read_queue_state(folder)
+    assert state is not None
+    assert state.stage is QueueStage.ENDED
+    assert not is_interrupted(folder)
+
+
+def test_owner_waits_for_the_runs_that_the_config_names(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="finished"))
+    with owner(tmp_path, queue={"after": ["b"]}) as owned:
+        place = owned.run.enter_queue()
+        assert [dependency.name for dependency in place.state.after] == ["b"]
+
+
+def test_owner_keeps_dependencies_of_run_whose_wait_was_interrupted(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "b", make_run_started(), RunFinished(state="finished"))
+    with owner(tmp_path, queue={"after": ["b"]}) as owned:
+        owned.run.enter_queue()
+    with owner(tmp_path, run={"resume": True}) as owned:
+        place = owned.run.enter_queue()
+        assert [dependency.name for dependency in place.state.after] == ["b"]
+
+
+def test_interrupted_wait_of_run_can_be_resumed(tmp_path: Path) -> None:
+    with owner(tmp_path) as owned:
+        owned.run.enter_queue()
+        assert owned.run.interrupt() == ExitCode.FAILED
+        [warning] = owned.warnings
+        assert "`gputrain queue resume a`" in warning
+    assert is_interrupted(owned.folder)
+
+
+@pytest.mark.parametrize(
+    ("resumes", "has_waited", "starts", "is_kept"),
+    [
+        (False, True, False, False),
+        (True, False, False, False),
+        (True, True, False, True),
+        (True, True, True, False),
+    ],
+)
+def test_folder_of_run_that_ends_before_it_starts_is_kept_if_it_holds_more_than_a_wait(
+    tmp_path: Path, resumes: bool, has_waited: bool, starts: bool, is_kept: bool
+) -> None:
+    if resumes:
+        make_ended_run(tmp_path, "stopped")
+    with owner(tmp_path, run={"resume": resumes}) as owned:
+        assert not owned.run.is_kept
+        place = owned.run.enter_queue()
+        if has_waited:
+            place.report("no GPU is free")
+        if starts:
+            owned.run.emit(make_run_started())
+        assert owned.run.is_kept == is_kept
+        assert place.state.stage is (QueueStage.STARTED if starts else QueueStage.WAITING)
+
+
+@pytest.mark.parametrize(("state", "watched"), [("failed", True), ("stopped", False)])
+def test_run_that_ends_in_the_queue_is_reported_unless_its_user_cancelled_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Literal["failed", "stopped"], watched: bool
+) -> None:
+    watchers = []
+
+    def start_watcher(*_: object, **__: object) -> tuple[RunNotifier, list[str]]:
+        watchers.append(1)
+        return RunNotifier(), []
+
+    monkeypatch.setattr(lifecycle, "start_watcher", start_watcher)
+    with owner(tmp_path) as owned:
+        owned.run.enter_queue()
+        assert owned.run.end_before_start(state, "b failed") == ExitCode.FAILED
+        assert bool(watchers) == watched
+        finished = owned.recorded()[-1]
+        assert isinstance(finished, RunFinished)
+        assert (finished.state, finished.message) == (state, "b failed")
+    assert not is_interrupted(owned.folder)
