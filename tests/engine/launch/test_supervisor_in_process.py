@@ -6,29 +6,22 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from engine.config.schema import Config
 from engine.distributed import flight_recorder
 from engine.distributed.channel import PipeChannel
-from engine.distributed.flight_recorder import Collective, read_record, write_record
-from engine.distributed.node_plan import NodePlan
+from engine.distributed.flight_recorder import read_record, write_record
 from engine.distributed.watchdog import Phase
 from engine.launch import supervisor
-from engine.launch.supervisor import Supervisor
-from engine.runs.control import RequestCounters, send_request
-from engine.runs.events import ControlEvent, Event, WarningEvent
+from engine.runs.control import send_request
+from engine.runs.events import ControlEvent, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.training.job import Job, Outcome, RunResult
+from engine.training.job import Outcome, RunResult
 from engine.utils.errors import UsageError
 from engine.utils.exits import describe_exit
-from engine.utils.process import SignalHandler
-from forked_ranks import Body, ForkedRanks
-
-PLAN = NodePlan(("cpu", "cpu"), (None, None), 2, 1, 0, "gloo")
+from supervised import Supervised, abort, cause_of, fail, finish, hang, hang_after, wait_for_stop
 
 
 @pytest.fixture
@@ -36,68 +29,6 @@ def folder(tmp_path: Path) -> RunFolder:
     path = tmp_path / "a"
     path.mkdir()
     return RunFolder(path).hold()
-
-
-class Supervised:
-    """One start of the ranks, and the events that it emits."""
-
-    def __init__(self, *bodies: Body, folder: RunFolder | None = None, watchdog: float = 0.0) -> None:
-        config = Config.model_validate({"run": {"watchdog": watchdog}, "device": {"start_method": "fork"}})
-        self.job = Job(config, PLAN, folder, resumed=False, source=None)
-        self.ranks, self.signals, self.requests = ForkedRanks(*bodies), SignalHandler(), RequestCounters()
-        self.events: list[Event] = []
-
-    def run(self, on_tick: Callable[[], None] = lambda: None) -> RunResult:
-        return Supervisor(self.job, self.ranks, self.signals, self.events.append, on_tick, self.requests).run()
-
-    @property
-    def messages(self) -> list[str]:
-        return [event.message for event in self.events if isinstance(event, WarningEvent)]
-
-
-def finish(channel: PipeChannel) -> Outcome:
-    return "finished"
-
-
-def hang(channel: PipeChannel) -> Outcome:
-    channel.enter_phase(3, Phase.FORWARD)
-    channel.send(WarningEvent(message="hangs"))
-    time.sleep(100)
-    return "finished"
-
-
-def wait_for_stop(channel: PipeChannel) -> Outcome:
-    while not channel.poll_requests().stop:
-        time.sleep(0.01)
-    return "stopped"
-
-
-def fail(channel: PipeChannel) -> Outcome:
-    raise ValueError("bad image")
-
-
-def abort(channel: PipeChannel) -> Outcome:
-    os.abort()
-
-
-def hang_after(last: int) -> Body:
-    """Return a rank that hangs when it has entered the collectives up to the number `last`."""
-
-    def record() -> list[Collective]:
-        return [Collective("nccl:0", sequence, "all_reduce", 2600, sequence < 8, sequence) for sequence in range(last)]
-
-    def wait(channel: PipeChannel) -> Outcome:
-        flight_recorder.record_collectives = record
-        channel.poll_requests()
-        return hang(channel)
-
-    return wait
-
-
-def cause_of(result: RunResult) -> str:
-    assert result.state == "failed"
-    assert result.failure is not None
-    return f"{result.failure.rank}: {result.failure.cause}"
 
 
 def test_supervisor_leaves_ranks_without_progress_alone_until_something_is_wrong(
