@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from engine.config.data_sections import Interpolation
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.augment.augmentation import Augmentation, AugmentParams
@@ -27,12 +30,37 @@ from engine.data.stage_times import stage
 
 
 @dataclass(frozen=True)
+class EncodedRows:
+    """JPEG files of some rows of a batch, which become `size` x `size` pixels with `channels` channels.
+
+    `data` holds the content of all files, uint8; that of file `i` ends at `ends[i]`. `shapes` are the height and width
+    of the decoded images. `plans` are the numbers of their `ResizePlan`: box, width, height, left and top. `request`
+    is that of the batch, without its unreadable images.
+    """
+
+    rows: NDArray[np.int64]
+    data: Tensor
+    ends: NDArray[np.int64]
+    shapes: NDArray[np.int64]
+    plans: NDArray[np.int64]
+    size: int
+    channels: int
+    interpolation: Interpolation
+    request: BatchRequest
+
+    def files(self) -> list[Tensor]:
+        """Return the content of each file, without a copy."""
+        bounds = [0, *self.ends.tolist()]
+        return [self.data[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+@dataclass(frozen=True)
 class Batch:
     """A CPU batch: `images`, N x C x H x W uint8 (float32 if `ImageFormat.is_float`), and `labels`, N int64.
 
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
     `augment_params` are the batch transforms still to apply on the device; None for validation. `readable` has the
-    indices of the images if any was skipped.
+    indices of the images if any was skipped. `encoded` has the images that the GPU decodes; `images` are the others.
     """
 
     images: Tensor
@@ -42,6 +70,7 @@ class Batch:
     unread: tuple[str, ...] = ()
     augment_params: AugmentParams | None = None
     readable: Indices | None = None
+    encoded: EncodedRows | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all but the images by value: a shared-memory file and a socket connection for each small tensor would
@@ -54,6 +83,7 @@ class Batch:
             self.unread,
             self.augment_params,
             self.readable,
+            self.encoded,
         )
 
 
@@ -105,17 +135,29 @@ class BatchDataset(Dataset[Batch]):
 
         Raises the first error, or skips unreadable images if `data.on_bad` says so.
         """
+        request, rows = self.keep_readable(request, errors)
+        labels = source.labels_of(request.part, request.indices)
+        if not rows:
+            images, labels = torch.zeros_like(images[: len(request.indices)]), np.zeros_like(labels)
+        elif errors:
+            images = images[torch.tensor(rows)]
+        return self.finish(request, images, labels, tuple(str(errors[row]) for row in sorted(errors)))
+
+    def keep_readable(
+        self, request: BatchRequest, errors: Mapping[int, Exception]
+    ) -> tuple[BatchRequest, Sequence[int]]:
+        """Return a request without the rows that failed, and its rows of before. Without any row, its images are black.
+
+        Raises the first error unless `data.on_bad` says to skip it.
+        """
         others = [row for row, error in errors.items() if not isinstance(error, UnreadableImageError)]
         if errors and (others or self._config.data.on_bad == "fail"):
             raise errors[min(others or errors)]
-        readable = [row not in errors for row in range(len(request.indices))]
-        request = request.keep(readable) if errors else request
-        labels = source.labels_of(request.part, request.indices)
-        if sum(readable) < len(request.indices):
-            images, labels = torch.zeros_like(images[: len(request.indices)]), np.zeros_like(labels)
-        elif errors:
-            images = images[torch.tensor(readable)]
-        return self.finish(request, images, labels, tuple(str(errors[row]) for row in sorted(errors)))
+        rows = [row for row in range(len(request.indices)) if row not in errors]
+        if not errors:
+            return request, rows
+        kept = request.keep([row not in errors for row in range(len(request.indices))])
+        return kept, rows if len(rows) == len(kept.indices) else []
 
     def _load(self, request: BatchRequest, indices: Indices) -> tuple[Images, Labels]:
         """Load some images of a request. A user dataset may draw random numbers, so it is seeded per item."""
