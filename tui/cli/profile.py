@@ -29,6 +29,7 @@ app = typer.Typer()
 POLL_SECONDS = 0.2
 # As in `engine.runs.control`, which the help must not import.
 DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
+DEFAULT_TIMEOUT_SECONDS = 300.0
 
 
 @app.command(
@@ -43,13 +44,26 @@ DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
 def profile(
     run: RunArgument,
     steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=1, max=MAX_PROFILE_STEPS, help="Optimizer steps to profile.")
-    ] = DEFAULT_PROFILE_STEPS,
+        int | None,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=1,
+            max=MAX_PROFILE_STEPS,
+            help=f"Optimizer steps to profile [default: {DEFAULT_PROFILE_STEPS}]",
+        ),
+    ] = None,
     stored: Annotated[bool, typer.Option("--stored", help="Show the newest profile that was taken before.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the profile.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Stop waiting after this time.")
-    ] = 300.0,
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0,
+            help=f"Stop waiting after this time [default: {DEFAULT_TIMEOUT_SECONDS:g}]",
+        ),
+    ] = None,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
@@ -62,8 +76,13 @@ def profile(
     from engine.runs.find import find_run
     from engine.runs.folder import runs_root
     from engine.runs.profile_file import InvalidProfileError, newest_profile, read_profile
+    from engine.utils.errors import UsageError
 
     with exit_on_usage_error():
+        others = {"--steps": steps, "--no-wait": no_wait or None, "--timeout": timeout}
+        given = [name for name, value in others.items() if value is not None]
+        if stored and given:
+            raise UsageError.one("--stored", f"shows a profile that was taken before; omit {', '.join(given)}")
         folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
     if stored:
         found = newest_profile(folder)
@@ -72,8 +91,12 @@ def profile(
         show(folder, *found, as_json=as_json)
         return
     with exit_on_usage_error():
+        steps = DEFAULT_PROFILE_STEPS if steps is None else steps
+        timeout = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
         event = request_profile(folder, steps, 0.0 if no_wait else timeout)
     if event is None:
+        if as_json:
+            typer.echo(json.dumps({"run": folder.name, "request": "profile", "steps": steps}, indent=2))
         typer.echo(f"Sent the profile request to {folder.name}; see the profile with --stored.", err=True)
         return
     name = event.folder.rpartition("/")[2]

@@ -108,6 +108,19 @@ def test_no_wait_sends_the_request_only(live_run: RunFolder) -> None:
     assert (request.request, request.steps) == ("profile", 30)
 
 
+def test_no_wait_as_json_prints_the_request(live_run: RunFolder) -> None:
+    result = profile("--no-wait", "--json")
+    assert json.loads(result.stdout) == {"run": "a", "request": "profile", "steps": 10}
+
+
+@pytest.mark.parametrize("option", [["--steps", "5"], ["--no-wait"], ["--timeout", "9"]])
+def test_stored_refuses_options_of_a_request(run: RunFolder, option: list[str]) -> None:
+    store_profile(run, PROFILE)
+    result = profile("--stored", *option)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: --stored: shows a profile that was taken before; omit {option[0]}\n"
+
+
 @pytest.mark.parametrize("steps", ["0", "101", "many"])
 def test_number_of_steps_is_bounded(live_run: RunFolder, steps: str) -> None:
     result = profile("--steps", steps)
