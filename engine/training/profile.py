@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from enum import Enum
+from math import ceil
 from typing import Any
 
 import torch
@@ -149,9 +150,8 @@ class StepProfiler:
         interruption = yield
         with self._clocks_stopped():
             recording.stop()
-            # As many as the input pipeline prefetches, one on its way to the device and one that is being used.
-            ready_batches = self._state.batches.workers * self._state.config.data.prefetch + 2
-            mine = [recording.problem, len(recording.events()), ready_batches]
+            ready_steps = ceil(self._state.batches.ready_batches / self._state.sampler.accumulate)
+            mine = [recording.problem, len(recording.events()), ready_steps]
             ranks: list[list[Any]] = all_gather_json(mine, self._cpu_group)
         for rank, (problem, _, _) in enumerate(ranks):
             if problem:

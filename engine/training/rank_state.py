@@ -132,7 +132,11 @@ class RankState:
         """Return the next training batch, and add the wait for it to the data wait."""
         self.timer.start_data_wait()
         batch = self.next_batch(self.train_metrics)
-        self.step_log.add_data_wait(self.timer.end_data_wait())
+        wait_seconds = self.timer.end_data_wait()
+        self.step_log.add_data_wait(wait_seconds)
+        # The profiler slows its steps down, which hides how long the others wait.
+        if self.step_marks is None:
+            self.batches.observe_step(wait_seconds)
         return batch
 
     def next_batch(self, metrics: MetricAccumulator) -> DeviceBatch:
@@ -160,6 +164,11 @@ class RankState:
         self._reported_files.update(new_files)
         for file in new_files:
             self.channel.send(WarningEvent(message=f"{file}; skipped"))
+
+    def restart_step_clock(self) -> None:
+        """Exclude the time since the last step from the throughput, and from the choice of the decode threads."""
+        self.step_log.restart_clock()
+        self.batches.restart_step_clock()
 
     def mix(self, batch: DeviceBatch, micro_batch: int) -> tuple[Tensor, Tensor]:
         """Return images and targets after mixup or cutmix; without them the batch's own images and labels."""

@@ -22,7 +22,7 @@ from engine.runs.records import RankEpochTiming
 class EpochClock:
     """Elapsed time of an epoch without the time in which it was stopped.
 
-    `restart_step_clock` restarts the clock of the throughput, see `StepLog.restart_clock`.
+    `restart_step_clock` restarts the clock of the throughput, see `RankState.restart_step_clock`.
     """
 
     def __init__(self, restart_step_clock: Callable[[], None]) -> None:

@@ -88,7 +88,7 @@ class Trainer:
             # The recorder reports a full disk.
             on_error=lambda error: disk_problem(error) is not None,
         )
-        self._epoch_clock, self._first_step = EpochClock(self.state.step_log.restart_clock), 0
+        self._epoch_clock, self._first_step = EpochClock(self.state.restart_step_clock), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
         self._profiler = StepProfiler(self.state, self.job.folder, self.cpu_group, self._epoch_clock.stopped)
         self._is_training = False
@@ -127,7 +127,7 @@ class Trainer:
         self._first_step = self.state.position.step_in_epoch
         reset_peak_memory(self.state.device)
         self.state.timer.start_epoch()
-        self.state.step_log.restart_clock()
+        self.state.restart_step_clock()
 
     def record_train_time(self) -> None:
         """Record how long training took in this epoch. Call after reading its metrics, which waits for the device."""

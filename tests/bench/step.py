@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from engine.data.pipelines.device import DeviceBatch
+from engine.data.pipelines.device import DeviceBatch, UnpreparedBatches
 from engine.distributed.agreement import POLL_INTERVAL_SECONDS, Agreement
 from engine.runs.control import RequestCounters
 from engine.training.loop import evaluate, train_step
@@ -43,10 +43,8 @@ LR = 0.01
 AGREEMENT_CALLS = 300
 
 
-class Premade:
+class Premade(UnpreparedBatches):
     """Input pipeline that repeats a few batches on the device."""
-
-    workers = 0
 
     def __init__(self, batches: list[DeviceBatch]) -> None:
         self._batches = cycle(batches)

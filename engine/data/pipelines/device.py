@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -51,7 +50,20 @@ class DeviceLoader(Protocol):
         """The most decode threads that `workers` may become; equal to `workers` if it does not change."""
         ...
 
+    @property
+    def ready_batches(self) -> int:
+        """The most batches that can be ready before the rank requests them."""
+        ...
+
     def __next__(self) -> DeviceBatch: ...
+
+    def observe_step(self, wait_seconds: float) -> None:
+        """Let the number of decode threads follow the training steps, see `BatchLoader.observe_step`."""
+        ...
+
+    def restart_step_clock(self) -> None:
+        """Do not count the time since the latest batch as a training step."""
+        ...
 
     def start_stage_times(self) -> None:
         """Start to time the stages of loading (`engine.data.stage_times`), which costs a little in each image."""
@@ -60,6 +72,25 @@ class DeviceLoader(Protocol):
     def stop_stage_times(self) -> StageTimes | None:
         """Stop timing, and return the times since the start; None for a pipeline without stages."""
         ...
+
+
+class UnpreparedBatches:
+    """What a `DeviceLoader` that prepares no batches in the background does not do."""
+
+    workers = max_workers = ready_batches = 0
+
+    def observe_step(self, wait_seconds: float) -> None:
+        """Do nothing: there are no threads."""
+
+    def restart_step_clock(self) -> None:
+        """Do nothing: there are no threads."""
+
+    def start_stage_times(self) -> None:
+        """Do nothing: there are no stages."""
+
+    def stop_stage_times(self) -> StageTimes | None:
+        """Return None: there are no stages."""
+        return None
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -75,6 +106,8 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 T = TypeVar("T")
 # Normalized batches on a CPU. To normalize a batch takes longer than a step with the last, small batch of an epoch.
 CPU_PREFETCH = 2
+# On its way to the GPU.
+GPU_PREFETCH = 1
 
 
 class StreamingLoader:
@@ -94,7 +127,6 @@ class StreamingLoader:
     ) -> None:
         self._loader, self._device, self._memory_format = batches, device, memory_format
         self._copy_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._returned_at = time.perf_counter()
         shape = (1, image_format.channels, 1, 1)
         self._mean = torch.tensor(image_format.mean, device=device).view(shape)
         self._std = torch.tensor(image_format.std, device=device).view(shape)
@@ -104,7 +136,7 @@ class StreamingLoader:
             # Without workers, loading draws from the same global generators as the training thread, so it must not run
             # in another thread.
             self._batches: Iterator[DeviceBatch] = map(
-                self._wait_for_transfer, PrefetchIterator(transfers) if batches.workers else transfers
+                self._wait_for_transfer, PrefetchIterator(transfers, GPU_PREFETCH) if batches.workers else transfers
             )
         else:
             prepared = map(self._prepare_on_cpu, batches)
@@ -118,13 +150,23 @@ class StreamingLoader:
     def max_workers(self) -> int:
         return self._loader.max_workers
 
+    @property
+    def ready_batches(self) -> int:
+        """See `DeviceLoader.ready_batches`."""
+        if not self._loader.workers:
+            return 0
+        return self._loader.ready_batches + (GPU_PREFETCH if self._device.type == "cuda" else CPU_PREFETCH)
+
     def __next__(self) -> DeviceBatch:
-        requested_at = time.perf_counter()
-        batch = next(self._batches)
-        now = time.perf_counter()
-        self._loader.observe(now - requested_at, requested_at - self._returned_at)
-        self._returned_at = now
-        return batch
+        return next(self._batches)
+
+    def observe_step(self, wait_seconds: float) -> None:
+        """See `BatchLoader.observe_step`."""
+        self._loader.observe_step(wait_seconds)
+
+    def restart_step_clock(self) -> None:
+        """See `DeviceLoader.restart_step_clock`."""
+        self._loader.restart_step_clock()
 
     def start_stage_times(self) -> None:
         self._copy_events.clear()

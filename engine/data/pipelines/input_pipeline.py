@@ -12,7 +12,7 @@ import torch
 
 from engine.config.schema import Config
 from engine.data.pipelines.choose import PipelineChoice
-from engine.data.pipelines.device import DeviceBatch, DeviceLoader, StreamingLoader
+from engine.data.pipelines.device import DeviceBatch, DeviceLoader, StreamingLoader, UnpreparedBatches
 from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.pipelines.memory import InMemoryLoader
@@ -21,7 +21,6 @@ from engine.data.sources.array import ArraySource
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.jpeg import decoder_warning
-from engine.data.stage_times import StageTimes
 
 
 class InputPipeline:
@@ -78,20 +77,12 @@ class InputPipeline:
             self._loader.raise_if_worker_died()
 
 
-class FixedBatchLoader:
+class FixedBatchLoader(UnpreparedBatches):
     """Repeats one batch per part, to measure training speed without data loading.
 
     `load` loads the batch of a request to the device. It is called for the first request of a part, and again for a
     larger request, and for an epoch with another size of the training images. Unreadable images are not reported.
     """
-
-    workers = max_workers = 0
-
-    def start_stage_times(self) -> None:
-        """Do nothing: there are no stages."""
-
-    def stop_stage_times(self) -> StageTimes | None:
-        """Return None: there are no stages."""
 
     def __init__(
         self,

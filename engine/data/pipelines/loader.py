@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from multiprocessing import connection
@@ -18,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from engine.config.schema import Config
-from engine.data.limits import loader_processes, uses_threads
+from engine.data.limits import BATCHES_IN_PROGRESS, loader_processes, uses_threads
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.decode_threads import ThreadedBatches
 from engine.data.pipelines.thread_count import ThreadCount
@@ -57,7 +58,9 @@ class BatchLoader:
         self.num_processes = loader_processes(config, self.max_workers) if workers else 0
         self.counters = LoaderCounters(self.num_processes)
         self.thread_count: ThreadCount | None = None
-        self._workers, self._busy_seconds = workers, 0.0
+        self._workers, self._prefetch = workers, config.data.prefetch
+        # Time, and seconds for which the threads have worked, when the training step began.
+        self._step_start: tuple[float, float] | None = None
         self._oom_kills_at_start = oom_kill_count()
         self._processes: list[BaseProcess] = []
         self._batches: Iterator[Batch] = _load_here(dataset, requests, self.counters)
@@ -75,7 +78,7 @@ class BatchLoader:
                 num_workers=self.num_processes,
                 collate_fn=_identity_collate,
                 multiprocessing_context="fork",
-                prefetch_factor=config.data.prefetch,
+                prefetch_factor=self._prefetch,
                 worker_init_fn=partial(init_worker, os.getpid(), self.counters),
                 generator=torch.Generator().manual_seed(config.run.seed),
             )
@@ -90,6 +93,13 @@ class BatchLoader:
         """Number of decode threads at present, or of DataLoader workers that load one batch each; 0 without any."""
         return self._workers if self.thread_count is None else self.thread_count.value
 
+    @property
+    def ready_batches(self) -> int:
+        """The most batches that the loader processes load before they are requested."""
+        # Threads load the next batch while a process holds `data.prefetch` that are complete.
+        ahead = BATCHES_IN_PROGRESS - 1 if self.thread_count is not None else 0
+        return self.num_processes * (self._prefetch + ahead)
+
     def __iter__(self) -> Iterator[Batch]:
         return self
 
@@ -97,12 +107,20 @@ class BatchLoader:
         self.counters.receive_batch()
         return next(self._batches)
 
-    def observe(self, wait_seconds: float, step_seconds: float) -> None:
-        """Let the number of decode threads follow the steps: call after each batch, with the rank's wait for it and the
-        time since it received the batch before."""
-        if self.thread_count is not None:
-            busy_before, self._busy_seconds = self._busy_seconds, self.counters.busy_seconds()
-            self.thread_count.observe(wait_seconds, step_seconds, self._busy_seconds - busy_before)
+    def observe_step(self, wait_seconds: float) -> None:
+        """Let the number of decode threads follow the training steps: call after each of their batches, with the rank's
+        wait for it. The first call after `restart_step_clock` begins a step and ends none."""
+        if self.thread_count is None:
+            return
+        now, busy_seconds = time.perf_counter(), self.counters.busy_seconds()
+        if self._step_start is not None:
+            start, busy_before = self._step_start
+            self.thread_count.observe(wait_seconds, now - start - wait_seconds, busy_seconds - busy_before)
+        self._step_start = now, busy_seconds
+
+    def restart_step_clock(self) -> None:
+        """Do not count the time since the latest batch: it has an evaluation, a checkpoint, a profiler or a pause."""
+        self._step_start = None
 
     def raise_if_worker_died(self) -> None:
         """Raise LoaderProcessError if a DataLoader worker has died.

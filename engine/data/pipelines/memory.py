@@ -16,11 +16,10 @@ from torch import Tensor
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation, apply_batch_params
 from engine.data.augment.batch_ops import convert_to_format, normalize, resized_crop
-from engine.data.pipelines.device import DeviceBatch, to_device
+from engine.data.pipelines.device import DeviceBatch, UnpreparedBatches, to_device
 from engine.data.pipelines.in_memory_images import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, Images
-from engine.data.stage_times import StageTimes
 
 # A request reduced to its readable images, and the read errors of the others.
 ReadableRequest = tuple[BatchRequest, tuple[str, ...]]
@@ -32,21 +31,13 @@ MAX_FREE_GPU_MEMORY_SHARE = 0.25
 MAX_PREPARED_BYTES = 64 << 20
 
 
-class InMemoryLoader:
+class InMemoryLoader(UnpreparedBatches):
     """Iterator over the device batches of all requests, in order.
 
     Per-image transforms (policy, color jitter, the user's transform) run in this process and stall the device. All
     other transforms, including `augment.resized_crop` (`batch_ops.resized_crop`), run on the device without a host
     sync. Raises UsageError if the user's transform cannot be loaded.
     """
-
-    workers = max_workers = 0
-
-    def start_stage_times(self) -> None:
-        """Do nothing: there are no stages."""
-
-    def stop_stage_times(self) -> StageTimes | None:
-        """Return None: there are no stages."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.data.pipelines.device import DeviceBatch
+from engine.data.pipelines.device import DeviceBatch, UnpreparedBatches
 from engine.training.loop import evaluate, train_step
 from engine.training.metrics import Evaluation, EvaluationAccumulator
 from in_process import single_rank_trainer
@@ -44,10 +44,8 @@ def test_train_step_reads_no_value_from_device(recipe: tuple[str, ...]) -> None:
         assert reads.count > 0, "the mode counts real reads"
 
 
-class PremadeLoader:
+class PremadeLoader(UnpreparedBatches):
     """Repeats the same batches, which are already on the device."""
-
-    workers = 0
 
     def __init__(self, batches: list[DeviceBatch]) -> None:
         self._batches = cycle(batches)

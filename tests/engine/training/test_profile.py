@@ -170,6 +170,20 @@ def test_profile_waits_for_an_epoch_with_enough_steps(tmp_path: Path) -> None:
     assert only_profile(tmp_path)[1].epoch == 2
 
 
+def test_profile_begins_after_the_batches_that_were_prepared_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_steps = []
+    for ready_batches in (0, 6):
+        events: list[Event] = []
+        with live_trainer(tmp_path / str(ready_batches), events, "optim.accumulate=2") as trainer:
+            monkeypatch.setattr(trainer.state.batches, "ready_batches", ready_batches)
+            request(trainer, 1)
+            train(trainer, 15)
+        first_steps += [step for step, _, _ in profiled(events)]
+    assert first_steps[1] - first_steps[0] == 3
+
+
 def test_profile_of_short_epochs_takes_the_steps_of_one_epoch(tmp_path: Path) -> None:
     events: list[Event] = []
     with live_trainer(tmp_path, events, "run.epochs=8", steps_per_epoch=4) as trainer:

@@ -120,6 +120,17 @@ def test_threads_load_image_files_without_transforms_per_image(overrides: list[s
     assert [loader_processes(config, workers) for workers in (1, 8, 9)] == ([1, 1, 2] if threads else [1, 8, 9])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "workers", "ready"), [([], 2, 4), ([], 10, 8), (["data.worker_type=processes"], 2, 6)]
+)
+def test_ready_batches_are_those_of_processes_not_of_threads(
+    photos: Path, overrides: list[str], workers: int, ready: int
+) -> None:
+    config, source = open_photos(photos, "data.prefetch=3", *overrides)
+    loader = BatchLoader(source, config, model_input_format(config, source), [], workers)
+    assert loader.ready_batches == ready
+
+
 def test_threads_for_images_in_memory_are_refused() -> None:
     with pytest.raises(UsageError, match=r"threads load image files .*, not digits; use processes or auto"):
         resolve_config(None, ["data.dataset=digits", "data.worker_type=threads"])
