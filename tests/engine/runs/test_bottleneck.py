@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from engine.config.loader import resolve_config
-from engine.config.training_sections import PrecisionConfig
-from engine.gpus.peak_flops import PEAK_TFLOPS, peak_tflops
-from engine.models.summary import summarize_model
 from engine.runs.bottleneck import BottleneckKind, fixed_cost_share, model_flops_utilization
 from engine.runs.events import EpochEvent, Event, GpuEvent, RunStarted
 from engine.runs.folder import RunFolder
@@ -24,7 +19,6 @@ from engine.runs.history import History, history_from_events
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample, RankDevice
 from engine.training.train import run_training
-from engine.training.warmup import count_flops_per_image
 from factories import (
     make_epoch,
     make_gpu_run_started,
@@ -103,39 +97,6 @@ def test_bottleneck_names_straggler_with_slow_forward_pass(gputrain: Gputrain) -
     assert summary["verdict"]["message"].startswith("waiting for rank 1 (cpu): its forward pass takes ")
     fast, slow = RunFolder(gputrain.runs / "a").history().epochs[-1].work
     assert slow.forward > fast.forward + 0.05 * 20
-
-
-def test_count_flops_is_three_forward_passes_minus_first_layer_gradient() -> None:
-    overrides = ["model.name=resnet18-small", "data.image_size=32"]
-    forward = 2 * summarize_model(resolve_config("digits", overrides).config).multiply_adds
-    first_layer = 2 * 64 * 9 * 32 * 32
-    with single_rank_trainer(*overrides) as fit:
-        before = [parameter.grad for parameter in fit.state.model.parameters()]
-        assert count_flops_per_image(fit.state) == 3 * forward - first_layer
-        assert before == [parameter.grad for parameter in fit.state.model.parameters()] == [None] * len(before)
-    with single_rank_trainer(*overrides, "model.freeze=backbone") as fit:
-        assert forward < count_flops_per_image(fit.state) < 1.01 * forward
-
-
-def test_count_flops_runs_two_images() -> None:
-    sizes: list[int] = []
-    with single_rank_trainer("data.batch_size=64", "model.name=linear") as fit:
-        model = fit.state.model
-        forward = model.forward
-        model.forward = lambda images: (sizes.append(len(images)), forward(images))[1]  # type: ignore[method-assign]
-        fit.state.sampler = replace(fit.state.sampler, devices_per_rank=4)
-        assert count_flops_per_image(fit.state) > 0
-    assert sizes == [2]
-
-
-def test_count_flops_is_unknown_if_counting_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode.__enter__", fail)
-    with single_rank_trainer("model.name=linear") as fit:
-        assert math.isnan(count_flops_per_image(fit.state))
-        assert fit.state.model.training
 
 
 # Recorded events.
@@ -381,42 +342,3 @@ def test_bottleneck_survives_journal_round_trip() -> None:
     unknown = from_line(to_line(make_gpu_run_started(least_step=math.nan)))
     assert isinstance(unknown, RunStarted)
     assert bottleneck_message(unknown, make_timed_epoch()) == ""
-
-
-# Peak TFLOPS of GPU models.
-
-
-@pytest.mark.parametrize(
-    ("name", "amp", "tflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H100 80GB HBM3", "off", 494.7),
-        ("NVIDIA H100 PCIe", "O2", 756),
-        ("NVIDIA H200", "fp16", 989.4),
-        ("NVIDIA A100-SXM4-40GB", "bf16", 312),
-        ("NVIDIA A100 80GB PCIe", "off", 156),
-        ("NVIDIA L4", "bf16", 121),
-        ("Tesla V100-SXM2-16GB", "O1", 125),
-        ("Tesla V100-SXM2-16GB", "bf16", None),
-        ("Tesla V100-SXM2-16GB", "off", 15.7),
-        ("Tesla T4", "fp16", 65),
-        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
-        ("NVIDIA A10G", "bf16", None),
-        ("Some Card", "off", None),
-    ],
-)
-def test_peak_tflops_depends_on_gpu_and_precision(name: str, amp: Any, tflops: float | None) -> None:
-    assert peak_tflops(name, PrecisionConfig(amp=amp)) == tflops
-
-
-def test_peak_tflops_without_tf32_uses_plain_float32() -> None:
-    assert peak_tflops("NVIDIA A100-SXM4-80GB", PrecisionConfig(tf32="off")) == 19.5
-
-
-def test_peak_tflops_table_has_no_sparse_values() -> None:
-    """Dense tensor cores have twice the throughput in 16 bits as in TF32; sparse values would be four times as high."""
-    for peak in PEAK_TFLOPS.values():
-        assert peak.bf16 is None or peak.tf32 is None or peak.bf16 <= 2.06 * peak.tf32
-        assert peak.fp32 <= peak.fp16

@@ -1,8 +1,10 @@
-"""Warmup and setup reject a model or a config that cannot train."""
+"""Warmup: models and configs that cannot train are rejected, and FLOPs are counted on two images."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,11 @@ from engine.distributed.channel import DirectChannel, StopFlag
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.models.summary import summarize_model
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import train
-from engine.training.warmup import layer_of_operator
+from engine.training.warmup import count_flops_per_image, layer_of_operator
 from engine.utils.errors import UsageError
 from in_process import single_rank_trainer
 
@@ -128,3 +131,36 @@ def test_layer_of_operator_is_found_by_its_backward_pass(tmp_path: Path) -> None
         layer = layer_of_operator(trainer.state, 2, "adaptive_avg_pool2d_backward_cuda")
         assert layer == "resize (AdaptiveAvgPool2d)"
         assert layer_of_operator(trainer.state, 2, "replication_pad2d_backward_cuda") is None
+
+
+def test_count_flops_is_three_forward_passes_minus_first_layer_gradient() -> None:
+    overrides = ["model.name=resnet18-small", "data.image_size=32"]
+    forward = 2 * summarize_model(resolve_config("digits", overrides).config).multiply_adds
+    first_layer = 2 * 64 * 9 * 32 * 32
+    with single_rank_trainer(*overrides) as fit:
+        before = [parameter.grad for parameter in fit.state.model.parameters()]
+        assert count_flops_per_image(fit.state) == 3 * forward - first_layer
+        assert before == [parameter.grad for parameter in fit.state.model.parameters()] == [None] * len(before)
+    with single_rank_trainer(*overrides, "model.freeze=backbone") as fit:
+        assert forward < count_flops_per_image(fit.state) < 1.01 * forward
+
+
+def test_count_flops_runs_two_images() -> None:
+    sizes: list[int] = []
+    with single_rank_trainer("data.batch_size=64", "model.name=linear") as fit:
+        model = fit.state.model
+        forward = model.forward
+        model.forward = lambda images: (sizes.append(len(images)), forward(images))[1]  # type: ignore[method-assign]
+        fit.state.sampler = replace(fit.state.sampler, devices_per_rank=4)
+        assert count_flops_per_image(fit.state) > 0
+    assert sizes == [2]
+
+
+def test_count_flops_is_unknown_if_counting_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode.__enter__", fail)
+    with single_rank_trainer("model.name=linear") as fit:
+        assert math.isnan(count_flops_per_image(fit.state))
+        assert fit.state.model.training
