@@ -1,0 +1,145 @@
+"""The readers of a run folder: valid documents, and the functions that gputrain calls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.runs import ownership, watcher
+from engine.runs.control import RequestCounters, consume_requests
+from engine.runs.evaluations import mistakes
+from engine.runs.event_lines import event_line
+from engine.runs.events import CheckpointSaved, ControlEvent, GpuEvent, RankFailed, RunFinished, RunPaused, WarningEvent
+from engine.runs.find import find_run
+from engine.runs.folder import RunFolder, list_runs
+from engine.runs.history import History
+from engine.runs.journal import JournalReader, to_line
+from engine.runs.ownership import Ownership, _owned_by_another, check_claim
+from engine.runs.records import GpuSample
+from engine.runs.run_row import make_run_row
+from engine.runs.watcher import RunWatcher
+from engine.utils.errors import UsageError
+from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
+from tui.log_tail import LogTail
+from tui.pollers import EvaluationPoller, RunPoller
+from tui.text.confusion import matrix_lines
+from tui.text.preview import figure_lines
+from tui.text.ranks import rank_lines
+from tui.text.run_lines import run_line
+from tui.text.run_progress import progress_line
+from tui.text.run_table import RunTable, default_fields
+from tui.text.runs import row_cells
+
+HOST = os.uname().nodename
+
+
+EVENTS = [
+    *(make_run_started(), make_step(1), make_epoch(1), make_run_resumed(3, 5.0), make_step(4), make_epoch(2, 0.9)),
+    *(WarningEvent(message="ä"), CheckpointSaved(path="p", step=1, epoch=1), RunPaused(step=4, epoch=2)),
+    *(ControlEvent(request="stop", by="me", outcome="yes"), RankFailed(rank=0, device="cpu", cause="why")),
+    GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
+    RunFinished(state="finished"),
+]
+EVENT_DOCUMENTS = [json.loads(to_line(event)) for event in EVENTS]
+OWNERS = [
+    {"format": 1, "host": host, "pid": 7, "agents": ["n/1"], "user": "u", "heartbeat": heartbeat}
+    for host in (HOST, "other")
+    for heartbeat in (time.time(), 1.0, None)
+]
+SUMMARY = History().summary().to_dict() | {"epochs": 3, "best_epoch": 2, "best_val_accuracy": 0.5, "val_loss": 1.0}
+VERDICT = {"kind": "data", "message": "slow", "share": 0.5, "advice": "more workers"}
+EVALUATION = {
+    "epoch": 1, "loss": 0.5, "top1": 0.5, "top5": 1.0, "images": 4, "per_class": [0.5, None],
+    "confusion": [[1, 1], [0, 2]],
+}  # fmt: skip
+
+
+def run_file(name: str) -> Callable[[Path], Path]:
+    """Return a function that makes a run folder and returns the path of one of its files."""
+
+    def prepare(root: Path) -> Path:
+        run = make_run_folder(root, "a", *EVENTS[:4])
+        run.control.mkdir()
+        return run.path / name
+
+    return prepare
+
+
+def read_owner(root: Path) -> None:
+    # Without the wait for an owner that is about to exit.
+    ownership._retry = lambda attempt: attempt()
+    run = RunFolder(root / "a")
+    run.is_owned()
+    run.state(run.history())
+    list_runs(root)
+    os.close(find_run(root, "a").held_fd)
+    assert str(_owned_by_another(run))
+    with contextlib.suppress(UsageError):
+        check_claim(root, "a", resume=True)
+    Ownership(run).release()
+
+
+def read_run(root: Path) -> None:
+    """Read the journal like `gputrain runs`, `gputrain logs`, the screens and a resumed run."""
+    run = RunFolder(root / "a")
+    for event in JournalReader(run.journal).poll():
+        assert (event_line(event) or "").isprintable()
+    history = run.history()
+    json.dumps(history.summary().to_dict(), allow_nan=False)
+    run.state(history)
+    watch = RunWatcher(run)
+    row = make_run_row(watch)
+    json.dumps(row.to_dict())
+    for line in (
+        *row_cells(row),
+        run_line(row, 10, 80),
+        RunTable.fit([row], 200, default_fields(), with_message=True).line(row),
+        *figure_lines(row, None, 80),
+        progress_line(row, 100),
+    ):
+        assert str(line).isprintable()
+    feed = RunPoller(run)
+    feed.poll()
+    assert feed.latest is not None
+    rank_lines(feed.latest.ranks, None, 80, 2)
+
+
+def read_partial_run(root: Path) -> None:
+    """Read only both ends of the journal, and the rest from summary.json."""
+    limits = ("MAX_FULL_READ_BYTES", "TAIL_BYTES", "SCAN_BLOCK_BYTES")
+    original = {name: getattr(watcher, name) for name in limits}
+    for name in limits:
+        setattr(watcher, name, 100)
+    try:
+        read_run(root)
+    finally:
+        for name, value in original.items():
+            setattr(watcher, name, value)
+
+
+def read_requests(root: Path) -> None:
+    counters = RequestCounters()
+    for request in consume_requests(RunFolder(root / "a").control):
+        event = ControlEvent(request=request.request, by=request.by, outcome=counters.apply(request.request))
+        assert event_line(event)
+        assert to_line(event).isprintable()
+
+
+def read_evaluation(root: Path) -> None:
+    poller = EvaluationPoller(RunFolder(root / "a").evaluation)
+    poller.poll()
+    if (evaluations := poller.latest) is None:
+        assert poller.problem
+        return
+    for evaluation in (evaluations.last, evaluations.best):
+        if evaluation.counts.size:
+            mistakes(evaluation.counts)
+            matrix_lines(list(evaluations.classes), evaluation.counts.tolist())
+
+
+def read_log(root: Path) -> None:
+    LogTail(RunFolder(root / "a").log).lines()
