@@ -52,6 +52,7 @@ LIGHT = [
     "runs.labels",
     "runs.history",
     "runs.manage",
+    "runs.claimed_run",
     "runs.ownership",
     "runs.profile_diagnosis",
     "runs.profile_file",

@@ -25,12 +25,12 @@ from engine.notify.start import RunNotifier, start_watcher
 from engine.queue.dependencies import FollowedRun
 from engine.queue.place import QueuePlace, initial_state
 from engine.queue.state import Dependency, QueueStage
+from engine.runs.claimed_run import ClaimedRun, claim_run
 from engine.runs.control import RequestCounters
 from engine.runs.early_stop import has_stopped_early
 from engine.runs.events import Event, GpuEvent, RunFinished, RunStarted, WarningEvent
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.history import History
-from engine.runs.ownership import ClaimedRun, claim_run
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.start_events import BatchSizeFound, RunStarting
 from engine.runs.watcher import RunWatcher

@@ -46,9 +46,9 @@ from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles
 from engine.queue.place import fixed_terms
 from engine.queue.state import Dependency
 from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
+from engine.runs.claimed_run import check_claim
 from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.ownership import check_claim
 from engine.runs.recorder import Listener
 from engine.runs.start_events import DataDownload
 from engine.utils.errors import Problem, UsageError, collect_problems

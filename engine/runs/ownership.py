@@ -1,6 +1,6 @@
 """Ownership of a run: the lock and the heartbeat in its folder, which prevent two processes from training the same run.
 
-`engine.launch.lifecycle` claims a run folder before the ranks start; `RunFolder.is_owned` checks lock and heartbeat.
+`engine.runs.claimed_run` makes the folder of a new run and owns it; `RunFolder.is_owned` checks lock and heartbeat.
 The owner holds the folder by a descriptor, so it never writes to another folder that takes its place.
 """
 
@@ -9,28 +9,20 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import shutil
 import socket
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
 from engine.runs.claim import check_unclaimed, observe_claim, read_claim, watch_claims
-from engine.runs.control import consume_requests
-from engine.runs.find import require_own
-from engine.runs.folder import LAST_RUN, OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_run_folder
+from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
 from engine.utils.files import file_size, overwrite_json, shown_path, write_json
-from engine.utils.host import nearest_existing
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
-from engine.utils.trust import is_shared
 
 T = TypeVar("T")
 
@@ -196,6 +188,14 @@ def locked_ended_run(folder: RunFolder, command: str = "", *, take_over: bool = 
             os.close(held.held_fd)
 
 
+def check_not_owned(folder: RunFolder, *, take_over: bool = False) -> None:
+    """Raise UsageError if a process owns the run. Does not watch claims of other hosts."""
+    if observe_claim(folder.owner) is not None:
+        _check_unclaimed(folder, take_over=take_over)
+    elif _retry(lambda: None if folder.is_owned() else folder) is None:
+        raise _owned_by_another(folder)
+
+
 def is_same_folder(held: RunFolder, path: Path) -> bool:
     """Whether a path leads to a held folder."""
     try:
@@ -229,130 +229,6 @@ def _try_lock(path: Path) -> int | None:
     return None
 
 
-@dataclass
-class ClaimedRun:
-    """A run folder that this process owns. `created_parents` are the parent folders that were created with it."""
-
-    folder: RunFolder
-    ownership: Ownership
-    is_new: bool
-    created_parents: list[Path] = field(default_factory=list)
-
-    def remove_leftovers(self) -> None:
-        """Delete what an earlier owner may have left: unread requests and incomplete checkpoints."""
-        for _ in consume_requests(self.folder.control):
-            pass
-        for path in self.folder.checkpoints.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
-
-    def discard(self) -> None:
-        """Delete a new run folder and the parents created with it; keep the folder of a resumed run."""
-        if not self.is_new:
-            return
-        with suppress(OSError):
-            for path in self.folder.root.iterdir():
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-            shown_path(self.folder.root).rmdir()
-        for parent in self.created_parents:
-            try:
-                parent.rmdir()
-            except OSError:
-                return
-
-
-def check_claim(
-    root: Path, name: str | None, *, resume: bool, trust_owner: bool = False, take_over: bool = False
-) -> RunFolder | None:
-    """Check that `claim_run` can succeed, without leaving anything behind. Return the folder of the run to resume.
-
-    Does not watch claims of other hosts. Raises UsageError as `claim_run` does."""
-    if name is not None and resume and is_run_folder(root / name):
-        folder = RunFolder(root / name)
-        require_own(folder, trust_owner=trust_owner)
-        if observe_claim(folder.owner) is not None:
-            _check_unclaimed(folder, take_over=take_over)
-        elif _retry(lambda: None if folder.is_owned() else folder) is None:
-            raise _owned_by_another(folder)
-        return folder
-    if name is not None and os.path.lexists(root / name):
-        raise _name_in_use(root, name)
-    _check_name(name)
-    try:
-        with tempfile.TemporaryFile(dir=nearest_existing(root)):
-            return None
-    except OSError as error:
-        raise _not_writable(root, error) from error
-
-
-def claim_run(
-    root: Path,
-    name: str | None,
-    stem: str,
-    *,
-    resume: bool,
-    agents: Sequence[str] = (),
-    trust_owner: bool = False,
-    take_over: bool = False,
-) -> ClaimedRun:
-    """Create and own the folder of a new run, or own the existing one if `resume` is set.
-
-    Without a name the run is called `stem-N`. `agents` identify the run's torchrun agents. `trust_owner` accepts a
-    folder that other users can change, `take_over` is that of `Ownership`. Raises UsageError if the name is in use or
-    the folder cannot be written to.
-    """
-    is_new = name is None or not resume or not is_run_folder(root / name)
-    if is_new:
-        _check_name(name)
-    try:
-        new_parents = [parent for parent in (root, *root.parents) if not parent.exists()]
-        root.mkdir(parents=True, exist_ok=True)
-        path = _create_run_folder(root, name, stem) if is_new else root / str(name)
-        folder = RunFolder(path).hold()
-    except OSError as error:
-        raise _not_writable(root, error) from error
-    claimed = None
-    try:
-        require_own(folder, trust_owner=trust_owner)
-        if is_new and os.listdir(folder.held_fd):  # noqa: PTH208 (a descriptor)
-            # Another user put an existing run in the place of the new folder.
-            raise _name_in_use(root, folder.name)
-        folder.restrict_umask()
-        claimed = ClaimedRun(folder, Ownership(folder, agents, take_over=take_over), is_new, new_parents)
-    except OSError as error:
-        raise _not_writable(root, error) from error
-    finally:
-        if claimed is None:
-            os.close(folder.held_fd)
-            with suppress(OSError):
-                # Only an empty folder, which was created here.
-                folder.path.rmdir()
-    if not is_new:
-        claimed.remove_leftovers()
-    return claimed
-
-
-def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
-    """Create a folder in which only this user can write, and in a shared runs folder also read. Raises OSError."""
-    mode = 0o700 if is_shared(root.stat()) else 0o755
-    for candidate in [name] if name is not None else (f"{stem}-{number}" for number in count(1)):
-        try:
-            (root / candidate).mkdir(mode)
-        except FileExistsError:
-            continue
-        return root / candidate
-    raise _name_in_use(root, str(name))
-
-
-def _check_name(name: str | None) -> None:
-    """Raise UsageError if a new run must not have this name."""
-    if name == LAST_RUN:
-        reason = f"{name} is reserved: it stands for the newest run, as in `gputrain attach {name}`"
-        raise UsageError.one("run.name", reason, "use another name with --name")
-
-
 def _check_unclaimed(folder: RunFolder, advice: str | None = None, command: str = "", *, take_over: bool) -> None:
     """Raise UsageError if a process on another host owns the run, or may own it, as far as this process has seen."""
     command = command or f"gputrain resume {folder.name}"
@@ -384,18 +260,3 @@ def _stop_advice(folder: RunFolder) -> str:
 
 def _moved(folder: RunFolder) -> UsageError:
     return UsageError.one(folder.name, f"{folder.path} was moved or deleted meanwhile")
-
-
-def _name_in_use(root: Path, name: str) -> UsageError:
-    if (root / name).is_symlink():
-        return UsageError.one("run.name", f"{name} is a symbolic link in {root}", "use a new name with --name")
-    if not is_run_folder(root / name):
-        # Resuming cannot work here.
-        reason = f"{name} already exists in {root} and is not a run"
-        return UsageError.one("run.name", reason, "use a new name with --name")
-    advice = "resume it with --resume, or use a new name with --name"
-    return UsageError.one("run.name", f"the run {name} already exists in {root}", advice)
-
-
-def _not_writable(root: Path, error: OSError) -> UsageError:
-    return UsageError.one("runs folder", f"{root} cannot be written to: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engine.runs.ownership import claim_run
+from engine.runs.claimed_run import claim_run
 from gputrain_command import FinishedRun, Gputrain
 from tui.cli.main import app
 

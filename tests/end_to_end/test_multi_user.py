@@ -16,9 +16,10 @@ from engine.config.loader import resolve_config
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import read_reservations
 from engine.launch.handshake import find_run_of_agents
+from engine.runs.claimed_run import claim_run
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, list_runs
-from engine.runs.ownership import Ownership, claim_run
+from engine.runs.ownership import Ownership
 from engine.utils.errors import UsageError
 from factories import create_invalid_requests, make_run_folder, make_run_started
 from gputrain_command import Gputrain, read_events

@@ -16,7 +16,7 @@ from engine.gpus.allocation import first_snapshot
 from engine.gpus.monitor import open_monitor
 from engine.gpus.snapshot import SamplerOptions
 from engine.launch.preflight import find_problems
-from engine.runs.ownership import claim_run
+from engine.runs.claimed_run import claim_run
 from factories import find_free_port
 from gputrain_command import GPUTRAIN, Gputrain, clean_environment
 from tui.cli.train import build_request

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.runs import ownership, watcher
+from engine.runs.claimed_run import check_claim
 from engine.runs.control import RequestCounters, consume_requests
 from engine.runs.evaluations import mistakes
 from engine.runs.event_lines import event_line
@@ -18,7 +19,7 @@ from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.history import History
 from engine.runs.journal import JournalReader, to_line
-from engine.runs.ownership import Ownership, _owned_by_another, check_claim
+from engine.runs.ownership import Ownership, _owned_by_another
 from engine.runs.records import GpuSample
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher

@@ -10,7 +10,7 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.notify.start import start_watcher
 from engine.runs import sinks
-from engine.runs.ownership import claim_run
+from engine.runs.claimed_run import claim_run
 from gputrain_command import wait_for
 
 

@@ -15,8 +15,9 @@ import pytest
 
 from engine.runs import claim as claims
 from engine.runs.claim import Origin, is_claimed, read_claim, watch_claims
+from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.ownership import Ownership, RunTakenOverError, check_claim, claim_run
+from engine.runs.ownership import Ownership, RunTakenOverError
 from engine.runs.run_row import make_run_row
 from engine.runs.trash import move_to_trash
 from engine.runs.watcher import RunWatcher

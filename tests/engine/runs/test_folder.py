@@ -14,12 +14,13 @@ import pytest
 
 from engine.config.run_name import name_from_stem
 from engine.runs import claim
+from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished, WaitingForGpus
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import to_line
-from engine.runs.ownership import Ownership, _try_lock, check_claim, claim_run
+from engine.runs.ownership import Ownership, _try_lock
 from engine.runs.run_row import make_run_row, state_message
 from engine.runs.trash import move_to_trash
 from engine.runs.watcher import RunWatcher

@@ -13,9 +13,10 @@ import pytest
 from engine.config.schema import Config
 from engine.launch.handshake import find_run_of_agents
 from engine.runs import ownership as ownership_module
+from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
-from engine.runs.ownership import Ownership, RunFolderDeletedError, check_claim, claim_run
+from engine.runs.ownership import Ownership, RunFolderDeletedError
 from engine.runs.recorder import Recorder
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
