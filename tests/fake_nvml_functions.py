@@ -211,11 +211,12 @@ def nvlink_state(call: Call, link: int, active: Any) -> None:
 
 @add("nvmlDeviceGetFieldValues", "gpu")
 def field_values(call: Call, count: int, values: Any) -> None:
+    now = time.monotonic()
     for each in values[:count]:
         value = call.gpu.memory_temperature if each.fieldId == 82 else -1
         if each.fieldId in (138, 139) and call.gpu.nvlinks > 0:  # a counter in KiB, for one link or for all
             rate = call.gpu.nvlink_tx if each.fieldId == 138 else call.gpu.nvlink_rx
-            value = rate * time.monotonic() / 1.024 / (1 if each.scopeId == NOTHING else call.gpu.nvlinks)
+            value = rate * now / 1.024 / (1 if each.scopeId == NOTHING else call.gpu.nvlinks)
         each.nvmlReturn, each.value.ullVal = (0, int(value)) if value >= 0 else (NOT_SUPPORTED, 0)
 
 
