@@ -14,6 +14,7 @@ from multiprocessing.connection import Pipe
 
 import psutil
 
+from engine.data.limits import uses_threads
 from engine.distributed.aborts import abort_failure, read_log_tail
 from engine.distributed.channel import FLUSH_ACK, RankConnection
 from engine.distributed.failures import late_ranks, root_cause
@@ -153,7 +154,8 @@ class Supervisor:
             return abort_failure(rank, device, read_log_tail(log, self._log_start))
         out_of_memory = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
         prefix = "the process that started the ranks exited: " if self._starter.died_early else ""
-        return RankFailed(rank=rank, device=device, cause=prefix + describe_exit(code, oom_killed=out_of_memory))
+        cause = describe_exit(code, oom_killed=out_of_memory, threaded=uses_threads(self._job.config))
+        return RankFailed(rank=rank, device=device, cause=prefix + cause)
 
     def _find_late_rank(self) -> None:
         """If ranks failed only because a collective timed out, record the rank that they waited for as failed."""

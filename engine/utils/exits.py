@@ -9,13 +9,10 @@ import re
 import signal
 from pathlib import Path
 
-REDUCE_MEMORY_ADVICE = "reduce data.workers, data.prefetch or data.batch_size"
 
-
-SHM_FULL_MESSAGE = (
-    f"the shared memory (/dev/shm) is too small for the batches of the DataLoader workers: {REDUCE_MEMORY_ADVICE}, or "
-    "increase the shared memory (docker run --shm-size)"
-)
+def reduce_memory_advice(*, threaded: bool) -> str:
+    """Return which keys reduce the memory of the loaders of a rank. The number of decode threads does not change it."""
+    return f"reduce {'' if threaded else 'data.workers, '}data.prefetch or data.batch_size"
 
 
 def signal_name(number: int) -> str:
@@ -31,26 +28,32 @@ def exit_status(code: int) -> str:
     return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
-def describe_exit(code: int, *, oom_killed: bool | None = None) -> str:
+def describe_exit(code: int, *, oom_killed: bool | None = None, threaded: bool = False) -> str:
     """Describe the end of a process without an error message of its own. A negative code is a signal number.
 
-    `oom_killed` is whether the kernel's OOM killer killed a process meanwhile; None if that is unknown.
+    `oom_killed` is whether the kernel's OOM killer killed a process meanwhile; None if that is unknown. `threaded` is
+    whether decode threads load the images of the run, not DataLoader workers.
     """
     if code >= 0:
         return f"it {exit_status(code)} and reported no error; the log may contain the cause"
     status = f"it {exit_status(code)}"
     if code != -signal.SIGKILL or oom_killed is False:
         return status
+    advice = reduce_memory_advice(threaded=threaded)
     if oom_killed:
-        return f"{status}: the host ran out of memory; {REDUCE_MEMORY_ADVICE}"
-    return f"{status}; if no user did that, the host ran out of memory: {REDUCE_MEMORY_ADVICE}"
+        return f"{status}: the host ran out of memory; {advice}"
+    return f"{status}; if no user did that, the host ran out of memory: {advice}"
 
 
-def describe_loader_exit(code: int, oom_killed: bool | None) -> str:
-    """Describe how a DataLoader worker ended. The kernel kills it with SIGBUS when the shared memory is full."""
-    if code == -signal.SIGBUS:
-        return f"it {exit_status(code)}: {SHM_FULL_MESSAGE}"
-    return describe_exit(code, oom_killed=oom_killed)
+def describe_loader_exit(code: int, *, oom_killed: bool | None, threaded: bool) -> str:
+    """Describe how a loader process ended. The kernel kills it with SIGBUS when the shared memory is full."""
+    if code != -signal.SIGBUS:
+        return describe_exit(code, oom_killed=oom_killed, threaded=threaded)
+    return (
+        f"it {exit_status(code)}: the shared memory (/dev/shm) is too small for the batches of the "
+        f"{'decode threads' if threaded else 'DataLoader workers'}: {reduce_memory_advice(threaded=threaded)}, or "
+        "increase the shared memory (docker run --shm-size)"
+    )
 
 
 def oom_kill_count() -> int | None:

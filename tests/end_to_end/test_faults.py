@@ -202,14 +202,14 @@ def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
     assert "2 images skipped" in messages
 
 
-def test_killed_dataloader_worker_is_reported_with_cause(gputrain: Gputrain) -> None:
+def test_killed_loader_process_is_reported_with_cause(gputrain: Gputrain) -> None:
     write_images(gputrain.folder / "images", 8)
     process = gputrain.start(*FOLDER, "--workers", "2")
     gputrain.wait_for_event("a", "epoch")
     psutil.Process(find_rank_pids(process, gputrain)[0]).children()[0].kill()
     _, messages = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "rank 0 (cpu) failed: a DataLoader worker exited: it was killed by SIGKILL" in messages
+    assert "rank 0 (cpu) failed: a loader process exited: it was killed by SIGKILL" in messages
 
 
 @pytest.mark.nightly

@@ -32,7 +32,7 @@ from engine.utils.exits import describe_loader_exit, oom_kill_count
 
 
 class LoaderProcessError(Exception):
-    """A DataLoader worker exited; the message says how."""
+    """A loader process exited; the message says how."""
 
 
 class BatchLoader:
@@ -136,8 +136,10 @@ class BatchLoader:
         for process in self._processes:
             if process.exitcode:
                 oom_killed = None if self._oom_kills_at_start is None else oom_kill_count() != self._oom_kills_at_start
-                reason = describe_loader_exit(process.exitcode, oom_killed)
-                raise LoaderProcessError(f"a DataLoader worker exited: {reason}")
+                threaded = self.thread_count is not None
+                reason = describe_loader_exit(process.exitcode, oom_killed=oom_killed, threaded=threaded)
+                name = "a loader process" if threaded else "a DataLoader worker"
+                raise LoaderProcessError(f"{name} exited: {reason}")
 
 
 def _load_here(dataset: BatchDataset, requests: Iterable[BatchRequest], counters: LoaderCounters) -> Iterator[Batch]:
