@@ -24,6 +24,7 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 from engine.utils.files import (
     cache_folder,
+    delete_oldest_files,
     make_user_folder,
     open_regular_file,
     read_bytes,
@@ -122,23 +123,9 @@ def save_compiled_code(key: str, code: CompiledCode) -> None:
         folder = make_user_folder(cache_folder(), FOLDER)
         folder.chmod(0o700)
         _write(folder / f"{key}.zip", data, 0o600)
-        _delete_oldest(folder)
+        delete_oldest_files(folder, "*.zip", MAX_TOTAL_BYTES)
     except OSError as error:
         raise CompileCacheError(f"cannot be written: {error.strerror or error}") from error
-
-
-def _delete_oldest(folder: Path) -> None:
-    """Delete the files that were not used for longest until all together have at most `MAX_TOTAL_BYTES`."""
-    files = []
-    for path in folder.glob("*.zip"):
-        # Another run may delete it now.
-        with suppress(FileNotFoundError):
-            files.append((path.stat(), path))
-    total_bytes = 0
-    for status, path in sorted(files, key=lambda file: -file[0].st_mtime):
-        total_bytes += status.st_size
-        if total_bytes > MAX_TOTAL_BYTES:
-            path.unlink(missing_ok=True)
 
 
 def read_libraries(folder: Path) -> dict[str, bytes]:

@@ -11,8 +11,9 @@ import fcntl
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -307,3 +308,20 @@ def parse_json(data: bytes) -> dict[str, Any] | None:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def delete_oldest_files(folder: Path, pattern: str, max_bytes: int, *, spare_seconds: float = 0) -> None:
+    """Delete the files of a cache that were not used for longest until all together have at most `max_bytes`.
+
+    The time of modification is that of the last use. Files that were used in the last `spare_seconds` are kept.
+    """
+    files = []
+    for path in folder.glob(pattern):
+        # Another process may delete it now.
+        with suppress(FileNotFoundError):
+            files.append((path.lstat(), path))
+    total_bytes, spared_since = 0, time.time() - spare_seconds
+    for status, path in sorted(files, key=lambda file: -file[0].st_mtime):
+        total_bytes += status.st_size
+        if total_bytes > max_bytes and status.st_mtime <= spared_since:
+            path.unlink(missing_ok=True)

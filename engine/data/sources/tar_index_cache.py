@@ -29,6 +29,7 @@ from engine.data.sources.tar_index import (
 )
 from engine.utils.files import (
     cache_folder,
+    delete_oldest_files,
     make_user_folder,
     open_regular_file,
     parse_json,
@@ -38,9 +39,15 @@ from engine.utils.files import (
 )
 
 INDEX_FOLDER = "shards"
+INDEX_SUFFIXES = (".index", ".names")
 # Part of the file name of an index: another version of gputrain may know other members or labels.
 INDEX_FORMAT = 1
 MAX_INDEX_BYTES = 1 << 29
+# All indices together. ImageNet takes 60 MB.
+MAX_TOTAL_BYTES = 1 << 30
+# Other processes may still need an index that they have just found or made. Later they need its names at most, and make
+# the index again if it is gone.
+SPARE_SECONDS = 3600.0
 # The line of JSON in an index: mainly the skipped members. An escaped byte takes up to 10 characters.
 MAX_HEADER_BYTES = 1 << 24
 DIGEST_CHARS = 64
@@ -48,13 +55,15 @@ DIGEST_CHARS = 64
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """A shard whose index is in the user's cache. `index` is the index itself if the cache cannot be written."""
+    """A shard whose index is in the user's cache. `index` is the index itself if the cache cannot be written; `is_new`
+    is whether it was written now."""
 
     path: str
     stamp: ShardStamp
     num_images: int
     skipped: tuple[str, ...]
     index: ShardIndex | None = None
+    is_new: bool = False
 
 
 def index_shard(path: str) -> IndexedShard:
@@ -71,7 +80,13 @@ def index_shard(path: str) -> IndexedShard:
         _write(path, stamp, index)
     except OSError:
         return IndexedShard(path, stamp, len(index.sizes), index.skipped, index)
-    return IndexedShard(path, stamp, len(index.sizes), index.skipped)
+    return IndexedShard(path, stamp, len(index.sizes), index.skipped, is_new=True)
+
+
+def delete_unused_indices() -> None:
+    """Delete the indices that were not used for longest if all together exceed `MAX_TOTAL_BYTES`."""
+    with suppress(OSError):
+        delete_oldest_files(cache_folder() / INDEX_FOLDER, "*", MAX_TOTAL_BYTES, spare_seconds=SPARE_SECONDS)
 
 
 def read_columns(shard: IndexedShard, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -135,9 +150,18 @@ def _read_header(path: str, stamp: ShardStamp) -> dict[str, Any] | None:
     try:
         with _open(path) as file:
             file.seek(DIGEST_CHARS)
-            return _parse_header(file.readline(MAX_HEADER_BYTES), stamp, os.fstat(file.fileno()).st_size)
+            header = _parse_header(file.readline(MAX_HEADER_BYTES), stamp, os.fstat(file.fileno()).st_size)
     except OSError:
         return None
+    if header is not None:
+        _mark_used(path)
+    return header
+
+
+def _mark_used(path: str) -> None:
+    for suffix in INDEX_SUFFIXES:
+        with suppress(OSError):
+            os.utime(cache_folder() / f"{_file_name(path)}{suffix}", follow_symlinks=False)
 
 
 def _fill(shard: IndexedShard, columns: Mapping[str, NDArray[Any]]) -> bool:

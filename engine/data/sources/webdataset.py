@@ -31,7 +31,13 @@ from engine.data.sources.readahead import advise_ranges
 from engine.data.sources.shard_files import CHANGED, DescriptorCache
 from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, header_name, parse_number
 from engine.data.sources.tar_index import COLUMNS, ShardError
-from engine.data.sources.tar_index_cache import IndexedShard, index_shard, read_columns, read_names
+from engine.data.sources.tar_index_cache import (
+    IndexedShard,
+    delete_unused_indices,
+    index_shard,
+    read_columns,
+    read_names,
+)
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import is_file, is_folder, read_bytes
 from engine.utils.text import list_names, pluralize, printable
@@ -256,6 +262,8 @@ def _load_shards(key: str, pattern: str) -> _LoadedShards:
             read_columns(shard, {name: column[place] for name, column in columns.items()})
         except (OSError, ShardError) as error:
             raise UsageError.one(key, f"the shard {shard.path} {_describe(error)}") from error
+    if any(shard.is_new for shard in shards):
+        delete_unused_indices()
     loaded = _LoadedShards(key, tuple(shards), ends, columns)
     if not ends[-1]:
         reason = f"the shards contain no image{f' ({list_names(loaded.skipped)})' if loaded.skipped else ''}"

@@ -288,6 +288,33 @@ def test_tar_index_is_made_again_if_damaged_or_writable_by_others(tmp_path: Path
     assert contents(open_shards(pattern)) == expected
 
 
+def test_tar_indices_that_were_not_used_for_longest_are_deleted(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def indices() -> set[Path]:
+        return set((cache / "shards").iterdir())
+
+    def age(files: set[Path], seconds: float) -> None:
+        for file in files:
+            os.utime(file, (time.time() - seconds,) * 2)
+
+    first, second, third = (write_shards(tmp_path, shards=2, name=name) for name in ("a", "b", "c"))
+    expected, of_first = contents(used := open_shards(first)), indices()
+    open_shards(second)
+    of_second = indices() - of_first
+    age(of_first, 5000)
+    age(of_second, 4000)
+    open_shards(first)
+    monkeypatch.setattr("engine.data.sources.tar_index_cache.MAX_TOTAL_BYTES", 1)
+    open_shards(third)
+    assert of_first < indices() and not of_second & indices(), "those of the last hour are kept"
+    age(indices(), 4000)
+    open_shards(second)
+    assert indices() == of_second
+    assert contents(used) == expected
+    assert len(used.image_names("train")) + len(used.image_names("val")) == 16, "names are read again"
+
+
 def test_tar_source_works_without_writable_cache(tmp_path: Path, cache: Path) -> None:
     cache.parent.write_bytes(b"a file, not a folder")
     source = open_shards(write_shards(tmp_path))
