@@ -83,15 +83,15 @@ def _unpickle_params(
     return AugmentParams(crop_offsets, flip_mask, erase_boxes, crop_padding, erase_value)
 
 
-def apply_batch_params(images: Tensor, params: AugmentParams) -> Tensor:
-    """Crop, flip and erase a batch, N x C x H x W uint8, on its device.
+def apply_batch_params(images: Tensor, params: AugmentParams, *, may_overwrite: bool = False) -> Tensor:
+    """Crop, flip and erase a batch, N x C x H x W uint8, on its device. With `may_overwrite`, it may change `images`.
 
     `params` must be on the same device. The result for an image is bitwise identical in any batch and on any device.
     """
     if params.crop_offsets is not None:
         images = pad_and_crop(images, params.crop_padding, params.crop_offsets)
     if params.flip_mask is not None:
-        images = horizontal_flip(images, params.flip_mask)
+        images = horizontal_flip(images, params.flip_mask, may_overwrite=may_overwrite)
     if params.erase_boxes is not None:
         images = erase(images, params.erase_boxes, params.erase_value)
     return images

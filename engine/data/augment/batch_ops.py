@@ -127,9 +127,16 @@ def pad_and_crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
     return rows.index_select(0, starts.flatten()).view(count, channels, height, width)
 
 
-def horizontal_flip(images: Tensor, mask: Tensor) -> Tensor:
-    """Flip the images for which `mask` (N, bool) is true from left to right."""
+def horizontal_flip(images: Tensor, mask: Tensor, *, may_overwrite: bool = False) -> Tensor:
+    """Flip the images for which `mask` (N, bool) is true from left to right.
+
+    With `may_overwrite`, the result may be `images` themselves, which saves memory and the copy of the other images.
+    """
     if images.device.type == "cpu" and images[:1].numel() >= MIN_SINGLE_COPY_BYTES:
+        if may_overwrite and is_channels_last(images):
+            for row in mask.nonzero()[:, 0].tolist():
+                images[row].copy_(images[row].flip(-1))
+            return images
         flipped = torch.empty_like(images)
         for image, copy, is_flipped in zip(images, flipped, mask.tolist(), strict=True):
             copy.copy_(image.flip(-1) if is_flipped else image)

@@ -13,20 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import torch
-from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from engine.data.limits import BATCHES_IN_PROGRESS
 from engine.data.pipelines.batch import Batch, BatchDataset
+from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
 from engine.data.pipelines.thread_count import ThreadCount
-from engine.data.pipelines.worker_process import exit_unable_to_send
 from engine.data.sampler import BatchRequest
 from engine.data.sources.encoded import EncodedSource
 from engine.data.stage_times import LoaderCounters, stage
 
 
-class ThreadedBatches(IterableDataset[Batch]):
-    """The batches of all requests in order. Iterate over it in a loader process.
+class ThreadedBatches(IterableDataset[SentBatch]):
+    """The batches of all requests in order. Iterate over it in a loader process; `buffers` receives them in the rank.
 
     Of several loader processes, each loads every n-th batch, as torch's DataLoader receives them.
     """
@@ -38,17 +37,18 @@ class ThreadedBatches(IterableDataset[Batch]):
         requests: Iterable[BatchRequest],
         thread_count: ThreadCount,
         counters: LoaderCounters,
+        buffers: BatchBuffers,
     ) -> None:
         self._source, self._dataset, self._requests = source, dataset, requests
-        self._thread_count, self._counters = thread_count, counters
+        self._thread_count, self._counters, self._buffers = thread_count, counters, buffers
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[SentBatch]:
         process, processes = self._counters.process, self._counters.processes
         threads = DecodeThreads(self._counters)
         in_progress: deque[PendingBatch] = deque()
         for request in islice(self._requests, process, None, processes):
             threads.set_count(self._thread_count.share_of(process, processes))
-            pending = PendingBatch(self._source, self._dataset, request)
+            pending = PendingBatch(self._source, self._dataset, request, self._buffers, process)
             threads.submit(pending.load_row, len(request.indices))
             in_progress.append(pending)
             if len(in_progress) == BATCHES_IN_PROGRESS:
@@ -56,10 +56,10 @@ class ThreadedBatches(IterableDataset[Batch]):
         while in_progress:
             yield self._finish(in_progress.popleft())
 
-    def _finish(self, pending: PendingBatch) -> Batch:
+    def _finish(self, pending: PendingBatch) -> SentBatch:
         batch = pending.result()
         self._counters.add_batch(len(pending.request.indices))
-        return batch
+        return self._buffers.send(batch, pending.images)
 
 
 class DecodeThreads:
@@ -103,16 +103,23 @@ class DecodeThreads:
 
 
 class PendingBatch:
-    """A batch whose images are loaded by `load_row`, in any order and in any thread."""
+    """A batch whose images are loaded by `load_row`, in any order and in any thread, to a buffer of a process."""
 
-    def __init__(self, source: EncodedSource, dataset: BatchDataset, request: BatchRequest) -> None:
+    def __init__(
+        self,
+        source: EncodedSource,
+        dataset: BatchDataset,
+        request: BatchRequest,
+        buffers: BatchBuffers,
+        process: int,
+    ) -> None:
         self.request = request
         self._source, self._dataset, self._crop = source, dataset, dataset.crop_spec(request)
         image_format = source.format
         size = image_format.val_size if self._crop is None else self._crop.size
         with stage("collate"):
-            self._images = new_shared_batch(len(request.indices), image_format.channels, size)
-        self._rows = self._images.numpy()
+            self.images = buffers.new_images(process, len(request.indices), image_format.channels, size)
+        self._rows = self.images.pixels.numpy()
         self._indices = request.indices.tolist()
         self._errors: dict[int, Exception] = {}
         self._missing = len(request.indices)
@@ -137,18 +144,4 @@ class PendingBatch:
         with self._changed:
             while self._missing:
                 self._changed.wait()
-        return self._dataset.finish_rows(self._source, self.request, self._images, self._errors)
-
-
-def new_shared_batch(count: int, channels: int, size: int) -> Tensor:
-    """Return an uninitialized batch in shared memory, `count` x `channels` x `size` x `size` uint8.
-
-    The threads write to the memory that the rank reads: torch's queue would copy an ordinary tensor there. As in the
-    files, the channels of a pixel are neighbors in memory (torch's channels_last).
-    """
-    try:
-        # As torch's default_collate does in a DataLoader worker.
-        storage = torch.UntypedStorage._new_shared(count * size * size * channels)
-    except RuntimeError as error:
-        exit_unable_to_send(error)
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(count, size, size, channels).permute(0, 3, 1, 2)
+        return self._dataset.finish_rows(self._source, self.request, self.images.pixels, self._errors)

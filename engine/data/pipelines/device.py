@@ -182,7 +182,7 @@ class StreamingLoader:
     def _prepare(self, batch: Batch) -> DeviceBatch:
         images, labels = to_device(batch.images, self._device), to_device(batch.labels, self._device)
         if batch.augment_params is not None:
-            images = apply_batch_params(images, batch.augment_params.to(self._device))
+            images = apply_batch_params(images, batch.augment_params.to(self._device), may_overwrite=True)
         if self._memory_format is not torch.preserve_format:
             images = images.contiguous(memory_format=self._memory_format)
         images = normalize(images, self._mean, self._std)

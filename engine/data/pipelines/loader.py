@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from engine.config.schema import Config
 from engine.data.limits import BATCHES_IN_PROGRESS, loader_processes, uses_threads
 from engine.data.pipelines.batch import Batch, BatchDataset
+from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
 from engine.data.pipelines.decode_threads import ThreadedBatches
 from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.pipelines.worker_process import WORKER_EXIT_SECONDS, init_worker
@@ -29,6 +30,9 @@ from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.stage_times import LoaderCounters
 from engine.utils.exits import describe_loader_exit, oom_kill_count
+
+# Batches whose images the rank still copies to the device while the loader processes load the next ones.
+RANK_BATCHES = 2
 
 
 class LoaderProcessError(Exception):
@@ -65,25 +69,28 @@ class BatchLoader:
         self._processes: list[BaseProcess] = []
         self._batches: Iterator[Batch] = _load_here(dataset, requests, self.counters)
         if workers > 0:
-            loaded: Dataset[Batch] = _CountingDataset(dataset, self.counters)
+            loaded: Dataset[Batch] | Dataset[SentBatch] = _CountingDataset(dataset, self.counters)
             sampler: Iterable[BatchRequest] | None = requests
+            receive: Callable[[Any], Batch] = _as_received
             if uses_threads(config) and isinstance(source, EncodedSource):
                 self.thread_count = ThreadCount(workers, max_workers)
-                loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters)
+                buffers = BatchBuffers(self.num_processes, BATCHES_IN_PROGRESS + config.data.prefetch + RANK_BATCHES)
+                loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters, buffers)
+                receive = buffers.receive
                 sampler = None
-            loader: DataLoader[Batch] = DataLoader(
+            loader: DataLoader[Any] = DataLoader(
                 loaded,
                 batch_size=None,
                 sampler=sampler,
                 num_workers=self.num_processes,
-                collate_fn=_identity_collate,
+                collate_fn=_as_received,
                 multiprocessing_context="fork",
                 prefetch_factor=self._prefetch,
                 worker_init_fn=partial(init_worker, os.getpid(), self.counters),
                 generator=torch.Generator().manual_seed(config.run.seed),
             )
             other_children = set(multiprocessing.active_children())
-            self._batches = iter(loader)
+            self._batches = map(receive, iter(loader))
             self._processes = [child for child in multiprocessing.active_children() if child not in other_children]
         # After the fork, so that the loader processes count into their own rows.
         self.counters.attach()
@@ -162,5 +169,5 @@ class _CountingDataset(Dataset[Batch]):
         return batch
 
 
-def _identity_collate(batch: Any) -> Any:
+def _as_received(batch: Any) -> Any:
     return batch

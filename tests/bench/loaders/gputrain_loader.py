@@ -51,4 +51,4 @@ def batches(task: Task, option: str) -> Batches:
     requests = itertools.chain.from_iterable(map(shares.train_requests, itertools.count(1)))
     for batch in BatchLoader(source, config, images, requests, task.cores):
         assert batch.augment_params is not None
-        yield apply_batch_params(batch.images, batch.augment_params)
+        yield apply_batch_params(batch.images, batch.augment_params, may_overwrite=True)

@@ -36,4 +36,13 @@ def test_horizontal_flip_flips_large_images(memory_format: torch.memory_format) 
     assert images[:1].numel() >= MIN_SINGLE_COPY_BYTES
     flipped = horizontal_flip(images, torch.tensor([True, False, True]))
     assert flipped.is_contiguous(memory_format=memory_format)
-    assert torch.equal(flipped, torch.stack([images[0].flip(-1), images[1], images[2].flip(-1)]))
+    expected = torch.stack([images[0].flip(-1), images[1], images[2].flip(-1)])
+    assert torch.equal(flipped, expected)
+    assert torch.equal(horizontal_flip(images, torch.tensor([True, False, True]), may_overwrite=True), expected)
+
+
+def test_horizontal_flip_keeps_images_that_it_may_not_overwrite() -> None:
+    images = torch.randint(0, 256, (2, 3, 80, 80), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    before = images.clone()
+    horizontal_flip(images, torch.tensor([True, True]))
+    assert torch.equal(images, before)
