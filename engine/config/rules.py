@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import get_args
 from urllib.parse import urlsplit
 
-from engine.config.data_sections import ENCODED_DATASETS, IMAGE_FILE_DATASETS
+from engine.config.data_sections import ENCODED_DATASETS, IMAGE_FILE_DATASETS, AugmentConfig
 from engine.config.optimizer_options import optimizers_accepting, torch_optimizer_problems
 from engine.config.schema import Config
 from engine.config.training_sections import BUILTIN_MODELS, ScheduleConfig, by_epoch
@@ -44,6 +44,7 @@ DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "data.workers": ("data.pipeline", {"auto", "stream"}),
     "data.worker_type": ("data.pipeline", {"auto", "stream"}),
     "data.prefetch": ("data.pipeline", {"auto", "stream"}),
+    "data.decoder": ("data.dataset", {*ENCODED_DATASETS}),
     "data.allow_empty": ("data.dataset", {*ENCODED_DATASETS}),
     "data.on_bad": ("data.dataset", {*ENCODED_DATASETS, ANY_USER_CODE}),
     "augment.crop_scale": ("augment.resized_crop", {"true"}),
@@ -134,6 +135,8 @@ def _data_conflicts(config: Config) -> Iterator[Problem]:
     if data.worker_type == "threads" and data.dataset not in ENCODED_DATASETS:
         reason = f"threads load image files ({', '.join(ENCODED_DATASETS)}), not {data.dataset}; use processes or auto"
         yield Problem("data.worker_type", reason, others=("data.dataset",))
+    if data.decoder == "gpu":
+        yield from _gpu_decoder_conflicts(config)
     yield from _size_schedule_conflicts(config)
     val_size = data.val_crop or data.image_size or data.max_train_size
     if data.val_resize is not None and val_size is not None and data.val_resize < val_size:
@@ -159,6 +162,34 @@ def key_of_original_size(config: Config) -> str | None:
     if config.augment.resized_crop:
         return "augment.resized_crop"
     return "data.size_schedule" if config.data.size_schedule else None
+
+
+def key_of_image_transform(config: Config) -> str | None:
+    """Return a key that transforms the training images one by one in Python, on the CPU; None if none does."""
+    augment, default = config.augment, AugmentConfig()
+    names = ("policy", "brightness", "contrast", "saturation", "hue", "transform")
+    return next((f"augment.{name}" for name in names if getattr(augment, name) != getattr(default, name)), None)
+
+
+def _gpu_decoder_conflicts(config: Config) -> Iterator[Problem]:
+    key, data = "data.decoder", config.data
+    if data.dataset not in ENCODED_DATASETS:
+        reason = f"gpu decodes image files ({', '.join(ENCODED_DATASETS)}), not {data.dataset}; use auto"
+        yield Problem(key, reason, others=("data.dataset",))
+    if data.pipeline not in ("auto", "stream"):
+        reason = f"gpu decodes images in every epoch, but data.pipeline={data.pipeline} does not; use stream or auto"
+        yield Problem(key, reason, others=("data.pipeline",))
+    if config.device.gpus == "cpu":
+        yield Problem(key, "gpu needs GPUs, but device.gpus is cpu; use cpu or auto", others=("device.gpus",))
+    if config.device.parallel == "dp":
+        reason = "gpu does not support device.parallel=dp, which keeps batches in host memory; use ddp"
+        yield Problem(key, reason, others=("device.parallel",))
+    if (transform := key_of_image_transform(config)) is not None:
+        reason = f"gpu conflicts with {transform}, which changes images on the CPU; use cpu or auto"
+        yield Problem(key, reason, others=(transform,))
+    if data.interpolation in ("nearest", "lanczos"):
+        reason = f"gpu resizes bilinear or bicubic, not {data.interpolation}; set data.interpolation"
+        yield Problem(key, reason, others=("data.interpolation",))
 
 
 def _size_schedule_conflicts(config: Config) -> Iterator[Problem]:

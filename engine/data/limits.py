@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import Path
 
 from engine.config.data_sections import ENCODED_DATASETS
+from engine.config.rules import key_of_image_transform
 from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat
 from engine.utils.errors import UsageError
@@ -161,9 +162,7 @@ def loader_processes(config: Config, workers: int) -> int:
 
 def has_image_transforms(config: Config) -> bool:
     """Whether transforms run per image in Python, on the CPU."""
-    augment = config.augment
-    jitter = augment.brightness or augment.contrast or augment.saturation or augment.hue
-    return augment.policy != "none" or bool(jitter) or augment.transform is not None
+    return key_of_image_transform(config) is not None
 
 
 def needs_workers(config: Config, *, in_memory: bool) -> bool:

@@ -203,7 +203,9 @@ def _pipeline(started: RunStarted) -> str:
     name = started.pipeline or "unknown"
     kind = "decode thread" if started.worker_type == "threads" else "worker"
     loaders = f", {pluralize(started.workers, kind)} per rank" if started.workers else ""
-    return f"{name}{loaders}" + (f" ({started.pipeline_why})" if started.pipeline_why else "")
+    why = f" ({started.pipeline_why})" if started.pipeline_why else ""
+    decoder = f", JPEG decoder {started.decoder} ({started.decoder_why})" if started.decoder_why else ""
+    return f"{name}{loaders}{why}{decoder}"
 
 
 def gpu_table(run: ReportedRun) -> Table:

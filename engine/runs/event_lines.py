@@ -147,8 +147,9 @@ def describe_run_setup(event: RunStarted) -> str:
 
 
 def describe_pipeline(event: RunStarted) -> str:
-    """Return `, memory pipeline (reason)`, or "" if the journal does not name the input pipeline."""
-    return f", {event.pipeline} pipeline ({event.pipeline_why})" if event.pipeline else ""
+    """Return `, memory pipeline (reason)`, and the decoder if there was a choice. "" for an old journal."""
+    pipeline = f", {event.pipeline} pipeline ({event.pipeline_why})" if event.pipeline else ""
+    return f"{pipeline}, JPEG decoder {event.decoder} ({event.decoder_why})" if event.decoder_why else pipeline
 
 
 def describe_parameters(event: RunStarted) -> str:

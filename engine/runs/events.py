@@ -101,6 +101,10 @@ class RunStarted(Event):
     """What `workers` counts: threads or processes; "" in old journals."""
     max_workers: int = 0
     """The most threads to which `workers` may grow while the run trains; 0 in old journals."""
+    decoder: str = ""
+    """What decodes JPEG files: cpu or gpu; "" in old journals."""
+    decoder_why: str = ""
+    """Why this decoder was chosen, as text; "" if it had no alternative, and in old journals."""
     start_method: str = ""
     """How the ranks were started: fork, spawn, torchrun, srun, or env for another launcher; "" in old journals."""
 

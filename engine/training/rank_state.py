@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from engine.config.pipeline import DecoderName
 from engine.config.schema import Config
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader
@@ -89,6 +90,7 @@ class RankState:
     ema: ModelEma | None
     batches: DeviceLoader
     image_format: ImageFormat
+    decoder: DecoderName
     num_classes: int
     channel: Channel
     agreement: Agreement

@@ -49,6 +49,7 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "config": as_stored(state.config),
         "classes": list(classes),
         "image_format": asdict(state.image_format),
+        "decoder": state.decoder,
         "model": full_precision_state_dict(state.model, state.master),
         "ema": state.ema.model.state_dict() if state.ema is not None else None,
         "optimizer": state.optimizer.state_dict(),

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +22,8 @@ from engine.data.augment.mixup import MixupCutmix
 from engine.data.batching import build_sampler, check_source, class_counts, sampler_warnings
 from engine.data.limits import auto_workers, loader_warnings, uses_threads
 from engine.data.pipelines.batch import BatchDataset
-from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_warnings
+from engine.data.pipelines.choose import PipelineChoice, pipeline_warnings
+from engine.data.pipelines.choose_decoder import DecoderChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.num_workers import measure_num_workers
 from engine.data.sampler import DistributedBatchSampler
@@ -37,7 +37,7 @@ from engine.distributed.channel import Channel
 from engine.distributed.parallel import batch_device, wrap_model
 from engine.distributed.ports import close_ports_afterwards
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import get_from_rank, wait_for_ranks
+from engine.distributed.rendezvous import wait_for_ranks
 from engine.distributed.topology import check_devices_unique, gather_rank_devices
 from engine.distributed.watchdog import collective_timeout_s
 from engine.models.freeze import set_train_mode
@@ -51,6 +51,7 @@ from engine.optim.user_schedule import has_user_schedule, load_user_schedule
 from engine.runs.early_stop import EarlyStop
 from engine.runs.records import RankDevice
 from engine.training.device import init_device
+from engine.training.input_choice import choose_input, settle_decoder
 from engine.training.job import Job, Outcome
 from engine.training.loop import forward_backward, training_loop
 from engine.training.losses import Criterion, build_loss
@@ -99,8 +100,9 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
 
     # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load
     # the first batches during the rest of the setup.
-    pipeline_choice = _choose_pipeline_on_all_ranks(job, source, rank_info, store)
-    data, pipeline_notes = _start_pipeline(job, source, sampler, position, pipeline_choice)
+    recorded = checkpoint.get("decoder", "cpu") if checkpoint else None
+    choices = choose_input(job, source, recorded, rank_info, store)
+    data, pipeline_notes = _start_pipeline(job, source, sampler, position, *choices)
     warnings = [*notes, *pipeline_notes]
     try:
         # 4. Build device, model, optimizer and process group, and restore their state.
@@ -161,7 +163,12 @@ def _check(job: Job, rank_info: RankInfo, source: ImageSource, sampler: Distribu
 
 
 def _start_pipeline(
-    job: Job, source: ImageSource, sampler: DistributedBatchSampler, position: Position, pipeline_choice: PipelineChoice
+    job: Job,
+    source: ImageSource,
+    sampler: DistributedBatchSampler,
+    position: Position,
+    pipeline_choice: PipelineChoice,
+    decoder_choice: DecoderChoice,
 ) -> tuple[TrainingData, list[str]]:
     """Start loading the batches from a position on. Also returns warnings for the log."""
     config, plan = job.config, job.plan
@@ -179,7 +186,16 @@ def _start_pipeline(
         requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
     if pipeline_choice.pipeline == "stream" and isinstance(source, EncodedSource):
         requests = read_ahead(requests, source, sampler.images_ahead)
-    pipeline = InputPipeline(pipeline_choice, source, config, image_format, requests, workers, max_workers)
+    pipeline = InputPipeline(
+        pipeline_choice,
+        source,
+        config,
+        image_format,
+        requests,
+        workers,
+        max_workers=max_workers,
+        decoder_choice=decoder_choice,
+    )
     return TrainingData(source, sampler, image_format, pipeline), warnings + pipeline.warnings
 
 
@@ -189,6 +205,9 @@ def build_trainer(
     """Build the device, model, optimizer and process group of one rank. Raises UsageError."""
     config, sampler, num_classes = job.config, data.sampler, len(data.source.classes)
     device = init_device(config, job.plan, rank_info)
+    # First, because the loader processes may wait for it.
+    first_request = next(sampler.train_requests(resume_position(checkpoint, sampler).epoch))
+    settle_decoder(data.pipeline, first_request, device, rank_info, store)
     # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
     lr_of_step = _lr_of_step(job, sampler)
@@ -226,6 +245,7 @@ def build_trainer(
             batch_device(config.device, device), resolve_memory_format(config, network.model, device)
         ),
         image_format=data.image_format,
+        decoder=data.pipeline.decoder_choice.decoder or "cpu",
         num_classes=num_classes,
         channel=channel,
         agreement=Agreement(cpu_group),
@@ -245,6 +265,7 @@ def build_trainer(
         rank_devices=rank_devices,
         notes=network.notes,
         pipeline_choice=data.pipeline.pipeline_choice,
+        decoder_choice=data.pipeline.decoder_choice,
         warmup=warm_up(state, cpu_group),
     )
 
@@ -298,28 +319,6 @@ def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[di
     # Before the first use of NCCL, which would fail with a less helpful error of its own.
     check_devices_unique(rank_devices)
     return cpu_group, rank_devices
-
-
-def _choose_pipeline_on_all_ranks(job: Job, source: ImageSource, rank_info: RankInfo, store: Store) -> PipelineChoice:
-    """Choose the input pipeline on rank 0 for all ranks, because the free memory it depends on changes.
-
-    Raises UsageError on all ranks.
-    """
-    if rank_info.rank != 0:
-        received = json.loads(get_from_rank(store, 0, "pipeline"))
-        if "refused" in received:
-            raise UsageError([Problem(location, reason) for location, reason in received["refused"]])
-        return PipelineChoice(**received)
-    message: dict[str, Any] = {"refused": [("", "rank 0 could not choose a pipeline")]}
-    try:
-        pipeline_choice = choose_pipeline(job.config, source, job.plan.local_world_size)
-        message = asdict(pipeline_choice)
-        return pipeline_choice
-    except UsageError as error:
-        message = {"refused": [(problem.location, problem.message) for problem in error.problems]}
-        raise
-    finally:
-        store.set("pipeline", json.dumps(message))
 
 
 def resume_position(checkpoint: dict[str, Any] | None, sampler: DistributedBatchSampler) -> Position:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from engine.data.limits import uses_threads
 from engine.data.pipelines.choose import PipelineChoice
+from engine.data.pipelines.choose_decoder import DecoderChoice
 from engine.data.sources.base import ImageSource
 from engine.distributed.failures import FinalCheckpointError
 from engine.distributed.rank_env import RankInfo
@@ -75,6 +76,7 @@ class Trainer:
     rank_devices: list[RankDevice]
     notes: Sequence[str]
     pipeline_choice: PipelineChoice
+    decoder_choice: DecoderChoice
     warmup: WarmupResult
 
     def __post_init__(self) -> None:
@@ -298,6 +300,8 @@ class Trainer:
             image_format=state.image_format.describe(),
             pipeline=self.pipeline_choice.pipeline,
             pipeline_why=self.pipeline_choice.why,
+            decoder=self.decoder_choice.decoder or "",
+            decoder_why=self.decoder_choice.why,
             pipeline_auto=self.config.data.pipeline == "auto",
             batch_size=state.sampler.batch_size,
             cores=self.job.plan.threads_per_rank,

@@ -148,6 +148,7 @@ class DryRunPrinter:
                 "start method": event.start_method,
                 "backend": event.backend,
                 _workers_label(event): f"{event.workers} per rank",
+                **_decoder_row(event),
                 "global batch size": event.global_batch,
                 "steps per epoch": event.steps_per_epoch,
                 "epochs": event.epochs,
@@ -163,6 +164,12 @@ class DryRunPrinter:
 
     def close(self) -> None:
         self._out.flush()
+
+
+def _decoder_row(started: RunStarted) -> dict[str, str]:
+    """Return the decoder of JPEG files if there was a choice."""
+    text = printable(f"{started.decoder} ({started.decoder_why})")
+    return {"JPEG decoder": text} if started.decoder_why else {}
 
 
 def _workers_label(started: RunStarted) -> str:

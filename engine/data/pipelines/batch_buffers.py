@@ -59,11 +59,11 @@ class BatchBuffers:
         first = process * self._per_process
         number = self._in_use.find(b"\0", first, first + self._per_process)
         if number < 0:
-            return NewImages(_as_images(_shared_memory(prod(shape)), shape), None)
+            return NewImages(_as_images(shared_memory(prod(shape)), shape), None)
         self._in_use[number] = 1
         memory = self._memory.get(number)
         if memory is None or len(memory) < prod(shape):
-            memory = self._memory[number] = _shared_memory(prod(shape))
+            memory = self._memory[number] = shared_memory(prod(shape))
             self._received.discard(number)
         return NewImages(_as_images(memory, shape), number)
 
@@ -96,7 +96,7 @@ class BatchBuffers:
         self._in_use[number] = 0
 
 
-def _shared_memory(num_bytes: int) -> Tensor:
+def shared_memory(num_bytes: int) -> Tensor:
     """Return uninitialized bytes in shared memory, which torch's queues pass on without a copy."""
     try:
         # As torch's default_collate does in a DataLoader worker.

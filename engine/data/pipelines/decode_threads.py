@@ -18,6 +18,8 @@ from torch.utils.data import IterableDataset
 from engine.data.limits import BATCHES_IN_PROGRESS
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
+from engine.data.pipelines.choose_decoder import DecoderSwitch
+from engine.data.pipelines.encoded_batch import PendingEncodedBatch
 from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.sampler import BatchRequest
 from engine.data.sources.encoded import EncodedSource
@@ -38,17 +40,24 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         thread_count: ThreadCount,
         counters: LoaderCounters,
         buffers: BatchBuffers,
+        decoder: DecoderSwitch | None = None,
     ) -> None:
         self._source, self._dataset, self._requests = source, dataset, requests
         self._thread_count, self._counters, self._buffers = thread_count, counters, buffers
+        self._decoder = decoder or DecoderSwitch("cpu")
 
     def __iter__(self) -> Iterator[SentBatch]:
         process, processes = self._counters.process, self._counters.processes
         threads = DecodeThreads(self._counters)
-        in_progress: deque[PendingBatch] = deque()
+        in_progress: deque[PendingBatch | PendingEncodedBatch] = deque()
+        for_gpu = self._decoder.wait() == "gpu"
         for request in islice(self._requests, process, None, processes):
             threads.set_count(self._thread_count.share_of(process, processes))
-            pending = PendingBatch(self._source, self._dataset, request, self._buffers, process)
+            pending = (
+                PendingEncodedBatch(self._source, self._dataset, request)
+                if for_gpu
+                else PendingBatch(self._source, self._dataset, request, self._buffers, process)
+            )
             threads.submit(pending.load_row, len(request.indices))
             in_progress.append(pending)
             if len(in_progress) == BATCHES_IN_PROGRESS:
@@ -56,9 +65,11 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         while in_progress:
             yield self._finish(in_progress.popleft())
 
-    def _finish(self, pending: PendingBatch) -> SentBatch:
+    def _finish(self, pending: PendingBatch | PendingEncodedBatch) -> SentBatch:
         batch = pending.result()
         self._counters.add_batch(len(pending.request.indices))
+        if isinstance(pending, PendingEncodedBatch):
+            return SentBatch(batch)
         return self._buffers.send(batch, pending.images)
 
 

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import Generic, Protocol, Self, TypeVar
@@ -18,6 +19,7 @@ from torch import Tensor
 from engine.data.augment.augmentation import apply_batch_params
 from engine.data.augment.batch_ops import normalize
 from engine.data.pipelines.batch import Batch
+from engine.data.pipelines.gpu_decoder import GpuDecoder
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sources.base import ImageFormat
 from engine.data.stage_times import StageTimes, stage
@@ -115,7 +117,8 @@ class StreamingLoader:
 
     On a GPU this runs on a separate CUDA stream and overlaps with training. With DataLoader workers, a background
     thread also starts the next transfer as soon as the previous batch is consumed; on a CPU it normalizes. The images
-    get the memory format of the model while they are uint8, which takes a fraction of the time.
+    get the memory format of the model while they are uint8, which takes a fraction of the time. `decoder` decodes the
+    JPEG files that the batches hold instead of pixels.
     """
 
     def __init__(
@@ -124,9 +127,12 @@ class StreamingLoader:
         image_format: ImageFormat,
         device: torch.device,
         memory_format: torch.memory_format = torch.preserve_format,
+        decoder: GpuDecoder | None = None,
     ) -> None:
         self._loader, self._device, self._memory_format = batches, device, memory_format
-        self._copy_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._decoder = decoder
+        # Stage, and the events that the copy stream records before and after it.
+        self._stage_events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         shape = (1, image_format.channels, 1, 1)
         self._mean = torch.tensor(image_format.mean, device=device).view(shape)
         self._std = torch.tensor(image_format.std, device=device).view(shape)
@@ -169,15 +175,22 @@ class StreamingLoader:
         self._loader.restart_step_clock()
 
     def start_stage_times(self) -> None:
-        self._copy_events.clear()
+        self._stage_events.clear()
         self._loader.counters.start()
 
     def stop_stage_times(self) -> StageTimes:
         """See `DeviceLoader.stop_stage_times`. A host sync on a GPU."""
-        for start, end in tuple(self._copy_events):
+        for name, start, end in tuple(self._stage_events):
             end.synchronize()
-            self._loader.counters.add_seconds("copy", start.elapsed_time(end) / 1000)
+            self._loader.counters.add_seconds(name, start.elapsed_time(end) / 1000)
         return self._loader.counters.stop()
+
+    def _decode(self, batch: Batch) -> Batch:
+        """Return the batch with the images of its JPEG files, on the device."""
+        if batch.encoded is None or self._decoder is None:
+            return batch
+        pixels = to_device(batch.images, self._device)
+        return self._decoder(replace(batch, images=pixels), batch.encoded, self._time_on_device)
 
     def _prepare(self, batch: Batch) -> DeviceBatch:
         images, labels = to_device(batch.images, self._device), to_device(batch.labels, self._device)
@@ -199,17 +212,26 @@ class StreamingLoader:
 
     def _transfer(self, batch: Batch) -> tuple[DeviceBatch, torch.cuda.Event]:
         """Start the transfer of a batch; returns the batch and an event that the copy stream records after it."""
-        timed = self._loader.counters.are_timing
         with torch.cuda.stream(self._copy_stream):
-            started, transferred = (torch.cuda.Event(enable_timing=timed) for _ in range(2))
-            if timed:
-                started.record(self._copy_stream)
-            device_batch = self._prepare(batch)
+            batch = self._decode(batch)
+            with self._time_on_device("copy"):
+                device_batch = self._prepare(batch)
+            transferred = torch.cuda.Event()
             transferred.record(self._copy_stream)
-        if timed:
-            # Both events are recorded: another thread may read their times now.
-            self._copy_events.append((started, transferred))
         return device_batch, transferred
+
+    @contextmanager
+    def _time_on_device(self, name: str) -> Iterator[None]:
+        """Time what the code in this context runs on the copy stream as a stage, while stages are timed."""
+        if not self._loader.counters.are_timing:
+            yield
+            return
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record(self._copy_stream)
+        yield
+        end.record(self._copy_stream)
+        # Both events are recorded: another thread may read their times now.
+        self._stage_events.append((name, start, end))
 
     def _wait_for_transfer(self, transfer: tuple[DeviceBatch, torch.cuda.Event]) -> DeviceBatch:
         """Make the current CUDA stream wait for the transfer, without blocking the host."""

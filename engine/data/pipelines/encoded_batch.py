@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows
-from engine.data.pipelines.worker_process import exit_unable_to_send
+from engine.data.pipelines.batch_buffers import shared_memory
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import Images
 from engine.data.sources.encoded import EncodedImage, EncodedSource, decode_for_crop
@@ -103,7 +103,7 @@ class PendingEncodedBatch:
         plans = [jpeg.plan for jpeg in files]
         ends = np.cumsum([len(jpeg.data) for jpeg in files])
         with stage("collate"):
-            data = _new_shared_bytes(int(ends[-1]))
+            data = shared_memory(int(ends[-1]))
             content = data.numpy()
             for jpeg, end in zip(files, ends.tolist(), strict=True):
                 content[end - len(jpeg.data) : end] = np.frombuffer(jpeg.data, np.uint8)
@@ -126,12 +126,3 @@ def load_encoded(source: EncodedSource, dataset: BatchDataset, request: BatchReq
     for row in range(len(request.indices)):
         pending.load_row(row)
     return pending.result()
-
-
-def _new_shared_bytes(count: int) -> Tensor:
-    """Return uninitialized bytes in shared memory, see `new_shared_batch`."""
-    try:
-        storage = torch.UntypedStorage._new_shared(count)
-    except RuntimeError as error:
-        exit_unable_to_send(error)
-    return torch.empty(0, dtype=torch.uint8).set_(storage)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
+from io import BytesIO
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from engine.config.data_sections import Interpolation
@@ -132,6 +134,18 @@ _RESIZE: dict[Interpolation, Any] = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa,
 }
+
+
+def check_nvjpeg(device: torch.device) -> None:
+    """Decode a small JPEG on a device. Raises DecoderUnavailableError if that does not work."""
+    file = BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "JPEG")
+    decode_jpeg = load_decoder()
+    try:
+        decode_jpeg([torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)], mode="RGB", device=device)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise DecoderUnavailableError(f"nvJPEG does not work on {device} ({reason})") from error
 
 
 @cache

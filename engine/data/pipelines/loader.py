@@ -22,7 +22,9 @@ from engine.config.schema import Config
 from engine.data.limits import BATCHES_IN_PROGRESS, loader_processes, uses_threads
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
+from engine.data.pipelines.choose_decoder import DecoderSwitch
 from engine.data.pipelines.decode_threads import ThreadedBatches
+from engine.data.pipelines.encoded_batch import load_encoded
 from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.pipelines.worker_process import WORKER_EXIT_SECONDS, init_worker
 from engine.data.sampler import BatchRequest
@@ -45,7 +47,8 @@ class BatchLoader:
     With `workers` > 0 the constructor forks the loader processes: create it before the process initializes CUDA or
     starts threads. The same processes serve the whole run. They are `workers` DataLoader workers, or few of them with
     `workers` decode threads in all (`engine.data.limits.uses_threads`). With `max_workers`, the number of threads
-    follows the steps of the rank, at most to `max_workers`.
+    follows the steps of the rank, at most to `max_workers`. With the `decoder` gpu, JPEG files are for
+    `engine.data.pipelines.gpu_decoder`; the processes load nothing before it is set.
     """
 
     def __init__(
@@ -56,8 +59,11 @@ class BatchLoader:
         requests: Iterable[BatchRequest],
         workers: int,
         max_workers: int | None = None,
+        decoder: DecoderSwitch | None = None,
     ) -> None:
+        decoder = decoder or DecoderSwitch("cpu")
         dataset = BatchDataset(source, config, image_format)
+        load = partial(_load, source, dataset, decoder)
         self.max_workers = max_workers or workers
         self.num_processes = loader_processes(config, self.max_workers) if workers else 0
         self.counters = LoaderCounters(self.num_processes)
@@ -67,15 +73,15 @@ class BatchLoader:
         self._step_start: tuple[float, float] | None = None
         self._oom_kills_at_start = oom_kill_count()
         self._processes: list[BaseProcess] = []
-        self._batches: Iterator[Batch] = _load_here(dataset, requests, self.counters)
+        self._batches: Iterator[Batch] = _load_here(load, requests, self.counters)
         if workers > 0:
-            loaded: Dataset[Batch] | Dataset[SentBatch] = _CountingDataset(dataset, self.counters)
+            loaded: Dataset[Batch] | Dataset[SentBatch] = _CountingDataset(load, self.counters)
             sampler: Iterable[BatchRequest] | None = requests
             receive: Callable[[Any], Batch] = _as_received
             if uses_threads(config) and isinstance(source, EncodedSource):
                 self.thread_count = ThreadCount(workers, max_workers)
                 buffers = BatchBuffers(self.num_processes, BATCHES_IN_PROGRESS + config.data.prefetch + RANK_BATCHES)
-                loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters, buffers)
+                loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters, buffers, decoder)
                 receive = buffers.receive
                 sampler = None
             loader: DataLoader[Any] = DataLoader(
@@ -149,10 +155,19 @@ class BatchLoader:
                 raise LoaderProcessError(f"{name} exited: {reason}")
 
 
-def _load_here(dataset: BatchDataset, requests: Iterable[BatchRequest], counters: LoaderCounters) -> Iterator[Batch]:
+def _load(source: ImageSource, dataset: BatchDataset, decoder: DecoderSwitch, request: BatchRequest) -> Batch:
+    """Load the batch of a request in this thread."""
+    if decoder.wait() == "gpu" and isinstance(source, EncodedSource):
+        return load_encoded(source, dataset, request)
+    return dataset[request]
+
+
+def _load_here(
+    load: Callable[[BatchRequest], Batch], requests: Iterable[BatchRequest], counters: LoaderCounters
+) -> Iterator[Batch]:
     """Yield the batches of all requests, loaded by this process."""
     for request in requests:
-        batch = dataset[request]
+        batch = load(request)
         counters.add_batch(len(batch.labels))
         yield batch
 
@@ -160,11 +175,11 @@ def _load_here(dataset: BatchDataset, requests: Iterable[BatchRequest], counters
 class _CountingDataset(Dataset[Batch]):
     """The dataset of a DataLoader worker that loads whole batches; counts them."""
 
-    def __init__(self, dataset: BatchDataset, counters: LoaderCounters) -> None:
-        self._dataset, self._counters = dataset, counters
+    def __init__(self, load: Callable[[BatchRequest], Batch], counters: LoaderCounters) -> None:
+        self._load, self._counters = load, counters
 
     def __getitem__(self, request: BatchRequest) -> Batch:
-        batch = self._dataset[request]
+        batch = self._load(request)
         self._counters.add_batch(len(batch.labels))
         return batch
 

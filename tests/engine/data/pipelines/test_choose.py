@@ -105,7 +105,7 @@ def test_choose_pipeline_of_rank_0_applies_to_all_ranks(
     class ChosenError(Exception):
         pass
 
-    def raise_choice(choice: PipelineChoice, *_: object) -> None:
+    def raise_choice(choice: PipelineChoice, *_: object, **__: object) -> None:
         raise ChosenError(choice.pipeline)
 
     # Stop each rank where it creates its input pipeline.

@@ -1,0 +1,89 @@
+"""Measure how fast the CPU and the GPU decode the first images of a run, for `data.decoder=auto`.
+
+`engine.training.decoder` calls it on rank 0, once the device is initialized.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from math import floor, log10
+
+import torch
+
+from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows
+from engine.data.pipelines.batch_buffers import BatchBuffers
+from engine.data.pipelines.choose_decoder import DecoderChoice
+from engine.data.pipelines.decode_threads import PendingBatch
+from engine.data.pipelines.encoded_batch import PendingEncodedBatch
+from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, GpuDecoder, check_nvjpeg
+from engine.data.rng import single_torch_thread
+from engine.data.sampler import BatchRequest
+from engine.data.sources.encoded import EncodedSource
+from engine.utils.text import pluralize
+
+SAMPLE_IMAGES = 64
+MIN_SPEEDUP = 1.2  # of the GPU, which training needs too
+MIN_PLAIN_SHARE = 0.5  # of the images that the GPU can decode
+GPU_REPEATS = 3
+
+
+def measure_decoders(
+    source: EncodedSource, dataset: BatchDataset, request: BatchRequest, device: torch.device, workers: int
+) -> DecoderChoice:
+    """Return the faster decoder for the images of a request, with `workers` threads or DataLoader workers.
+
+    The workers also read and cut the files for the GPU, so its rate is the lower of the two. The times of the CPU are
+    CPU times, because other processes of the run start at the same time. If an image is unreadable, it is the CPU.
+    """
+    sample = BatchRequest(request.part, request.epoch, request.indices[:SAMPLE_IMAGES])
+    try:
+        with single_torch_thread():
+            load_seconds, pixels = _load(lambda: PendingBatch(source, dataset, sample, BatchBuffers(1, 0), 0))
+            prepare_seconds, batch = _load(lambda: PendingEncodedBatch(source, dataset, sample))
+    except Exception:
+        # The error recurs during training, where it is reported with the failing image.
+        return DecoderChoice("cpu", "the first images cannot be read")
+    count, encoded = len(pixels.labels), batch.encoded
+    if encoded is None or len(encoded.rows) < MIN_PLAIN_SHARE * count:
+        plain = 0 if encoded is None else len(encoded.rows)
+        return DecoderChoice("cpu", f"only {plain} of the first {count} images are baseline JPEG files")
+    try:
+        check_nvjpeg(device)
+    except DecoderUnavailableError as error:
+        return DecoderChoice("cpu", str(error))
+    decode_seconds = _decode_seconds(GpuDecoder(source, dataset, device), batch, encoded, device)
+    cpu_rate, gpu_rate = workers * count / load_seconds, count / max(decode_seconds, prepare_seconds / workers)
+    threads = pluralize(workers, "CPU thread")
+    rates = f"nvJPEG decodes {_shown(gpu_rate)} images/s, {threads} {_shown(cpu_rate)}"
+    return DecoderChoice("gpu" if gpu_rate >= MIN_SPEEDUP * cpu_rate else "cpu", rates)
+
+
+def _load(start: Callable[[], PendingBatch | PendingEncodedBatch]) -> tuple[float, Batch]:
+    """Load a batch in this thread; return its CPU time in seconds and the batch. The first time imports libraries and
+    fills the page cache, so it does not count."""
+    for pending in (start(), start()):
+        began = time.thread_time()
+        for row in range(len(pending.request.indices)):
+            pending.load_row(row)
+        batch = pending.result()
+        seconds = time.thread_time() - began
+    return seconds, batch
+
+
+def _decode_seconds(decoder: GpuDecoder, batch: Batch, encoded: EncodedRows, device: torch.device) -> float:
+    """Return how long the GPU takes for a batch, in seconds: the shortest of some attempts after the first."""
+    batch = replace(batch, images=batch.images.to(device))
+    seconds = []
+    for _ in range(1 + GPU_REPEATS):
+        began = time.perf_counter()
+        decoder(batch, encoded)
+        torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def _shown(rate: float) -> str:
+    """Return a rate rounded to two digits, or to an integer below 100."""
+    return f"{round(rate, min(1 - floor(log10(rate)), 0)):,.0f}"
