@@ -19,6 +19,7 @@ from tui.cli.help import TRAIN, HelpCommand, make_epilog
 
 if TYPE_CHECKING:
     from engine.data.pack.writer import PackPlan, PackProgress, PackRequest, PackSummary
+    from engine.data.sources.folder import ScanProgress
 
 app = typer.Typer()
 
@@ -26,6 +27,8 @@ PACK_FORMAT = 1
 MAX_LISTED_FILES = 10
 # Lines of progress where stderr is no terminal.
 PLAIN_SECONDS = 10.0
+# An update of the bar takes longer than to pack a small image.
+REFRESH_SECONDS = 0.1
 STOPPED = 3
 
 
@@ -100,7 +103,8 @@ def pack(
             make_request(folder, output, max_side, quality, workers), allow_empty=allow_empty, force=force
         )
         typer.echo("Checking the image files", err=True)
-        plan = make_plan(request)
+        with _Progress() as progress:
+            plan = make_plan(request, progress.show_scan)
         if dry_run:
             print_expected_size(plan, as_json=as_json)
         else:
@@ -177,7 +181,7 @@ def verify_pack(path: str, *, as_json: bool) -> None:
 
     pack = open_pack(str(expand_user(path)), "--verify")
     with stop_signals() as stopped, _Progress() as progress, reported_pack_errors(pack.path, "--verify"):
-        damaged = list(damaged_images(pack, lambda done: progress.show(done, pack.num_images, ""), stopped.is_set))
+        damaged = list(damaged_images(pack, lambda done: progress.show_verify(done, pack.num_images), stopped.is_set))
     for problem in damaged:
         typer.echo(f"error: {printable(problem)}", err=True)
     if stopped.is_set():
@@ -215,12 +219,12 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 class _Progress:
-    """A progress bar on stderr; where it is no terminal, a line every PLAIN_SECONDS."""
+    """A progress bar on stderr; where it is no terminal, a line every `PLAIN_SECONDS`."""
 
     def __init__(self) -> None:
         self._bar: Any = None
         self._start = self._shown = time.monotonic()
-        self._first = -1
+        self._first: tuple[float, int] | None = None
 
     def __enter__(self) -> _Progress:
         if sys.stderr is None or not sys.stderr.isatty():
@@ -239,25 +243,39 @@ class _Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    def show_scan(self, progress: ScanProgress) -> None:
+        """Show the progress of the scan of the folder."""
+        self._show(progress.folders, progress.total_folders, "class folders", progress.files, "")
+
     def show_pack(self, progress: PackProgress) -> None:
         """Show the progress of packing, with the expected size."""
         from engine.utils.host import format_bytes
 
-        size = format_bytes(progress.expected_bytes) if progress.done else ""
-        self.show(progress.done, progress.total, f"  about {size}" if size else "")
+        note = f"  about {format_bytes(progress.expected_bytes)}" if progress.done and self._is_due() else ""
+        self._show(progress.done, progress.total, "images", progress.done, note)
 
-    def show(self, done: int, total: int, note: str) -> None:
-        """Show that `done` of `total` images are done. The first call does not count as work of this process."""
-        now = time.monotonic()
-        if self._first < 0:
-            self._first, self._start = done, now
+    def show_verify(self, done: int, total: int) -> None:
+        """Show how many of the images are verified."""
+        self._show(done, total, "images", done, "")
+
+    def _is_due(self) -> bool:
+        interval = PLAIN_SECONDS if self._bar is None else REFRESH_SECONDS
+        return time.monotonic() - self._shown >= interval
+
+    def _show(self, done: float, total: int, unit: str, images: int, note: str) -> None:
+        """Show that `done` of `total` are done. The first call does not count as work of this process."""
+        if self._first is None:
+            self._first, self._start = (done, images), time.monotonic()
             if self._bar is not None:
                 self._bar.add_task("", total=total, completed=done, rate="")
             return
-        rate = (done - self._first) / max(now - self._start, 1e-9)
+        if not self._is_due():
+            return
+        self._shown = time.monotonic()
+        seconds, (first_done, first_images) = max(self._shown - self._start, 1e-9), self._first
+        rate = f"{(images - first_images) / seconds:,.0f} images/s{note}"
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, rate=f"{rate:,.0f} images/s{note}")
-        elif now - self._shown >= PLAIN_SECONDS:
-            self._shown = now
-            left = (total - done) / max(rate, 1e-9)
-            typer.echo(f"{done:,}/{total:,} images  {rate:,.0f} images/s{note}  {left:,.0f} s left", err=True)
+            self._bar.update(self._bar.task_ids[0], completed=done, rate=rate)
+        else:
+            left = (total - done) * seconds / max(done - first_done, 1e-9)
+            typer.echo(f"{int(done):,}/{total:,} {unit}  {rate}  {left:,.0f} s left", err=True)

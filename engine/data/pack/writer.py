@@ -23,7 +23,7 @@ from engine.data.pack.partial import SYNC_BYTES, PartialPack
 from engine.data.pack.reencode import Encoding, describe_encoding, reencode
 from engine.data.sampler import PARTS
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, scan_folder
+from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, OnProgress, scan_folder
 from engine.data.sources.image import named_image
 from engine.data.sources.image_file import read_image_file
 from engine.utils.errors import Problem, UsageError
@@ -128,7 +128,7 @@ class PackPlan:
             return reencode(data, self.request.encoding)
 
 
-def make_plan(request: PackRequest) -> PackPlan:
+def make_plan(request: PackRequest, on_progress: OnProgress = lambda _: None) -> PackPlan:
     """Scan the folder of a request. Raises UsageError, also if the output exists."""
     output = request.output
     if is_folder(output):
@@ -136,7 +136,8 @@ def make_plan(request: PackRequest) -> PackPlan:
     if os.path.lexists(output) and not request.force:
         raise UsageError.one("--output", f"{output} exists; choose another file, or replace it with --force")
     try:
-        return PackPlan(request, scan_folder(request.folder, allow_empty=request.allow_empty))
+        scan = scan_folder(request.folder, allow_empty=request.allow_empty, on_progress=on_progress)
+        return PackPlan(request, scan)
     except UsageError as error:
         raise UsageError([_without_keys(problem) for problem in error.problems]) from error
 

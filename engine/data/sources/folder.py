@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -57,6 +57,18 @@ class FolderScan:
     sizes: dict[Part, NDArray[np.int64]]
     mtimes_ns: dict[Part, NDArray[np.int64]]
     skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScanProgress:
+    """Class folders that are scanned, the current one as a fraction, of all; and how many files they have so far."""
+
+    folders: float
+    total_folders: int
+    files: int
+
+
+OnProgress = Callable[[ScanProgress], None]
 
 
 @dataclass(frozen=True)
@@ -125,10 +137,10 @@ def encoded_format(data: DataConfig) -> ImageFormat:
     return format_from_config(data, ImageFormat(DEFAULT_IMAGE_SIZE, 3, mean, std))
 
 
-def scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
+def scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress = lambda _: None) -> FolderScan:
     """Find the readable images of a folder. Raises UsageError with every problem found, among them empty classes."""
     with _usage_error_on_os_error(root):
-        return _scan_folder(root, allow_empty=allow_empty)
+        return _scan_folder(root, allow_empty=allow_empty, on_progress=on_progress)
 
 
 def class_names(data: DataConfig) -> tuple[str, ...]:
@@ -175,8 +187,15 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     return parts, classes
 
 
-def _scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
+def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> FolderScan:
     parts, classes = _find_parts(root)
+    total_folders, scanned_folders, scanned_files = len(parts) * len(classes), 0, 0
+
+    def report(checked: int, files: int) -> None:
+        """Report the first `checked` of the files of the current class folder."""
+        share = checked / files if files else 0
+        on_progress(ScanProgress(scanned_folders + share, total_folders, scanned_files + checked))
+
     problems: list[Problem] = []
     skipped: list[str] = []
     paths: dict[Part, PathList] = {}
@@ -192,7 +211,9 @@ def _scan_folder(root: Path, *, allow_empty: bool) -> FolderScan:
         # Arrays per class: lists of a million strings and numbers take 300 MB, which the process keeps.
         part_paths, counts, part_stamps = PathBuffer(), list[int](), [np.empty((0, 2), np.int64)]
         for name in classes:
-            stamps_by_path, unreadable = _readable_images(folder / name)
+            stamps_by_path, unreadable = _readable_images(folder / name, report)
+            scanned_folders, scanned_files = scanned_folders + 1, scanned_files + len(stamps_by_path) + len(unreadable)
+            report(0, 0)
             skipped += [f"{path.relative_to(root)} ({reason})" for path, reason in unreadable]
             if not stamps_by_path and (part == "train" or (folder / name).is_dir()):
                 empty.append((folder / name, [f"{path.name}: {reason}" for path, reason in unreadable]))
@@ -237,9 +258,11 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
         return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
 
 
-def _readable_images(folder: Path) -> tuple[dict[Path, list[int]], list[tuple[Path, str]]]:
+def _readable_images(
+    folder: Path, report: Callable[[int, int], None]
+) -> tuple[dict[Path, list[int]], list[tuple[Path, str]]]:
     """Return size and time of modification of each readable image at any depth below a folder, sorted by path, and the
-    other files with the reason.
+    other files with the reason. `report` is called with how many of the files are checked, and their number.
 
     Readable files are recorded in the user's cache by size and modification time, and checked again only after a
     change. Unreadable files are checked each time, because they may have been repaired.
@@ -251,7 +274,10 @@ def _readable_images(folder: Path) -> tuple[dict[Path, list[int]], list[tuple[Pa
     unchecked = [path for path in files if path not in stamps or recorded.get(str(path)) != stamps[path]]
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:
-        reasons = dict(zip(unchecked, pool.map(_unreadable_reason, unchecked), strict=True))
+        reasons: dict[Path, str | None] = {}
+        for path, reason in zip(unchecked, pool.map(_unreadable_reason, unchecked), strict=True):
+            reasons[path] = reason
+            report(len(files) - len(unchecked) + len(reasons), len(files))
     finally:
         # Ctrl-C must not wait for the files that are still queued.
         pool.shutdown(cancel_futures=True)

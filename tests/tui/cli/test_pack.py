@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -95,3 +96,13 @@ def test_signal_ends_pack_with_sentence_and_it_continues(
     assert f"9 of 24 images of {tmp_path / 'a.gpk'} are packed; run the same command again, which continues" in err
     assert json.loads(invoke(*arguments, "--json")[1])["kept"] == 9
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_scan_and_pack_show_progress(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "PLAIN_SECONDS", 0.0)
+    code, _, err = invoke(photos, "-o", tmp_path / "a.gpk")
+    assert code == 0
+    lines = re.sub(r"  [\d,]+ images/s.*", "", err).splitlines()
+    assert lines[0] == "Checking the image files"
+    assert "2/2 class folders" in lines
+    assert lines[-1] == f"{NUM_PHOTOS}/{NUM_PHOTOS} images"
