@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -58,9 +59,15 @@ def _splitmix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
+@lru_cache(maxsize=256)
+def _epoch_key(seed: int, stream: RandomStream, epoch: int) -> int:
+    """Return the bits from which those of the images of an epoch derive."""
+    return _splitmix64(_splitmix64(_splitmix64(seed) ^ int(stream)) ^ epoch)
+
+
 def random_bits(seed: int, stream: RandomStream, epoch: int, indices: Indices) -> NDArray[np.uint64]:
     """Return 64 random bits per image, uint64 of shape (N,): `image_random_bits` vectorized over `indices`."""
-    key = np.uint64(_splitmix64(_splitmix64(_splitmix64(seed) ^ int(stream)) ^ epoch))
+    key = np.uint64(_epoch_key(seed, stream, epoch))
     value = indices.astype(np.uint64)
     # In place: with a million images each temporary array takes 10 MB.
     value ^= key
@@ -75,13 +82,12 @@ def random_bits(seed: int, stream: RandomStream, epoch: int, indices: Indices) -
 
 def image_random_bits(seed: int, stream: RandomStream, epoch: int, index: int) -> int:
     """Return the 64 random bits of one image."""
-    return _splitmix64(_splitmix64(_splitmix64(_splitmix64(seed) ^ int(stream)) ^ epoch) ^ index)
+    return _splitmix64(_epoch_key(seed, stream, epoch) ^ index)
 
 
 def batch_random_bits(seed: int, stream: RandomStream, epoch: int, batch_index: int, rank: int) -> int:
     """Return 64 random bits for one batch of a rank."""
-    bits = _splitmix64(_splitmix64(_splitmix64(seed) ^ int(stream)) ^ epoch)
-    return _splitmix64(_splitmix64(bits ^ batch_index) ^ rank)
+    return _splitmix64(_splitmix64(_epoch_key(seed, stream, epoch) ^ batch_index) ^ rank)
 
 
 def random_integers(high: int, seed: int, stream: RandomStream, epoch: int, indices: Indices) -> Indices:

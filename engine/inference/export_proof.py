@@ -228,7 +228,7 @@ def _image_file(source: EncodedSource, index: int) -> Iterator[tuple[Path, str]]
         # Without the name from the dataset, which others may have chosen.
         path = Path(folder, "image")
         path.write_bytes(encoded.data)
-        yield path, encoded.name
+        yield path, encoded.name()
 
 
 def _compare_samples(proof: Proof, load: Callable[[Path], Images], image_format: ImageFormat) -> None:

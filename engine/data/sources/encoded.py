@@ -6,7 +6,7 @@ A source reads the content of one file; this module decodes, crops and resizes i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -22,10 +22,10 @@ from engine.data.stage_times import stage
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """The content of one image file, and the name of the image in messages."""
+    """The content of one image file. `name` returns the name of the image in messages, which it may have to read."""
 
     data: bytes | memoryview
-    name: str
+    name: Callable[[], str]
 
 
 class EncodedSource(ABC):

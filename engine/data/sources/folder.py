@@ -111,9 +111,9 @@ class FolderSource(EncodedSource):
         )
 
     def read_encoded(self, part: Part, index: int) -> EncodedImage:
-        path = Path(self.root, self.paths[part][index])
-        with named_image(str(path)):
-            return EncodedImage(read_image_file(path), str(path))
+        path = f"{self.root}/{self.paths[part][index]}"
+        with named_image(path):
+            return EncodedImage(read_image_file(path), lambda: path)
 
 
 def open_folder(data: DataConfig, seed: int) -> FolderSource:

@@ -6,7 +6,7 @@ does all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -86,14 +86,14 @@ def decode_image(
     for training, its box is cropped and resized to `size` x `size`. `name` is for messages. Raises
     UnreadableImageError.
     """
-    decoded = decode_pixels(data, name, image_format, get_box)
+    decoded = decode_pixels(data, lambda: name, image_format, get_box)
     pixels = empty_images(*decoded.output_shape)
     decoded.resize_into(pixels)
     return pixels
 
 
 def decode_pixels(
-    data: bytes | memoryview, name: str, image_format: ImageFormat, get_box: BoxFunction | None = None
+    data: bytes | memoryview, name: Callable[[], str], image_format: ImageFormat, get_box: BoxFunction | None = None
 ) -> DecodedImage:
     """Decode the content of an image file as far as `DecodedImage.resize_into` needs it, see `decode_image`."""
     try:
@@ -104,7 +104,7 @@ def decode_pixels(
                 return decoded
         return DecodedImage(_decode_with_pillow(data, image_format, get_box), None)
     except Exception as error:
-        raise _unreadable(name, error) from error
+        raise _unreadable(name(), error) from error
 
 
 def empty_images(*shape: int) -> Images:

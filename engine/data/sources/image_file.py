@@ -65,24 +65,27 @@ class PixelBudget:
 _PIXEL_BUDGET = PixelBudget(MAX_PIXELS_IN_FLIGHT)
 
 
-def read_image_file(path: Path) -> bytes:
+def read_image_file(path: Path | str) -> bytes:
     """Return the content of a file. Raises UnusableImageError if no image has its size, and OSError.
 
     The file is read at once, because its owner can extend or truncate it while it is decoded. Pillow reads a file of
     some formats to its end, and libtiff maps it into memory.
     """
-    with open(path, "rb", opener=_open_without_blocking) as file:
-        status = os.fstat(file.fileno())
+    # Opening a named pipe would wait for a writer. A Python file object would take twice the time.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise UnusableImageError("not a regular file")
         if status.st_size > MAX_IMAGE_BYTES:
             raise UnusableImageError(f"a file of more than {MAX_IMAGE_BYTES >> 20} MiB; reduce its size")
-        return file.read(status.st_size)
-
-
-def _open_without_blocking(path: str, flags: int) -> int:
-    # Opening a named pipe would wait for a writer.
-    return os.open(path, flags | os.O_NONBLOCK)
+        data = os.read(handle, status.st_size)
+        # A network file system may return less.
+        while len(data) < status.st_size and (rest := os.read(handle, status.st_size - len(data))):
+            data += rest
+        return data
+    finally:
+        os.close(handle)
 
 
 @contextmanager

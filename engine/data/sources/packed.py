@@ -103,7 +103,7 @@ class PackedSource(EncodedSource):
 
     def read_encoded(self, part: Part, index: int) -> EncodedImage:
         row = int(self.rows[part][index])
-        return EncodedImage(self.pack.read(row), f"{self.pack.path}: {self.pack.describe(row)}")
+        return EncodedImage(self.pack.read(row), lambda: f"{self.pack.path}: {self.pack.describe(row)}")
 
     def byte_ranges(self, part: Part, indices: Indices) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return offset and size in the file of the content of each image."""

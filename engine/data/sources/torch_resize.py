@@ -27,4 +27,4 @@ def resize_into(pixels: Images, plan: ResizePlan, out: Images) -> None:
 
 
 def _to_batch(pixels: Images) -> torch.Tensor:
-    return torch.from_numpy(pixels)[None]
+    return torch.from_numpy(pixels[None])

@@ -108,7 +108,7 @@ class TarSource(EncodedSource):
             raise UnreadableImageError(f"the shard {shard.path} {_describe(error)}") from error
         if not is_same:
             raise UnreadableImageError(f"the shard {shard.path} {CHANGED}")
-        return EncodedImage(memoryview(data)[BLOCK_BYTES:], f"{shard.path}: {_member_name(data, offset)}")
+        return EncodedImage(memoryview(data)[BLOCK_BYTES:], lambda: f"{shard.path}: {_member_name(data, offset)}")
 
     @property
     def cache_root(self) -> str:

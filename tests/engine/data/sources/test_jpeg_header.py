@@ -87,6 +87,20 @@ def test_read_header_leaves_unusual_file_to_pillow(data: bytes) -> None:
     assert read_header(data) is None
 
 
+def test_read_header_is_not_that_of_a_thumbnail() -> None:
+    thumbnail, photo = make_jpeg("L"), make_jpeg(subsampling="4:2:0")
+    header = read_header(insert_segment(photo, 0xED, thumbnail))
+    assert header is not None
+    assert header.sampling == ((2, 2), (1, 1), (1, 1))
+    assert header.scan_start > len(thumbnail)
+
+
+def test_read_header_tells_files_apart_that_differ_in_one_byte() -> None:
+    data = make_jpeg(restart_marker_blocks=3)
+    headers = [read_header(data.replace(b"\xff\xdd\0\x04\0\x03", b"\xff\xdd\0\x04\0" + bytes([n]))) for n in (3, 4, 3)]
+    assert [header and header.restart_interval for header in headers] == [3, 4, 3]
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 620), st.integers(0, 255)), max_size=4), st.integers(0, 700))
 def test_read_header_of_damaged_file_does_not_raise(changes: list[tuple[int, int]], length: int) -> None:
