@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,15 +10,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fake_cuda import Rehearsal, losses_of, run_started
+from fake_cuda import Rehearsal, epochs_of, losses_of, run_started
+from gputrain_command import read_events
+from tar_shards import write_shard
 
 pytestmark = pytest.mark.skipif(find_spec("torchcodec") is None, reason="needs torchcodec")
 
 OPTIONS = (
-    *("--dataset", "folder", "--data-path", "photos", "--model", "linear", "--batch-size", "4", "--epochs", "2"),
+    *("--model", "linear", "--batch-size", "4", "--epochs", "2"),
     *("--workers", "2", "--gpus", "free:2", "data.image_size=32", "augment.resized_crop=true", "augment.flip=true"),
     *("run.log_every=1", "data.val_resize=36"),
 )
+FOLDER = (*OPTIONS, "--dataset", "folder", "--data-path", "photos")
 
 
 @pytest.fixture
@@ -36,7 +40,55 @@ def photos(rehearsal: Rehearsal) -> Path:
 @pytest.mark.rehearsal
 @pytest.mark.parametrize("loading", [(), ("data.worker_type=processes",), ("--workers", "0")])
 def test_gpu_decoder_trains_as_cpu_decoder(rehearsal: Rehearsal, photos: Path, loading: tuple[str, ...]) -> None:
-    gpu, cpu = (rehearsal.run(decoder, *OPTIONS, f"data.decoder={decoder}", *loading) for decoder in ("gpu", "cpu"))
+    gpu, cpu = (rehearsal.run(decoder, *FOLDER, f"data.decoder={decoder}", *loading) for decoder in ("gpu", "cpu"))
     assert run_started(gpu)["decoder"] == "gpu"
     assert run_started(gpu)["decoder_why"] == "set by data.decoder"
     assert losses_of(gpu) == pytest.approx(losses_of(cpu), rel=5e-3)
+
+
+@pytest.mark.rehearsal
+def test_killed_run_resumes_with_its_decoder(rehearsal: Rehearsal, photos: Path) -> None:
+    whole = rehearsal.run("whole", *FOLDER, "data.decoder=gpu")
+    rehearsal.inject_fault("kill the run", 0, 7, once=True)
+    options = (*FOLDER, "data.decoder=gpu", "checkpoint.every_steps=1")
+    assert rehearsal("run", "--headless", *options, "--name", "killed").returncode != 0
+    # What decoded the images before decides, not a measurement.
+    resumed = rehearsal("resume", "killed", "--headless", "data.decoder=auto")
+    assert resumed.returncode == 0, resumed.stderr
+    killed = rehearsal.runs / "killed"
+    event = next(event for event in read_events(killed) if event["type"] == "run_resumed")
+    assert (event["decoder"], event["decoder_why"]) == ("gpu", "as before it was resumed")
+    assert epochs_of(killed)[-1]["val_loss"] == epochs_of(whole)[-1]["val_loss"]
+
+
+@pytest.mark.rehearsal
+def test_auto_decoder_is_measured_once(rehearsal: Rehearsal, photos: Path) -> None:
+    run = rehearsal.run("auto", *FOLDER)
+    started = run_started(run)
+    assert started["decoder"] in ("cpu", "gpu")
+    assert re.fullmatch(r"nvJPEG decodes [\d,]+ images/s, 2 CPU threads [\d,]+", started["decoder_why"])
+    assert rehearsal("resume", "auto", "--headless", "run.epochs=3").returncode == 0
+    resumed = next(event for event in read_events(run) if event["type"] == "run_resumed")
+    assert resumed["decoder"] == started["decoder"]
+
+
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("on_bad", ["skip", "fail"])
+def test_gpu_decoder_names_image_that_cannot_be_read(rehearsal: Rehearsal, photos: Path, on_bad: str) -> None:
+    damaged = bytearray((photos / "cat" / "8.jpg").read_bytes())
+    # Without its first table of coefficients, which becomes a comment.
+    damaged[damaged.index(b"\xff\xdb") + 1] = 0xFE
+    (photos / "cat" / "8.jpg").write_bytes(damaged)
+    members = [
+        (f"{path.stem}{suffix}", content)
+        for path in sorted(photos.rglob("*.*"))
+        for suffix, content in ((path.suffix, path.read_bytes()), (".cls", b"%d" % (path.parent.name == "dog")))
+    ]
+    write_shard(rehearsal.folder / "train-0.tar", members)
+    options = (*OPTIONS, "--dataset", "webdataset", "--data-path", "train-{0..0}.tar", "data.decoder=gpu")
+    done = rehearsal(
+        "run", "--headless", *options, f"data.on_bad={on_bad}", "data.drop_last=false", "--name", "damaged"
+    )
+    assert done.returncode == (0 if on_bad == "skip" else 1), done.stderr
+    messages = [str(event.get("message")) for event in read_events(rehearsal.runs / "damaged")]
+    assert any("8.jpg cannot be read" in message for message in messages), messages
