@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from threading import Lock
 from typing import Protocol
 
 from engine.distributed.watchdog import HeartbeatWriter, Phase
@@ -24,7 +25,8 @@ FLUSH_ACK = "flushed"
 
 
 class Channel(Protocol):
-    """The rank's end of the connection. Only the main thread of the rank may use it, except for `set_saving`."""
+    """The rank's end of the connection. Only the main thread of the rank may use it, except for `set_saving`
+    and `flush`."""
 
     def send(self, event: Event) -> None:
         """Send an event to the owner of the run."""
@@ -35,7 +37,7 @@ class Channel(Protocol):
         ...
 
     def flush(self) -> None:
-        """Block until all sent events are in the journal on disk."""
+        """Block until all sent events are in the journal on disk. Safe to call from another thread."""
         ...
 
     def enter_phase(self, step: int, phase: Phase) -> None:
@@ -79,17 +81,20 @@ class PipeChannel:
         self._requests = RequestCounters()
         self._buffer = b""
         self._flushed = False
+        self._send_lock, self._receive_lock = Lock(), Lock()
 
     def send(self, event: Event) -> None:
-        self._socket.sendall(to_line(event).encode() + b"\n")
+        with self._send_lock:
+            self._socket.sendall(to_line(event).encode() + b"\n")
 
     def flush(self) -> None:
-        """Block until all sent events are in the journal on disk. Raises ConnectionError if the supervisor has
-        exited."""
+        """See `Channel.flush`. Raises ConnectionError if the supervisor has exited."""
         self._flushed = False
         self.send(FlushJournal())
-        while not self._flushed:
-            self._consume(self._socket.recv(4096))
+        with self._receive_lock:
+            # The other thread may already have received the reply.
+            while not self._flushed:
+                self._consume(self._socket.recv(4096))
 
     def _consume(self, data: bytes) -> None:
         if not data:
@@ -105,8 +110,14 @@ class PipeChannel:
     def poll_requests(self) -> RequestCounters:
         if self._on_poll is not None:
             self._on_poll()
-        with suppress(BlockingIOError):
-            self._consume(self._socket.recv(4096, socket.MSG_DONTWAIT))
+        # Else a thread that flushes receives the requests.
+        if self._receive_lock.acquire(blocking=False):
+            try:
+                self._consume(self._socket.recv(4096, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                pass
+            finally:
+                self._receive_lock.release()
         self._requests.stop = self._requests.stop or self._stop_flag.is_set
         return self._requests
 

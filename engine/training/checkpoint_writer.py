@@ -46,10 +46,10 @@ class CheckpointWriter:
     """Writes the checkpoints of a run on rank 0 with the state of all ranks; a dry run has no folder and writes none.
 
     All ranks call it at the same step with the same requests, so that all of them take part in the same checkpoint.
-    During training, `write` only copies the state to host memory. A thread hashes, writes, syncs and links the file,
-    one at a time: the next checkpoint waits for it, except that the timer fires only when the thread is idle. The
-    thread uses neither the channel nor live tensors. The main thread sends the event of a written file when it calls
-    `poll`, between two steps.
+    During training, `write` only copies the state to host memory. A thread flushes the journal, then hashes, writes,
+    syncs and links the file, one at a time: the next checkpoint waits for it, except that the timer fires only when the
+    thread is idle. The thread uses no live tensors, and sends no event: the main thread sends that of a written file
+    when it calls `poll`, between two steps.
     """
 
     def __init__(
@@ -149,8 +149,6 @@ class CheckpointWriter:
         live = {key: content[key] for key in LIVE_KEYS}
         copied = self._copy(live) if background else None
         content |= in_host_memory(live) if copied is None else copied
-        # Otherwise a crash could leave a checkpoint whose earlier events are missing from the journal.
-        state.channel.flush()
         save, progress = Save(position.step, position.epoch, best, requested), SaveProgress()
         state.channel.set_saving(True)
         future = self._thread.submit(self._save, content, self._folder.checkpoints, save, progress)
@@ -171,6 +169,8 @@ class CheckpointWriter:
     def _save(self, content: dict[str, Any], folder: Path, save: Save, progress: SaveProgress) -> Path:
         """Write a checkpoint; runs in the thread."""
         try:
+            # Otherwise a crash could leave a checkpoint whose earlier events are missing from the journal.
+            self._state.channel.flush()
             return save_checkpoint(content, folder, best=save.best, keep=self._config.keep, progress=progress)
         finally:
             self._state.channel.set_saving(False)

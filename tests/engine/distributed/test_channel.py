@@ -9,7 +9,7 @@ import pytest
 
 from engine.distributed.channel import FLUSH_ACK, PipeChannel, RankConnection, StopFlag
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
-from engine.runs.events import FlushJournal, WarningEvent
+from engine.runs.events import Event, FlushJournal, WarningEvent
 
 
 def connect() -> tuple[RankConnection, PipeChannel]:
@@ -36,6 +36,26 @@ def test_pipe_channel_flush_waits_until_supervisor_has_flushed_earlier_events() 
     flush.join(20)
     assert not flush.is_alive()
     assert rank.poll_requests().paused
+
+
+def test_pipe_channel_sends_and_receives_while_another_thread_flushes() -> None:
+    supervisor, rank = connect()
+    flush = Thread(target=lambda: [rank.flush() for _ in range(50)], daemon=True)
+    flush.start()
+    events: list[Event] = []
+    sent = 0
+    while flush.is_alive() or len(events) < 50 + sent:
+        if flush.is_alive():
+            rank.send(WarningEvent(message="x" * 5000))
+            sent += 1
+            supervisor.send("checkpoint")
+        rank.poll_requests()
+        for event in supervisor.receive():
+            events.append(event)
+            if isinstance(event, FlushJournal):
+                supervisor.send(FLUSH_ACK)
+    assert sum(isinstance(event, WarningEvent) for event in events) == sent
+    assert rank.poll_requests().checkpoints == sent
 
 
 def test_pipe_channel_flush_fails_without_supervisor() -> None:

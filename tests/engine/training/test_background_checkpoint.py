@@ -309,6 +309,24 @@ def test_background_checkpoint_is_announced_and_flushes_the_journal_first(tmp_pa
     assert [type(event) for event in events[-3:]] == [PhaseChanged, FlushJournal, CheckpointSaved]
 
 
+def test_background_checkpoint_waits_for_the_journal_while_training_goes_on(tmp_path: Path) -> None:
+    flushing, released = threading.Event(), threading.Event()
+
+    def record(event: Event) -> None:
+        if isinstance(event, FlushJournal):
+            flushing.set()
+            assert released.wait(30)
+
+    with single_rank_trainer(*SMALL, folder=tmp_path, record=record) as trainer:
+        trainer._checkpoint_writer.write(background=True)
+        assert flushing.wait(30)
+        take_steps(trainer, 2)
+        assert not (tmp_path / "checkpoints").exists(), "a crash must leave no checkpoint that the journal lacks"
+        released.set()
+        trainer.finish_checkpoint()
+        assert (tmp_path / "checkpoints" / "step-00000000.pt").exists()
+
+
 def copy_of(host: HostCopy, **tensors: Any) -> dict[str, Any]:
     return host.copy({"model": tensors})["model"]
 
