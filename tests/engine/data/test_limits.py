@@ -37,7 +37,7 @@ def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
 def test_footprint_of_decode_threads_depends_on_their_processes() -> None:
     image_format = ImageFormat(224, 3, (0.5,), (0.5,))
     threads = config("data.dataset=folder", "data.path=photos")
-    footprints = [LoaderFootprint.from_config(threads, 1, workers, image_format) for workers in (0, 1, 8, 9)]
+    footprints = [LoaderFootprint.from_config(threads, 1, workers, image_format) for workers in (0, 1, 4, 5)]
     assert [footprint.processes for footprint in footprints] == [0, 1, 1, 2]
     assert {footprint.prefetch for footprint in footprints} == {5}, "one batch more is loaded before it is requested"
     assert str(shm_shortage(footprints[2], 1 << 20)) == (
