@@ -39,6 +39,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import struct
 import weakref
 import zlib
@@ -47,6 +48,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -81,6 +83,12 @@ class InvalidPackError(Exception):
     """A file is no packed set, or is damaged. The message is a clause that follows the path."""
 
     advice = PACK_AGAIN
+
+
+class ForeignFileError(InvalidPackError):
+    """A file was not written by gputrain."""
+
+    advice = "set it to a file that gputrain pack wrote"
 
 
 class UnfinishedPackError(InvalidPackError):
@@ -173,7 +181,7 @@ class Pack:
         if header == bytes(len(header)):
             raise UnfinishedPackError("is not finished")
         if not (header + MAGIC[len(header) :]).startswith(MAGIC):
-            raise InvalidPackError("is not a packed set of gputrain")
+            raise ForeignFileError("is not a packed set of gputrain")
         if len(header) < HEADER_BYTES:
             raise InvalidPackError("is truncated")
         fields = _HEADER.unpack(header)
@@ -316,5 +324,8 @@ def reported_pack_errors(path: str, location: str) -> Iterator[None]:
     except InvalidPackError as error:
         raise UsageError.one(location, f"{path} {error}", error.advice) from error
     except OSError as error:
+        if Path(path).is_dir():
+            advice = f"set it to the file that `gputrain pack {shlex.quote(path)} -o FILE` writes"
+            raise UsageError.one(location, f"{path} is a folder", advice) from error
         reason = f"{path} cannot be read: {error.strerror or error}"
-        raise UsageError.one(location, reason, "set it to a file that gputrain pack wrote") from error
+        raise UsageError.one(location, reason, ForeignFileError.advice) from error

@@ -42,6 +42,7 @@ MAX_RECORD_BYTES = 1 << 28
 # ImageNet mean and std as in torchvision's models; for grayscale, their means over the channels.
 IMAGENET_RGB_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_GRAY_STATS = ((0.449,), (0.226,))
+CLASS_FOLDERS_ADVICE = "set data.path to a folder with one subfolder per class"
 # Names of dataset splits. A folder with only these subfolders has no class folders.
 PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
@@ -162,11 +163,10 @@ def _usage_error_on_os_error(root: Path) -> Iterator[None]:
 def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     """Return the folder of each part and the class names. Without a train folder, `root` itself holds the classes."""
     if not root.is_dir():
-        raise UsageError.one(
-            "data.path",
-            f"{root} does not exist or is not a folder",
-            "set data.path to a folder with one subfolder per class",
-        )
+        if root.is_file():
+            others = ", or data.dataset to packed for a file of gputrain pack, or to webdataset for tar shards"
+            raise UsageError.one("data.path", f"{root} is a file", CLASS_FOLDERS_ADVICE + others)
+        raise UsageError.one("data.path", f"{root} does not exist or is not a folder", CLASS_FOLDERS_ADVICE)
     parts: dict[Part, Path] = {"train": root}
     if _subfolders(root / "train"):
         parts = {"train": root / "train"}
@@ -175,11 +175,10 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     classes = _subfolders(parts["train"])
     if len(classes) < 2:
         contents = f"only the folder {classes[0]}" if classes else "no folder"
-        raise UsageError.one(
-            "data.path",
-            f"{parts['train']} contains {contents}",
-            "set data.path to a folder with one subfolder per class",
-        )
+        advice = CLASS_FOLDERS_ADVICE
+        if any(root.glob("*.tar")):
+            advice += ", or train on the tar shards with data.dataset=webdataset"
+        raise UsageError.one("data.path", f"{parts['train']} contains {contents}", advice)
     if {name.lower() for name in classes} <= PART_FOLDER_NAMES:
         raise UsageError.one(
             "data.path", f"{root} contains splits, not classes ({', '.join(classes)})", "rename them to train and val"

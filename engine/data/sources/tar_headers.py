@@ -108,7 +108,7 @@ class TarReader:
         for signature, compression in _COMPRESSED.items():
             if header.startswith(signature):
                 return f"is compressed with {compression}; decompress it, because its images are read at random"
-        return "is not a tar archive"
+        return "is not a tar archive; a file of gputrain pack needs data.dataset=packed"
 
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)

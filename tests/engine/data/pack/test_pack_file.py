@@ -115,17 +115,24 @@ def test_unpickled_pack_that_was_replaced_is_refused(packed: Path, tmp_path: Pat
         pickle.loads(pickled)
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b"PK\x03\x04" * 99, "is not a packed set"), (b"", "is not finished")])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"PK\x03\x04" * 99, "is not a packed set of gputrain; set it to"), (b"", "is not finished")],
+)
 def test_other_file_is_refused(content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "a.gpk").write_bytes(content)
     with pytest.raises(UsageError, match=reason):
         open_pack(str(tmp_path / "a.gpk"), "data.path")
 
 
-def test_folder_and_missing_file_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing.gpk"):
-        with pytest.raises(UsageError, match=r"cannot be read: .*; set it to a file that gputrain pack wrote"):
-            open_pack(str(path), "data.path")
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be read: .*; set it to a file that gputrain pack wrote"):
+        open_pack(str(tmp_path / "missing.gpk"), "data.path")
+
+
+def test_folder_is_refused_with_command_that_packs_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"is a folder; set it to the file that `gputrain pack {tmp_path} -o FILE`"):
+        open_pack(str(tmp_path), "data.path")
 
 
 def test_pipe_is_refused_without_waiting(tmp_path: Path) -> None:

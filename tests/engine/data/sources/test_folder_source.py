@@ -190,6 +190,17 @@ def test_folder_source_allows_class_named_train(tmp_path: Path) -> None:
     assert open_folder(tmp_path, "data.val_split=0.5").classes == ("plane", "train")
 
 
+def test_folder_source_names_dataset_of_packed_set_and_tar_shards(tmp_path: Path) -> None:
+    packed = tmp_path / "photos.gpk"
+    packed.touch()
+    assert f"{packed} is a file; set data.path to a folder with one subfolder per class, or data.dataset to packed" in (
+        usage_error(packed)
+    )
+    (tmp_path / "train-0.tar").touch()
+    assert "contains no folder; " in (error := usage_error(tmp_path))
+    assert "or train on the tar shards with data.dataset=webdataset" in error
+
+
 def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png"):
         write_image(tmp_path / path)
