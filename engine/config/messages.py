@@ -87,5 +87,5 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         ("a list", "a valid tuple"),
     ):
         allowed = allowed.replace(pydantic_phrase, our_phrase)
-    shown = "null" if value is None else _value_repr.repr(value)
+    shown = "an empty value (null)" if value is None else _value_repr.repr(value)
     return Problem(key, f"{shown} is not allowed: {allowed}", source=source)

@@ -112,6 +112,11 @@ def test_resolve_reports_other_problems_beside_non_text_key(tmp_path: Path, key:
     assert third == "schedule.warmup_epochs: must be at most run.epochs (10)"
 
 
+def test_resolve_calls_empty_value_empty() -> None:
+    [problem] = problems("data.workers=")
+    assert problem.startswith("data.workers: an empty value (null) is not allowed: must be an integer")
+
+
 def test_resolve_does_not_mistake_value_for_file() -> None:
     assert problems("run.epochs=a.yaml") == ["run.epochs: 'a.yaml' is not allowed: must be an integer"]
 
