@@ -31,7 +31,7 @@ class DataConfig(Section):
     )
     path: Text | None = Field(
         None,
-        title="data folder",
+        title="data path",
         description="Folder of the dataset, the file for packed, or the tar shards of a webdataset, such as "
         "shards/train-{000..146}.tar. Not needed for digits and fake.",
     )

@@ -102,7 +102,7 @@ def print_proof(exported: Export, run: str) -> None:
     if proof.faults:
         typer.echo(f"error: {printable(sentences)}", err=True)
     elif proof.not_proved is not None:
-        key = "--images N" if proof.not_proved == NOT_REQUESTED else "data.path=FOLDER"
+        key = "--images N" if proof.not_proved == NOT_REQUESTED else "data.path=PATH"
         print_warning(f"{sentences} Check it with `gputrain export {run} {key}`.")
     else:
         typer.echo(printable(sentences), err=True)

@@ -70,7 +70,7 @@ def _plan_lines(config: Config, result: FormCheckResult) -> list[str]:
     if sampler is None:
         return [*lines, "Images are counted at the start", *_weight_decay_lines(result)]
     if steps := sampler.steps_per_epoch:
-        lines.append(f"{pluralize(steps, 'step')} per epoch, {steps * config.run.epochs:,} total")
+        lines.append(f"{steps:,} {'step' if steps == 1 else 'steps'} per epoch, {steps * config.run.epochs:,} total")
     lines.append(f"{sampler.train_images:,} train, {sampler.val_images:,} val images")
     return [*lines, *_weight_decay_lines(result)]
 

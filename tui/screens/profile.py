@@ -85,7 +85,7 @@ class ProfileScreen(GputrainScreen):
         if (asked_at := poller.asked_at) is not None:
             seconds = format_duration(time.monotonic() - asked_at)
             line.append(f"Waiting for {pluralize(DEFAULT_PROFILE_STEPS, 'profiled step')}, {seconds}", STRONG)
-            return line.append("; a paused or validating run takes them when it trains", MUTED)
+            return line.append("; a pause or a validation delays them", MUTED)
         if poller.unexpected_error is not None:
             return line.append(printable(poller.unexpected_error), BAD)
         if poller.answer:

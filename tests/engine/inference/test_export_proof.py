@@ -239,7 +239,7 @@ def test_export_of_deleted_data_says_that_it_was_not_proved(tmp_path: Path) -> N
     done = call("export", run.path)
     assert done.exit_code == 0
     assert "model.safetensors was not compared with `gputrain predict`: data.path" in done.stderr
-    assert "Check it with `gputrain export gone data.path=FOLDER`." in done.stderr
+    assert "Check it with `gputrain export gone data.path=PATH`." in done.stderr
     assert json.loads((run.export / "model.json").read_text())["files"]["model.safetensors"]["proof"]["images"] == 0
     done = call("export", run.path, f"data.path={tmp_path / 'moved'}")
     assert done.exit_code == 0
