@@ -147,8 +147,7 @@ class DryRunPrinter:
                 **({"reason for CPU": printable(fallback)} if fallback else {}),
                 "start method": event.start_method,
                 "backend": event.backend,
-                _workers_label(event): f"{event.workers} per rank",
-                **_decoder_row(event),
+                **_input_rows(event),
                 "global batch size": event.global_batch,
                 "steps per epoch": event.steps_per_epoch,
                 "epochs": event.epochs,
@@ -166,14 +165,15 @@ class DryRunPrinter:
         self._out.flush()
 
 
-def _decoder_row(started: RunStarted) -> dict[str, str]:
-    """Return the decoder of JPEG files if there was a choice."""
-    text = printable(f"{started.decoder} ({started.decoder_why})")
-    return {"JPEG decoder": text} if started.decoder_why else {}
-
-
-def _workers_label(started: RunStarted) -> str:
-    return "decode threads" if started.worker_type == "threads" else "DataLoader workers"
+def _input_rows(started: RunStarted) -> dict[str, str]:
+    """Return the input pipeline, its workers if it has any, and the decoder of JPEG files if there was a choice."""
+    rows = {"input pipeline": printable(f"{started.pipeline} ({started.pipeline_why})")}
+    if started.pipeline == "stream":
+        workers = "decode threads" if started.worker_type == "threads" else "DataLoader workers"
+        rows[workers] = f"{started.workers} per rank"
+    if started.decoder_why:
+        rows["JPEG decoder"] = printable(f"{started.decoder} ({started.decoder_why})")
+    return rows
 
 
 class BackgroundPrinter:
