@@ -123,7 +123,7 @@ def test_threads_load_image_files_without_transforms_per_image(overrides: list[s
 
 
 @pytest.mark.parametrize(
-    ("overrides", "workers", "ready"), [([], 2, 4), ([], 10, 8), (["data.worker_type=processes"], 2, 6)]
+    ("overrides", "workers", "ready"), [([], 2, 4), ([], 6, 8), (["data.worker_type=processes"], 2, 6)]
 )
 def test_ready_batches_are_those_of_processes_not_of_threads(
     photos: Path, overrides: list[str], workers: int, ready: int
