@@ -17,9 +17,12 @@ from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.runs.control import MAX_REQUEST_BYTES
 from engine.runs.events import EpochEvent, Event, RunFinished, RunResumed, RunStarted, StepEvent
+from engine.runs.fields import Field, find_field
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
+from engine.runs.labels import RunLabels, change_labels
 from engine.runs.records import RankDevice, RankEpochTiming
+from tui.text.run_table import DEFAULT_COLUMNS
 
 RUN_FIELDS = {
     "name": "a",
@@ -156,6 +159,16 @@ def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolde
 @cache
 def _config_text(changes: tuple[str, ...]) -> str:
     return to_yaml(as_stored(resolve_config(None, list(changes)).config))
+
+
+def write_labels(folder: RunFolder, labels: RunLabels) -> None:
+    """Replace the labels of a run. Raises UsageError as `change_labels` does."""
+    change_labels(folder, lambda _: labels)
+
+
+def default_fields() -> list[Field]:
+    """Return the fields of the default columns of the run list."""
+    return [find_field(name) for name in DEFAULT_COLUMNS]
 
 
 def make_bench_run(ranks: int, *rates: float, repeat: int = 1, images: float = 1000) -> BenchRun:

@@ -25,7 +25,6 @@ from engine.utils.errors import UsageError
 from engine.utils.files import fsync_folder, read_json, replace_file, shown_path, write_json
 
 DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE = "model.json", "preprocess.py", "README.md"
-HASHED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

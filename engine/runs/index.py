@@ -324,11 +324,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir(follow_symlinks=False)
     except OSError:
         return False
-
-
-def read_rows(root: Path) -> list[RunRow]:
-    """Return the rows of all runs, latest start first. Raises UsageError if the folder cannot be read."""
-    index = RunIndex(root)
-    index.poll()
-    index.close()
-    return index.rows

@@ -13,9 +13,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runs.folder import MAX_EVALUATION_BYTES, RunFolder
-from engine.utils.files import read_json
-
 ListName = Literal["mistakes", "doubtful", "labels"]
 LIST_NAMES: tuple[ListName, ...] = ("mistakes", "doubtful", "labels")
 # In the order of their codes in the column `part`.
@@ -90,8 +87,7 @@ class InspectionInfo:
     def stale_reason(self, epochs: Collection[int]) -> str | None:
         """Return why the inspection does not belong to the validation results of these epochs; None if it does.
 
-        `evaluated_epochs` returns the epochs of a run's `evaluation.json`. The reason is a clause that follows "the
-        inspection".
+        The reason is a clause that follows "the inspection".
         """
         if self.overrides:
             return f"is of other data ({' '.join(self.overrides)})"
@@ -101,13 +97,6 @@ class InspectionInfo:
             return None
         place = f"step {self.step}" if self.epoch is None else f"epoch {self.epoch}"
         return f"is of {place}, not of epoch {' or '.join(map(str, sorted(set(epochs))))}"
-
-
-def evaluated_epochs(run: RunFolder) -> dict[str, int]:
-    """Return the epochs in a run's `evaluation.json` by their names "last" and "best"; empty if it has none."""
-    values = read_json(run.evaluation, MAX_EVALUATION_BYTES) or {}
-    epochs = {name: value.get("epoch") for name, value in values.items() if isinstance(value, dict)}
-    return {name: epoch for name, epoch in epochs.items() if name in ("last", "best") and isinstance(epoch, int)}
 
 
 @dataclass(frozen=True)

@@ -110,11 +110,6 @@ def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -
     return labels
 
 
-def write_labels(folder: RunFolder, labels: RunLabels) -> None:
-    """Replace the labels of a run. Raises UsageError as `change_labels` does."""
-    change_labels(folder, lambda _: labels)
-
-
 @contextmanager
 def _held(folder: RunFolder) -> Iterator[RunFolder]:
     """Yield the folder with a descriptor. Raises OSError unless it is a folder."""

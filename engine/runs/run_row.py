@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.runs.claim import observe_claim, read_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
-from engine.runs.labels import RunLabels, read_labels
+from engine.runs.labels import read_labels
 from engine.runs.sinks import file_system_problem
 from engine.utils.files import read_json
 from engine.utils.text import format_duration
@@ -91,10 +91,6 @@ class RunRow(NamedTuple):
         """Return the row as JSON values."""
         values: dict[str, object] = {**self._asdict(), "age_seconds": self.age_seconds}
         return values | {"tags": list(self.tags), "verdict": values.pop("bottleneck")}
-
-    def with_labels(self, labels: RunLabels) -> RunRow:
-        """Return the row with other labels."""
-        return self._replace(tags=labels.tags, note=labels.note, archived=labels.archived)
 
     @property
     def live(self) -> bool:

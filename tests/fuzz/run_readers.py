@@ -24,7 +24,7 @@ from engine.runs.records import GpuSample
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
-from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
+from factories import default_fields, make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
 from tui.log_tail import LogTail
 from tui.pollers import EvaluationPoller, RunPoller
 from tui.text.confusion import matrix_lines
@@ -32,7 +32,7 @@ from tui.text.preview import figure_lines
 from tui.text.ranks import rank_lines
 from tui.text.run_lines import run_line
 from tui.text.run_progress import progress_line
-from tui.text.run_table import RunTable, default_fields
+from tui.text.run_table import RunTable
 from tui.text.runs import row_cells
 
 HOST = os.uname().nodename

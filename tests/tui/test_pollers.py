@@ -22,6 +22,7 @@ from engine.runs.watcher import RunWatcher
 from factories import (
     append_events,
     append_to_journal,
+    default_fields,
     make_epoch,
     make_run_folder,
     make_run_resumed,
@@ -36,7 +37,7 @@ from tui.pollers import GpuPoller, RunListPoller, RunPoller
 from tui.text.ranks import rank_lines
 from tui.text.run_lines import run_line
 from tui.text.run_progress import progress_line
-from tui.text.run_table import RunTable, default_fields
+from tui.text.run_table import RunTable
 
 RECORDING = Path(__file__).parents[1] / "recordings" / "eight-gpus.jsonl"
 MALFORMED = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
@@ -292,8 +291,3 @@ class CompareScreen(ChartScreen):
 
     def export_name(self) -> str:
         return "compare"
-
-    @property
-    def compared_folders(self) -> list[Path]:
-        """The folders of the runs, in their order."""
-        return [run.folder.path for run in self._runs]

@@ -31,8 +31,6 @@ class CompareRoom:
     height: int
     lines: int
     has_grad_norm: bool = True
-    full_panel: str = ""
-    """The panel that fills the screen while `ChartPanels.is_full`; a chart if it is empty."""
 
 
 class ComparePanels(ChartPanels[CompareRoom]):

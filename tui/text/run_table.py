@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from engine.runs.fields import Field, Kind, find_field
+from engine.runs.fields import Field, Kind
 from engine.runs.query import SortOrder
 from engine.runs.run_row import RunRow
 from engine.utils.text import printable
@@ -72,11 +72,6 @@ CELLS: Mapping[str, Callable[[RunRow], str]] = {
     "age": _when,
     "images_per_second": lambda row: UNKNOWN if row.images_per_second is None else f"{row.images_per_second:,.0f}",
 }
-
-
-def default_fields() -> list[Field]:
-    """Return the fields of the default columns."""
-    return [find_field(name) for name in DEFAULT_COLUMNS]
 
 
 def column_of(field: Field) -> Column:

@@ -12,15 +12,23 @@ import pytest
 
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, list_runs
-from engine.runs.index import RunIndex, read_rows
+from engine.runs.index import RunIndex
 from engine.runs.index_file import IndexFile
 from engine.runs.journal import to_line
-from engine.runs.labels import RunLabels, write_labels
+from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
 from engine.runs.run_row import RunRow, make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
-from factories import append_to_journal, make_ended_runs, make_epoch, make_run_folder, make_run_started, step_lines
+from factories import (
+    append_to_journal,
+    make_ended_runs,
+    make_epoch,
+    make_run_folder,
+    make_run_started,
+    step_lines,
+    write_labels,
+)
 
 COUNT = 30
 
@@ -40,6 +48,14 @@ def root(tmp_path: Path) -> Path:
 
 def row_of(rows: list[RunRow], name: str) -> RunRow:
     return next(row for row in rows if row.name == name)
+
+
+def read_rows(root: Path) -> list[RunRow]:
+    """Return the rows of all runs, latest start first. Raises UsageError if the folder cannot be read."""
+    index = RunIndex(root)
+    index.poll()
+    index.close()
+    return index.rows
 
 
 def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
-from engine.runs.labels import RunLabels, write_labels
+from engine.runs.labels import RunLabels
 from engine.sync.mlflow_store import MlflowRun, MlflowStore
 from engine.sync.remote import SyncError
 from engine.sync.rows import Row
@@ -19,7 +19,15 @@ from engine.sync.run_sync import RunSync
 from engine.sync.session import sync_runs
 from engine.sync.state import StateFile, open_state
 from engine.utils.errors import UsageError
-from factories import append_events, make_epoch, make_losses, make_run_folder, make_run_resumed, make_run_started
+from factories import (
+    append_events,
+    make_epoch,
+    make_losses,
+    make_run_folder,
+    make_run_resumed,
+    make_run_started,
+    write_labels,
+)
 from remote_runs import mlflow_client, mlflow_points, mlflow_runs
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")

@@ -18,8 +18,16 @@ from typer.testing import CliRunner
 
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
-from engine.runs.labels import RunLabels, write_labels
-from factories import append_events, make_epoch, make_losses, make_run_folder, make_run_resumed, make_run_started
+from engine.runs.labels import RunLabels
+from factories import (
+    append_events,
+    make_epoch,
+    make_losses,
+    make_run_folder,
+    make_run_resumed,
+    make_run_started,
+    write_labels,
+)
 from fake_wandb_server import API_KEY, fake_wandb_server
 from gputrain_command import Gputrain, effective_events, wait_for
 from remote_runs import mlflow_points, mlflow_runs, wandb_history, wandb_records, wandb_run_id
