@@ -55,6 +55,7 @@ step "data pipelines: stream races, host syncs, equality" 180 bash -c "gpu_tests
 step "resume with dropout; deterministic twice" 240 bash -c "gpu_tests $runs -k 'resume or deterministic'"
 step "batch size auto" 120 bash -c "gpu_tests $runs -k auto"
 step "readings agree with nvidia-smi" 60 bash -c "gpu_tests tests/tui/cli/test_gpus.py"
+step "JPEG decoder: nvJPEG and libjpeg-turbo" 300 "$python" tests/bench/decoder.py 3
 step "speed" 600 "$python" tests/bench/gpu.py 5
 step "all other GPU tests" 400 bash -c "gpu_tests tests --ignore=$runs --ignore=tests/engine/data --ignore=tests/rehearsal"
 

@@ -204,10 +204,11 @@ def build_trainer(
 ) -> Trainer:
     """Build the device, model, optimizer and process group of one rank. Raises UsageError."""
     config, sampler, num_classes = job.config, data.sampler, len(data.source.classes)
-    device = init_device(config, job.plan, rank_info)
-    # First, because the loader processes may wait for it.
     first_request = next(sampler.train_requests(resume_position(checkpoint, sampler).epoch))
-    settle_decoder(data.pipeline, first_request, device, rank_info, store)
+    # The loader processes may wait for the decoder, also when they are told to end.
+    with data.pipeline.decided_afterwards():
+        device = init_device(config, job.plan, rank_info)
+        settle_decoder(data.pipeline, first_request, device, rank_info, store)
     # The same seed on every rank: EMA and master weights are copied before DDP broadcasts the weights of rank 0.
     seed_everything(config.run.seed)
     lr_of_step = _lr_of_step(job, sampler)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -71,6 +72,14 @@ class InputPipeline:
             return CPU_DECODER
         dataset = BatchDataset(self._source, self._config, self._format)
         return measure_decoders(self._source, dataset, request, device, max(self._loader.max_workers, 1))
+
+    @contextmanager
+    def decided_afterwards(self) -> Iterator[None]:
+        """Let waiting loader processes go on after this context, also after an exception: they could not end."""
+        try:
+            yield
+        finally:
+            self._decoder.set(self.decoder_choice.decoder or "cpu")
 
     def set_decoder(self, decoder_choice: DecoderChoice) -> None:
         """Let the loader processes start, if they wait for the decoder."""

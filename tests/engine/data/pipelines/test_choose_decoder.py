@@ -15,8 +15,10 @@ from engine.config.pipeline import DecoderName, PipelineName
 from engine.data.pipelines import choose_decoder as choosing
 from engine.data.pipelines import measure_decoders as measuring
 from engine.data.pipelines.batch import BatchDataset
+from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.choose_decoder import DecoderChoice, DecoderSwitch, choose_decoder, decoder_problems
 from engine.data.pipelines.gpu_decoder import DecoderUnavailableError
+from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.measure_decoders import measure_decoders
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import ImageSource
@@ -119,6 +121,23 @@ def test_decoder_switch_holds_other_threads_until_it_is_set() -> None:
     switch.set("gpu")
     thread.join(10)
     assert received == ["gpu"]
+
+
+def test_input_pipeline_decides_for_waiting_processes_after_an_error(photos: Path) -> None:
+    config = resolve_config(None, ["data.dataset=folder", f"data.path={photos}"]).config
+    source = open_source(config)
+    pipeline = InputPipeline(
+        PipelineChoice("stream", ""),
+        source,
+        config,
+        model_input_format(config, source),
+        [BatchRequest("train", 1, np.arange(2))],
+        1,
+        decoder_choice=DecoderChoice(None),
+    )
+    with pytest.raises(ValueError, match="no device"), pipeline.decided_afterwards():
+        raise ValueError("no device")
+    assert len(next(pipeline.device_loader(CPU)).labels) == 2
 
 
 def measure(photos: Path, monkeypatch: pytest.MonkeyPatch, cpu: float, gpu: float, prepare: float) -> DecoderChoice:

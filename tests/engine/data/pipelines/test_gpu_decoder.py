@@ -13,10 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from engine.config.loader import resolve_config
+from engine.config.schema import Config
 from engine.data.pipelines import gpu_decoder
 from engine.data.pipelines.batch import Batch, BatchDataset
+from engine.data.pipelines.choose_decoder import DecoderSwitch
 from engine.data.pipelines.encoded_batch import load_encoded
 from engine.data.pipelines.gpu_decoder import GpuDecoder, split_by_pixels
+from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
@@ -48,9 +51,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), 48, validation=True)
 
 
-def open_photos(photos: Path, *overrides: str) -> tuple[EncodedSource, BatchDataset]:
+def photos_config(photos: Path, *overrides: str) -> Config:
     keys = ["data.dataset=folder", f"data.path={photos}", "data.image_size=32", "augment.flip=true"]
-    config = resolve_config(None, [*keys, *overrides]).config
+    return resolve_config(None, [*keys, *overrides]).config
+
+
+def open_photos(photos: Path, *overrides: str) -> tuple[EncodedSource, BatchDataset]:
+    config = photos_config(photos, *overrides)
     source = open_source(config)
     assert isinstance(source, EncodedSource)
     return source, BatchDataset(source, config, model_input_format(config, source))
@@ -182,3 +189,18 @@ def test_split_by_pixels_bounds_pixels_of_call(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gpu_decoder, "MAX_PIXELS_PER_CALL", 10)
     assert list(split_by_pixels([4, 4, 4, 12, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]
     assert list(split_by_pixels([])) == []
+
+
+@pytest.mark.parametrize("keys", [["data.workers=2"], ["data.workers=2", "data.worker_type=processes"]])
+def test_batch_loader_waits_for_decoder(photos: Path, keys: list[str]) -> None:
+    source, dataset = open_photos(photos, "augment.resized_crop=true", *keys)
+    config = photos_config(photos, "augment.resized_crop=true", *keys)
+    requests = [BatchRequest("train", 1, np.arange(start, start + 5)) for start in range(0, 20, 5)]
+    switch = DecoderSwitch(None)
+    loader = BatchLoader(source, config, model_input_format(config, source), requests, 2, decoder=switch)
+    switch.set("gpu")
+    batches = list(loader)
+    assert len(batches) == len(requests)
+    for batch, request in zip(batches, requests, strict=True):
+        assert batch.encoded is not None
+        assert_equal(GpuDecoder(source, dataset, CPU)(batch, batch.encoded), dataset[request])
