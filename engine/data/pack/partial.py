@@ -24,6 +24,7 @@ import struct
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ _OPTIONS_BYTES = 65
 # An interruption costs at most the images of this many bytes or seconds.
 SYNC_BYTES = 64 << 20
 SYNC_SECONDS = 5.0
+# Disk space that `keep` frees beyond that of the records: file systems count in blocks.
+SPARE_BYTES = 1 << 16
 
 
 class Record(NamedTuple):
@@ -136,6 +139,21 @@ class PartialPack:
         os.fsync(self._journal)
         self._unsynced, self._synced_records, self._synced_at = 0, len(self.records), time.monotonic()
 
+    def keep(self) -> None:
+        """Flush what is written so far. A full disk has no room for the records: the last images are given up for them.
+
+        Raises OSError.
+        """
+        with suppress(OSError):
+            self.sync()
+            return
+        freed_bytes, needed_bytes = 0, _RECORD.size * (len(self.records) - self._synced_records) + SPARE_BYTES
+        while freed_bytes < needed_bytes and len(self.records) > self._synced_records:
+            freed_bytes += self.records.pop().size
+        self._end -= freed_bytes
+        os.ftruncate(self._data, self._end)
+        self.sync()
+
     @property
     def fd(self) -> int:
         """The descriptor of the contents, behind which the index is written."""
@@ -150,7 +168,9 @@ class PartialPack:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor of a regular file, which is created if it does not exist. Raises OSError for a link."""
+    """Return a descriptor of a regular file, which is created if it does not exist. Raises OSError."""
+    if path.is_symlink():
+        raise UsageError.one("--output", f"{path} is a link", "delete it, or choose another output file")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

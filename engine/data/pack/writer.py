@@ -135,6 +135,12 @@ def make_plan(request: PackRequest, on_progress: OnProgress = lambda _: None) ->
         raise UsageError.one("--output", f"{output} is a folder", f"name a file, such as {output / 'photos.gpk'}")
     if os.path.lexists(output) and not request.force:
         raise UsageError.one("--output", f"{output} exists; choose another file, or replace it with --force")
+    # Now, because the scan of a large folder takes minutes.
+    if not is_folder(output.parent):
+        raise UsageError.one("--output", f"there is no folder {output.parent}", "create it, or choose another one")
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        reason = f"nothing can be written to the folder {output.parent}"
+        raise UsageError.one("--output", reason, "choose another one, or change its permissions")
     try:
         scan = scan_folder(request.folder, allow_empty=request.allow_empty, on_progress=on_progress)
         return PackPlan(request, scan)
@@ -197,6 +203,8 @@ def _reported(request: PackRequest) -> Iterator[None]:
         advice = "choose another output file"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             advice = "free disk space, and run the same command again, which continues"
+        if error.errno == errno.EFBIG:
+            advice = "raise the limit of the shell (ulimit -f) or use another disk, and run the same command again"
         raise UsageError.one("--output", reason, advice) from error
 
 
@@ -232,9 +240,9 @@ def _write_images(
     finally:
         pool.shutdown(cancel_futures=True)
         if len(partial.records) < total:
-            # After an error, too: what is written is kept. A full disk may take no journal either.
+            # After an error, too.
             with suppress(OSError):
-                partial.sync()
+                partial.keep()
     return kept
 
 

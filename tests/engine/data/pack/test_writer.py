@@ -6,6 +6,7 @@ import errno
 import fcntl
 import io
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -248,15 +249,57 @@ def test_full_disk_keeps_partial_file(
     assert (tmp_path / "a.gpk").read_bytes() == whole
 
 
-def test_missing_output_folder_is_one_sentence(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written: No such file or directory"):
-        pack_photos(photos, tmp_path / "missing" / "a.gpk")
+def test_full_disk_gives_up_last_images_for_their_records(
+    photos: Path, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records have no room either, because they are written after the images."""
+    disk_bytes = len(whole) * 3 // 4
+
+    def write(fd: int, data: bytes, offset: int) -> None:
+        used = sum(path.stat().st_size for path in tmp_path.iterdir())
+        if used + max(offset + len(data) - os.fstat(fd).st_size, 0) > disk_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.pwrite(fd, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(partial, "write_fully", write)
+        patch.setattr(partial, "SPARE_BYTES", 0)
+        with pytest.raises(UsageError, match="No space left on device"):
+            pack_photos(photos, tmp_path / "a.gpk", REDUCED)
+    assert pack_photos(photos, tmp_path / "a.gpk", REDUCED).kept > NUM_PHOTOS // 2
+    assert (tmp_path / "a.gpk").read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["missing/a.gpk", "file/a.gpk"])
+def test_missing_output_folder_is_refused_before_the_scan(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"there is no folder .*; create it"):
+        pack_photos(tmp_path / "unscanned", tmp_path / name)
+
+
+def test_read_only_output_folder_is_refused_before_the_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Root may write to any folder but those of a read-only file system.
+    monkeypatch.setattr(os, "access", lambda path, mode: not (path == tmp_path and mode & os.W_OK))
+    with pytest.raises(UsageError, match=f"nothing can be written to the folder {tmp_path}; choose another"):
+        pack_photos(tmp_path / "unscanned", tmp_path / "a.gpk")
+
+
+def test_limit_of_file_size_is_named(photos: Path, whole: bytes, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
+    try:
+        with pytest.raises(UsageError, match=r"File too large; raise the limit of the shell \(ulimit -f\)"):
+            pack_photos(photos, tmp_path / "a.gpk", REDUCED, sync_bytes=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert 0 < pack_photos(photos, tmp_path / "a.gpk", REDUCED).kept < NUM_PHOTOS
+    assert (tmp_path / "a.gpk").read_bytes() == whole
 
 
 def test_link_in_place_of_partial_file_is_not_followed(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"mine")
     (tmp_path / "a.gpk.partial").symlink_to(tmp_path / "other")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match=r"a\.gpk\.partial is a link; delete it"):
         pack_photos(photos, tmp_path / "a.gpk")
     assert (tmp_path / "other").read_bytes() == b"mine"
 
