@@ -148,6 +148,8 @@ class RankState:
         """
         self.enter_phase(Phase.DATA)
         batch = next(self.batches)
+        if batch.warning:
+            self.channel.send(WarningEvent(message=batch.warning))
         if batch.unread:
             metrics.counts[2] += len(batch.unread)
             self._warn_unreadable(batch.unread)

@@ -61,6 +61,7 @@ class Batch:
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
     `augment_params` are the batch transforms still to apply on the device; None for validation. `readable` has the
     indices of the images if any was skipped. `encoded` has the images that the GPU decodes; `images` are the others.
+    `warning` is for the log.
     """
 
     images: Tensor
@@ -71,6 +72,7 @@ class Batch:
     augment_params: AugmentParams | None = None
     readable: Indices | None = None
     encoded: EncodedRows | None = None
+    warning: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all but the images by value: a shared-memory file and a socket connection for each small tensor would

@@ -30,6 +30,7 @@ class DeviceBatch:
     """A batch on the device: normalized `images`, N x C x H x W float32, and `labels`, N int64.
 
     `loss_weight` and `ends_step` are those of its `BatchRequest`. `unread` names each skipped image and the reason.
+    `warning` is for the log.
     """
 
     images: Tensor
@@ -37,6 +38,7 @@ class DeviceBatch:
     loss_weight: float
     ends_step: bool = True
     unread: tuple[str, ...] = ()
+    warning: str = ""
 
 
 class DeviceLoader(Protocol):
@@ -199,7 +201,7 @@ class StreamingLoader:
         if self._memory_format is not torch.preserve_format:
             images = images.contiguous(memory_format=self._memory_format)
         images = normalize(images, self._mean, self._std)
-        return DeviceBatch(images, labels, batch.loss_weight, batch.ends_step, batch.unread)
+        return DeviceBatch(images, labels, batch.loss_weight, batch.ends_step, batch.unread, batch.warning)
 
     def _prepare_on_cpu(self, batch: Batch) -> DeviceBatch:
         with stage("copy"):

@@ -41,6 +41,7 @@ class GpuDecoder:
 
     def __init__(self, source: EncodedSource, dataset: BatchDataset, device: torch.device) -> None:
         self._source, self._dataset, self._device = source, dataset, device
+        self._has_warned = False
 
     def __call__(self, batch: Batch, encoded: EncodedRows, time_stage: DeviceStage = lambda _: nullcontext()) -> Batch:
         """Return a batch with all its images on the device, N x C x size x size uint8.
@@ -65,7 +66,18 @@ class GpuDecoder:
         for row, pixels in zip(others, batch.images, strict=True):
             images[row] = pixels
         batch = replace(batch, images=images, encoded=None)
-        return self._load_on_cpu(batch, rejected, encoded.request) if rejected else batch
+        if not rejected:
+            return batch
+        return self._load_on_cpu(self._with_warning(batch, rejected[0], encoded.request), rejected, encoded.request)
+
+    def _with_warning(self, batch: Batch, row: int, request: BatchRequest) -> Batch:
+        """Return the batch with a warning about its rejected image, the first time."""
+        if self._has_warned:
+            return batch
+        self._has_warned = True
+        name = self._source.image_names(request.part)[int(request.indices[row])]
+        warning = f"nvJPEG rejects {name}: the CPU loads such images again; if they are many, set data.decoder=cpu"
+        return replace(batch, warning=warning)
 
     def _load_on_cpu(self, batch: Batch, rows: Sequence[int], request: BatchRequest) -> Batch:
         """Load some images of a batch from their source, and drop those that the CPU cannot decode either."""
@@ -81,7 +93,7 @@ class GpuDecoder:
         if not errors:
             return batch
         readable = self._dataset.finish_rows(self._source, request, batch.images, errors)
-        return replace(readable, unread=(*batch.unread, *readable.unread))
+        return replace(readable, unread=(*batch.unread, *readable.unread), warning=batch.warning)
 
 
 def split_by_pixels(pixels: Sequence[int]) -> Iterator[list[int]]:

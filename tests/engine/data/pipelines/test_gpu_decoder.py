@@ -132,13 +132,16 @@ def own_photos(photos: Path, tmp_path: Path) -> Path:
 
 def test_gpu_decoder_leaves_rejected_file_to_cpu(own_photos: Path) -> None:
     source, dataset = open_photos(own_photos)
-    damage(own_photos, source, "pixels")
+    name = damage(own_photos, source, "pixels")
     request = BatchRequest("train", 1, np.arange(6))
     batch = load_encoded(source, dataset, request)
     assert batch.encoded is not None
     assert ROW in batch.encoded.rows
-    decoded = GpuDecoder(source, dataset, CPU)(batch, batch.encoded)
+    decoder = GpuDecoder(source, dataset, CPU)
+    decoded, again = (decoder(batch, batch.encoded) for _ in range(2))
     assert decoded.unread == ()
+    assert f"nvJPEG rejects {name}" in decoded.warning
+    assert again.warning == ""
     assert_equal(decoded, dataset[request])
 
 
