@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from gputrain_command import GPUTRAIN, ROOT, Gputrain
 
 LIGHT = [
@@ -82,9 +80,19 @@ def names_in(package: str) -> list[str]:
     return [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
 
 
-@pytest.mark.parametrize("name", LIGHT)
-def test_light_module_imports_neither_torch_nor_textual(name: str) -> None:
-    assert not {"torch", "textual", "tui"} & modules_after(f"import engine.{name}")
+def test_light_modules_import_neither_torch_nor_textual() -> None:
+    # In one process, which stops at the first module that imports one of them.
+    program = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(f"engine.{name}")
+    if heavy := sorted({"torch", "textual", "tui"} & set(sys.modules)):
+        sys.exit(f"engine.{name} imports {', '.join(heavy)}")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *LIGHT], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
 
 
 def test_notification_watcher_imports_no_large_library() -> None:

@@ -14,7 +14,7 @@ ATTACKS.remove("attack")
 SKIPPED_EXIT_CODE = 77
 
 
-NIGHTLY_ATTACKS = ("checkpoint_code", "reservations", "run_folder", "user_folders")  # each takes ten seconds
+NIGHTLY_ATTACKS = ("checkpoint_code", "ports", "reservations", "run_folder", "user_folders")  # five to ten seconds each
 
 
 @pytest.mark.parametrize(

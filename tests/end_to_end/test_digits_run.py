@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from engine.config.loader import resolve_config
 from gputrain_command import FinishedRun, Gputrain, read_events, without_timings
+from trained_run import call
 
 
 def test_digits_run_finishes_with_high_accuracy(digits_run: FinishedRun) -> None:
@@ -129,12 +130,10 @@ def test_resume_of_finished_run_does_nothing(digits_run: FinishedRun, shared_gpu
 
 
 @pytest.mark.parametrize("change", ["model.name=linear", "optim.name=adam", "run.seed=1", "data.val_split=0.3"])
-def test_resume_rejects_changed_training_settings(
-    digits_run: FinishedRun, shared_gputrain: Gputrain, change: str
-) -> None:
+def test_resume_rejects_changed_training_settings(digits_run: FinishedRun, change: str) -> None:
     before = (digits_run.path / "config.yaml").read_text()
-    done = shared_gputrain("resume", "digits", "run.epochs=30", change)
-    assert done.returncode == 2
+    done = call("resume", digits_run.path, "run.epochs=30", change)
+    assert done.exit_code == 2
     assert f"error: {change.split('=')[0]}: cannot change when a run is resumed" in done.stderr
     assert (digits_run.path / "config.yaml").read_text() == before
 

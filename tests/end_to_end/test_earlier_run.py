@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from gputrain_command import ROOT, Gputrain, effective_events, last_checkpoint_weights
+from gputrain_command import ROOT, Gputrain, effective_events
 from terminal import Terminal
+from trained_run import call
 
 EARLIER_RUN = ROOT / "tests" / "recordings" / "earlier-run"
 LAST_STEP = 85
@@ -59,20 +58,21 @@ def test_earlier_run_shows_its_log(gputrain: Gputrain, earlier_run: Path) -> Non
     assert "stopped: continue with `gputrain resume before`" in done.stdout
 
 
-def test_earlier_run_evaluates_to_the_recorded_accuracy(gputrain: Gputrain, earlier_run: Path) -> None:
+def test_earlier_run_evaluates_to_the_recorded_accuracy(earlier_run: Path) -> None:
     recorded = json.loads((earlier_run / "summary.json").read_text())["best_val_accuracy"]
-    done = gputrain("evaluate", "before", "--json")
-    assert done.returncode == 0, done.stderr
+    done = call("evaluate", earlier_run, "--json")
+    assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["top1"] == pytest.approx(recorded, abs=1e-9)
 
 
 def test_earlier_run_predicts_and_exports(gputrain: Gputrain, earlier_run: Path) -> None:
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save(gputrain.folder / "image.png")
-    done = gputrain("predict", "before", "image.png")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("image.png")
-    done = gputrain("export", "before", "--output", "exported")
-    assert done.returncode == 0, done.stderr
+    image = gputrain.folder / "image.png"
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(image)
+    done = call("predict", earlier_run, image)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith(str(image))
+    done = call("export", earlier_run, "--output", gputrain.folder / "exported")
+    assert done.exit_code == 0, done.stderr
     assert len(list((gputrain.folder / "exported").iterdir())) >= 2
 
 
@@ -84,18 +84,11 @@ def test_earlier_run_is_shown_by_attach(gputrain: Gputrain, earlier_run: Path) -
     terminal.wait_for_end()
 
 
-def test_earlier_run_resumes_reproducibly_to_recorded_losses(gputrain: Gputrain) -> None:
-    resumed: list[tuple[dict[int, float], dict[str, Any]]] = []
-    for name in ("first", "second"):
-        runs = gputrain.folder / name
-        run = copy_run(runs)
-        done = gputrain("resume", "before", "--headless", GPUTRAIN_RUNS=str(runs))
-        assert done.returncode == 0, done.stderr
-        # Its checkpoint has no fingerprint of the data.
-        assert "warning" not in done.stderr
-        resumed.append((losses_after(run, LAST_STEP), last_checkpoint_weights(run)))
-    (losses, weights), (same_losses, same_weights) = resumed
-    assert losses == same_losses
-    assert all(torch.equal(tensor, same_weights[key]) for key, tensor in weights.items())
+def test_earlier_run_resumes_to_recorded_losses(gputrain: Gputrain, earlier_run: Path) -> None:
+    done = gputrain("resume", "before", "--headless")
+    assert done.returncode == 0, done.stderr
+    # Its checkpoint has no fingerprint of the data.
+    assert "warning" not in done.stderr
     recorded = json.loads((EARLIER_RUN / "resumed.json").read_text())["losses"]
+    losses = losses_after(earlier_run, LAST_STEP)
     assert losses == pytest.approx({int(step): loss for step, loss in recorded.items()}, abs=LOSS_TOLERANCE)

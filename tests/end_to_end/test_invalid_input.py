@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from engine.runs.claimed_run import claim_run
 from gputrain_command import FinishedRun, Gputrain
@@ -38,12 +39,18 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def call(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Call the command in this process."""
+    monkeypatch.chdir(gputrain.folder)
+    return lambda *arguments: CliRunner(env=dict(gputrain.environment)).invoke(app, arguments)
+
+
 @pytest.mark.parametrize("arguments, message", WRONG.values(), ids=WRONG.keys())
 def test_run_rejects_invalid_config(
-    gputrain: Gputrain, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    gputrain: Gputrain, call: Callable[..., Result], arguments: list[str], message: str
 ) -> None:
-    monkeypatch.chdir(gputrain.folder)
-    done = CliRunner(env=dict(gputrain.environment)).invoke(app, ["run", "--headless", *arguments])
+    done = call("run", "--headless", *arguments)
     assert done.exit_code == 2
     assert message in done.stderr
     assert done.stdout == ""
@@ -60,10 +67,10 @@ def test_run_rejects_unavailable_resources(gputrain: Gputrain, arguments: list[s
     assert not gputrain.runs.exists()
 
 
-def test_run_rejects_circular_base_configs(gputrain: Gputrain) -> None:
+def test_run_rejects_circular_base_configs(gputrain: Gputrain, call: Callable[..., Result]) -> None:
     (gputrain.folder / "a.yaml").write_text("base: a.yaml")
-    done = gputrain("run", "--headless", "a.yaml")
-    assert (done.returncode, "circular base files" in done.stderr) == (2, True)
+    done = call("run", "--headless", "a.yaml")
+    assert (done.exit_code, "circular base files" in done.stderr) == (2, True)
     assert not gputrain.runs.exists()
 
 
@@ -99,25 +106,25 @@ def test_resume_rejects_run_owned_by_another_process(gputrain: Gputrain) -> None
 
 
 @pytest.mark.parametrize("folder", ["file/runs", "/proc/runs"])
-def test_run_rejects_unwritable_runs_folder(gputrain: Gputrain, folder: str) -> None:
+def test_run_rejects_unwritable_runs_folder(gputrain: Gputrain, call: Callable[..., Result], folder: str) -> None:
     (gputrain.folder / "file").write_text("")
-    done = gputrain("run", "--headless", "digits", "--runs-dir", folder)
-    assert done.returncode == 2
+    done = call("run", "--headless", "digits", "--runs-dir", folder)
+    assert done.exit_code == 2
     assert "cannot be written to" in done.stderr
     assert "--runs-dir" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["stop", "resume", "logs"])
-def test_command_rejects_unknown_run(gputrain: Gputrain, command: str) -> None:
-    done = gputrain(command, "gone")
-    assert done.returncode == 2
+def test_command_rejects_unknown_run(call: Callable[..., Result], command: str) -> None:
+    done = call(command, "gone")
+    assert done.exit_code == 2
     assert "there are no runs in" in done.stderr
 
 
-def test_run_rejects_config_that_is_not_utf8(gputrain: Gputrain, tmp_path: Path) -> None:
+def test_run_rejects_config_that_is_not_utf8(call: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00run")
-    done = gputrain("run", "--headless", "bytes.yaml")
-    assert (done.returncode, "is not UTF-8 text" in done.stderr) == (2, True)
+    done = call("run", "--headless", "bytes.yaml")
+    assert (done.exit_code, "is not UTF-8 text" in done.stderr) == (2, True)
 
 
 def test_run_reports_problems_of_all_sections_together(gputrain: Gputrain) -> None:

@@ -17,14 +17,14 @@ from engine.data.sources.open import open_source
 from engine.inference.evaluate import evaluate_checkpoint, evaluation_config
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
-from gputrain_command import FinishedRun, Gputrain, read_events
+from gputrain_command import FinishedRun, read_events
 from trained_run import DIGITS, call, saved_run
 from tui.cli.trained import evaluation_lines
 
 
-def test_evaluate_command_reproduces_best_epoch(gputrain: Gputrain, short_run: FinishedRun) -> None:
-    done = gputrain("evaluate", str(short_run.path), "--json")
-    assert done.returncode == 0, done.stderr
+def test_evaluate_command_reproduces_best_epoch(short_run: FinishedRun) -> None:
+    done = call("evaluate", short_run.path, "--json")
+    assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     epochs = [event for event in read_events(short_run.path) if event["type"] == "epoch"]
     best = max(epochs, key=lambda epoch: epoch["val_accuracy"])

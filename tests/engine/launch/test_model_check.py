@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from engine.config.loader import resolve_config
 from engine.config.schema import as_dict
+from engine.launch import preflight_process
 from engine.launch.model_check import torch_gpu_problems
-from engine.utils.helper_process import ask_helper
+from engine.utils.helper_process import ParentPipe, ask_helper
 from photo_folder import write_photo_folder
 
 
@@ -24,17 +29,40 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def check_model(base: str | None, *overrides: str) -> dict[str, Any]:
+class RecordingPipe:
+    """The child's side of a pipe with one request."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._request, self.answer = request, ""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield json.loads(json.dumps(self._request))
+
+    def send(self, answer: dict[str, Any]) -> None:
+        self.answer = json.dumps(answer)
+
+
+def model_request(base: str | None, *overrides: str) -> dict[str, Any]:
     config = as_dict(resolve_config(base, list(overrides)).config)
-    answer: dict[str, Any] = ask_helper(
-        "engine.launch.preflight_process", {"task": "model", "config": config, "on_gpu": False, "runs_dir": "runs"}
-    )
+    return {"task": "model", "config": config, "on_gpu": False, "runs_dir": "runs"}
+
+
+def check_model(base: str | None, *overrides: str) -> dict[str, Any]:
+    """Return the answer that the helper process would give."""
+    parent, threads = RecordingPipe(model_request(base, *overrides)), torch.get_num_threads()
+    try:
+        preflight_process.main(cast(ParentPipe, parent))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        torch.set_num_threads(threads)
+    answer: dict[str, Any] = json.loads(parent.answer)
     return answer
 
 
 @pytest.mark.parametrize("preset", ["mnist", pytest.param("cifar10", marks=pytest.mark.nightly)])
 def test_model_check_downloads_and_writes_nothing(preset: str, folder: Path) -> None:
-    answer = check_model(preset)
+    answer = ask_helper("engine.launch.preflight_process", model_request(preset))
     assert answer["problems"] == [] and answer["weight_bytes"] > 0
     assert list(folder.rglob("*")) == []
 

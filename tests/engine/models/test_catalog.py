@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,15 +32,12 @@ from engine.utils.errors import UsageError
 from tui.cli.models import app
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder shared by the module; the first test fills it."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _use_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+@pytest.fixture(scope="module", autouse=True)
+def cache() -> Path:
+    """The cache folder that all tests share, with the models of both libraries."""
+    for source in ("torchvision", "timm"):
+        library_models(source)
+    return Path(os.environ["XDG_CACHE_HOME"])
 
 
 @pytest.fixture

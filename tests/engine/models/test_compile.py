@@ -49,8 +49,17 @@ def test_compiled_code_is_cached_where_other_users_cannot_write(
     assert used.stat().st_mode & 0o777 == 0o700
 
 
-@needs_a_compiler
-def test_compiled_model_trains_same_weights_under_same_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "backend",
+    ["eager", pytest.param("inductor", marks=[needs_a_compiler, pytest.mark.nightly])],  # the compiler takes 15 s
+)
+def test_compiled_model_trains_same_weights_under_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    torch.compiler.reset()
+    if backend == "eager":
+        compile_model = nn.Module.compile
+        monkeypatch.setattr(nn.Module, "compile", lambda model, **_: compile_model(model, backend="eager"))
     results = []
     for options in ((), ("model.compile=true", "model.ema=0.9")):
         folder, events = tmp_path / str(len(results)), list[Event]()
