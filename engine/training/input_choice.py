@@ -16,7 +16,7 @@ from torch.distributed import Store
 
 from engine.config.pipeline import DecoderName
 from engine.data.pipelines.choose import PipelineChoice, choose_pipeline
-from engine.data.pipelines.choose_decoder import INSTALL_TORCHCODEC, DecoderChoice, choose_decoder
+from engine.data.pipelines.choose_decoder import DecoderChoice, choose_decoder
 from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, check_nvjpeg
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sampler import BatchRequest
@@ -71,7 +71,7 @@ def settle_decoder(
         try:
             check_nvjpeg(device)
         except DecoderUnavailableError as error:
-            advice = f"set data.decoder=cpu, or install a torchcodec that fits torch ({INSTALL_TORCHCODEC})"
+            advice = "set data.decoder=cpu, or install a torchcodec that fits torch and the driver"
             raise UsageError.one("data.decoder", f"gpu is impossible: {error}", advice) from error
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 # Libraries that only work in a combination of versions, which an extra of gputrain installs.
-EXTRAS = {"onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx"}
+EXTRAS = {"onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx", "torchcodec": "gpu-decode"}
 
 
 @dataclass(frozen=True)

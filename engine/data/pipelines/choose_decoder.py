@@ -17,9 +17,8 @@ from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.gpu_jpeg import GPU_INTERPOLATIONS
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, not_installed
 
-INSTALL_TORCHCODEC = "pip install 'gputrain[gpu-decode]'"
 _POLL_SECONDS = 0.01
 _CODES: dict[DecoderName | None, int] = {None: 0, "cpu": 1, "gpu": 2}
 
@@ -80,7 +79,7 @@ def choose_decoder(
     if not on_gpu and recorded != "gpu":
         return CPU_DECODER
     if recorded == "gpu" and reason is not None:
-        return DecoderChoice("cpu", f"this run decoded on the GPU before, but {reason}")
+        return DecoderChoice("cpu", f"gpu before it was resumed; now {reason}")
     if recorded is not None:
         return DecoderChoice(recorded, "as before it was resumed" if recorded == "gpu" else "")
     return DecoderChoice(None) if reason is None else DecoderChoice("cpu", reason)
@@ -96,14 +95,13 @@ def decoder_problems(config: Config, *, on_gpu: bool) -> list[Problem]:
 
 
 def _gpu_problem(reason: str) -> Problem:
-    advice = INSTALL_TORCHCODEC if find_spec("torchcodec") is None else "set data.decoder=auto"
-    return Problem("data.decoder", f"gpu is impossible: {reason}", advice)
+    return Problem("data.decoder", f"gpu is impossible: {reason}", "set data.decoder=auto")
 
 
 def _reason_against_device(*, on_gpu: bool) -> str | None:
     if not on_gpu:
         return "this run is on the CPU"
-    return None if find_spec("torchcodec") is not None else "torchcodec is not installed"
+    return None if find_spec("torchcodec") is not None else not_installed("torchcodec")
 
 
 def _reason_against_gpu(config: Config, image_format: ImageFormat, *, on_gpu: bool) -> str | None:

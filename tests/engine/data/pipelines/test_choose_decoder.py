@@ -69,8 +69,9 @@ def test_choose_decoder_says_why_auto_is_cpu(photos: Path, key: str) -> None:
 
 def test_choose_decoder_is_cpu_without_torchcodec(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "find_spec", lambda name: None)
-    assert choose(photos) == DecoderChoice("cpu", "torchcodec is not installed")
-    with pytest.raises(UsageError, match=r"data\.decoder.*torchcodec is not installed; pip install 'gputrain\[gpu-de"):
+    why = "torchcodec is not installed: pip install 'gputrain[gpu-decode]'"
+    assert choose(photos) == DecoderChoice("cpu", why)
+    with pytest.raises(UsageError, match=r"data\.decoder.*torchcodec is not installed: pip install 'gputrain\[gpu-de"):
         choose(photos, "data.decoder=gpu")
 
 
@@ -84,7 +85,7 @@ def test_choose_decoder_keeps_that_of_resumed_run(photos: Path, monkeypatch: pyt
     assert choose(photos, recorded="gpu").decoder == "gpu"
     assert choose(photos, recorded="cpu").decoder == "cpu"
     on_cpu = choose(photos, recorded="gpu", on_gpu=False)
-    assert on_cpu == DecoderChoice("cpu", "this run decoded on the GPU before, but this run is on the CPU")
+    assert on_cpu == DecoderChoice("cpu", "gpu before it was resumed; now this run is on the CPU")
 
 
 def test_decoder_problems_names_missing_device(photos: Path) -> None:
