@@ -6,6 +6,7 @@ Later layers take precedence: defaults, each file in `base:`, the file itself, t
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class ConfigError(UsageError):
 
 FOREIGN_URLS_ADVICE = "set notify.urls on the command line ([] for none), or trust the file with --trust-code"
 PRESETS_FOLDER = "presets"
+# Files that a user may give in the place of a config.
+DATASET_SUFFIXES = {".gpk": "packed", ".tar": "webdataset"}
 MAX_SHOWN_CHARACTERS = 100
 # Keys whose values do not carry over to another optimizer.
 OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
@@ -101,6 +104,9 @@ def find_config(name: str) -> Path:
     """
     path, available = expand_user(name), presets()
     if is_file(path) and (name not in available or _is_own(path)):
+        if (dataset := DATASET_SUFFIXES.get(path.suffix)) is not None:
+            reason = f"is a dataset, not a config; use data.dataset={dataset} data.path={shlex.quote(name)}"
+            raise UsageError.one(name, reason)
         return path
     if name in available:
         return available[name]
@@ -109,7 +115,8 @@ def find_config(name: str) -> Path:
         raise UsageError.one(name, f"the preset is not used, because {problem}", own_folder_advice("XDG_CONFIG_HOME"))
     with suppress(OSError):
         if path.is_dir():
-            raise UsageError.one(name, "is a folder; use a YAML file or a preset name")
+            images = f"data.dataset=folder data.path={shlex.quote(name)} for a folder of images"
+            raise UsageError.one(name, f"is a folder; use a YAML file or a preset name, or {images}")
     hint = did_you_mean(path.stem, available)
     raise UsageError.one(name, f"no such file or preset; presets: {', '.join(available)}{hint}")
 

@@ -84,7 +84,7 @@ def features(
             *map(expand_user, (folder, output)),
         )
         if not is_folder(images):
-            raise UsageError.one("FOLDER", f"{folder} is not a folder")
+            raise UsageError.one("FOLDER", f"{folder} is not a folder", "name a folder of images")
         if is_folder(target) or not is_folder(target.absolute().parent):
             raise UsageError.one("--output", f"{output} must be a file in an existing folder")
         if os.path.lexists(target) and not force:

@@ -112,6 +112,16 @@ def test_resolve_reports_other_problems_beside_non_text_key(tmp_path: Path, key:
     assert third == "schedule.warmup_epochs: must be at most run.epochs (10)"
 
 
+@pytest.mark.parametrize(
+    ("name", "dataset"), [("photos.gpk", "packed"), ("train.tar", "webdataset"), ("photos", "folder")]
+)
+def test_resolve_names_dataset_that_is_no_config(tmp_path: Path, name: str, dataset: str) -> None:
+    path = tmp_path / name
+    path.touch() if path.suffix else path.mkdir()
+    [problem] = problems(file=str(path))
+    assert f"data.dataset={dataset} data.path={path}" in problem
+
+
 def test_resolve_calls_empty_value_empty() -> None:
     [problem] = problems("data.workers=")
     assert problem.startswith("data.workers: an empty value (null) is not allowed: must be an integer")
