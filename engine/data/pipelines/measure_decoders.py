@@ -21,12 +21,16 @@ from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, GpuDecode
 from engine.data.rng import single_torch_thread
 from engine.data.sampler import BatchRequest
 from engine.data.sources.encoded import EncodedSource
+from engine.utils.host import format_bytes
 from engine.utils.text import pluralize
 
 SAMPLE_IMAGES = 64
 MIN_SPEEDUP = 1.2  # of the GPU, which training needs too
 MIN_PLAIN_SHARE = 0.5  # of the images that the GPU can decode
 GPU_REPEATS = 3
+# Of the encoded images of a batch to the pixels for which the rank has checked the shared memory
+# (`engine.data.limits`). Larger photos take gigabytes there.
+MAX_SIZE_RATIO = 2.0
 
 
 def measure_decoders(
@@ -49,6 +53,10 @@ def measure_decoders(
     if encoded is None or len(encoded.rows) < MIN_PLAIN_SHARE * count:
         plain = 0 if encoded is None else len(encoded.rows)
         return DecoderChoice("cpu", f"only {plain} of the first {count} images are baseline JPEG files")
+    mean_bytes, pixel_bytes = len(encoded.data) / len(encoded.rows), pixels.images[0].numel()
+    if mean_bytes > MAX_SIZE_RATIO * pixel_bytes:
+        sizes = f"are {format_bytes(mean_bytes)} on average, the pixels of a crop {format_bytes(pixel_bytes)}"
+        return DecoderChoice("cpu", f"the first files {sizes}: gputrain pack makes them smaller")
     try:
         check_nvjpeg(device)
     except DecoderUnavailableError as error:

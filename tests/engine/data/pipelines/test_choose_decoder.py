@@ -195,3 +195,12 @@ def test_measure_decoders_takes_cpu_for_few_plain_files(photos: Path, tmp_path: 
     png = [row for row, name in enumerate(source.image_names("train")) if name.endswith("png")]
     choice = measure_decoders(source, dataset, BatchRequest("train", 1, np.array(png)), CPU, 4)
     assert choice == DecoderChoice("cpu", f"only 0 of the first {len(png)} images are baseline JPEG files")
+
+
+def test_measure_decoders_takes_cpu_for_files_larger_than_their_pixels(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "MAX_SIZE_RATIO", 0.1)
+    choice = measure(photos, monkeypatch, 1.0, 0.2, 0.1)
+    assert choice.decoder == "cpu"
+    assert "gputrain pack makes them smaller" in choice.why
