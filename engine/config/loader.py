@@ -83,8 +83,9 @@ def presets() -> dict[str, Path]:
     own: list[Path] = []
     # Nothing is saved in a folder to which this user has no access.
     with suppress(OSError):
-        own = [path for path in sorted(user_presets_folder().glob("*.yaml")) if _preset_problem(path.name) is None]
-    return {path.stem: path for path in (*sorted(folder.glob("*.yaml")), *own)}
+        own = [path for path in user_presets_folder().glob("*.yaml") if _preset_problem(path.name) is None]
+    files = {path.stem: path for path in (*folder.glob("*.yaml"), *own)}
+    return dict(sorted(files.items()))
 
 
 def user_presets_folder() -> Path:

@@ -32,6 +32,10 @@ def test_preset_resolves_without_keys_that_have_no_effect(name: str) -> None:
     assert resolved.no_effect == ()
 
 
+def test_presets_are_listed_in_alphabetical_order() -> None:
+    assert list(presets()) == sorted(presets())
+
+
 def test_every_preset_has_a_row_in_the_table() -> None:
     lines = (CONFIGS / "README.md").read_text().splitlines()
     rows = [line.split("|")[1:-1] for line in lines if line.startswith("| `")]
