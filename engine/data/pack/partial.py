@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from engine.data.pack.pack_file import HEADER_BYTES, write_fully
 from engine.utils.errors import UsageError
 from engine.utils.files import fsync_folder
+from engine.utils.text import pluralize
 
 _RECORD = struct.Struct("<8sIII")
 _CHECKED_BYTES = 16
@@ -86,7 +87,9 @@ class PartialPack:
         text = _read_all(self._journal)
         if text[:_OPTIONS_BYTES] != self._options:
             if len(text) > _OPTIONS_BYTES:
-                self.restart_reason = "it was begun with other options or another version of Pillow"
+                images = pluralize((len(text) - _OPTIONS_BYTES) // _RECORD.size, "image")
+                reason = "it was begun with other options or another version of Pillow"
+                self.restart_reason = f"{reason}, so {images} are packed again"
             return
         data_bytes = os.fstat(self._data).st_size
         end = HEADER_BYTES
