@@ -227,11 +227,20 @@ def temporary_folders(gputrain: Gputrain) -> list[Path]:
 
 
 def test_bench_command_trains_and_removes_temporary_files(gputrain: Gputrain) -> None:
-    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1", "--limit")
+    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1")
     assert done.returncode == 0, done.stderr
     row = done.stdout.splitlines()[1].split()
     assert row[:2] == ["1", "16"]
     assert float(row[4].replace(",", "")) > 0
+    assert "1/1  1 rank:" in done.stderr
+    assert temporary_folders(gputrain) == []
+    assert not gputrain.runs.exists()
+
+
+@pytest.mark.nightly
+def test_bench_command_measures_limit(gputrain: Gputrain) -> None:
+    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1", "--limit")
+    assert done.returncode == 0, done.stderr
     assert "1/2  1 rank:" in done.stderr
     assert "2/2  1 rank, without the input pipeline:" in done.stderr
     limit = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["1"]][1]

@@ -83,6 +83,7 @@ def test_rank_0_fails_if_another_rank_dies_in_preflight(gputrain: Gputrain) -> N
     assert not gputrain.runs.exists()
 
 
+@pytest.mark.nightly
 def test_rank_0_fails_with_cause_if_another_rank_crashes_in_preflight(gputrain: Gputrain) -> None:
     (code, messages), (other_code, _) = wait_for_ranks(start_ranks(gputrain, [CONTINUE, "raise OSError('bad disk')"]))
     assert (code, other_code) == (ExitCode.FAILED, ExitCode.FAILED)
@@ -90,6 +91,7 @@ def test_rank_0_fails_with_cause_if_another_rank_crashes_in_preflight(gputrain: 
     assert not gputrain.runs.exists()
 
 
+@pytest.mark.nightly
 def test_other_ranks_end_if_rank_0_crashes_before_run(gputrain: Gputrain, tmp_path: Path) -> None:
     method = f"device.init_method=file://{tmp_path / 'rendezvous'}"
     ranks = start_ranks(gputrain, ["raise OSError('bad disk')", CONTINUE], method)

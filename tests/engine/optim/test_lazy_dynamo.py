@@ -63,6 +63,7 @@ def test_lazy_dynamo_imports_compiler_only_if_torch_differs(torch_as_expected: b
     assert result[1] == run_json("print(json.dumps(losses()))"), "the losses differ"
 
 
+@pytest.mark.nightly
 def test_dynamo_stub_returns_compiler_values_and_imports_it_for_other_attributes() -> None:
     statements = """
 with dynamo_stub():
