@@ -42,11 +42,12 @@ FIRST_SIGINT_WAIT_SECONDS, SECOND_SIGINT_WAIT_SECONDS = 1.0, 10.0
 NO_CHECKPOINT_EPOCHS = 10**9  # checkpoint.every_epochs beyond any benchmark
 LR_FACTOR = 0.01  # of optim.lr, see `bench_run_config`
 TEMP_FOLDER_PREFIX = "gputrain-bench-"
-# The fixed pipeline needs no DataLoader workers, so their settings are reset to the defaults.
+# The fixed pipeline needs no DataLoader workers and decodes on the CPU, so these settings are reset to the defaults.
 FIXED_BATCH_DATA: dict[str, Any] = {
     "pipeline": "fixed",
     "workers": DataConfig().workers,
     "prefetch": DataConfig().prefetch,
+    "decoder": DataConfig().decoder,
 }
 
 

@@ -17,6 +17,7 @@ from engine.data.sources.open import open_source
 from engine.inference.evaluate import evaluate_checkpoint, evaluation_config
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
+from engine.utils.errors import UsageError
 from gputrain_command import FinishedRun, read_events
 from trained_run import DIGITS, call, saved_run
 from tui.cli.trained import evaluation_lines
@@ -137,6 +138,16 @@ def test_evaluate_command_reports_all_invalid_arguments_together(run: RunFolder)
         "error: data.bathc_size: unknown key; did you mean data.batch_size?",
         "error: much: must have the form data.key=value or eval.key=value",
     ]
+
+
+def test_evaluation_of_run_with_gpu_decoder_accepts_other_data(run: RunFolder) -> None:
+    saved = read_trained_checkpoint(run)
+    data = saved.config.data.model_copy(update={"dataset": "folder", "path": "photos", "decoder": "gpu"})
+    saved = replace(saved, config=saved.config.model_copy(update={"data": data}))
+    assert evaluation_config(saved, ["data.dataset=fake", "data.decoder=auto"]).data.dataset == "fake"
+    assert evaluation_config(saved, ["data.dataset=fake"]).data.decoder == "cpu"
+    with pytest.raises(UsageError, match=r"data\.decoder: gpu is for training"):
+        evaluation_config(saved, ["data.decoder=gpu"])
 
 
 def test_evaluation_of_other_data_ignores_validation_shards_of_run(run: RunFolder) -> None:
