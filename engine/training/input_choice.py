@@ -58,7 +58,7 @@ def settle_decoder(
 ) -> None:
     """Measure the decoders on the images of a request if the config has not decided, and check that nvJPEG works.
 
-    The loader processes may wait for it. Raises UsageError on all ranks.
+    The loader processes may wait for it. Raises UsageError, on a single rank if nvJPEG works on the others.
     """
     if pipeline.decoder_choice.decoder is None:
         chosen = _choose_on_rank_0(

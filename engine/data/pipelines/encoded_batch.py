@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows
 from engine.data.pipelines.batch_buffers import shared_memory
@@ -98,12 +99,13 @@ class PendingEncodedBatch:
         return stacked
 
     def _pack(self, jpegs: dict[int, GpuJpeg], request: BatchRequest) -> EncodedRows:
-        """Copy the content of all files to one tensor in shared memory."""
+        """Copy the content of all files to one tensor, in a loader process in shared memory."""
         files = list(jpegs.values())
         plans = [jpeg.plan for jpeg in files]
         ends = np.cumsum([len(jpeg.data) for jpeg in files])
         with stage("collate"):
-            data = shared_memory(int(ends[-1]))
+            num_bytes = int(ends[-1])
+            data = shared_memory(num_bytes) if get_worker_info() else torch.empty(num_bytes, dtype=torch.uint8)
             content = data.numpy()
             for jpeg, end in zip(files, ends.tolist(), strict=True):
                 content[end - len(jpeg.data) : end] = np.frombuffer(jpeg.data, np.uint8)

@@ -61,7 +61,10 @@ def measure_decoders(
         check_nvjpeg(device)
     except DecoderUnavailableError as error:
         return DecoderChoice("cpu", str(error))
-    decode_seconds = _decode_seconds(GpuDecoder(source, dataset, device), batch, encoded, device)
+    try:
+        decode_seconds = _decode_seconds(GpuDecoder(source, dataset, device), batch, encoded, device)
+    except torch.OutOfMemoryError:
+        return DecoderChoice("cpu", "nvJPEG needs more memory than the GPU has free")
     cpu_rate, gpu_rate = workers * count / load_seconds, count / max(decode_seconds, prepare_seconds / workers)
     threads = pluralize(workers, "CPU thread")
     rates = f"nvJPEG decodes {_shown(gpu_rate)} images/s, {threads} {_shown(cpu_rate)}"

@@ -30,7 +30,10 @@ def constant(value: int, size: int = SIZE) -> Tensor:
 
 def test_buffers_return_the_images_that_were_sent() -> None:
     buffers = BatchBuffers(1, 2)
-    batch = buffers.receive(load_batch(buffers, 7))
+    sent = load_batch(buffers, 7)
+    assert sent.memory is not None
+    assert sent.memory.is_shared()
+    batch = buffers.receive(sent)
     assert torch.equal(batch.images, constant(7))
     assert batch.images.is_contiguous(memory_format=torch.channels_last)
     assert batch.labels.tolist() == [0, 1]

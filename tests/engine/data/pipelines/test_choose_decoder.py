@@ -141,17 +141,21 @@ def test_input_pipeline_decides_for_waiting_processes_after_an_error(photos: Pat
     assert len(next(pipeline.device_loader(CPU)).labels) == 2
 
 
-def measure(photos: Path, monkeypatch: pytest.MonkeyPatch, cpu: float, gpu: float, prepare: float) -> DecoderChoice:
-    """Measure with these seconds for a batch instead of those of a clock."""
-    config = resolve_config(None, ["data.dataset=folder", f"data.path={photos}", "data.image_size=32"]).config
+def open_photos(folder: Path) -> tuple[EncodedSource, BatchDataset]:
+    config = resolve_config(None, ["data.dataset=folder", f"data.path={folder}", "data.image_size=32"]).config
     source = open_source(config)
     assert isinstance(source, EncodedSource)
+    return source, BatchDataset(source, config, model_input_format(config, source))
+
+
+def measure(photos: Path, monkeypatch: pytest.MonkeyPatch, cpu: float, gpu: float, prepare: float) -> DecoderChoice:
+    """Measure with these seconds for a batch instead of those of a clock."""
+    source, dataset = open_photos(photos)
     seconds = iter([cpu, prepare])
     load = measuring._load
     monkeypatch.setattr(measuring, "_load", lambda start: (next(seconds), load(start)[1]))
     monkeypatch.setattr(measuring, "_decode_seconds", lambda *_: gpu)
     monkeypatch.setattr(measuring, "check_nvjpeg", lambda _: None)
-    dataset = BatchDataset(source, config, model_input_format(config, source))
     return measure_decoders(source, dataset, BatchRequest("train", 1, np.arange(20)), CPU, 4)
 
 
@@ -177,21 +181,26 @@ def test_measure_decoders_takes_cpu_if_nvjpeg_does_not_work(photos: Path, monkey
     def fail(_: torch.device) -> None:
         raise DecoderUnavailableError("nvJPEG does not work on cuda:0 (no driver)")
 
-    config = resolve_config(None, ["data.dataset=folder", f"data.path={photos}", "data.image_size=32"]).config
-    source = open_source(config)
-    assert isinstance(source, EncodedSource)
+    source, dataset = open_photos(photos)
     monkeypatch.setattr(measuring, "check_nvjpeg", fail)
-    dataset = BatchDataset(source, config, model_input_format(config, source))
     choice = measure_decoders(source, dataset, BatchRequest("train", 1, np.arange(20)), CPU, 4)
     assert choice == DecoderChoice("cpu", "nvJPEG does not work on cuda:0 (no driver)")
 
 
+def test_measure_decoders_takes_cpu_if_gpu_has_too_little_memory(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out_of_memory(*_: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    source, dataset = open_photos(photos)
+    monkeypatch.setattr(measuring, "check_nvjpeg", lambda _: None)
+    monkeypatch.setattr(measuring, "_decode_seconds", run_out_of_memory)
+    choice = measure_decoders(source, dataset, BatchRequest("train", 1, np.arange(4)), CPU, 4)
+    assert choice == DecoderChoice("cpu", "nvJPEG needs more memory than the GPU has free")
+
+
 def test_measure_decoders_takes_cpu_for_few_plain_files(photos: Path, tmp_path: Path) -> None:
     other = write_photos(tmp_path / "other", 12)
-    config = resolve_config(None, ["data.dataset=folder", f"data.path={other}", "data.image_size=32"]).config
-    source = open_source(config)
-    assert isinstance(source, EncodedSource)
-    dataset = BatchDataset(source, config, model_input_format(config, source))
+    source, dataset = open_photos(other)
     png = [row for row, name in enumerate(source.image_names("train")) if name.endswith("png")]
     choice = measure_decoders(source, dataset, BatchRequest("train", 1, np.array(png)), CPU, 4)
     assert choice == DecoderChoice("cpu", f"only 0 of the first {len(png)} images are baseline JPEG files")
