@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.config.data_sections import Interpolation
 from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows
 from engine.data.sampler import BatchRequest
+from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.encoded import EncodedSource, new_batch
 
 # Pixels that one call decodes. They take 192 MiB of device memory as RGB.
@@ -74,8 +75,12 @@ class GpuDecoder:
         """Return the batch with a warning about its rejected image, the first time."""
         if self._has_warned:
             return batch
+        try:
+            name = self._source.read_encoded(request.part, int(request.indices[row])).name()
+        except UnreadableImageError:
+            # It is reported as such.
+            return batch
         self._has_warned = True
-        name = self._source.image_names(request.part)[int(request.indices[row])]
         warning = f"nvJPEG rejects {name}: the CPU loads such images again; if they are many, set data.decoder=cpu"
         return replace(batch, warning=warning)
 
