@@ -118,7 +118,8 @@ class PipeChannel:
                 pass
             finally:
                 self._receive_lock.release()
-        self._requests.stop = self._requests.stop or self._stop_flag.is_set
+        if self._stop_flag.is_set:
+            self._requests.stop = True
         return self._requests
 
 
@@ -147,7 +148,8 @@ class DirectChannel:
     def poll_requests(self) -> RequestCounters:
         if self._on_poll is not None:
             self._on_poll()
-        self._requests.stop = self._requests.stop or self._stop_flag.is_set
+        if self._stop_flag.is_set:
+            self._requests.stop = True
         return self._requests
 
 

@@ -76,12 +76,11 @@ def choose_decoder(
         if reason is not None:
             raise UsageError([_gpu_problem(reason)])
         return DecoderChoice("gpu", "set by data.decoder")
-    if not on_gpu and recorded != "gpu":
+    if recorded == "gpu":
+        why = "as before it was resumed" if reason is None else f"gpu before it was resumed; now {reason}"
+        return DecoderChoice("gpu" if reason is None else "cpu", why)
+    if recorded is not None or not on_gpu:
         return CPU_DECODER
-    if recorded == "gpu" and reason is not None:
-        return DecoderChoice("cpu", f"gpu before it was resumed; now {reason}")
-    if recorded is not None:
-        return DecoderChoice(recorded, "as before it was resumed" if recorded == "gpu" else "")
     return DecoderChoice(None) if reason is None else DecoderChoice("cpu", reason)
 
 
