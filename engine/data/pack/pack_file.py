@@ -73,6 +73,7 @@ MAX_NAME_BYTES = 4096
 # Rows whose names are read, and bytes that are hashed, at a time.
 CHUNK_ROWS = 1 << 14
 CHUNK_BYTES = 1 << 22
+UNKNOWN_NAME = "?"
 PACK_AGAIN = "pack it again"
 
 UInt32s = NDArray[np.uint32]
@@ -268,15 +269,16 @@ class Pack:
         return data
 
     def describe(self, row: int) -> str:
-        """Return the name and the row of an image for messages."""
-        return f"{self.name(row)} (image {row})"
+        """Return the name and the row of an image for messages, only the row if the name cannot be read."""
+        name = self.name(row)
+        return f"image {row}" if name == UNKNOWN_NAME else f"{name} (image {row})"
 
     def name(self, row: int) -> str:
         """Return the name of an image, or a question mark if it cannot be read."""
         try:
             return next(self.names(row, row + 1))
         except (OSError, InvalidPackError, StopIteration):
-            return "?"
+            return UNKNOWN_NAME
 
     def names(self, first: int, end: int) -> Iterator[str]:
         """Yield the names of a range of rows. Raises OSError, InvalidPackError."""
