@@ -115,8 +115,8 @@ def test_runs_command_lists_digits_run(digits_run: FinishedRun, shared_gputrain:
     assert ["digits", "finished", "15/15"] in [line.split()[:3] for line in shared_gputrain("runs").stdout.splitlines()]
 
 
-def test_logs_command_prints_run_log(digits_run: FinishedRun, shared_gputrain: Gputrain) -> None:
-    log = shared_gputrain("logs", "digits").stdout
+def test_logs_command_prints_run_log(digits_run: FinishedRun) -> None:
+    log = call("logs", digits_run.path).stdout
     assert log == (digits_run.path / "log.txt").read_text()
     assert "epoch  15 " in log
 

@@ -12,7 +12,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_dict, fields
 from engine.config.yaml_io import parse_yaml, to_yaml
 from engine.utils.errors import UsageError
-from gputrain_command import Gputrain
+from trained_run import call
 from tui.cli.config import config as config_command
 from tui.cli.train import run as run_command
 from tui.flags import FLAG_TO_KEY
@@ -63,19 +63,19 @@ def test_resolve_matches_choices_in_any_case() -> None:
     assert resolve_config("digits", ["optim.name=SGD"]).config == resolve_config("digits").config
 
 
-def test_config_describe_lists_every_key_with_allowed_values(gputrain: Gputrain) -> None:
-    output = gputrain("config", "--describe").stdout
+def test_config_describe_lists_every_key_with_allowed_values() -> None:
+    output = call("config", "--describe").stdout
     assert "optim.momentum\n    Momentum factor. Default: 0.9 for sgd, " in output
     assert "augment.policy\n    Automatic augmentation: none, " in output
     assert "One of none, randaugment, trivialaugment. [default: none]" in output
     assert [line for line in output.splitlines() if not line.startswith(" ")] == [key for key, _ in fields()]
 
 
-def test_config_describe_lists_given_keys_and_sections(gputrain: Gputrain) -> None:
-    output = gputrain("config", "--describe", "optim.lr", "loss").stdout
+def test_config_describe_lists_given_keys_and_sections() -> None:
+    output = call("config", "--describe", "optim.lr", "loss").stdout
     assert {line.partition(".")[0] for line in output.splitlines() if not line.startswith(" ")} == {"optim", "loss"}
-    refused = gputrain("config", "--describe", "optim.lrr")
-    assert (refused.returncode, refused.stdout) == (2, "")
+    refused = call("config", "--describe", "optim.lrr")
+    assert (refused.exit_code, refused.stdout) == (2, "")
     assert "optim.lrr: is no config key or section; did you mean optim.lr?" in refused.stderr
 
 
@@ -268,29 +268,28 @@ def test_resolve_null_resets_text_value(tmp_path: Path) -> None:
     assert resolve_config(file, ["data.path=null"]).config.data.path is None
 
 
-def test_config_command_prints_yaml_diff_sources_and_json(gputrain: Gputrain) -> None:
-    full = parse_yaml(gputrain("config", "digits", "optim.lr=0.2").stdout)
+def test_config_command_prints_yaml_diff_sources_and_json() -> None:
+    full = parse_yaml(call("config", "digits", "optim.lr=0.2").stdout)
     assert full["optim"]["lr"] == 0.2
     assert full["checkpoint"]["keep"] == 3
-    difference = parse_yaml(gputrain("config", "digits", "optim.lr=0.05", "--diff").stdout)
+    difference = parse_yaml(call("config", "digits", "optim.lr=0.05", "--diff").stdout)
     assert difference["run"] == {"epochs": 15}
     assert "lr" not in difference["optim"]
-    rows = json.loads(gputrain("config", "digits", "optim.lr=0.2", "--sources", "--json").stdout)
+    rows = json.loads(call("config", "digits", "optim.lr=0.2", "--sources", "--json").stdout)
     assert rows["optim.lr"] == {"value": 0.2, "source": "optim.lr=0.2"}
     assert rows["run.epochs"]["source"].endswith("digits.yaml")
     assert rows["run.seed"]["source"] == "default"
     assert any(
-        line.split() == ["run.seed", "=", "0", "default"]
-        for line in gputrain("config", "--sources").stdout.splitlines()
+        line.split() == ["run.seed", "=", "0", "default"] for line in call("config", "--sources").stdout.splitlines()
     )
 
 
-def test_config_command_resolves_flags_of_run_without_data_path(gputrain: Gputrain) -> None:
-    printed = gputrain("config", "flowers", "--lr", "0.3", "--ngpu", "2", "--after", "a,b", "--diff", "--json")
+def test_config_command_resolves_flags_of_run_without_data_path() -> None:
+    printed = call("config", "flowers", "--lr", "0.3", "--ngpu", "2", "--after", "a,b", "--diff", "--json")
     values = json.loads(printed.stdout)
     assert (values["optim"]["lr"], values["device"]["gpus"]) == (0.3, "free:2")
     assert values["queue"] == {"after": ["a", "b"]}
-    assert printed.returncode == 0
+    assert printed.exit_code == 0
     assert printed.stderr == (
         "warning: data.path: folder needs the folder of the dataset; set data.path (--data-path)\n"
     )
