@@ -1,6 +1,6 @@
 """Measure how fast the CPU and the GPU decode the first images of a run, for `data.decoder=auto`.
 
-`engine.training.decoder` calls it on rank 0, once the device is initialized.
+`engine.training.input_choice` calls it on rank 0, once the device is initialized.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def measure_decoders(
 ) -> DecoderChoice:
     """Return the faster decoder for the images of a request, with `workers` threads or DataLoader workers.
 
-    The workers also read and cut the files for the GPU, so its rate is the lower of the two. The times of the CPU are
-    CPU times, because other processes of the run start at the same time. If an image is unreadable, it is the CPU.
+    The workers read and cut the files for the GPU, which is no faster than they are. They are timed in CPU seconds,
+    because other processes of the run start at the same time. Returns the CPU if an image is unreadable.
     """
     sample = BatchRequest(request.part, request.epoch, request.indices[:SAMPLE_IMAGES])
     try:
