@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import threading
@@ -170,6 +171,8 @@ def print_summary(summary: PackSummary, *, as_json: bool) -> None:
     parts = f"{pluralize(train, 'training image')}, {val:,} for validation" if val else pluralize(train, "image")
     sizes = f"{format_bytes(summary.size_bytes)} from {format_bytes(summary.source_bytes)}"
     typer.echo(f"{printable(summary.output)}: {parts}, {summary.classes} classes, {sizes}")
+    path = printable(shlex.quote(summary.output))
+    typer.echo(f"train on it: gputrain run --dataset packed --data-path {path}", err=True)
 
 
 def verify_pack(path: str, *, as_json: bool) -> None:
