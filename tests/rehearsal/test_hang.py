@@ -38,6 +38,7 @@ def test_watchdog_names_hung_rank_before_nccl_times_out(hang: Rehearsal) -> None
     assert "Watchdog caught" not in (hang.runs / "a" / "log.txt").read_text()
 
 
+@pytest.mark.rehearsal
 def test_hung_rank_is_named_if_nccl_aborts_rank_that_waits(hang: Rehearsal) -> None:
     # By default, torch waits for a minute so that other ranks can write debug information.
     done = hang(*RUN, "run.watchdog=0", "device.timeout=3", TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="1")
