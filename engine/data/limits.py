@@ -146,8 +146,9 @@ def uses_threads(config: Config) -> bool:
     """Whether images are loaded by decode threads instead of DataLoader workers (`data.worker_type`).
 
     auto takes threads for image files that are only decoded, cropped and resized, all of which release the GIL.
-    Measured on 2 cores: 2 threads load 0.83 and 0.92 of the images per second of 2 DataLoader workers, at the same CPU
-    time per image: threads wait for the GIL. Their process and the rank have 38 MiB of own memory, not 67 or more.
+    Measured on 2 cores: 2 threads load 0.82 to 1.07 times the images per second of 2 DataLoader workers. Their process
+    and the rank have 38 MiB of own memory, not 67 or more. Two processes of one thread each load 1.02 to 1.29 times the
+    images of 2 threads: threads wait for the GIL.
     """
     data = config.data
     if data.worker_type != "auto":
