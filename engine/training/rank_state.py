@@ -136,7 +136,7 @@ class RankState:
         batch = self.next_batch(self.train_metrics)
         wait_seconds = self.timer.end_data_wait()
         self.step_log.add_data_wait(wait_seconds)
-        # The profiler slows its steps down, which hides how long the others wait.
+        # Profiled steps are slower: with them, the number of decode threads would follow the profiler.
         if self.step_marks is None:
             self.batches.observe_step(wait_seconds)
         return batch

@@ -205,7 +205,7 @@ def build_trainer(
     """Build the device, model, optimizer and process group of one rank. Raises UsageError."""
     config, sampler, num_classes = job.config, data.sampler, len(data.source.classes)
     first_request = next(sampler.train_requests(resume_position(checkpoint, sampler).epoch))
-    # The loader processes may wait for the decoder, also when they are told to end.
+    # Loader processes that wait for the decoder ignore SIGTERM, so an error must release them, too.
     with data.pipeline.decided_afterwards():
         device = init_device(config, job.plan, rank_info)
         settle_decoder(data.pipeline, first_request, device, rank_info, store)
