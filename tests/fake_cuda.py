@@ -91,6 +91,13 @@ class DdpRun:
     cuda_log: dict[int, list[str]]
 
 
+def nccl_backend() -> str:
+    """Return the backend that `device.backend=auto` takes for two GPUs."""
+    from engine.distributed.process_group import torch_backend
+
+    return torch_backend("nccl-legacy")
+
+
 def run_started(run: Path) -> dict[str, Any]:
     return next(event for event in read_events(run) if event["type"] == "run_started")
 

@@ -121,9 +121,11 @@ class DeviceConfig(Section):
         description="One process per GPU (ddp), or one process for all GPUs (dp). dp is torch's DataParallel; it is "
         "slower and serves for comparison.",
     )
-    backend: Literal["auto", "nccl", "gloo"] = Field(
+    backend: Literal["auto", "nccl", "nccl-legacy", "nccl2", "gloo"] = Field(
         "auto",
-        description="Process group backend: nccl, gloo or auto. auto uses nccl for several ranks on GPUs, else gloo.",
+        description="Process group backend. auto uses NCCL for several ranks on GPUs, else gloo. torch 2.15 has two "
+        "implementations of NCCL: auto takes nccl-legacy, which overlaps DDP's all-reduce with the backward pass; nccl "
+        "is torch's own choice.",
     )
     init_method: Text = Field(
         "auto",

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +16,7 @@ from engine.gpus.visible_devices import show_devices
 from engine.utils.errors import Problem, UsageError
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 
-Backend = Literal["nccl", "gloo"]
+Backend = Literal["nccl", "nccl-legacy", "nccl2", "gloo"]
 MAX_COMPILE_THREADS = 32  # Inductor's own limit
 
 
@@ -35,7 +36,7 @@ class NodePlan:
     workers: int | None
     """DataLoader workers per rank; None for `data.workers: auto`."""
     backend: Backend
-    """Backend of the process group."""
+    """Backend of the process group. `engine.distributed.process_group` maps it to the name in the installed torch."""
     devices_per_rank: int = 1
     """GPUs per rank; more than one with DataParallel."""
     gpus: tuple[tuple[str, int], ...] = ()
@@ -104,14 +105,24 @@ def _backend(config: Config, world_size: int) -> Backend:
     """Return the backend of ranks on GPUs. A single rank has no collectives on its GPU, so it needs no NCCL."""
     if config.device.backend != "auto":
         return config.device.backend
-    return "nccl" if world_size > 1 else "gloo"
+    return gpu_backend(os.environ) if world_size > 1 else "gloo"
+
+
+def gpu_backend(environ: Mapping[str, str]) -> Backend:
+    """Return the backend of several ranks on GPUs.
+
+    In torch 2.15, `getFuture()` of nccl2's work makes the current stream wait for the collective. DDP calls it as it
+    launches each bucket, so nothing would overlap (pytorch#192281). A user who sets torch's own variable has chosen.
+    """
+    return "nccl" if environ.get("TORCH_DIST_USE_NCCL2") else "nccl-legacy"
 
 
 def _plan_problems(config: Config, gpus: Sequence[CudaDevice], *, external_launcher: bool) -> list[Problem]:
     """Return the settings that are impossible with these devices."""
     device, problems = config.device, []
-    if device.backend == "nccl" and not gpus:
-        problems.append(Problem("device.backend", "nccl needs GPUs, but this run is on the CPU", "use gloo or auto"))
+    if device.backend not in ("auto", "gloo") and not gpus:
+        reason = f"{device.backend} needs GPUs, but this run is on the CPU"
+        problems.append(Problem("device.backend", reason, "use gloo or auto"))
     if device.parallel == "dp":
         if external_launcher:
             reason = "dp uses one process for all GPUs, but torchrun and srun start one per GPU"

@@ -3,7 +3,7 @@
 Gloo accepts connections as long as a process group exists, from any user who can reach the port. After the ranks are
 connected, it needs no further connection. It never closes an unknown one, and aborts the rank when too many files are
 open.
-`engine.training.train` closes the ports.
+`process_group` closes them. NCCL connects to its own ports during training, so it must open none in this context.
 """
 
 from __future__ import annotations

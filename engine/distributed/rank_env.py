@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import psutil
+
 from engine.utils.errors import UsageError
 
 Launcher = Literal["spawn", "env", "slurm"]
+TORCHRUN_RUN_ID = "TORCHELASTIC_RUN_ID"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 
@@ -29,21 +33,43 @@ class RankInfo:
     local_world_size: int
     """Number of ranks on this node."""
 
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables by which torchrun tells a rank its position."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+        }
+
 
 def detect_launcher(requested: Launcher | Literal["auto"], environ: Mapping[str, str]) -> Launcher:
     """Return the launcher: as requested, or detected from the environment.
 
     torchrun is detected if all `TORCHRUN_VARIABLES` are set, srun if the job step has several tasks. SLURM_PROCID alone
-    is not enough: the shell of an sbatch script has it too.
+    is not enough: the shell of an sbatch script has it too. A world of one rank counts only as the child of torchrun,
+    whose elastic worlds shrink: the PyTorch hook of enroot sets the variables for every container.
     """
     if requested != "auto":
         return requested
     if all(environ.get(name) for name in TORCHRUN_VARIABLES):
-        return "env"
+        if environ["WORLD_SIZE"] != "1" or _is_torchrun_child(environ):
+            return "env"
+        return "spawn"
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
     if environ.get("SLURM_STEP_ID") and tasks.isdecimal() and int(tasks) > 1:
         return "slurm"
     return "spawn"
+
+
+def _is_torchrun_child(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun started this process, and not a shell or script that torchrun started."""
+    if TORCHRUN_RUN_ID not in environ:
+        return False
+    try:
+        return TORCHRUN_RUN_ID not in psutil.Process(os.getppid()).environ()
+    except psutil.Error:
+        return True
 
 
 def rank_info_from_env(launcher: Launcher, environ: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]:
@@ -63,14 +89,9 @@ def rank_info_from_env(launcher: Launcher, environ: Mapping[str, str]) -> tuple[
     address = environ.get("MASTER_ADDR") or (first_slurm_host(nodes) if nodes else None)
     if address is None:
         raise UsageError.one("--launcher slurm", "SLURM_STEP_NODELIST is not set; start with srun, or set MASTER_ADDR")
-    variables = {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": environ.get("MASTER_PORT") or str(slurm_step_port(environ)),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(local),
-    }
-    return RankInfo(rank, world, local, slurm_local_world_size(environ, world)), variables
+    rank_info = RankInfo(rank, world, local, slurm_local_world_size(environ, world))
+    port = environ.get("MASTER_PORT") or str(slurm_step_port(environ))
+    return rank_info, {"MASTER_ADDR": address, "MASTER_PORT": port, **rank_info.variables()}
 
 
 def _int_from_env(environ: Mapping[str, str], name: str, launcher: Launcher, default: int | None = None) -> int:

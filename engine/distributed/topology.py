@@ -1,32 +1,36 @@
-"""Gather the host, process and devices of all ranks, and check that no two ranks share a GPU.
+"""Exchange the host, process and devices of all ranks, and check that no two ranks share a GPU.
 
-`engine.training` calls it during the setup of the ranks.
+`process_group` calls it before the ranks connect: NCCL fails on a shared GPU with a less helpful error of its own.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
-from engine.distributed.collectives import all_gather_json
 from engine.distributed.node_plan import NodePlan
 from engine.distributed.rank_env import RankInfo
+from engine.distributed.rendezvous import get_from_rank
 from engine.runs.records import RankDevice
 from engine.utils.errors import UsageError
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
-def gather_rank_devices(plan: NodePlan, rank_info: RankInfo, cpu_group: dist.ProcessGroup) -> list[RankDevice]:
-    """Return one record for each device of each rank, ordered by rank. A collective on `cpu_group`."""
+
+def exchange_rank_devices(plan: NodePlan, rank_info: RankInfo, store: Store) -> list[RankDevice]:
+    """Return one record for each device of each rank, ordered by rank. A collective on the store."""
     host, pid = socket.gethostname(), os.getpid()
     records = [
         RankDevice(rank_info.rank, host, pid, plan.devices[index], *(plan.gpus[index] if plan.gpus else ()))
         for index in plan.device_indices(rank_info.local_rank)
     ]
-    ranks = all_gather_json([asdict(record) for record in records], cpu_group)
+    store.set(f"devices/{rank_info.rank}", json.dumps([asdict(record) for record in records]))
+    ranks = [json.loads(get_from_rank(store, rank, f"devices/{rank}")) for rank in range(rank_info.world_size)]
     return [record for objects in ranks for record in RankDevice.from_objects(objects)]
 
 

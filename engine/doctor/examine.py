@@ -49,7 +49,7 @@ ALL_REDUCE_TIMEOUT_SECONDS = 60.0
 def examine(request: RunRequest) -> Iterator[list[Check]]:
     """Yield the checks of one area after the other, for a run of this request. Raises UsageError if $GPUTRAIN_NVML is
     invalid."""
-    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     with start_helper("engine.doctor.probe", env=environment) as probe:
         yield list(machine_checks(request.runs_dir))
         examination = _Examination(request, probe)

@@ -8,13 +8,15 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from engine.config.schema import Config
 from engine.distributed.failures import describe_cause, describe_failure, lost_peer, root_cause
+from engine.distributed.interfaces import loopback_variables
+from engine.distributed.node_plan import gpu_backend
+from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import create_store_file, open_local_store
 from engine.runs.events import RankFailed
 from engine.utils.exits import describe_exit
@@ -29,7 +31,7 @@ FORK_CONTEXT = multiprocessing.get_context("fork")
 
 TIMEOUT_SECONDS = 300.0  # of rendezvous and collectives
 ALL_REDUCE_BYTES = 64 << 20
-ALL_REDUCE_ITERATIONS = {"nccl": 20, "gloo": 5}
+ALL_REDUCE_ITERATIONS, ALL_REDUCE_ITERATIONS_ON_CPU = 20, 5
 WARMUP_ITERATIONS = 2
 PEER_FAILURE_GRACE_SECONDS = 1.0  # for the other ranks to report after the first failure
 FLOAT_BYTES = 4
@@ -165,7 +167,7 @@ def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: 
         end.close()
     try:
         store = open_local_store(store_fd, TIMEOUT_SECONDS)
-        pipe.send(_time_all_reduce(store, rank, len(pipes), "nccl" if on_gpu else "gloo"))
+        pipe.send(_time_all_reduce(store, RankInfo(rank, len(pipes), rank, len(pipes)), on_gpu=on_gpu))
     except Exception as error:
         pipe.send({"error": describe_cause(error), "lost_peer": lost_peer(error)})
     # Wait for the parent to close the pipe: exiting early could break a connection that another rank still sets up.
@@ -173,16 +175,19 @@ def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: 
     exit_now(0)
 
 
-def _time_all_reduce(store: Store, rank: int, world_size: int, backend: str) -> JsonObject:
+def _time_all_reduce(store: Store, rank_info: RankInfo, *, on_gpu: bool) -> JsonObject:
     import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    from engine.distributed.process_group import init_default_group
+
+    rank, world_size = rank_info.rank, rank_info.world_size
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     torch.set_num_threads(1)
-    if backend == "nccl":
+    if on_gpu:
         torch.cuda.set_device(device)
-    timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    os.environ.update(loopback_variables(os.environ))
+    init_default_group(gpu_backend(os.environ) if on_gpu else "gloo", device, rank_info, store, TIMEOUT_SECONDS)
     # Small integers, whose sums are exact in float32, and a pattern that reveals misplaced chunks.
     pattern = torch.arange(ALL_REDUCE_BYTES // FLOAT_BYTES, device=device, dtype=torch.float32) % PATTERN_PERIOD
     values = pattern + rank
@@ -190,13 +195,13 @@ def _time_all_reduce(store: Store, rank: int, world_size: int, backend: str) -> 
     right = torch.equal(values, pattern * world_size + sum(range(world_size)))
     values.zero_()
     times = []
-    for _ in range(WARMUP_ITERATIONS + ALL_REDUCE_ITERATIONS[backend]):
+    for _ in range(WARMUP_ITERATIONS + (ALL_REDUCE_ITERATIONS if on_gpu else ALL_REDUCE_ITERATIONS_ON_CPU)):
         dist.barrier()
-        if backend == "nccl":
+        if on_gpu:
             torch.cuda.synchronize()
         began = time.perf_counter()
         dist.all_reduce(values)
-        if backend == "nccl":
+        if on_gpu:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     kept = sorted(times[WARMUP_ITERATIONS:])

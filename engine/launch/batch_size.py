@@ -91,7 +91,7 @@ def find_batch_size(
     }
     environment = dict(os.environ)
     prepare_environment(plan, environment)
-    helper = start_helper("engine.launch.batch_size_process", env={"GLOO_SOCKET_IFNAME": "lo", **environment})
+    helper = start_helper("engine.launch.batch_size_process", env=environment)
     result: BatchSizeResult | None = None
     try:
         helper.send(request)

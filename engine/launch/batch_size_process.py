@@ -157,7 +157,7 @@ class BatchSizeTrials:
         if plan.on_gpu and torch.cuda.is_available():
             may_reside = config.data.pipeline in ("auto", "memory") and config.device.parallel == "ddp"
             # DataParallel copies the model with NCCL, without a process group.
-            uses_nccl = plan.devices_per_rank > 1 or (world_size > 1 and plan.backend == "nccl")
+            uses_nccl = plan.devices_per_rank > 1 or (world_size > 1 and plan.backend != "gloo")
             nccl_bytes = NCCL_BYTES if uses_nccl else 0
             budget = min(
                 MAX_MEMORY_SHARE * free

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from engine.distributed.channel import DirectChannel, StopFlag
 from engine.distributed.failures import describe_cause, describe_failure, rank_failure
 from engine.distributed.node_plan import prepare_environment
-from engine.distributed.rank_env import RankInfo, rank_info_from_env
+from engine.distributed.rank_env import TORCHRUN_RUN_ID, RankInfo, rank_info_from_env
 from engine.distributed.rendezvous import (
     INIT_METHOD_KEY,
     check_external_rendezvous,
@@ -205,7 +205,7 @@ def _read_environment(launcher: Literal["env", "slurm"]) -> RankInfo:
 
 
 def _under_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return TORCHRUN_RUN_ID in os.environ
 
 
 def _connect(run: OwnedRun, this_rank: _ExternalRank) -> None:

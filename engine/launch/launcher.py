@@ -181,7 +181,6 @@ def _run_ranks(
 ) -> RunResult:
     """Run the ranks once, in a new rank starter if `rank_starter` is None."""
     prepare_environment(job.plan, os.environ)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         return Supervisor(job, rank_starter or RankStarter(), signals, run.emit, on_tick, run.requests).run()
     finally:

@@ -89,6 +89,8 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
     with _exit_on_error():
         channel = _open_channel(rank, job, inherited)
     rank_info = RankInfo(rank, job.plan.local_world_size, rank, job.plan.local_world_size)
+    # User code may read them. Those of an outer launcher describe another process.
+    os.environ.update(rank_info.variables())
     code = ExitCode.FAILED
     try:
         from engine.training.train import train

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -35,11 +33,8 @@ from engine.data.sources.readahead import read_ahead
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
 from engine.distributed.parallel import batch_device, wrap_model
-from engine.distributed.ports import close_ports_afterwards
+from engine.distributed.process_group import join_process_group
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import wait_for_ranks
-from engine.distributed.topology import check_devices_unique, gather_rank_devices
-from engine.distributed.watchdog import collective_timeout_s
 from engine.models.freeze import set_train_mode
 from engine.models.memory_format import resolve_memory_format
 from engine.models.precision import build_grad_scaler, max_scaler_skips
@@ -49,7 +44,6 @@ from engine.optim.optimizers import build_optimizer
 from engine.optim.plateau import PlateauFactor
 from engine.optim.user_schedule import has_user_schedule, load_user_schedule
 from engine.runs.early_stop import EarlyStop
-from engine.runs.records import RankDevice
 from engine.training.device import init_device
 from engine.training.input_choice import choose_input, settle_decoder
 from engine.training.job import Job, Outcome
@@ -66,8 +60,6 @@ from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
 from engine.utils.errors import Problem, UsageError, collect_problems
-
-NCCL_HEARTBEAT_TIMEOUT_SECONDS = 480  # torch's default
 
 
 @dataclass(frozen=True)
@@ -214,7 +206,7 @@ def build_trainer(
     lr_of_step = _lr_of_step(job, sampler)
     own_metrics = OwnMetrics(config, num_classes, sampler.val_images)
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
-    cpu_group, rank_devices = _join_process_group(job, rank_info, store)
+    cpu_group, rank_devices = join_process_group(config, job.plan, device, rank_info, store)
     parallel_model = wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size)
     step_log = StepLog(
         log_every=config.run.log_every,
@@ -298,28 +290,6 @@ def _build_model(
     if problems:
         raise UsageError(problems)
     return network, criterion, optimizer
-
-
-def _join_process_group(job: Job, rank_info: RankInfo, store: Store) -> tuple[dist.ProcessGroup, list[RankDevice]]:
-    """Initialize torch.distributed; return a Gloo group for tensors in host memory, and the device of each rank.
-
-    Raises UsageError if two ranks share a GPU. A collective.
-    """
-    timeout_s = collective_timeout_s(job.config.device.timeout, job.config.run.watchdog)
-    # torch aborts a rank if its NCCL thread is blocked for 480 s. That can be a healthy rank in a collective.
-    os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(int(max(timeout_s, NCCL_HEARTBEAT_TIMEOUT_SECONDS))))
-    timeout = timedelta(seconds=timeout_s)
-    # The watchdog ignores the setup, so `device.timeout` alone limits how long ranks wait for each other here.
-    wait_for_ranks(store, rank_info, job.config.device.timeout)
-    with close_ports_afterwards():
-        dist.init_process_group(
-            job.plan.backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout
-        )
-        cpu_group: Any = dist.new_group(backend="gloo", timeout=timeout)
-        rank_devices = gather_rank_devices(job.plan, rank_info, cpu_group)
-    # Before the first use of NCCL, which would fail with a less helpful error of its own.
-    check_devices_unique(rank_devices)
-    return cpu_group, rank_devices
 
 
 def resume_position(checkpoint: dict[str, Any] | None, sampler: DistributedBatchSampler) -> Position:

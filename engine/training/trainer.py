@@ -284,7 +284,7 @@ class Trainer:
             world_size=self.rank_info.world_size,
             devices=[rank_device.device for rank_device in self.rank_devices],
             ranks=self.rank_devices,
-            backend=self.job.plan.backend,
+            backend=dist.get_backend(),
             start_method=self.job.start_method or "",
             epochs=self.config.run.epochs,
             global_batch=state.sampler.global_batch,

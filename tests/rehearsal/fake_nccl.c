@@ -1,6 +1,9 @@
 /* Fake NCCL for the GPUs of fake_cuda.c: the ranks of a communicator share memory and wait for each other in a barrier.
    A collective is complete when the call returns. A communicator accepts only memory of its own device.
 
+   As in NCCL, each rank listens on a TCP port as long as the communicator exists, and the ranks connect to each other in the
+   first collective of each kind (NCCL_RUNTIME_CONNECT=1, the default).
+
    Environment: FAKE_NCCL_HANG (path). Once this file exists, a collective that waits for another rank returns, and the GPU
    never finishes it, as the real one does when a rank hangs. */
 #define _GNU_SOURCE
@@ -10,22 +13,28 @@
 #define __CUDA_BF16_H__
 #define __CUDA_FP8_H__
 #include <nccl.h>
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { HEADER_BYTES = 4096, CHUNK_BYTES = 4 << 20, POLL_MICROSECONDS = 50, MAX_GROUP = 64 };
+enum { HEADER_BYTES = 4096, CHUNK_BYTES = 4 << 20, POLL_MICROSECONDS = 50, POLL_MILLISECONDS = 20, MAX_GROUP = 64 };
 
-struct barrier { atomic_int arrived, generation; };
+enum kind { ALL_REDUCE, BROADCASTS, ALL_GATHER, KINDS };
+/* The start of the shared memory. */
+struct barrier { atomic_int arrived, generation; atomic_ushort ports[]; /* in network order, one per rank */ };
 struct ncclComm {
   int rank, ranks, device;
-  struct barrier *barrier; /* at the start of the shared memory; NULL if all ranks are threads of this process */
+  struct barrier *barrier; /* NULL if all ranks are threads of this process */
   char *chunks;            /* one of CHUNK_BYTES per rank */
+  int listener, to_next[KINDS], from_previous[KINDS]; /* sockets; 0 before the first collective of the kind */
   atomic_bool aborted;
 };
 
@@ -107,6 +116,42 @@ static bool wait_for_all(ncclComm_t comm) {
 }
 #define BARRIER(comm) do { if (!wait_for_all(comm)) return ncclInternalError; } while (0)
 
+/* ---- Sockets: a ring of TCP connections over loopback ---- */
+
+static bool listen_on_loopback(ncclComm_t comm) {
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t size = sizeof address;
+  comm->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (bind(comm->listener, (struct sockaddr *)&address, size) || listen(comm->listener, comm->ranks)) return false;
+  if (getsockname(comm->listener, (struct sockaddr *)&address, &size)) return false;
+  atomic_store(&comm->barrier->ports[comm->rank], address.sin_port);
+  return true;
+}
+static bool wait_for_socket(ncclComm_t comm, int fd, short events) {
+  struct pollfd polled = {fd, events, 0};
+  while (poll(&polled, 1, POLL_MILLISECONDS) == 0)
+    if (atomic_load(&comm->aborted)) return false;
+  return true;
+}
+/* Connect to the next rank, whose port may drop connections: then wait until this rank aborts the communicator. */
+static bool connect_ring(ncclComm_t comm, enum kind kind) {
+  if (comm->to_next[kind]) return true;
+  in_port_t port = atomic_load(&comm->barrier->ports[(comm->rank + 1) % comm->ranks]);
+  struct sockaddr_in next = {.sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  int to_next = comm->to_next[kind] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  connect(to_next, (struct sockaddr *)&next, sizeof next);
+  log_line("nccl: rank %d connects", comm->rank);
+  if (!wait_for_socket(comm, to_next, POLLOUT) || !wait_for_socket(comm, comm->listener, POLLIN)) return false;
+  comm->from_previous[kind] = accept4(comm->listener, NULL, NULL, SOCK_CLOEXEC);
+  return comm->from_previous[kind] >= 0;
+}
+static void close_sockets(ncclComm_t comm) {
+  if (comm->listener) close(comm->listener);
+  for (int kind = 0; kind < KINDS; kind++)
+    if (comm->to_next[kind]) close(comm->to_next[kind]), close(comm->from_previous[kind]);
+}
+#define CONNECT(comm, kind) do { if (!connect_ring(comm, kind)) return ncclRemoteError; } while (0)
+
 /* The id is the path of a file in memory, which the kernel removes when no process has it open. */
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
   *id = (ncclUniqueId){0};
@@ -125,7 +170,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int ranks, ncclUniqueId id, int r
   if (shared == MAP_FAILED) return ncclSystemError;
   log_line("nccl: rank %d of %d on device %d", rank, ranks, current_device);
   ncclComm_t comm = *out = malloc(sizeof *comm);
-  *comm = (struct ncclComm){rank, ranks, current_device, (struct barrier *)shared, shared + HEADER_BYTES, false};
+  *comm = (struct ncclComm){rank, ranks, current_device, (struct barrier *)shared, shared + HEADER_BYTES};
+  if (!listen_on_loopback(comm)) return ncclSystemError;
   BARRIER(comm);
   if (creator == getpid()) close(creators_file);
   return ncclSuccess;
@@ -146,6 +192,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *out, int count, const int *devices) {
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   log_line("nccl: destroy");
+  close_sockets(comm);
   if (comm->barrier) munmap(comm->barrier, HEADER_BYTES + (size_t)comm->ranks * CHUNK_BYTES);
   free(comm);
   return ncclSuccess;
@@ -216,6 +263,7 @@ static ncclResult_t check_device(const void *address, ncclComm_t comm, const cha
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t) {
   CHECK_DEVICE(from);
+  CONNECT(comm, ALL_REDUCE);
   size_t bytes = type_bytes(type), most = CHUNK_BYTES / bytes;
   for (size_t first = 0; first < count; first += most) {
     size_t length = count - first < most ? count - first : most;
@@ -240,6 +288,7 @@ ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataTyp
                            cudaStream_t) {
   CHECK_DEVICE(to);
   if (!comm->barrier) return add_to_group((struct call){BROADCAST, from, to, count, type, root, comm});
+  CONNECT(comm, BROADCASTS);
   size_t bytes = count * type_bytes(type);
   for (size_t first = 0; first < bytes; first += CHUNK_BYTES) {
     size_t length = bytes - first < CHUNK_BYTES ? bytes - first : CHUNK_BYTES;
@@ -256,6 +305,7 @@ ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t) {
   CHECK_DEVICE(from);
+  CONNECT(comm, ALL_GATHER);
   size_t bytes = count * type_bytes(type);
   for (size_t first = 0; first < bytes; first += CHUNK_BYTES) {
     size_t length = bytes - first < CHUNK_BYTES ? bytes - first : CHUNK_BYTES;

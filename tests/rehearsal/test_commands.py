@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from factories import find_free_port
-from fake_cuda import DdpRun, Rehearsal, run_started
+from fake_cuda import DdpRun, Rehearsal, nccl_backend, run_started
 from fake_gpu_host import gpu_line, gpu_uuid
 from gputrain_command import GPUTRAIN
 
@@ -72,7 +72,7 @@ def test_torchrun_workers_that_see_one_gpu_each_use_both(rehearsal: Rehearsal) -
     _, messages = agent.communicate(timeout=200)
     assert agent.returncode == 0, messages
     started = run_started(rehearsal.runs / "workers")
-    assert (started["backend"], started["devices"]) == ("nccl", [gpu_uuid(0), gpu_uuid(1)])
+    assert (started["backend"], started["devices"]) == (nccl_backend(), [gpu_uuid(0), gpu_uuid(1)])
 
 
 @pytest.mark.rehearsal

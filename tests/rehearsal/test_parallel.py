@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_cuda import DdpRun, Rehearsal, epochs_of, losses_of, run_started
+from fake_cuda import DdpRun, Rehearsal, epochs_of, losses_of, nccl_backend, run_started
 from fake_gpu_host import gpu_uuid, parse_gpus_json
 
 CPU = ("--gpus", "cpu")
@@ -25,7 +25,7 @@ def assert_equal_training(run: Path, other: Path) -> None:
 def test_ddp_over_nccl_equals_cpu_ranks(ddp_run: DdpRun) -> None:
     on_cpu = ddp_run.gputrain.run("cpu", *ddp_run.arguments, "--ranks", "2", *CPU)
     started = run_started(ddp_run.path)
-    assert (started["backend"], started["devices"]) == ("nccl", [gpu_uuid(0), gpu_uuid(1)])
+    assert (started["backend"], started["devices"]) == (nccl_backend(), [gpu_uuid(0), gpu_uuid(1)])
     assert_equal_training(ddp_run.path, on_cpu)
 
 

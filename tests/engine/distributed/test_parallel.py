@@ -53,7 +53,7 @@ def refusal(action: Callable[[], object]) -> str:
 @pytest.mark.parametrize(
     ("requested", "gpus", "backend"),
     [
-        ("auto", GPUS, "nccl"),
+        ("auto", GPUS, "nccl-legacy"),
         ("auto", GPUS[:1], "gloo"),
         ("auto", [], "gloo"),
         ("gloo", GPUS, "gloo"),
@@ -66,7 +66,7 @@ def test_plan_chooses_backend_for_devices(requested: str, gpus: list[CudaDevice]
 
 
 def test_plan_chooses_nccl_for_one_gpu_on_each_of_two_nodes() -> None:
-    assert plan_node(config(), GPUS[:1], local_world_size=1, world_size=2).backend == "nccl"
+    assert plan_node(config(), GPUS[:1], local_world_size=1, world_size=2).backend == "nccl-legacy"
 
 
 def test_plan_rejects_nccl_on_cpu() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Literal
 
 import pytest
@@ -50,6 +53,8 @@ SBATCH_SHELL = {
         (SBATCH_SHELL, "spawn"),
         (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, "spawn"),
         ({key: value for key, value in TORCHRUN.items() if key != "MASTER_ADDR"}, "spawn"),
+        (TORCHRUN | {"WORLD_SIZE": "1"}, "spawn"),
+        (TORCHRUN | {"WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "a"}, "env"),
     ],
     ids=[
         "nothing",
@@ -59,6 +64,8 @@ SBATCH_SHELL = {
         "sbatch shell",
         "step of one task",
         "incomplete torchrun",
+        "container of enroot",
+        "torchrun of one rank",
     ],
 )
 def test_detect_launcher_from_environment(environment: dict[str, str], launcher: str) -> None:
@@ -67,6 +74,14 @@ def test_detect_launcher_from_environment(environment: dict[str, str], launcher:
 
 def test_detect_launcher_prefers_requested_launcher() -> None:
     assert detect_launcher("spawn", TORCHRUN) == "spawn"
+
+
+def test_detect_launcher_ignores_torchrun_around_shell() -> None:
+    code = "import os; from engine.distributed import rank_env; print(rank_env.detect_launcher('auto', os.environ))"
+    environment = os.environ | TORCHRUN | {"WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "a"}
+    # The shell runs another command afterwards, so it does not replace itself by Python.
+    command = ["sh", "-c", f'"{sys.executable}" -c "{code}"; true']
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "spawn\n"
 
 
 def test_rank_info_from_torchrun() -> None:
