@@ -167,7 +167,10 @@ def test_run_reports_torchrun_only_with_its_variables(
     world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     port = str(find_free_port())
     done = gputrain(
-        *("run", "--headless", "digits", "--model", "linear", "--dry-run"), **world, MASTER_PORT=port, **variables
+        *("run", "--headless", "digits", "--model", "linear", "--dry-run", "--launcher", "env"),
+        **world,
+        **variables,
+        MASTER_PORT=port,
     )
     assert done.returncode == 0, done.stderr
     assert f"start method       {start_method}\n" in done.stdout
