@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,18 +46,29 @@ def choose_interfaces(rank_info: RankInfo, store: Store, host: str, environ: Map
     others = [str(rank["address"]) for rank in ranks if rank["network"] != mine["network"]]
     if not others:
         return loopback_variables(environ)
+    found = _gloo_interface([mine["address"], *others], environ)
+    # All ranks refuse together: the others would wait for the refused one.
+    store.set(f"unconnected/{rank_info.rank}", socket.gethostname() if found is None else "")
+    for rank in range(rank_info.world_size):
+        if name := get_from_rank(store, rank, f"unconnected/{rank}").decode():
+            raise UsageError.one(
+                "device.launcher",
+                f"the host name {name} resolves to loopback there, and no interface of it leads to the other hosts",
+                f"set {GLOO_VARIABLE} on that host to the interface that connects them",
+            )
+    return {GLOO_VARIABLE: found} if found else {}
+
+
+def _gloo_interface(addresses: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return the interface for Gloo, "" for its own choice, or None if no interface leads to other hosts.
+
+    `addresses` are this host's address on the route to rank 0, and those of other hosts.
+    """
     if environ.get(GLOO_VARIABLE) or _is_reachable(_address_of(socket.gethostname())):
-        return {}
+        return ""
     # The host of rank 0 reaches its own address through loopback, so it takes its route to another host.
-    routes = [mine["address"], *map(_address_towards, others)]
-    name = next((found for address in routes if (found := _interface_of(address)) is not None), None)
-    if name is None:
-        raise UsageError.one(
-            "device.launcher",
-            f"the host name {socket.gethostname()} resolves to loopback, and no interface leads to the other hosts",
-            f"set {GLOO_VARIABLE} to the interface that connects them",
-        )
-    return {GLOO_VARIABLE: name}
+    own, *others = addresses
+    return next((found for address in [own, *map(_address_towards, others)] if (found := _interface_of(address))), None)
 
 
 def _network_id() -> str:

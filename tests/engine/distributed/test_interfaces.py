@@ -39,11 +39,12 @@ def one_ethernet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces, "_address_towards", lambda host: routes.get(host, "127.0.0.1"))
 
 
-def store_with(rank: int, network: str | None, address: str) -> dist.HashStore:
+def store_with(rank: int, network: str | None, address: str, unconnected: str = "") -> dist.HashStore:
     """Return a store in which another rank has published its network; None is the network of this process."""
     store = dist.HashStore()
     network = interfaces._network_id() if network is None else network
     store.set(f"network/{rank}", json.dumps({"network": network, "address": address}))
+    store.set(f"unconnected/{rank}", unconnected)
     return store
 
 
@@ -78,3 +79,9 @@ def test_host_without_route_is_refused_with_variable_to_set() -> None:
     with pytest.raises(UsageError) as caught:
         choose_interfaces(RANK_0, store_with(1, "other", ""), "127.0.0.1", {})
     assert "GLOO_SOCKET_IFNAME" in str(caught.value.problems[0])
+
+
+def test_refused_host_is_named_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "_address_of", lambda _: UNREACHABLE)
+    with pytest.raises(UsageError, match="gpu07"):
+        choose_interfaces(RANK_0, store_with(1, "other", UNREACHABLE, unconnected="gpu07"), "127.0.0.1", {})
