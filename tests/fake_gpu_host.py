@@ -9,10 +9,17 @@ import ctypes
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pynvml
+
+from engine.gpus import nvml
+from engine.gpus.sampler import GpuThread, SamplerState
+from engine.gpus.snapshot import SamplerOptions, Snapshot
 
 TESTS = Path(__file__).parent
 NVML_LIBRARY = "libnvidia-ml.so.1"
@@ -85,6 +92,24 @@ def load_fake_driver(driver: dict[str, str]) -> None:
         fake_nvml.install()
     else:
         ctypes.CDLL(str(Path(driver["LD_LIBRARY_PATH"]) / NVML_LIBRARY))
+
+
+def sample_gpus() -> Snapshot:
+    """Sample the GPUs of the loaded fake driver once, in threads of this process."""
+    versions, state = nvml.initialize(), SamplerState(SamplerOptions())
+    threads = [GpuThread(index, state) for index in range(nvml.gpu_count())]
+    for thread in threads:
+        thread.start()
+    with state.changed:
+        state.changed.wait_for(lambda: all(thread.has_answered() for thread in threads))
+        gpus = [thread.report() for thread in threads]
+        for thread in threads:
+            thread.retired = True
+        state.changed.notify_all()
+    for thread in threads:
+        thread.join()
+    pynvml.nvmlShutdown()
+    return Snapshot(time.time(), "h", versions.version, versions.cuda, tuple(gpus))
 
 
 def parse_gpus_json(output: str) -> list[dict[str, Any]]:

@@ -107,6 +107,7 @@ NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, gpu->pcie_width)
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, gpu->pcie_width)
 NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, gpu->replays)
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, gpu->mig == 1 ? 7 : 0)
+NUMBER(nvmlDeviceGetDisplayActive, unsigned, gpu->display)
 PAIR(nvmlDeviceGetEccMode, gpu->ecc)
 CHOICE(nvmlDeviceGetTemperature, 1, gpu->temperature)
 CHOICE(nvmlDeviceGetClockInfo, 4, which == 2 ? gpu->memory_clock : gpu->sm_clock)
@@ -122,7 +123,6 @@ PAIR(nvmlDeviceGetMigMode, gpu->mig)
 UNSUPPORTED(nvmlDeviceGetComputeMode)
 UNSUPPORTED(nvmlDeviceGetCudaComputeCapability)
 UNSUPPORTED(nvmlDeviceGetDecoderUtilization)
-UNSUPPORTED(nvmlDeviceGetDisplayActive)
 UNSUPPORTED(nvmlDeviceGetDisplayMode)
 UNSUPPORTED(nvmlDeviceGetDriverModel)
 UNSUPPORTED(nvmlDeviceGetEncoderUtilization)
@@ -222,25 +222,29 @@ INSTANCE_ID(nvmlDeviceGetGpuInstanceId, gi)
 INSTANCE_ID(nvmlDeviceGetComputeInstanceId, ci)
 
 struct process_info { unsigned pid; u64 used; unsigned gi, ci; };
-static nvmlReturn_t give_processes(struct call call, bool graphics, unsigned *count, struct process_info *infos) {
+static nvmlReturn_t give_processes(struct call call, enum kind kind, unsigned *count, struct process_info *infos) {
+  if (call.gpu->mig == 1 && !call.mig && !call.gpu->privileged) return NO_PERMISSION;
   unsigned room = *count, found = 0;
   const struct process *process = call.scene->processes, *end = process + call.scene->process_count;
   for (; process < end; process++) {
-    if (process->gpu != call.gpu->index || process->graphics != graphics) continue;
-    if (call.mig && process->gi != (unsigned)call.mig->gi) continue;
+    if (process->gpu != call.gpu->index || process->kind != kind) continue;
+    if (call.mig && (process->gi != (unsigned)call.mig->gi || process->ci != (unsigned)call.mig->ci)) continue;
     if (found++ < room)
       infos[found - 1] = (struct process_info){
         process->pid, process->used < 0 ? -1ull : bytes(process->used), process->gi,
-        process->gi == nothing ? nothing : 0};
+        process->gi == nothing ? nothing : process->ci};
   }
   *count = found;
   return found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
-#define RUNNING(name, graphics)                                                                                        \
+#define RUNNING(name, kind)                                                                                            \
   nvmlReturn_t name(void *device, unsigned *count, struct process_info *infos) {                                       \
-    DEVICE; return give_processes(call, graphics, count, infos); }
-RUNNING(nvmlDeviceGetComputeRunningProcesses_v3, false)
-RUNNING(nvmlDeviceGetGraphicsRunningProcesses_v3, true)
+    DEVICE; return give_processes(call, kind, count, infos); }
+RUNNING(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE)
+RUNNING(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)
+#ifndef OLD_DRIVER
+RUNNING(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
+#endif
 
 /* ---- GPM: metrics between two samples (here: the values of the scene at the time of the query) ---- */
 
@@ -262,6 +266,12 @@ nvmlReturn_t nvmlGpmSampleAlloc(struct sample **sample) {
 }
 nvmlReturn_t nvmlGpmSampleFree(struct sample *sample) { HOST; free(sample); return SUCCESS; }
 
+static const struct device *with_gpu_instance(const struct scene *scene, unsigned index, unsigned gi) {
+  const struct device *mig = scene->instances, *end = mig + scene->instance_count;
+  while (mig < end && (mig->index != index || (unsigned)mig->gi != gi)) mig++;
+  return mig < end ? mig : NULL;
+}
+
 nvmlReturn_t nvmlGpmSampleGet(void *device, struct sample *sample) {
   GPU_ONLY;
   WHERE(gpu->gpm);
@@ -271,9 +281,7 @@ nvmlReturn_t nvmlGpmSampleGet(void *device, struct sample *sample) {
 nvmlReturn_t nvmlGpmMigSampleGet(void *device, unsigned gi, struct sample *sample) {
   GPU_ONLY;
   WHERE(gpu->gpm);
-  const struct device *mig = call.scene->instances, *end = mig + call.scene->instance_count;
-  while (mig < end && (mig->index != gpu->index || (unsigned)mig->gi != gi)) mig++;
-  if (mig == end) return INVALID_ARGUMENT;
+  if (!with_gpu_instance(call.scene, gpu->index, gi)) return INVALID_ARGUMENT;
   *sample = (struct sample){device, gi};
   return SUCCESS;
 }
@@ -284,9 +292,12 @@ nvmlReturn_t nvmlGpmMetricsGet(struct metrics *asked) {
   if (asked->version != 1) return ARGUMENT_VERSION_MISMATCH;
   if (!two || one->device != two->device || one->gi != two->gi) return INVALID_ARGUMENT;
   WHERE(gpu->gpm);
+  const struct device *measured = one->gi == nothing ? gpu : with_gpu_instance(call.scene, gpu->index, one->gi);
+  if (!measured) return INVALID_ARGUMENT;
   const double mib = 1000.0 / (1 << 20), nvlink = gpu->nvlinks > 0 ? mib : -1;
   const struct { unsigned id; const char *name, *unit; double value; } known[] = {
-    {2, "SM Util", "%", gpu->sm}, {5, "Any Tensor Util", "%", gpu->tensor}, {10, "DRAM BW Util", "%", gpu->dram},
+    {2, "SM Util", "%", measured->sm}, {5, "Any Tensor Util", "%", measured->tensor},
+    {10, "DRAM BW Util", "%", measured->dram},
     {20, "PCIe TX", "MiB/s", gpu->tx * mib}, {21, "PCIe RX", "MiB/s", gpu->rx * mib},
     {60, "NVLink RX", "MiB/s", gpu->nvlink_rx * nvlink}, {61, "NVLink TX", "MiB/s", gpu->nvlink_tx * nvlink}};
   for (struct metric *metric = asked->metrics; metric < asked->metrics + asked->count; metric++) {

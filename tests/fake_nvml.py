@@ -28,6 +28,7 @@ ERRORS = (
     "Driver/library version mismatch", "In use", "Insufficient Memory", "No data",
 )  # fmt: skip
 MISSING = {  # in older drivers
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
     "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMigMode",
     "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet",
     "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",

@@ -13,6 +13,7 @@ from fake_nvml_scene import (
     HOST,
     INSUFFICIENT_SIZE,
     INVALID_ARGUMENT,
+    NO_PERMISSION,
     NOT_FOUND,
     NOT_SUPPORTED,
     NOTHING,
@@ -145,6 +146,7 @@ NUMBERS: dict[str, Callable[[Device], list[float]]] = {
     "nvmlDeviceGetEccMode": lambda gpu: [gpu.ecc, gpu.ecc],
     "nvmlDeviceGetMigMode": lambda gpu: [gpu.mig, gpu.mig],
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: [7 if gpu.mig == 1 else 0],
+    "nvmlDeviceGetDisplayActive": lambda gpu: [gpu.display],
 }
 # Function -> values, indexed by the argument before the pointer.
 CHOICES: dict[str, Callable[[Device], list[float]]] = {
@@ -158,7 +160,7 @@ CHOICES: dict[str, Callable[[Device], list[float]]] = {
 # Other monitors call these and fail if the symbol is missing.
 UNSUPPORTED = (
     "nvmlDeviceGetComputeMode", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetDecoderUtilization",
-    "nvmlDeviceGetDisplayActive", "nvmlDeviceGetDisplayMode", "nvmlDeviceGetDriverModel",
+    "nvmlDeviceGetDisplayMode", "nvmlDeviceGetDriverModel",
     "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetProcessUtilization",
 )  # fmt: skip
 
@@ -284,14 +286,15 @@ def compute_instance(call: Call, number: Any) -> None:
 
 
 def give_processes(call: Call, kind: str, number: Any, infos: Any) -> None:
+    need(call.gpu.mig != 1 or call.mig or call.gpu.privileged, NO_PERMISSION)
     processes = [process for process in call.scene.processes if (process.gpu, process.kind) == (call.gpu.index, kind)]
     if call.mig:
-        processes = [process for process in processes if process.gi == call.mig.gi]
+        processes = [process for process in processes if (process.gi, process.ci) == (call.mig.gi, call.mig.ci)]
     room, number.value = number.value, len(processes)
     need(len(processes) <= room, INSUFFICIENT_SIZE)
     for process, info in zip(processes, infos or (), strict=False):
         info.pid, info.usedGpuMemory = process.pid, -1 if process.used < 0 else mib(process.used)
-        info.gpuInstanceId, info.computeInstanceId = process.gi, NOTHING if process.gi == NOTHING else 0
+        info.gpuInstanceId, info.computeInstanceId = process.gi, NOTHING if process.gi == NOTHING else process.ci
 
 
 @add("nvmlDeviceGetComputeRunningProcesses_v3", "device")
@@ -302,6 +305,11 @@ def compute_processes(call: Call, number: Any, infos: Any) -> None:
 @add("nvmlDeviceGetGraphicsRunningProcesses_v3", "device")
 def graphics_processes(call: Call, number: Any, infos: Any) -> None:
     give_processes(call, "graphics", number, infos)
+
+
+@add("nvmlDeviceGetMPSComputeRunningProcesses_v3", "device")
+def mps_processes(call: Call, number: Any, infos: Any) -> None:
+    give_processes(call, "mps", number, infos)
 
 
 # ---- GPM: metrics between two samples (here: the values of the scene at the time of the query) ----
@@ -331,10 +339,14 @@ def gpm_sample(call: Call, sample: int, gi: int = NOTHING) -> None:
     HOST.samples[sample] = (HOST.samples[sample][0], HOST.handle(call.gpu), gi)
 
 
+def with_gpu_instance(call: Call, gi: int) -> Device | None:
+    return next((mig for mig in call.scene.instances if (mig.index, mig.gi) == (call.gpu.index, gi)), None)
+
+
 @add("nvmlGpmMigSampleGet", "gpu")
 def gpm_mig_sample(call: Call, gi: int, sample: int) -> None:
     need(call.gpu.gpm)
-    need((call.gpu.index, gi) in [(mig.index, mig.gi) for mig in call.scene.instances], INVALID_ARGUMENT)
+    need(with_gpu_instance(call, gi), INVALID_ARGUMENT)
     gpm_sample(call, sample, gi)
 
 
@@ -344,11 +356,13 @@ def gpm_metrics(call: Call, request: Any) -> None:
     first, second = (HOST.samples.get(address(sample), (None, 0, 0)) for sample in (request.sample1, request.sample2))
     need(first[1:] == second[1:], INVALID_ARGUMENT)
     need(call.gpu.gpm)
+    measured = call.gpu if first[2] == NOTHING else with_gpu_instance(call, first[2])
+    need(measured, INVALID_ARGUMENT)
     mib = 1000 / 2**20
     nvlink = mib if call.gpu.nvlinks > 0 else -1
     supported = {
-        2: (b"SM Util", b"%", call.gpu.sm), 5: (b"Any Tensor Util", b"%", call.gpu.tensor),
-        10: (b"DRAM BW Util", b"%", call.gpu.dram), 20: (b"PCIe TX", b"MiB/s", call.gpu.tx * mib),
+        2: (b"SM Util", b"%", measured.sm), 5: (b"Any Tensor Util", b"%", measured.tensor),
+        10: (b"DRAM BW Util", b"%", measured.dram), 20: (b"PCIe TX", b"MiB/s", call.gpu.tx * mib),
         21: (b"PCIe RX", b"MiB/s", call.gpu.rx * mib), 60: (b"NVLink RX", b"MiB/s", call.gpu.nvlink_rx * nvlink),
         61: (b"NVLink TX", b"MiB/s", call.gpu.nvlink_tx * nvlink),
     }  # fmt: skip

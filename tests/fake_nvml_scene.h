@@ -7,14 +7,17 @@
        driver VERSION
        cuda NUMBER                                                    13000 is 13.0
        gpu uuid=UUID [KEY=VALUE ...]                                  one per GPU, in index order
-       instance GPU uuid=UUID [name= gi= ci= total= used=]            a MIG instance of the GPU with that index
-       process GPU PID MIB compute|graphics [GPU_INSTANCE_ID]         MIB of -1: not available
+       instance GPU uuid=UUID [name= gi= ci= total= used= sm= ...]    a MIG instance of the GPU with that index
+       process GPU PID MIB KIND [GPU_INSTANCE_ID [COMPUTE_INSTANCE_ID]]
+                                                                      MIB of -1: not available
        fault GPU|* FUNCTION|* CODE|hang|slow=MILLISECONDS             the first that matches a call applies
 
    The keys of a gpu and their defaults are DEFAULTS below, name=Fake_H100_80GB (underscores are read as spaces) and
    bus=00000000:10:00.0 (then 20, 30, ...). Memory is in MiB, power and limit in W, tx, rx, nvlink_tx and nvlink_rx in
    KB/s, clocks in MHz, the rest in percent, degrees or NVML's unit. Negative values are not supported; ecc=0 is off,
-   mig=1 is MIG mode, nvlinks=0: no NVLink, gpm=0: sm, tensor and dram cannot be measured. nvmlDeviceGetMemoryInfo (v1) counts reserved memory as used.
+   mig=1 is MIG mode, nvlinks=0: no NVLink, gpm=0: sm, tensor and dram cannot be measured, privileged=0: in MIG mode, only
+   the instances list processes, display=1: a display is active. nvmlDeviceGetMemoryInfo (v1) counts reserved memory as
+   used. KIND is compute, graphics, or mps for a client of an MPS server that is in no list but NVML's of MPS.
 
    A fault applies to a GPU and its instances, or with `*` to all GPUs and to calls without a GPU; and to an exported
    symbol, or with `*` to all symbols except those in SPARED. CODE is the nvmlReturn_t. A hang lasts until the scene
@@ -34,7 +37,7 @@
 typedef int nvmlReturn_t;
 typedef unsigned long long u64;
 enum {
-  SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9,
+  SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9,
   GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, HANG = -1, SLOW = -2
 };
 enum { GPUS = 16, INSTANCES = 32, PROCESSES = 64, FAULTS = 64, HANDLES = 256, TEXT = 96, ANY = -1 };
@@ -45,8 +48,8 @@ static const unsigned nothing = -1u;
   X(limit, 700) X(sm_clock, 1200) X(memory_clock, 2600) X(max_sm_clock, 1980) X(max_memory_clock, 2619) X(fan, -1)     \
   X(pstate, 0) X(throttle, 0) X(ecc, 1) X(corrected, 0) X(uncorrected, 0) X(pcie_gen, 5) X(pcie_width, 16)             \
   X(replays, 0) X(tx, 1000) X(rx, 2000) X(nvlinks, 18) X(nvlink_tx, 3000) X(nvlink_rx, 4000)                           \
-  X(memory_temperature, 45) X(mig, 0) X(gpm, 1) X(sm, 0) X(tensor, 0) X(dram, 0)
-#define INSTANCE_DEFAULTS(X) X(gi, 1) X(ci, 0) X(total, 9728) X(used, 20)
+  X(memory_temperature, 45) X(mig, 0) X(privileged, 1) X(display, 0) X(gpm, 1) X(sm, 0) X(tensor, 0) X(dram, 0)
+#define INSTANCE_DEFAULTS(X) X(gi, 1) X(ci, 0) X(total, 9728) X(used, 20) X(sm, 0) X(tensor, 0) X(dram, 0)
 
 #define MEMBER(key, value) key,
 struct device { /* a GPU, or a MIG instance of the GPU `index` */
@@ -54,7 +57,8 @@ struct device { /* a GPU, or a MIG instance of the GPU `index` */
   unsigned index;
   double DEFAULTS(MEMBER) gi, ci;
 };
-struct process { unsigned gpu, pid, gi; double used; bool graphics; };
+enum kind { COMPUTE, GRAPHICS, MPS };
+struct process { unsigned gpu, pid, gi, ci; double used; enum kind kind; };
 struct fault { int gpu; char function[TEXT]; int code, milliseconds; };
 struct scene {
   char driver[TEXT];
@@ -131,10 +135,11 @@ static bool read_line(struct scene *scene, char *line) {
   if (!strcmp(first, "process") && scene->process_count < PROCESSES) {
     struct process *process = &scene->processes[scene->process_count++];
     process->gi = nothing;
-    if (sscanf(rest, "%u %u %lf %15s %u", &process->gpu, &process->pid, &process->used, kind, &process->gi) < 4)
+    if (sscanf(rest, "%u %u %lf %15s %u %u", &process->gpu, &process->pid, &process->used, kind, &process->gi,
+               &process->ci) < 4)
       return false;
-    process->graphics = !strcmp(kind, "graphics");
-    return process->graphics || !strcmp(kind, "compute");
+    process->kind = !strcmp(kind, "graphics") ? GRAPHICS : !strcmp(kind, "mps") ? MPS : COMPUTE;
+    return process->kind != COMPUTE || !strcmp(kind, "compute");
   }
   if (!strcmp(first, "fault") && scene->fault_count < FAULTS) {
     struct fault *fault = &scene->faults[scene->fault_count++];

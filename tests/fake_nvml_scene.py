@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 1, 2, 3, 6, 7
+UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 1, 2, 3, 4, 6, 7
 DRIVER_NOT_LOADED, GPU_IS_LOST, ARGUMENT_VERSION_MISMATCH = 9, 15, 25
 NOTHING = 0xFFFFFFFF
 
@@ -20,10 +20,12 @@ GPU_DEFAULTS: dict[str, str | float] = {
     "temperature": 40, "power": 100, "limit": 700, "sm_clock": 1200, "memory_clock": 2600, "max_sm_clock": 1980,
     "max_memory_clock": 2619, "fan": -1, "pstate": 0, "throttle": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "pcie_gen": 5, "pcie_width": 16, "replays": 0, "tx": 1000, "rx": 2000, "nvlinks": 18, "nvlink_tx": 3000,
-    "nvlink_rx": 4000, "memory_temperature": 45, "mig": 0, "gpm": 1, "sm": 0, "tensor": 0, "dram": 0,
+    "nvlink_rx": 4000, "memory_temperature": 45, "mig": 0, "privileged": 1, "display": 0, "gpm": 1,
+    "sm": 0, "tensor": 0, "dram": 0,
 }  # fmt: skip
 INSTANCE_DEFAULTS: dict[str, str | float] = {
     "name": "Fake_MIG_1g.10gb", "gi": 1, "ci": 0, "total": 9728, "used": 20, "reserved": 0,
+    "sm": 0, "tensor": 0, "dram": 0,
 }  # fmt: skip
 SPARED = {  # not affected by a fault of `*`
     "nvmlInitWithFlags", "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlDeviceGetCount_v2",
@@ -40,6 +42,7 @@ class Process:
     used: float
     kind: str
     gi: int = NOTHING
+    ci: int = 0
 
 
 @dataclass
@@ -69,7 +72,7 @@ class Scene:
                 self.gpus.append(device(len(self.gpus), GPU_DEFAULTS, pairs))
             case "instance", [gpu, *pairs]:
                 self.instances.append(device(int(gpu), INSTANCE_DEFAULTS, pairs))
-            case "process", [gpu, pid, used, "compute" | "graphics" as kind, *instance]:
+            case "process", [gpu, pid, used, "compute" | "graphics" | "mps" as kind, *instance]:
                 self.processes.append(Process(int(gpu), int(pid), float(used), kind, *map(int, instance)))
             case "fault", [gpu, function, answer] if answer == "hang" or answer.removeprefix("slow=").isdigit():
                 self.faults.append(Fault(None if gpu == "*" else int(gpu), function, answer))
