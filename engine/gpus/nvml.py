@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import pynvml as nv
 
@@ -17,6 +18,7 @@ from engine.gpus.snapshot import MigInstance, Missing, Reading
 
 # NVML_VALUE_NOT_AVAILABLE is -1, so unsigned 32-bit and 64-bit fields without a value have all bits set.
 VALUES_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
+WSL_DEVICE = Path("/dev/dxg")  # the GPUs of WSL 2
 # Bits of nvmlClocksThrottleReason*; nvidia-smi shows them as `clocks_throttle_reasons.*`.
 THROTTLE_REASONS = {
     0x1: "idle",
@@ -147,6 +149,16 @@ def mig_mode(handle: Any) -> str:
     return "on" if nv.nvmlDeviceGetMigMode(handle)[0] == nv.NVML_DEVICE_MIG_ENABLE else "off"
 
 
+def display_user(handle: Any) -> str:
+    """Return "desktop" if a display is active on the GPU (nvidia-smi `display_active`), "Windows" in WSL 2, or "none".
+
+    ``nvmlDeviceGetDisplayActive``. Windows uses the memory of every GPU, also without a display.
+    """
+    if WSL_DEVICE.exists():
+        return "Windows"
+    return "desktop" if nv.nvmlDeviceGetDisplayActive(handle) == nv.NVML_FEATURE_ENABLED else "none"
+
+
 def ecc_errors(handle: Any, kind: int) -> int:
     """Return the number of ECC errors since the driver was loaded (nvidia-smi `ecc.errors.*.volatile.total`).
 
@@ -233,6 +245,7 @@ INFREQUENT_QUERIES: Queries = {
     "nvlinks": active_nvlinks,
     "memory_temperature": lambda h: require_available(field_values(h, nv.NVML_FI_DEV_MEMORY_TEMP)[0]),
     "mig": mig_mode,
+    "display": display_user,
 }
 # Queried in every round.
 PERIODIC_QUERIES: Queries = {
@@ -272,40 +285,10 @@ def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
     return answers
 
 
-class NvmlProcess(NamedTuple):
-    """A process as NVML lists it. `instance` is the MIG GPU instance ID, `gpu_memory` is in bytes."""
-
-    pid: int
-    kind: str
-    instance: int | None
-    gpu_memory: Reading[int]
-
-
-def running_processes(handle: Any) -> Reading[list[NvmlProcess]]:
-    """Return the compute and graphics processes on a GPU. A process that is both is listed as compute."""
-    compute = query(lambda: nv.nvmlDeviceGetComputeRunningProcesses(handle))
-    graphics = query(lambda: nv.nvmlDeviceGetGraphicsRunningProcesses(handle))
-    if compute.value is None:
-        return compute
-    by_pid_and_instance: dict[tuple[int, int | None], NvmlProcess] = {}
-    for kind, reading in (("compute", compute), ("graphics", graphics)):
-        for process in reading.value or []:
-            used_bytes = process.usedGpuMemory
-            is_known = used_bytes is not None and used_bytes not in VALUES_NOT_AVAILABLE
-            instance = None if process.gpuInstanceId in VALUES_NOT_AVAILABLE else int(process.gpuInstanceId)
-            gpu_memory: Reading[int] = Reading(
-                int(used_bytes) if is_known else None, reading.time, None if is_known else "not reported by the driver"
-            )
-            by_pid_and_instance.setdefault(
-                (process.pid, instance), NvmlProcess(int(process.pid), kind, instance, gpu_memory)
-            )
-    return Reading(list(by_pid_and_instance.values()), compute.time)
-
-
-def _query_mig_instance(handle: Any, index: int) -> MigInstance:
+def _query_mig_device(handle: Any, index: int) -> tuple[Any, MigInstance]:
     mig_handle = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
     readings = query_utilization_and_memory(mig_handle)
-    return MigInstance(
+    return mig_handle, MigInstance(
         decode(nv.nvmlDeviceGetUUID(mig_handle)),
         nv.nvmlDeviceGetGpuInstanceId(mig_handle),
         nv.nvmlDeviceGetComputeInstanceId(mig_handle),
@@ -315,11 +298,11 @@ def _query_mig_instance(handle: Any, index: int) -> MigInstance:
     )
 
 
-def mig_instances(handle: Any) -> tuple[MigInstance, ...]:
-    """Return the MIG devices of a GPU in MIG mode. Device indices without a device are skipped."""
+def mig_devices(handle: Any) -> list[tuple[Any, MigInstance]]:
+    """Return the MIG devices of a GPU in MIG mode with their handles. Device indices without a device are skipped."""
     max_count = query(lambda: nv.nvmlDeviceGetMaxMigDeviceCount(handle)).value or 0
-    instances = [query(_query_mig_instance, handle, index).value for index in range(max_count)]
-    return tuple(instance for instance in instances if instance is not None)
+    devices = [query(_query_mig_device, handle, index).value for index in range(max_count)]
+    return [device for device in devices if device is not None]
 
 
 @dataclass(frozen=True)

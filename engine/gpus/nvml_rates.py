@@ -32,10 +32,13 @@ ALL_NVLINKS = 2**32 - 1  # field values of NVLink are sums over all links with t
 class GpmReader:
     """GPU Performance Monitoring (GPM) metrics of one GPU, computed from two samples. Requires Hopper or newer.
 
+    With `gpu_instance`, a MIG GPU instance ID, the metrics are those of the instance. The handle is that of the GPU.
+
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gpu_instance: int | None = None) -> None:
+        self._gpu_instance = gpu_instance
         self._previous_sample: Any = None
         self._next_sample: Any = None
         self._sampled_at = 0.0
@@ -61,14 +64,20 @@ class GpmReader:
             raise nv.NVMLError(nv.NVML_ERROR_NOT_SUPPORTED)
         if self._previous_sample is None:
             self._previous_sample, self._next_sample = nv.nvmlGpmSampleAlloc(), nv.nvmlGpmSampleAlloc()
-        nv.nvmlGpmSampleGet(handle, self._previous_sample)
+        self._take_sample(handle, self._previous_sample)
         self._sampled_at = time.monotonic()
+
+    def _take_sample(self, handle: Any, sample: Any) -> None:
+        if self._gpu_instance is None:
+            nv.nvmlGpmSampleGet(handle, sample)
+        else:
+            nv.nvmlGpmMigSampleGet(handle, self._gpu_instance, sample)
 
     def _read_metrics(self, handle: Any) -> dict[str, float | None]:
         if not self._sampled_at:
             self._take_first_sample(handle)
         time.sleep(max(self._sampled_at + MIN_GPM_INTERVAL_SECONDS - time.monotonic(), 0.0))
-        nv.nvmlGpmSampleGet(handle, self._next_sample)
+        self._take_sample(handle, self._next_sample)
         self._sampled_at = time.monotonic()
         request = self._request
         request.version, request.numMetrics = nv.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)

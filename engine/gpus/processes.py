@@ -13,19 +13,22 @@ from typing import Any
 
 import psutil
 
-from engine.gpus.nvml import NvmlProcess
+from engine.gpus.nvml_processes import NvmlProcess
 from engine.gpus.reservation_reader import ReservationInfo, ReservedRank
 from engine.gpus.snapshot import GpuProcess, Missing, Reading
 
 UNKNOWN_PID_REASON = "no such process here; it may be in another container"
 MAX_COMMAND_CHARS = 400
+# Any user can give a process this name. `selection` then still counts its memory as that of an unlisted process.
+MPS_SERVER_NAME = "nvidia-cuda-mps-server"
 
 
 @dataclass(frozen=True)
 class _ProcessIdentity:
-    """User and command of a process, looked up once."""
+    """Name, user and command of a process, looked up once."""
 
     process: psutil.Process
+    name: Reading[str]
     user: Reading[str]
     command: Reading[str]
 
@@ -67,7 +70,7 @@ class ProcessTable:
         else:
             unlisted_memory: Reading[int] = Reading(None, time.time(), "the driver does not list this process")
             described += [
-                self._describe_process(rank.pid, NvmlProcess(rank.pid, "compute", None, unlisted_memory), rank)
+                self._describe_process(rank.pid, NvmlProcess(rank.pid, "compute", None, None, unlisted_memory), rank)
                 for rank in unlisted_ranks
             ]
         return tuple(described)
@@ -78,14 +81,16 @@ class ProcessTable:
         command: Reading[str] = user
         cpu: Reading[float] = Reading(None, now, UNKNOWN_PID_REASON)
         memory: Reading[int] = Reading(None, now, UNKNOWN_PID_REASON)
+        kind: Any = nvml_process.kind
         with suppress(psutil.NoSuchProcess):
             is_new = pid not in self._identities
             identity = self._identify(pid)
             user, command = identity.user, identity.command
+            if kind == "compute" and rank is None and identity.name.value == MPS_SERVER_NAME:
+                kind = "mps server"
             cpu_percent = _read_if_permitted(identity.process.cpu_percent)
             cpu = Reading(None, now, "needs a second sample") if is_new and cpu_percent.reason is None else cpu_percent
             memory = _read_if_permitted(lambda: identity.process.memory_info().rss)
-        kind: Any = nvml_process.kind
         run, rank_number = (rank.run, rank.rank) if rank else (None, None)
         return GpuProcess(
             pid=pid,
@@ -98,6 +103,7 @@ class ProcessTable:
             memory=memory,
             run=run,
             rank=rank_number,
+            compute_instance=nvml_process.compute_instance,
         )
 
     def _identify(self, pid: int) -> _ProcessIdentity:
@@ -105,7 +111,10 @@ class ProcessTable:
         if pid not in self._identities:
             process = psutil.Process(pid)
             self._identities[pid] = _ProcessIdentity(
-                process, _read_if_permitted(process.username), _read_if_permitted(lambda: _command(process))
+                process,
+                _read_if_permitted(process.name),
+                _read_if_permitted(process.username),
+                _read_if_permitted(lambda: _command(process)),
             )
         return self._identities[pid]
 

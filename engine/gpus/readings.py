@@ -71,6 +71,8 @@ UNITS = {
     "nvlink_received": "KB/s",
     # Current MIG mode, "on" or "off" (`mig.mode.current`).
     "mig": "",
+    # Who may use the GPU for graphics: "desktop" (`display_active`), "Windows" in WSL 2, or "none".
+    "display": "",
 }
 # Independent of the load, so still valid for a GPU that does not answer.
 STATIC_READINGS = {

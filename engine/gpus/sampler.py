@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engine.gpus import nvml, nvml_rates
+from engine.gpus import nvml, nvml_processes, nvml_rates
 from engine.gpus.readings import STATIC_READINGS, UNITS
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.snapshot import (
@@ -83,7 +83,8 @@ class GpuThread(threading.Thread):
         self._nvml_handle: Any = None
         self._uuid: str | None = None
         self._cached_readings: dict[str, Reading[Any]] = {}
-        self._mig_instances: tuple[MigInstance, ...] = ()
+        self._mig_devices: list[tuple[Any, MigInstance]] = []
+        self._mig_gpm: dict[int, nvml_rates.GpmReader] = {}
         self._infrequent_at = float("-inf")
         self._gpm = nvml_rates.GpmReader()
         self._nvlink = nvml_rates.NvlinkReader()
@@ -122,10 +123,11 @@ class GpuThread(threading.Thread):
             self._gpm.start(handle)
         if self._infrequent_due(now):
             self._query_infrequent(handle, now)
-        if self._cached_readings["mig"].value == "on":
-            self._mig_instances = nvml.mig_instances(handle)
+        self._query_mig_devices(handle)
         uuids = [self._uuid or "", *(instance.uuid for instance in self._mig_instances)]
-        if options.gpus is not None and not set(uuids) & set(options.gpus):
+        # The MIG devices of a GPU may be unknown for a moment.
+        without_devices = self._cached_readings["mig"].value == "on" and not self._mig_devices
+        if options.gpus is not None and not set(uuids) & set(options.gpus) and not without_devices:
             self.excluded = self.retired = True
 
         answers = (
@@ -138,11 +140,33 @@ class GpuThread(threading.Thread):
             self._processes = self._query_processes(handle, uuids)
         if options.activity:
             answers |= self._gpm.read(handle)
+            self._query_mig_activity(handle)
         answers |= self._query_links(handle, answers)
         not_requested: Reading[Any] = Reading(None, time.time(), Missing.NOT_REQUESTED)
         readings = {name: answers.get(name, not_requested) for name in UNITS}
         lost = Missing.LOST in (readings["busy"].reason, readings["memory_used"].reason)
         return self._build_gpu("lost" if lost else "ok", 0.0, time.time(), readings, self._processes)
+
+    @property
+    def _mig_instances(self) -> tuple[MigInstance, ...]:
+        return tuple(instance for _, instance in self._mig_devices)
+
+    def _query_mig_devices(self, handle: Any) -> None:
+        """Query the MIG devices and their memory, and start the GPM sampling interval of their GPU instances."""
+        self._mig_devices = nvml.mig_devices(handle) if self._cached_readings["mig"].value == "on" else []
+        gpu_instances = {instance.gpu_instance for instance in self._mig_instances}
+        self._mig_gpm = {number: self._mig_gpm.get(number) or nvml_rates.GpmReader(number) for number in gpu_instances}
+        if self._state.options.activity:
+            for reader in self._mig_gpm.values():
+                reader.start(handle)
+
+    def _query_mig_activity(self, handle: Any) -> None:
+        """Add the activity of the GPU instances to the MIG devices."""
+        activity = {number: reader.read(handle) for number, reader in self._mig_gpm.items()}
+        self._mig_devices = [
+            (mig_handle, instance.with_activity(activity[instance.gpu_instance]))
+            for mig_handle, instance in self._mig_devices
+        ]
 
     def _query_links(self, handle: Any, answers: dict[str, Reading[Any]]) -> dict[str, Reading[Any]]:
         """Return the throughput of NVLink and PCIe as far as `answers` lack it, because the GPU has no GPM."""
@@ -198,11 +222,11 @@ class GpuThread(threading.Thread):
         from engine.gpus.processes import ProcessTable, ranks_on
 
         self._process_table = self._process_table or ProcessTable()
-        nvml_processes = nvml.running_processes(handle)
+        listed = nvml_processes.running_processes(handle, self._mig_devices)
         ranks = ranks_on(uuids, self._state.reservations)
-        if nvml_processes.value is None and not ranks:
-            return Reading(None, nvml_processes.time, nvml_processes.reason)
-        return Reading(self._process_table.describe(nvml_processes.value or [], ranks), nvml_processes.time)
+        if listed.value is None and not ranks:
+            return Reading(None, listed.time, listed.reason)
+        return Reading(self._process_table.describe(listed.value or [], ranks), listed.time)
 
     def _build_gpu(
         self,

@@ -57,13 +57,15 @@ class Reading(Generic[T]):
 class GpuProcess:
     """A process that uses a GPU, as `nvidia-smi --query-compute-apps` lists it, with its host metrics.
 
-    `pid` is NVML's, which inside a container may be the PID on the host. `instance` is the MIG GPU instance ID.
+    `pid` is NVML's, which inside a container may be the PID on the host. `instance` is the MIG GPU instance ID,
+    `compute_instance` that of the compute instance within it. An MPS server computes only for its clients, which are
+    listed themselves.
     `gpu_memory` and `memory` (resident set size in host memory) are in bytes, `cpu` is in percent of one core.
     `run` and `rank` are set if the process is a rank of a gputrain run.
     """
 
     pid: int
-    kind: Literal["compute", "graphics"]
+    kind: Literal["compute", "graphics", "mps server"]
     instance: int | None
     user: Reading[str]
     command: Reading[str]
@@ -72,12 +74,14 @@ class GpuProcess:
     memory: Reading[int]
     run: str | None = None
     rank: int | None = None
+    compute_instance: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "pid": self.pid,
             "kind": self.kind,
             "instance": self.instance,
+            "compute_instance": self.compute_instance,
             "run": self.run,
             "rank": self.rank,
             "user": self.user.to_dict(),
@@ -93,12 +97,19 @@ class GpuProcess:
             key: Reading.from_dict(values[key]) for key in ("user", "command", "gpu_memory", "cpu", "memory")
         }
         scalars = {key: values[key] for key in ("pid", "kind", "instance", "run", "rank")}
-        return cls(**scalars, **readings)
+        return cls(**scalars, **readings, compute_instance=values.get("compute_instance"))
+
+
+ACTIVITY_READINGS = ("sm_active", "tensor_active", "dram_active")
+INSTANCE_READINGS = ("memory_used", "memory_total", *ACTIVITY_READINGS)
 
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A MIG device: a compute instance within a GPU instance, which CUDA exposes as a device of its own."""
+    """A MIG device: a compute instance within a GPU instance, which CUDA exposes as a device of its own.
+
+    Its memory and activity are those of the GPU instance, in the units of `UNITS`.
+    """
 
     uuid: str
     gpu_instance: int
@@ -106,6 +117,9 @@ class MigInstance:
     name: Reading[str]
     memory_used: Reading[int]
     memory_total: Reading[int]
+    sm_active: Reading[float] = field(default_factory=lambda: Reading(None, 0.0, Missing.NOT_REQUESTED))
+    tensor_active: Reading[float] = field(default_factory=lambda: Reading(None, 0.0, Missing.NOT_REQUESTED))
+    dram_active: Reading[float] = field(default_factory=lambda: Reading(None, 0.0, Missing.NOT_REQUESTED))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -113,16 +127,25 @@ class MigInstance:
             "gpu_instance": self.gpu_instance,
             "compute_instance": self.compute_instance,
             "name": self.name.to_dict(),
-            "memory_used": self.memory_used.to_dict("B"),
-            "memory_total": self.memory_total.to_dict("B"),
+            **{name: getattr(self, name).to_dict(UNITS[name]) for name in INSTANCE_READINGS},
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MigInstance:
-        readings: dict[str, Any] = {
-            key: Reading.from_dict(values[key]) for key in ("name", "memory_used", "memory_total")
-        }
+        # Old recordings have no activity.
+        recorded = [name for name in ("name", *INSTANCE_READINGS) if name in values]
+        readings: dict[str, Any] = {name: Reading.from_dict(values[name]) for name in recorded}
         return cls(values["uuid"], values["gpu_instance"], values["compute_instance"], **readings)
+
+    def with_activity(self, readings: Mapping[str, Reading[Any]]) -> MigInstance:
+        """Return a copy with the activity in `readings`, those of its GPU instance by name."""
+        activity: dict[str, Any] = {name: readings[name] for name in ACTIVITY_READINGS}
+        return replace(self, **activity)
+
+    def without_values(self, reason: str) -> MigInstance:
+        """Return a copy with the value of every reading replaced by `reason`."""
+        readings: dict[str, Any] = {name: getattr(self, name).without_value(reason) for name in INSTANCE_READINGS}
+        return replace(self, **readings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +224,7 @@ class Gpu:
             name: reading if name in STATIC_READINGS else reading.without_value(reason)
             for name, reading in self.readings.items()
         }
-        instances = tuple(
-            replace(
-                instance,
-                memory_used=instance.memory_used.without_value(reason),
-                memory_total=instance.memory_total.without_value(reason),
-            )
-            for instance in self.instances
-        )
+        instances = tuple(instance.without_values(reason) for instance in self.instances)
         return replace(
             self,
             state="stale",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from engine.gpus.monitor import DriverMonitor
@@ -32,6 +32,7 @@ class GpuUsagePoller:
     """Samples the GPUs with these UUIDs. It never blocks and never fails a run; without UUIDs it does nothing."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
+        self._uuids = frozenset(uuids)
         self._monitor: DriverMonitor | None = None
         self._stale_at = time.monotonic() + 2 * USAGE_INTERVAL_SECONDS
         if uuids and has_driver_library():
@@ -53,15 +54,36 @@ class GpuUsagePoller:
         if snapshot is None:
             return None
         self._stale_at = time.monotonic() + 2 * USAGE_INTERVAL_SECONDS
-        return GpuEvent(gpus=[_sample(gpu, snapshot.host) for gpu in snapshot.gpus]) if snapshot.gpus else None
+        samples = [sample for gpu in snapshot.gpus for sample in _samples(gpu, snapshot.host, self._uuids)]
+        return GpuEvent(gpus=samples) if samples else None
 
     def close(self) -> None:
         if self._monitor is not None:
             self._monitor.close()
 
 
-def _sample(gpu: Gpu, host: str) -> GpuSample:
-    return GpuSample(gpu.uuid, host, gpu.state, **{name: gpu.value(name) for name in RECORDED_READINGS})
+def _samples(gpu: Gpu, host: str, uuids: Collection[str]) -> list[GpuSample]:
+    """Return the sample of a GPU, or of those of its MIG instances that have one of the UUIDs.
+
+    A GPU in MIG mode has no sample of its own: its memory is that of all instances.
+    """
+    readings = {name: gpu.value(name) for name in RECORDED_READINGS}
+    instances = [instance for instance in gpu.instances if instance.uuid in uuids]
+    if not instances and not gpu.mig_enabled:
+        return [GpuSample(gpu.uuid, host, gpu.state, **readings)]
+    # Heat and clocks are common to all instances. NVML has no utilization of an instance, and no power draw.
+    unknown = {"busy": None, "power": None}
+    return [
+        GpuSample(
+            instance.uuid,
+            host,
+            gpu.state,
+            **readings
+            | unknown
+            | {name: getattr(instance, name).value for name in ("sm_active", "tensor_active", "memory_used")},
+        )
+        for instance in instances
+    ]
 
 
 def waiting_emitter(emit: Callable[[Event], None]) -> Callable[[str], None]:

@@ -12,7 +12,7 @@ from PIL import Image
 from factories import find_free_port
 from fake_cuda import DdpRun, Rehearsal, nccl_backend, run_started
 from fake_gpu_host import gpu_line, gpu_uuid
-from gputrain_command import GPUTRAIN
+from gputrain_command import GPUTRAIN, read_events
 
 LIGHT = ("digits", "--model", "linear", "--epochs", "1")
 MIG_UUIDS = ["MIG-aaaa0000-1111-2222-3333-444444444444", "MIG-bbbb0000-1111-2222-3333-444444444444"]
@@ -59,6 +59,8 @@ def test_run_trains_on_mig_instance(rehearsal: Rehearsal) -> None:
     rehearsal.host.set_scene(gpu_line(0, used=100, mig=1), instances)
     run = rehearsal.run("mig", *LIGHT, "--gpus", "free:1")
     assert (run_started(run)["backend"], run_started(run)["devices"]) == ("gloo", MIG_UUIDS[:1])
+    samples = [gpu for event in read_events(run) if event["type"] == "gpus" for gpu in event["gpus"]]
+    assert {(gpu["uuid"], gpu["memory_used"]) for gpu in samples} == {(MIG_UUIDS[0], 20 << 20)}
 
 
 @pytest.mark.rehearsal

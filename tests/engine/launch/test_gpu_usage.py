@@ -59,6 +59,34 @@ def test_gpu_usage_poller_reports_throttled_gpu(loaded_gpu_host: FakeGpuHost, mo
     assert bottleneck.message.startswith(f"{gpu_uuid(1)[:12]} (rank 1) throttled by heat since ")
 
 
+def test_gpu_usage_poller_samples_mig_instance_of_run_and_not_its_gpu(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(
+        gpu_line(0, mig=1, used=61000, sm=99, power=650, temperature=71, throttle=4),
+        [f"instance 0 uuid=MIG-{gi} gi={gi} used={gi}000 sm={gi}0 tensor={gi}" for gi in (1, 2)],
+        gpu_line(1),
+    )
+    usage = GpuUsagePoller(["MIG-2"])
+    [sample] = first_event(usage).gpus
+    usage.close()
+    assert (sample.uuid, sample.memory_used, sample.sm_active, sample.tensor_active) == ("MIG-2", 2000 << 20, 20, 2)
+    assert (sample.busy, sample.power) == (None, None)
+    assert (sample.temperature, sample.throttle) == (71, ["power cap"])
+
+
+def test_gpu_usage_poller_waits_for_mig_instance_that_is_unknown_for_a_moment(
+    loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.launch.gpu_usage.USAGE_INTERVAL_SECONDS", 0.2)
+    loaded_gpu_host.set_scene(gpu_line(0, mig=1, used=61000))
+    usage = GpuUsagePoller(["MIG-2"])
+    assert usage._monitor is not None and usage._monitor.read(10.0) is not None
+    assert usage.poll() is None
+    loaded_gpu_host.set_scene(gpu_line(0, mig=1, used=61000), "instance 0 uuid=MIG-2 gi=2 used=2000")
+    [sample] = first_event(usage).gpus
+    usage.close()
+    assert (sample.uuid, sample.memory_used) == ("MIG-2", 2000 << 20)
+
+
 def test_gpu_usage_poller_without_gpus_samples_nothing() -> None:
     assert GpuUsagePoller([]).poll() is None
 

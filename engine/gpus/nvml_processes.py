@@ -1,0 +1,71 @@
+"""Processes on a GPU as NVML lists them, also through the handles of its MIG devices. Called by `sampler`.
+
+`engine.gpus.processes` adds what the host knows about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pynvml as nv
+
+from engine.gpus.nvml import VALUES_NOT_AVAILABLE, query
+from engine.gpus.snapshot import MigInstance, Reading
+
+
+class NvmlProcess(NamedTuple):
+    """A process as NVML lists it. `instance` and `compute_instance` are its MIG IDs, `gpu_memory` is in bytes."""
+
+    pid: int
+    kind: str
+    instance: int | None
+    compute_instance: int | None
+    gpu_memory: Reading[int]
+
+
+def running_processes(handle: Any, mig_devices: Sequence[tuple[Any, MigInstance]] = ()) -> Reading[list[NvmlProcess]]:
+    """Return the compute and graphics processes on a GPU. A process that is both is listed as compute.
+
+    The handle of a GPU in MIG mode lists them only to privileged users, the handles of its MIG devices to everyone. So
+    all are queried, and the processes are known if one of them answers.
+    """
+    answers = [_listed_processes(handle)]
+    for mig_handle, instance in mig_devices:
+        answers.append(_listed_processes(mig_handle, instance))
+    known = [answer.value for answer in answers if answer.value is not None]
+    if not known:
+        return answers[0]
+    merged: dict[tuple[int, int | None, int | None], NvmlProcess] = {}
+    for process in (process for processes in known for process in processes):
+        merged.setdefault((process.pid, process.instance, process.compute_instance), process)
+    located = {process.pid for process in merged.values() if process.instance is not None}
+    processes = [process for process in merged.values() if process.instance is not None or process.pid not in located]
+    return Reading(processes, answers[0].time)
+
+
+def _listed_processes(handle: Any, instance: MigInstance | None = None) -> Reading[list[NvmlProcess]]:
+    """Return the processes that one handle lists; `instance` is the MIG device, if it is the handle of one."""
+    compute = query(lambda: nv.nvmlDeviceGetComputeRunningProcesses(handle))
+    if compute.value is None:
+        return compute
+    # A client of an MPS server may be in the list of MPS alone (nvidia-smi shows M, or M+C if it is in both).
+    mps = query(lambda: nv.nvmlDeviceGetMPSComputeRunningProcesses(handle))
+    graphics = query(lambda: nv.nvmlDeviceGetGraphicsRunningProcesses(handle))
+    by_pid: dict[tuple[int, int | None, int | None], NvmlProcess] = {}
+    for kind, reading in (("compute", compute), ("compute", mps), ("graphics", graphics)):
+        for process in reading.value or []:
+            used_bytes = process.usedGpuMemory
+            is_known = used_bytes is not None and used_bytes not in VALUES_NOT_AVAILABLE
+            gpu_memory: Reading[int] = Reading(
+                int(used_bytes) if is_known else None, reading.time, None if is_known else "not reported by the driver"
+            )
+            ids = _known_id(process.gpuInstanceId), _known_id(process.computeInstanceId)
+            if instance is not None and ids[0] is None:
+                ids = instance.gpu_instance, instance.compute_instance
+            by_pid.setdefault((process.pid, *ids), NvmlProcess(int(process.pid), kind, *ids, gpu_memory))
+    return Reading(list(by_pid.values()), compute.time)
+
+
+def _known_id(value: int) -> int | None:
+    return None if value in VALUES_NOT_AVAILABLE else int(value)
