@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.doctor.check import Check
+from engine.gpus.current_use import describe_doubt, find_current_use
 from engine.gpus.reservation_reader import ReservationInfo
-from engine.gpus.selection import find_current_use
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.gpus.unmonitored import gpu_device_files
 from engine.utils.process import user_name
@@ -128,6 +128,8 @@ def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator
         unknown = gpu.processes.value is None
         advice = "run `nvidia-smi` on the host, outside of containers, to see its processes"
         yield Check("GPUs", name, "unknown" if unknown else "warning", use.message, advice)
+    elif not runs and not others and not gpu.mig_enabled and (doubt := describe_doubt(gpu)) is not None:
+        yield Check("GPUs", name, "ok", f"counts as free: {doubt}")
 
 
 def _process_check(name: str, process: GpuProcess, own_user: str) -> Check:

@@ -65,6 +65,7 @@ class GpuAllocation:
         if shared := why_not_free(chosen):
             self.warnings.append(f"sharing GPUs that are not free: {shared}")
         self.warnings += [_describe_sharing(device) for device in chosen if device.sharers]
+        self.warnings += [f"GPU {device} counts as free: {device.doubt}" for device in chosen if device.doubt]
 
 
 def _describe_sharing(device: CudaDevice) -> str:

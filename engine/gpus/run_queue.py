@@ -15,8 +15,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.reservation_reader import ReservationInfo
-from engine.gpus.selection import CudaDevice, NotFreeError, Obstacle, Unavailable, select, select_named
+from engine.gpus.selection import CudaDevice, NotFreeError, select, select_named
 from engine.utils.errors import UsageError
 
 # A waiting run polls once per second. One that does not reserve the devices that it waits for, within this time after

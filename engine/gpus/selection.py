@@ -8,17 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from engine.gpus.current_use import Obstacle, Unavailable, describe_doubt, find_current_use
 from engine.gpus.reservation_reader import ReservationInfo
-from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
+from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize
 
-# Memory in use beyond that of the listed processes. More than an idle CUDA context takes, less than any training, so a
-# GPU above it is in use by a process that NVML does not list, for example in another container.
-MAX_UNATTRIBUTED_BYTES = 1 << 30
 WAIT_ADVICE = "wait for them with --wait, or request fewer"
 NCCL_MIG_MESSAGE = "NCCL cannot communicate between MIG instances, and CUDA exposes only one to a process"
 MIG_ADVICE = "select one instance, or whole GPUs"
@@ -29,28 +26,6 @@ class NotFreeError(UsageError):
     """The requested GPUs exist but are not free; waiting for them may help."""
 
 
-class Obstacle(StrEnum):
-    """Why a device is not free."""
-
-    IN_USE = "in use"
-    RESERVED = "reserved"
-    QUEUED = "queued"
-    """A run that is earlier in the queue is waiting for it."""
-    UNKNOWN = "unknown"
-    """NVML reports neither its processes nor its memory use."""
-    STALE = "stale"
-    """It currently does not answer."""
-    LOST = "lost"
-
-
-@dataclass(frozen=True)
-class Unavailable:
-    """Why a device is not free. The `message` names the run or process that uses it."""
-
-    obstacle: Obstacle
-    message: str
-
-
 @dataclass(frozen=True)
 class CudaDevice:
     """A device that CUDA can use: a GPU, or a MIG instance.
@@ -58,7 +33,8 @@ class CudaDevice:
     `index` is that of the GPU in PCI bus order. `memory_used` is in bytes. A MIG instance has the UUID of its GPU as
     `parent_uuid`, and `mig_ids` as "<GPU instance ID>/<compute instance ID>". `unavailable` is None if it is free.
     `physical_id` identifies an AMD GPU on this host: its `uuid` is only an index among the visible ones. `sharers` is
-    the number of runs on a device that is free because they share it (`queue.share`).
+    the number of runs on a device that is free because they share it (`queue.share`). `doubt` is why a free device may
+    be in use, see `describe_doubt`.
     """
 
     index: int
@@ -70,6 +46,7 @@ class CudaDevice:
     unavailable: Unavailable | None = None
     physical_id: str | None = None
     sharers: int = 0
+    doubt: str | None = None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CudaDevice:
@@ -90,6 +67,11 @@ class CudaDevice:
     def is_queued(self) -> bool:
         """Whether a run that is earlier in the queue claims the device."""
         return self.unavailable is not None and self.unavailable.obstacle is Obstacle.QUEUED
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether no other run or known process computes on the device now, although it is not free."""
+        return self.unavailable is not None and self.unavailable.obstacle in (Obstacle.QUEUED, Obstacle.DESKTOP)
 
     @property
     def selector(self) -> str:
@@ -125,8 +107,11 @@ def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (
                 or find_current_use(gpu, sharers=sharers)
             )
             name, memory_used = _gpu_name(gpu), gpu.value("memory_used")
+            doubt = None if unavailable or sharers else describe_doubt(gpu)
             devices.append(
-                CudaDevice(gpu.index, gpu.uuid, name, memory_used, unavailable=unavailable, sharers=len(sharers))
+                CudaDevice(
+                    gpu.index, gpu.uuid, name, memory_used, unavailable=unavailable, sharers=len(sharers), doubt=doubt
+                )
             )
     return devices
 
@@ -176,49 +161,6 @@ def shared_with(uuid: str, reservations: Sequence[ReservationInfo], share: int) 
     """Return the runs that hold a device which a run with this `queue.share` may join; none if it may not."""
     holders = [reservation for reservation in reservations if uuid in reservation.gpus]
     return holders if all(len(holders) < limit for limit in (share, *(holder.share for holder in holders))) else []
-
-
-def find_current_use(
-    gpu: Gpu, instance: MigInstance | None = None, sharers: Sequence[ReservationInfo] = ()
-) -> Unavailable | None:
-    """Return why a GPU, or one of its MIG instances, is in use according to NVML, None if it is not.
-
-    A GPU counts as in use if it has a compute process, or more than MAX_UNATTRIBUTED_BYTES of memory in use beyond that
-    of its listed processes. A GPU that reports neither processes nor memory use is not free. The processes and the
-    memory of `sharers` do not count.
-    """
-    if gpu.processes.value is None and gpu["memory_used"].value is None:
-        return Unavailable(
-            Obstacle.UNKNOWN, f"the driver reports neither its processes nor its memory use ({gpu.processes.reason})"
-        )
-    gpu_instance = None if instance is None else instance.gpu_instance
-    processes = [
-        process for process in gpu.processes.value or () if instance is None or process.instance in (gpu_instance, None)
-    ]
-    compute_processes = [
-        process for process in processes if process.kind == "compute" and not _belongs_to(process, sharers)
-    ]
-    if compute_processes:
-        first = compute_processes[0]
-        holder = f"process {first.pid}" if first.run is None else f"run {first.run}"
-        return Unavailable(Obstacle.IN_USE, f"in use by {holder} (user {first.user.value or 'unknown'})")
-    if sharers:
-        # In a container, NVML lists no processes, and all memory would count as that of others.
-        return None
-    memory_used = gpu["memory_used"] if instance is None else instance.memory_used
-    attributed_bytes = sum(process.gpu_memory.value or 0 for process in processes)
-    if memory_used.value is not None and memory_used.value - attributed_bytes > MAX_UNATTRIBUTED_BYTES:
-        gibibytes = f"{memory_used.value / 2**30:.1f} GiB"
-        message = f"{gibibytes} of memory in use by processes that the driver does not list here"
-        return Unavailable(Obstacle.IN_USE, message)
-    return None
-
-
-def _belongs_to(process: GpuProcess, runs: Sequence[ReservationInfo]) -> bool:
-    """Whether a process is a rank of one of the runs, or may be one of a run that has not published its ranks yet."""
-    return any(
-        process.run == run.run if run.ranks else process.run is None and process.user.value == run.user for run in runs
-    )
 
 
 def select(
@@ -280,7 +222,7 @@ def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[
     free = [device for device in usable if device.is_free]
     if count > len(free):
         reason = f"{pluralize(count, 'free GPU')} requested, {len(free)} available: {why_not_free(devices)}"
-        claimed = [device for device in usable if device.is_queued][: count - len(free)]
+        claimed = [device for device in usable if device.may_be_shared][: count - len(free)]
         if len(free) + len(claimed) < count:
             raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE)
         # The run ahead may wait for long, or never reserve the GPUs.

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from engine.config.schema import Config
-from engine.gpus.selection import find_current_use
+from engine.gpus.current_use import find_current_use
 from engine.gpus.snapshot import Snapshot
 from engine.optim.lr_schedule import scaled_lr
 from engine.utils.errors import Problem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.gpus.selection import find_current_use
+from engine.gpus.current_use import find_current_use
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.utils.text import pluralize, printable
 from tui.text.gpus import BRAND_PREFIXES

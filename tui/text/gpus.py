@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from engine.gpus.selection import find_current_use
+from engine.gpus.current_use import find_current_use
 from engine.gpus.snapshot import Gpu, GpuProcess, Reading, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.utils.text import pluralize, printable
@@ -105,6 +105,8 @@ def user_cell(gpu: Gpu) -> Cell:
     names = dict.fromkeys(process.user.value or f"pid {process.pid}?" for process in others)
     if runs or names:
         return Cell(printable(", ".join([*runs, *names])))
+    if gpu.processes.value is None and gpu["memory_used"].value is None:
+        return Cell("unknown")
     if find_current_use(gpu) is not None:
         return Cell("unknown" if gpu.processes.value is None else "in use")
     return Cell("free", MUTED)

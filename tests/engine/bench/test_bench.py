@@ -30,8 +30,8 @@ from engine.config.run_sections import RunConfig as RunSection
 from engine.config.schema import Config, as_dict
 from engine.config.training_sections import ScheduleConfig
 from engine.gpus.allocation import GpuAllocation
+from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice as Gpu
-from engine.gpus.selection import Obstacle, Unavailable
 from engine.runs.events import RunFinished
 from engine.runs.history import History, history_from_events
 from engine.utils.errors import UsageError

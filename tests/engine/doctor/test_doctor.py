@@ -24,8 +24,9 @@ from engine.doctor.machine import environment_checks, memory_check, runs_folder_
 from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidth, device_check, preflight_checks
 from engine.doctor.software import arch_checks, cuda_check, supports_capability, torch_checks
 from engine.gpus.allocation import GpuAllocation
+from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.reservation_reader import ReservationInfo
-from engine.gpus.selection import CudaDevice, Obstacle, Unavailable, select
+from engine.gpus.selection import CudaDevice, select
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.launch.preflight import RunRequest, run_preflight
 from engine.utils.trust import name_of_user

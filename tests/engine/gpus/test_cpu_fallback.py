@@ -11,7 +11,8 @@ from engine.config.schema import Config
 from engine.gpus import allocation, cpu_fallback, unmonitored
 from engine.gpus.allocation import allocate_devices, preview_allocation
 from engine.gpus.cpu_fallback import describe_cpu_fallback
-from engine.gpus.selection import CudaDevice, Obstacle, Unavailable
+from engine.gpus.current_use import Obstacle, Unavailable
+from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.runs.events import WarningEvent
 from engine.runs.history import RunSummary, history_from_events

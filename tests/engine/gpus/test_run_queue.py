@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from engine.gpus import allocation, run_queue
+from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.queue_terms import Backfill, QueueTerms
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.run_queue import CLAIM_TIMEOUT_SECONDS, RunQueue
-from engine.gpus.selection import CudaDevice, Obstacle, Unavailable
+from engine.gpus.selection import CudaDevice
 
 GPUS = ("GPU-0", "GPU-1")
 USER, OTHER_USER = 1001, 1002

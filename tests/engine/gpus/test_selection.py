@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from engine.distributed.topology import check_devices_unique
-from engine.gpus.selection import CudaDevice, NotFreeError, Obstacle, Unavailable, cuda_devices, select
+from engine.gpus.current_use import Obstacle, Unavailable
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select
 from engine.gpus.snapshot import Snapshot
 from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice

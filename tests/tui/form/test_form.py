@@ -21,7 +21,7 @@ from engine.config.loader import presets, resolve_config
 from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
 from engine.config.section import Section
-from engine.gpus.selection import find_current_use
+from engine.gpus.current_use import find_current_use
 from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight import RunRequest
 from engine.optim.lr_schedule import lr_factor

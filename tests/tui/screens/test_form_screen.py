@@ -8,7 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from demo_app import demo_app, demo_snapshot, visible_text, wait_until, wait_until_idle
-from engine.gpus.selection import find_current_use
+from engine.gpus.current_use import find_current_use
 from engine.utils.files import state_folder
 from form_driver import entry_of, form_of, plan_of, type_into
 from screen_driver import drive, press, real_app

@@ -1,0 +1,155 @@
+"""Whether a GPU or a MIG instance is in use, judged by the processes and the memory that NVML reports.
+
+Called by `selection`, `engine.doctor` and the user interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.gpus.reservation_reader import ReservationInfo
+from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Missing
+
+# Memory in use beyond that of the listed processes. More than an idle CUDA context takes, less than any training, so a
+# GPU above it is in use by a process that NVML does not list, for example in another container.
+MAX_UNATTRIBUTED_BYTES = 1 << 30
+# The same for a GPU that a desktop may use, or whose driver lists no processes: such memory, at so little utilization,
+# is that of a desktop and its browser. A training takes more of either.
+MAX_DESKTOP_MEMORY_SHARE = 0.25
+MAX_DESKTOP_BUSY_PERCENT = 30.0
+DESKTOP_USERS = {"desktop": "the desktop", "Windows": "Windows"}  # of the reading `display`
+NO_EVIDENCE = "the driver reports neither its processes nor its memory use"
+
+
+class Obstacle(StrEnum):
+    """Why a device is not free."""
+
+    IN_USE = "in use"
+    DESKTOP = "desktop"
+    """It has memory in use that may be that of a desktop, or of a process that the driver does not list."""
+    RESERVED = "reserved"
+    QUEUED = "queued"
+    """A run that is earlier in the queue is waiting for it."""
+    UNKNOWN = "unknown"
+    """NVML reports neither its processes nor its memory use."""
+    STALE = "stale"
+    """It currently does not answer."""
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why a device is not free. The `message` names the run or process that uses it."""
+
+    obstacle: Obstacle
+    message: str
+
+
+def find_current_use(
+    gpu: Gpu, instance: MigInstance | None = None, sharers: Sequence[ReservationInfo] = ()
+) -> Unavailable | None:
+    """Return why a GPU, or one of its MIG instances, is in use according to NVML, None if it is not.
+
+    A GPU counts as in use if it has a compute process, or more memory in use beyond that of its listed processes than
+    MAX_UNATTRIBUTED_BYTES, or than a desktop takes where there may be one. A GPU whose processes and memory use may not
+    be read is not free, one whose driver cannot tell them is while it computes little. The processes and the memory of
+    `sharers` do not count.
+    """
+    if _is_opaque(gpu, instance) and (_is_busy(gpu) or gpu.processes.reason != Missing.NOT_SUPPORTED):
+        return Unavailable(Obstacle.UNKNOWN, f"{NO_EVIDENCE} ({gpu.processes.reason})")
+    compute_processes = [
+        process
+        for process in (gpu.processes.value or () if instance is None else processes_on(gpu, instance))
+        if process.kind == "compute" and not _belongs_to(process, sharers)
+    ]
+    if compute_processes:
+        first = compute_processes[0]
+        holder = f"process {first.pid}" if first.run is None else f"run {first.run}"
+        return Unavailable(Obstacle.IN_USE, f"in use by {holder} (user {first.user.value or 'unknown'})")
+    if sharers:
+        # In a container, NVML lists no processes, and all memory would count as that of others.
+        return None
+    has_desktop = instance is None and _may_have_desktop(gpu)
+    if _unattributed_bytes(gpu, instance) <= (_desktop_limit_bytes(gpu) if has_desktop else MAX_UNATTRIBUTED_BYTES):
+        return None
+    gibibytes = (_memory_used(gpu, instance) or 0) / 2**30
+    message = f"{gibibytes:.1f} GiB of memory in use by processes that the driver does not list here"
+    if has_desktop:
+        return Unavailable(Obstacle.DESKTOP, f"{message}, or by a desktop")
+    return Unavailable(Obstacle.IN_USE, message)
+
+
+def describe_doubt(gpu: Gpu) -> str | None:
+    """Return why a GPU that counts as free may be in use: the driver does not tell, or a desktop takes memory."""
+    if _is_opaque(gpu):
+        return NO_EVIDENCE
+    unattributed_bytes = _unattributed_bytes(gpu)
+    if unattributed_bytes <= MAX_UNATTRIBUTED_BYTES:
+        return None
+    user = DESKTOP_USERS.get(gpu.value("display"), "a desktop")
+    return f"{unattributed_bytes / 2**30:.1f} GiB of its memory in use by {user} or by processes that are not listed"
+
+
+def _is_opaque(gpu: Gpu, instance: MigInstance | None = None) -> bool:
+    """Whether the driver reports neither the processes nor the memory use."""
+    return gpu.processes.value is None and _memory_used(gpu, instance) is None
+
+
+def _memory_used(gpu: Gpu, instance: MigInstance | None) -> int | None:
+    return (gpu["memory_used"] if instance is None else instance.memory_used).value
+
+
+def _is_busy(gpu: Gpu) -> bool:
+    """Whether the GPU computes more than for a desktop."""
+    return (gpu.value("busy") or 0) > MAX_DESKTOP_BUSY_PERCENT
+
+
+def _may_have_desktop(gpu: Gpu) -> bool:
+    """Whether memory in use may be that of a desktop: the driver says so, or cannot list processes at all."""
+    return gpu.value("display") in DESKTOP_USERS or gpu.processes.reason == Missing.NOT_SUPPORTED
+
+
+def _desktop_limit_bytes(gpu: Gpu) -> int:
+    """Return the memory that a desktop may use on a GPU that counts as free."""
+    if _is_busy(gpu):
+        return MAX_UNATTRIBUTED_BYTES
+    return max(MAX_UNATTRIBUTED_BYTES, int(MAX_DESKTOP_MEMORY_SHARE * (gpu.value("memory_total") or 0)))
+
+
+def processes_on(gpu: Gpu, instance: MigInstance) -> list[GpuProcess]:
+    """Return the processes on a MIG instance, and those of its GPU whose instance is unknown."""
+    return [
+        process
+        for process in _memory_holders(gpu, instance)
+        if process.compute_instance in (instance.compute_instance, None)
+    ]
+
+
+def _memory_holders(gpu: Gpu, instance: MigInstance | None) -> list[GpuProcess]:
+    """Return the processes on a GPU, or in the GPU instance of a MIG instance, whose memory is in common."""
+    return [
+        process
+        for process in gpu.processes.value or ()
+        if instance is None or process.instance in (instance.gpu_instance, None)
+    ]
+
+
+def _unattributed_bytes(gpu: Gpu, instance: MigInstance | None = None) -> int:
+    """Return the memory in use beyond that of listed processes, 0 if unknown.
+
+    An MPS server is known by its name alone, which any process can take, so its memory is not attributed.
+    """
+    memory_used = _memory_used(gpu, instance)
+    attributed_bytes = sum(
+        process.gpu_memory.value or 0 for process in _memory_holders(gpu, instance) if process.kind != "mps server"
+    )
+    return 0 if memory_used is None else memory_used - attributed_bytes
+
+
+def _belongs_to(process: GpuProcess, runs: Sequence[ReservationInfo]) -> bool:
+    """Whether a process is a rank of one of the runs, or may be one of a run that has not published its ranks yet."""
+    return any(
+        process.run == run.run if run.ranks else process.run is None and process.user.value == run.user for run in runs
+    )

@@ -1,0 +1,111 @@
+"""What counts as use of a GPU: processes and memory, but neither a desktop nor an MPS server."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.gpus import nvml
+from engine.gpus.allocation import preview_allocation
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
+from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
+
+NO_PROCESS_LIST = "fault 0 nvmlDeviceGetComputeRunningProcesses_v3 3"
+NO_MEMORY = ["fault 0 nvmlDeviceGetMemoryInfo_v2 3", "fault 0 nvmlDeviceGetMemoryInfo 3"]
+SHARE_ADVICE = "share a GPU with --gpus 0, or wait for one with --wait"
+
+
+def first_device() -> CudaDevice:
+    return cuda_devices(sample_gpus())[0]
+
+
+@pytest.mark.parametrize("driver", [{"display": 1}, {"display": -1, "fault": NO_PROCESS_LIST}], ids=["X11", "unlisted"])
+def test_auto_uses_gpu_of_desktop_and_says_so(loaded_gpu_host: FakeGpuHost, driver: dict[str, object]) -> None:
+    values = {name: value for name, value in driver.items() if name != "fault"}
+    fault = str(driver.get("fault", ""))
+    loaded_gpu_host.set_scene(gpu_line(0, total=24576, used=2500, busy=12, **values), fault)
+    allocation = preview_allocation("auto", sample_gpus(), wait=False)
+    assert [device.index for device in allocation.devices] == [0]
+    assert allocation.cpu_fallback is None
+    [warning] = allocation.warnings
+    assert "counts as free: 2.4 GiB of its memory in use by " in warning
+
+
+def test_free_gpu_of_windows_is_chosen_in_wsl(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "WSL_DEVICE", Path("/dev/null"))
+    # Xwayland has no memory of its own, and Windows may use a GPU without a display.
+    loaded_gpu_host.set_scene(gpu_line(0, total=24576, used=2500, busy=-1), f"process 0 {UNKNOWN_PID} -1 graphics")
+    allocation = preview_allocation("free:1", sample_gpus(), wait=False)
+    assert [device.index for device in allocation.devices] == [0]
+    assert allocation.warnings[0].endswith("in use by Windows or by processes that are not listed")
+
+
+@pytest.mark.parametrize("values", [{"used": 9000}, {"used": 2500, "busy": 97}], ids=["memory", "busy"])
+def test_gpu_of_desktop_that_may_train_is_named_in_the_advice(
+    loaded_gpu_host: FakeGpuHost, values: dict[str, object]
+) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, total=24576, display=1, **values))
+    snapshot = sample_gpus()
+    allocation = preview_allocation("auto", snapshot, wait=False)
+    assert allocation.devices == []
+    assert allocation.cpu_fallback is not None
+    assert "GiB of memory in use by processes that the driver does not list here, or by a desktop" in (
+        allocation.cpu_fallback
+    )
+    assert allocation.cpu_fallback.endswith(SHARE_ADVICE)
+    with pytest.raises(NotFreeError, match="share GPUs with --gpus 0, wait for them with --wait"):
+        preview_allocation("free:1", snapshot, wait=False)
+    assert [device.index for device in preview_allocation("0", snapshot, wait=False).devices] == [0]
+
+
+def test_unlisted_memory_of_gpu_without_desktop_is_use(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, used=2500))
+    assert not first_device().is_free
+
+
+@pytest.mark.parametrize(("busy", "is_free"), [(-1, True), (5, True), (95, False)])
+def test_gpu_whose_driver_reports_no_use_is_free_while_idle(
+    loaded_gpu_host: FakeGpuHost, busy: int, is_free: bool
+) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, busy=busy), NO_PROCESS_LIST, NO_MEMORY)
+    device = first_device()
+    assert device.is_free is is_free
+    assert device.doubt == ("the driver reports neither its processes nor its memory use" if is_free else None)
+
+
+def test_graphics_process_is_no_use(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, used=3100), f"process 0 {UNKNOWN_PID} 3000 graphics")
+    device = first_device()
+    assert device.is_free
+    assert device.doubt is None
+
+
+@pytest.fixture
+def mps_server(tmp_path: Path) -> Iterator[int]:
+    """PID of a process with the name of an MPS server."""
+    program = tmp_path / "nvidia-cuda-mps-server"
+    shutil.copy(str(shutil.which("sleep")), program)
+    with subprocess.Popen([program, "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_mps_server_is_no_use_and_its_clients_are(loaded_gpu_host: FakeGpuHost, mps_server: int) -> None:
+    idle = [gpu_line(0, used=130), f"process 0 {mps_server} 30 compute"]
+    loaded_gpu_host.set_scene(idle)
+    snapshot = sample_gpus()
+    assert cuda_devices(snapshot)[0].is_free
+    assert [process.kind for process in snapshot.gpus[0].processes.value or ()] == ["mps server"]
+    loaded_gpu_host.set_scene(idle, f"process 0 {UNKNOWN_PID} 90 mps")
+    assert not first_device().is_free
+
+
+def test_process_with_the_name_of_an_mps_server_does_not_hide_its_memory(
+    loaded_gpu_host: FakeGpuHost, mps_server: int
+) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, used=9100), f"process 0 {mps_server} 9000 compute")
+    assert not first_device().is_free
