@@ -156,7 +156,7 @@ def _snapshot_lines(snapshot: Snapshot, options: GpusOptions, width: int) -> lis
 
     if not snapshot.gpus:
         return []
-    lines = [host_title_line(snapshot), *gpu_lines(snapshot, width)]
+    lines = [host_title_line(snapshot), *gpu_lines(snapshot, width, instances=True)]
     return [*lines, Text(""), *process_lines(list_gpu_processes(snapshot), width)] if options.processes else lines
 
 

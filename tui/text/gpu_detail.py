@@ -11,6 +11,7 @@ from engine.gpus.snapshot import Gpu, Reading
 from engine.utils.text import printable
 from tui.charts.history import history_graph, time_axis
 from tui.palette import BAD, MUTED, STRONG, WARNING
+from tui.text.gpus import instance_name
 from tui.text.tables import UNKNOWN
 
 GIB = 2**30
@@ -207,23 +208,30 @@ def _truncated(line: Text, width: int) -> Text:
 
 
 def instance_lines(gpu: Gpu, width: int) -> list[Text]:
-    """Return a line for each MIG instance: its number, name, memory and UUID."""
-    names = [printable(instance.name.value or UNKNOWN) for instance in gpu.instances]
+    """Return a line for each MIG instance: its number, name, memory, activity and UUID."""
+    names = [instance_name(instance) for instance in gpu.instances]
     name_width = max((len(name) for name in names), default=0)
+    memory = [f"{_gib(instance.memory_used)}/{_gib(instance.memory_total)} GiB" for instance in gpu.instances]
+    memory_width = max((len(text) for text in memory), default=0)
     return [
         _truncated(
             Text.assemble(
                 f"{gpu.index}:{instance.gpu_instance}".rjust(5),
                 f"  {name:<{name_width}}",
-                f"  {_gib(instance.memory_used)}/{_gib(instance.memory_total)} GiB",
+                f"  {used:>{memory_width}}",
+                f"  SM {_percent_text(instance.sm_active):>4}  tensor {_percent_text(instance.tensor_active):>4}",
                 (f"  {printable(instance.uuid)}", MUTED),
                 no_wrap=True,
                 end="",
             ),
             width,
         )
-        for name, instance in zip(names, gpu.instances, strict=True)
+        for name, used, instance in zip(names, memory, gpu.instances, strict=True)
     ]
+
+
+def _percent_text(reading: Reading[float]) -> str:
+    return UNKNOWN if reading.value is None else f"{reading.value:.0f}%"
 
 
 def _gib(reading: Reading[int]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from engine.gpus.current_use import find_current_use
-from engine.gpus.snapshot import Gpu, GpuProcess, Reading, Snapshot
+from engine.gpus.current_use import find_current_use, processes_on
+from engine.gpus.snapshot import INSTANCE_READINGS, Gpu, GpuProcess, MigInstance, Missing, Reading, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.utils.text import pluralize, printable
 from tui.palette import BAD, GOOD, MUTED, NOTICE, STRONG, WARNING
@@ -150,8 +151,11 @@ def _format_pcie_link(gpu: Gpu) -> str:
     return UNKNOWN if generation is None or width is None else f"{generation}.0 x{width}"
 
 
-def gpu_lines(snapshot: Snapshot, width: int) -> list[Text]:
-    """Return a header and one line per GPU, none wider than `width` cells."""
+def gpu_lines(snapshot: Snapshot, width: int, *, instances: bool = False) -> list[Text]:
+    """Return a header and one line per GPU, none wider than `width` cells; with `instances` also one per MIG instance.
+
+    An instance is named as in `0:2`, for GPU 0 and GPU instance ID 2.
+    """
     wide = width >= WIDE_MIN_WIDTH
     columns = [
         GPU_COLUMN,
@@ -162,7 +166,11 @@ def gpu_lines(snapshot: Snapshot, width: int) -> list[Text]:
         *(WIDE_COLUMNS if wide else []),
         USED_BY_COLUMN,
     ]
-    rows = [_cells(gpu, columns) for gpu in snapshot.gpus]
+    rows = []
+    for gpu in snapshot.gpus:
+        rows.append(_cells(gpu, columns))
+        if instances and gpu.mig_enabled and gpu.state == "ok":
+            rows += [_instance_cells(gpu, instance, columns) for instance in gpu.instances]
     return _table(columns, rows, width)
 
 
@@ -172,6 +180,30 @@ def _cells(gpu: Gpu, columns: Sequence[Column]) -> list[Cell]:
     reason = f"stale: no answer for {gpu.age:.0f} s" if gpu.state == "stale" else str(gpu["busy"].reason)
     first_reading = columns.index(BUSY_COLUMN)
     return [*(column.make_cell(gpu) for column in columns[:first_reading]), Cell(printable(reason), BAD)]
+
+
+def _instance_cells(gpu: Gpu, instance: MigInstance, columns: Sequence[Column]) -> list[Cell]:
+    """Return the line of a MIG instance: that of a GPU with its readings and its processes."""
+    unknown: Reading[Any] = Reading(None, gpu.time or 0.0, Missing.NOT_SUPPORTED)
+    known = {name: getattr(instance, name) for name in INSTANCE_READINGS}
+    known["name"] = replace(instance.name, value=instance_name(instance))
+    processes = gpu.processes
+    if processes.value is not None:
+        processes = replace(processes, value=tuple(processes_on(gpu, instance)))
+    view = replace(
+        gpu,
+        readings=dict.fromkeys(gpu.readings, unknown) | known,
+        processes=processes,
+        instances=(),
+        runs=(),
+    )
+    return [Cell(f"{gpu.index}:{instance.gpu_instance}"), *(column.make_cell(view) for column in columns[1:])]
+
+
+def instance_name(instance: MigInstance) -> str:
+    """Return the profile of a MIG instance, as in `MIG 1g.10gb`, without the name of its GPU."""
+    name = printable(instance.name.value or UNKNOWN)
+    return name[max(name.rfind("MIG "), 0) :]
 
 
 def _table(columns: Sequence[Column], rows: Sequence[list[Cell]], width: int) -> list[Text]:

@@ -216,8 +216,7 @@ def _gpu_cells(readings: RankReadings, snapshot: Snapshot | None, rank: RankDevi
     busy, memory, power, temperature = (
         getattr(values, metric, None) for metric in ("busy", "memory_used", "power", "temperature")
     )
-    gpu = next((gpu for gpu in snapshot.gpus if gpu.uuid == rank.device), None) if snapshot is not None else None
-    total, limit = (None, None) if gpu is None else (gpu.value("memory_total"), gpu.value("power_limit"))
+    total, limit = _capacity(rank.device, snapshot)
     bar = min(max((width - 40) // 6, MIN_METER_COLUMNS), MAX_METER_COLUMNS)
     cells.append(_metered("busy", None if busy is None else busy / 100, _format(busy, "%"), bar, 4))
     memory_text = UNKNOWN if memory is None else f"{memory / GIB:.1f}"
@@ -240,6 +239,17 @@ def _gpu_cells(readings: RankReadings, snapshot: Snapshot | None, rank: RankDevi
     if throttled and width >= 70:
         cells.append(_Cell("slowed by", 14, Text(printable(", ".join(throttled)), WARNING)))
     return cells
+
+
+def _capacity(device: str, snapshot: Snapshot | None) -> tuple[int | None, float | None]:
+    """Return memory in bytes and power limit in watts of a GPU. A MIG instance has no power limit of its own."""
+    for gpu in snapshot.gpus if snapshot is not None else ():
+        if gpu.uuid == device:
+            return gpu.value("memory_total"), gpu.value("power_limit")
+        for instance in gpu.instances:
+            if instance.uuid == device:
+                return instance.memory_total.value, None
+    return None, None
 
 
 def _cpu_cells(readings: RankReadings, snapshot: Snapshot | None, rank: RankDevice, width: int) -> list[_Cell]:

@@ -246,7 +246,7 @@ def test_gpu_screen_of_lost_gpu_that_never_answered(demo_runs_folder: Path) -> N
 def test_gpu_screen_lists_mig_instances_and_omits_unsupported_graphs(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "end", "enter")
-        assert "7:1  NVIDIA H100 80GB HBM3 MIG 3g.40gb  11.0/39.5 GiB" in visible_text(pilot, "#instances")
+        assert "7:1  MIG 3g.40gb  11.0/39.5 GiB  SM    –  tensor    –" in visible_text(pilot, "#instances")
         assert not pilot.app.screen.query_one("#busy").display
         assert pilot.app.screen.query_one("#power").display
 

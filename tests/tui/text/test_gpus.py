@@ -1,11 +1,12 @@
-"""The message of the monitor and of `gputrain gpus` on a host without an NVIDIA driver."""
+"""The table of `gputrain gpus`, and its message on a host without an NVIDIA driver."""
 
 from __future__ import annotations
 
 import pytest
 
 from engine.gpus.snapshot import Reading, Snapshot
-from tui.text.gpus import no_driver_message
+from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
+from tui.text.gpus import gpu_lines, no_driver_message
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,18 @@ def test_no_driver_message_names_gpus_of_torch_only_if_possible(
     assert message.startswith("No NVIDIA driver on host (no driver): training uses ")
     assert used in message
     assert message.endswith((" core.", " cores."))
+
+
+def test_gpu_lines_show_readings_and_users_of_each_mig_instance(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(
+        gpu_line(0, mig=1, privileged=0),
+        "instance 0 uuid=MIG-1 gi=1 sm=3 tensor=1 name=NVIDIA_H100_80GB_HBM3_MIG_1g.10gb",
+        "instance 0 uuid=MIG-2 gi=2 sm=80 tensor=50 used=9000 name=NVIDIA_H100_80GB_HBM3_MIG_1g.10gb",
+        f"process 0 {UNKNOWN_PID} 8900 compute 2",
+        gpu_line(1),
+    )
+    lines = [line.plain.split() for line in gpu_lines(sample_gpus(), 80, instances=True)[1:]]
+    assert [line[0] for line in lines] == ["0", "0:1", "0:2", "1"]
+    assert lines[1][1:] == ["MIG", "1g.10gb", "–", "3%", "1%", "0.0/9.5", "–/–", "–", "free"]
+    assert lines[2][1:6] == ["MIG", "1g.10gb", "–", "80%", "50%"]
+    assert lines[2][-2:] == ["pid", f"{UNKNOWN_PID}?"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
-from engine.runs.records import GpuSample
+from engine.runs.records import GpuSample, RankDevice
 from factories import make_epoch, make_gpu_run_started, make_run_folder, make_run_started, make_step
+from fake_gpu_host import FakeGpuHost, gpu_line, sample_gpus
 from tui.charts.meter import SQUARE
 from tui.pollers import RunPoller
 from tui.text.log_lines import log_lines
@@ -105,6 +107,16 @@ def test_rank_lines_show_data_wait_of_each_rank(tmp_path: Path) -> None:
     snapshot = polled(make_run_folder(tmp_path, "a", make_gpu_run_started(backend="nccl"), epoch))
     lines = rank_lines(snapshot.ranks, None, 100, 1)[1]
     assert "10%" in lines[1].plain and "50%" in lines[2].plain
+
+
+def test_rank_lines_compare_memory_of_mig_instance_with_its_own(tmp_path: Path, loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, mig=1), "instance 0 uuid=MIG-2 gi=2 total=9728")
+    ranks = [RankDevice(0, "h", 1, "MIG-2")]
+    run = make_gpu_run_started(backend="nccl", ranks=ranks, devices=["MIG-2"])
+    use = GpuEvent(time=time.time(), gpus=[GpuSample("MIG-2", "h", "ok", memory_used=GIB)])
+    snapshot = polled(make_run_folder(tmp_path, "a", run, use))
+    assert "0:2" in (line := rank_lines(snapshot.ranks, sample_gpus(), 100, 1)[1][1].plain)
+    assert "1.0/9.5 GiB" in line
 
 
 def test_rank_lines_begin_title_of_meter_at_meter(tmp_path: Path) -> None:
