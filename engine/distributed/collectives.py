@@ -7,7 +7,7 @@ as bytes: torch's collectives of objects unpickle, and so may run, what comes ov
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,10 +31,19 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
     return tensors
 
 
-def broadcast(tensor: Tensor) -> None:
-    """Copy the tensor of rank 0 to all ranks, in place."""
-    if dist.get_world_size() > 1:
-        dist.broadcast(tensor, 0)
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Copy the tensors of rank 0 to all ranks, in place. All tensors of a type are sent in one collective."""
+    if dist.get_world_size() == 1:
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for group in by_dtype.values():
+        flat = torch.cat([tensor.flatten() for tensor in group])
+        dist.broadcast(flat, 0)
+        with torch.no_grad():
+            parts = flat.split([tensor.numel() for tensor in group])
+            torch._foreach_copy_(group, [part.view(tensor.shape) for part, tensor in zip(parts, group, strict=True)])
 
 
 def gather_bytes(data: bytes, cpu_group: dist.ProcessGroup) -> list[bytes]:

@@ -24,7 +24,7 @@ from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
-from engine.distributed.collectives import broadcast
+from engine.distributed.collectives import broadcast_tensors
 from engine.distributed.parallel import batch_device
 from engine.distributed.watchdog import Phase
 from engine.models.compile import eager_for_partial_batch
@@ -217,8 +217,7 @@ class RankState:
 
     def broadcast_buffers(self) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks. A collective."""
-        for buffer in self.model.buffers():
-            broadcast(buffer)
+        broadcast_tensors(self.model.buffers())
 
     def lr_at(self, step_in_epoch: int) -> float:
         """Return the learning rate of a step (from 1) of the current epoch.

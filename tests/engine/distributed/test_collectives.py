@@ -1,44 +1,85 @@
-"""Gathering of bytes and JSON values: in the order of the ranks, and without unpickling what comes over the network."""
+"""Collectives over two ranks: the order of gathered values, broadcasts of many tensors, and none that unpickles."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.distributed.collectives import all_gather_json, gather_bytes
+from engine.distributed.collectives import all_gather_json, broadcast_tensors, gather_bytes
 from gputrain_command import ROOT
 
 PICKLING_COLLECTIVES = r"\b\w*(gather_object|object_list)\b"
 
 
-def gather(rank: int, folder: Path) -> None:
-    """Gather values of different sizes over two ranks, and write what this rank receives."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
-    assert dist.group.WORLD is not None
-    gathered = gather_bytes(bytes([rank]) * (3 + 4 * rank), dist.group.WORLD)
-    values = all_gather_json({"rank": rank, "names": ["ä"] * rank}, dist.group.WORLD)
-    (folder / f"{rank}.json").write_text(json.dumps([[data.hex() for data in gathered], values]))
-    dist.destroy_process_group()
+class BroadcastCounter(TorchDispatchMode):
+    """Counts the broadcasts of this process."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operator is torch.ops.c10d.broadcast_.default
+        return operator(*args, **(kwargs or {}))
 
 
-def test_gathers_return_values_of_all_ranks_in_order(tmp_path: Path) -> None:
+def run_on_two_ranks(folder: Path, work: Callable[[int], Any]) -> list[Any]:
+    """Return what `work` returns in two forked ranks of a Gloo group."""
     children = []
     for rank in range(2):
         children.append(os.fork())
         if children[-1] == 0:
             try:
-                gather(rank, tmp_path)
+                store = dist.FileStore(str(folder / "store"), 2)
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+                (folder / f"{rank}.json").write_text(json.dumps(work(rank)))
+                dist.destroy_process_group()
             finally:
                 os._exit(0)
     for child in children:
         os.waitpid(child, 0)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def gather(rank: int) -> Any:
+    """Gather values of different sizes, and return what this rank receives."""
+    assert dist.group.WORLD is not None
+    gathered = gather_bytes(bytes([rank]) * (3 + 4 * rank), dist.group.WORLD)
+    values = all_gather_json({"rank": rank, "names": ["ä"] * rank}, dist.group.WORLD)
+    return [[data.hex() for data in gathered], values]
+
+
+def broadcast_batch_norms(rank: int) -> Any:
+    """Broadcast the buffers of two BatchNorm layers and a transposed matrix; return which are equal, and the count."""
+    norms = nn.ModuleList([nn.BatchNorm2d(3), nn.BatchNorm2d(5)])
+    norms.register_buffer("table", torch.zeros(2, 3).t())
+    values = [(torch.arange(buffer.numel()).view(buffer.shape) / 3).to(buffer.dtype) for buffer in norms.buffers()]
+    for buffer, value in zip(norms.buffers(), values, strict=True):
+        buffer.copy_(value + rank)
+    with BroadcastCounter() as counter:
+        broadcast_tensors(norms.buffers())
+    equal = [torch.equal(buffer, value) for buffer, value in zip(norms.buffers(), values, strict=True)]
+    return [equal, counter.count]
+
+
+def test_gathers_return_values_of_all_ranks_in_order(tmp_path: Path) -> None:
+    first, second = run_on_two_ranks(tmp_path, gather)
     values = [{"rank": 0, "names": []}, {"rank": 1, "names": ["ä"]}]
-    assert json.loads((tmp_path / "0.json").read_text()) == [["000000", "01010101010101"], values]
-    assert json.loads((tmp_path / "1.json").read_text()) == [[], values]
+    assert first == [["000000", "01010101010101"], values]
+    assert second == [[], values]
+
+
+def test_broadcast_tensors_sends_one_message_per_type(tmp_path: Path) -> None:
+    for equal, broadcasts in run_on_two_ranks(tmp_path, broadcast_batch_norms):
+        assert equal == [True] * 7, "the values of rank 0, bit for bit"
+        assert broadcasts == 2, "float32 and int64"
 
 
 def test_engine_calls_no_collective_that_unpickles() -> None:

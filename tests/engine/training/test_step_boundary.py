@@ -141,7 +141,7 @@ def test_checkpoint_before_stop_contains_buffers_of_rank_0_and_was_not_requested
 ) -> None:
     events, shared = list[Event](), list[torch.Tensor]()
     with single_rank_trainer(folder=tmp_path, events=events) as trainer:
-        monkeypatch.setattr(rank_state, "broadcast", shared.append)
+        monkeypatch.setattr(rank_state, "broadcast_tensors", shared.extend)
         trainer._checkpoint_writer.write_before_stop()
         assert list(map(id, shared)) == list(map(id, trainer.state.model.buffers())) != []
     assert checkpoints(events) == [(0, False)]
