@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from engine.runs.evaluations import read_evaluations
 from engine.training.metrics import (
@@ -42,6 +44,19 @@ def test_evaluation_matches_whole_dataset_metrics_across_batches() -> None:
     assert evaluation.confusion == expected
     assert evaluation.per_class[:6] == [expected[n][n] / sum(expected[n]) for n in range(6)]
     assert evaluation.per_class[6] is None, "the class has no image"
+
+
+def test_evaluation_over_ranks_has_classes_on_rank_0_only() -> None:
+    labels = torch.tensor([0, 1, 1])
+    for rank, confusion in enumerate([[[1, 0], [0, 2]], []]):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+        try:
+            accumulator = EvaluationAccumulator(CPU, 2)
+            accumulator.add(torch.tensor(0.5), F.one_hot(labels, 2).float(), labels)
+            evaluation = accumulator.all_reduce()
+        finally:
+            dist.destroy_process_group()
+        assert (evaluation.metrics.accuracy, evaluation.top5, evaluation.confusion) == (1.0, 1.0, confusion)
 
 
 def test_evaluation_with_many_classes_keeps_only_hits() -> None:
