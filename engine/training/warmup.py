@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -41,9 +42,9 @@ class WarmupResult:
     """Measurements of the warmup steps on `batch_size` images.
 
     `step_seconds` is the fastest forward and backward pass at the largest size of the training images;
-    `flops_by_size` maps each size to the floating-point operations of both for one image; `peak_tflops` is the peak of
-    all GPUs of the run together. The last two are NaN on the CPU, the peak also for a GPU that
-    `engine.gpus.peak_flops` does not list.
+    `flops_by_size` maps each size to the floating-point operations of both for one image, on rank 0; `peak_tflops` is
+    the peak of all GPUs of the run together. The last two are NaN on the CPU, the operations also on other ranks, and
+    the peak also for a GPU that `engine.gpus.peak_flops` does not list.
     """
 
     step_seconds: float
@@ -62,8 +63,51 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     buffers = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
     rng_before = rng_state(state.device)
     set_train_mode(state.model, state.frozen_modules)
-    batch_size = warmup_batch_size(state.sampler)
     compile_cache = _load_compiled_code(state) if state.config.model.compile else None
+    result = _measure(state, cpu_group)
+    if compile_cache is not None:
+        _warm_up_compiled(state)
+        _save_compiled_code(state, compile_cache)
+        set_train_mode(state.model, state.frozen_modules)
+    state.zero_grad()
+    with torch.no_grad():
+        for name, buffer in state.model.named_buffers():
+            buffer.copy_(buffers[name])
+    set_rng_state(rng_before, state.device)
+    return result
+
+
+def _measure(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
+    """Check that the model can train on a small batch, time its step, and count its operations on rank 0.
+
+    Raises UsageError. A collective.
+    """
+    batch_size, sizes = warmup_batch_size(state.sampler), state.image_format.train_sizes
+    # cuDNN keeps its choice for a shape, so batches of the size of the training are benchmarked at once.
+    with _cudnn_heuristics() if batch_size < state.sampler.batch_size else nullcontext():
+        _first_step(state, batch_size)
+        seconds = _fastest_step_seconds(state, batch_size, cpu_group)
+        flops, peak = dict.fromkeys(sizes, math.nan), math.nan
+        if state.device.type == "cuda":
+            if state.sampler.rank == 0:
+                flops = {size: count_flops_per_image(state, size) for size in sizes}
+            peak = _total_peak_tflops(state, cpu_group)
+    return WarmupResult(seconds, batch_size, flops, peak)
+
+
+@contextmanager
+def _cudnn_heuristics() -> Iterator[None]:
+    """Let cuDNN choose its algorithms without a benchmark, which takes seconds and serves one shape only."""
+    benchmark = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def _first_step(state: RankState, batch_size: int) -> None:
+    """Raise UsageError if the model cannot train on a batch of this size."""
     try:
         _forward_backward(state, batch_size)
     except Exception as error:
@@ -80,22 +124,6 @@ def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
             f"{state.config.model.name} does not use {list_names(unused)} in its forward pass, so they get no "
             "gradient; remove them from the model, or freeze them with model.freeze",
         )
-    seconds = _fastest_step_seconds(state, batch_size, cpu_group)
-    sizes = state.image_format.train_sizes
-    flops, peak = dict.fromkeys(sizes, math.nan), math.nan
-    if state.device.type == "cuda":
-        flops = {size: count_flops_per_image(state, size) for size in sizes}
-        peak = _total_peak_tflops(state, cpu_group)
-    if compile_cache is not None:
-        _warm_up_compiled(state)
-        _save_compiled_code(state, compile_cache)
-        set_train_mode(state.model, state.frozen_modules)
-    state.zero_grad()
-    with torch.no_grad():
-        for name, buffer in state.model.named_buffers():
-            buffer.copy_(buffers[name])
-    set_rng_state(rng_before, state.device)
-    return WarmupResult(seconds, batch_size, flops, peak)
 
 
 def _forward_backward(state: RankState, batch_size: int, size: int | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from engine.runs.events import EpochEvent, Event, StepEvent
 from engine.training.train import run_training
+from engine.training.warmup import warm_up
 from in_process import single_rank_trainer
 
 pytestmark = [
@@ -60,6 +63,13 @@ def test_training_on_gpu_matches_cpu(recipe: str) -> None:
 def test_mixed_precision_on_gpu_matches_cpu(recipe: str) -> None:
     """Muon computes its update in bfloat16."""
     assert_matches_cpu(*COLOR, recipe, tolerance=5e-2)
+
+
+def test_warmup_counts_operations_on_rank_0_only() -> None:
+    with single_rank_trainer("model.name=linear", on_gpu=True) as trainer:
+        assert trainer.warmup.flops_by_size[8] > 0
+        trainer.state.sampler = replace(trainer.state.sampler, rank=1)
+        assert all(map(math.isnan, warm_up(trainer.state, trainer.cpu_group).flops_by_size.values()))
 
 
 @pytest.mark.parametrize("images", [GRAY, COLOR], ids=["gray", "color"])

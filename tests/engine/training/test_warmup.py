@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from engine.config.loader import resolve_config
 from engine.distributed.channel import DirectChannel, StopFlag
@@ -20,7 +21,7 @@ from engine.models.summary import summarize_model
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import train
-from engine.training.warmup import count_flops_per_image, layer_of_operator
+from engine.training.warmup import count_flops_per_image, layer_of_operator, warm_up
 from engine.utils.errors import UsageError
 from in_process import single_rank_trainer
 
@@ -143,6 +144,19 @@ def test_count_flops_is_three_forward_passes_minus_first_layer_gradient() -> Non
         assert before == [parameter.grad for parameter in fit.state.model.parameters()] == [None] * len(before)
     with single_rank_trainer(*overrides, "model.freeze=backbone") as fit:
         assert forward < count_flops_per_image(fit.state) < 1.01 * forward
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(16, {False}), (2, {True})])
+def test_warmup_benchmarks_cudnn_for_batches_of_training_only(batch_size: int, expected: set[bool]) -> None:
+    seen: set[bool] = set()
+    with single_rank_trainer("model.name=linear", f"data.batch_size={batch_size}") as trainer:
+        hook = register_module_forward_pre_hook(lambda *_: seen.add(torch.backends.cudnn.benchmark))
+        try:
+            warm_up(trainer.state, trainer.cpu_group)
+        finally:
+            hook.remove()
+        assert torch.backends.cudnn.benchmark
+    assert seen == expected
 
 
 def test_count_flops_runs_two_images() -> None:
