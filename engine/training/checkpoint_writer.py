@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -24,7 +25,9 @@ from engine.runs.folder import RunFolder
 from engine.training.checkpoint import SaveProgress, save_checkpoint
 from engine.training.host_copy import HostCopy, NoHostMemoryError
 from engine.training.rank_state import RankState
-from engine.training.state_dict import LIVE_KEYS, gather_state, in_host_memory
+from engine.training.state_dict import LIVE_KEYS, gather_state, in_host_memory, live_state
+
+T = TypeVar("T")
 
 # Minimum time between two warnings that a checkpoint could not be written.
 SAVE_WARNING_INTERVAL_SECONDS = 600.0
@@ -155,10 +158,22 @@ class CheckpointWriter:
         self._in_flight = save, future, progress
         return self.wait() if copied is None else None
 
+    def reserve_memory(self) -> None:
+        """Reserve the pinned memory of the copies. Call after a step: before the first one, optimizers have no state.
+
+        To pin memory takes longer than to copy to it, so the step of the first checkpoint would stand out.
+        """
+        if self._writes and self._state.device.type == "cuda":
+            self._with_host_memory(lambda: self._host_copy.reserve(live_state(self._state)))
+
     def _copy(self, live: dict[str, Any]) -> dict[str, Any] | None:
-        """Copy the state dicts; None if the host lacks the memory, which is reported once."""
+        """Copy the state dicts; None if the host lacks the memory."""
+        return self._with_host_memory(lambda: self._host_copy.copy(live))
+
+    def _with_host_memory(self, use: Callable[[], T]) -> T | None:
+        """Return what `use` returns; None if the host lacks the memory, which is reported once."""
         try:
-            return self._host_copy.copy(live)
+            return use()
         except NoHostMemoryError as error:
             if not self._warned_of_memory:
                 self._warned_of_memory = True

@@ -29,8 +29,8 @@ LIVE_KEYS = ("model", "ema", "optimizer")
 def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.ProcessGroup) -> dict[str, Any] | None:
     """Return the content of a checkpoint on rank 0, None on other ranks. A collective.
 
-    The values of `LIVE_KEYS` are the state dicts themselves, whose tensors the next step changes.
-    `CheckpointWriter` adds the best evaluation and the fingerprints of the data.
+    The values of `LIVE_KEYS` are those of `live_state`. `CheckpointWriter` adds the best evaluation and the
+    fingerprints of the data.
     """
     local = {
         "rng": rng_state(state.device),
@@ -50,9 +50,7 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "classes": list(classes),
         "image_format": asdict(state.image_format),
         "decoder": state.decoder,
-        "model": full_precision_state_dict(state.model, state.master),
-        "ema": state.ema.model.state_dict() if state.ema is not None else None,
-        "optimizer": state.optimizer.state_dict(),
+        **live_state(state),
         "scaler": state.scaler.state_dict(),
         "plateau": state.plateau.state_dict(),
         "early_stop": state.early_stop.state_dict(),
@@ -64,6 +62,15 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "global_batch": state.sampler.global_batch,
         "images": [state.sampler.train_images, state.sampler.val_images],
         "ranks": [torch.load(BytesIO(file), weights_only=True) for file in rank_files],
+    }
+
+
+def live_state(state: RankState) -> dict[str, Any]:
+    """Return the state dicts of `LIVE_KEYS`, whose tensors the next step changes."""
+    return {
+        "model": full_precision_state_dict(state.model, state.master),
+        "ema": state.ema.model.state_dict() if state.ema is not None else None,
+        "optimizer": state.optimizer.state_dict(),
     }
 
 

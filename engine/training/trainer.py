@@ -93,7 +93,7 @@ class Trainer:
         self._epoch_clock, self._first_step = EpochClock(self.state.restart_step_clock), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
         self._profiler = StepProfiler(self.state, self.job.folder, self.cpu_group, self._epoch_clock.stopped)
-        self._is_training = False
+        self._is_training, self._start_step = False, self.state.position.step
         self.collect_garbage: Callable[[], None] = lambda: None
 
     def start_run(self, warnings: Sequence[str]) -> None:
@@ -148,6 +148,9 @@ class Trainer:
         """Handle control requests between two batches, on all ranks at the same batch; return whether to stop."""
         self._collect_garbage_if_due()
         self._checkpoint_writer.poll()
+        if self.state.device.type == "cuda" and self.state.position.step == self._start_step + 1:
+            with self._epoch_clock.stopped():
+                self._checkpoint_writer.reserve_memory()
         agreed = self.state.agreement(self._poll_requests)
         if self._checkpoint_writer.is_due(agreed):
             self._profiler.interrupt(Interruption.CHECKPOINT)

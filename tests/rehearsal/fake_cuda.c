@@ -185,19 +185,25 @@ static cudaError_t allocate(void **out, size_t size, int device, const char *fun
   pthread_mutex_unlock(&memory_lock);
   return made ? cudaSuccess : fail(cudaErrorMemoryAllocation, function);
 }
-static cudaError_t release(void *start, const char *function) {
-  if (!start) return cudaSuccess;
+/* Remove an allocation from the list; return it, or NULL. */
+static struct allocation *unlink_allocation(const void *start) {
   pthread_mutex_lock(&memory_lock);
   struct allocation **place = &allocations, *found;
   while (*place && (*place)->start != start) place = &(*place)->next;
   if ((found = *place)) {
     *place = found->next;
     if (found->device != HOST_MEMORY) used_bytes[found->device] -= found->size;
-    munmap(found->start, found->size ? found->size : 1);
-    free(found);
   }
   pthread_mutex_unlock(&memory_lock);
-  return found ? cudaSuccess : fail(cudaErrorInvalidValue, function);
+  return found;
+}
+static cudaError_t release(void *start, const char *function) {
+  if (!start) return cudaSuccess;
+  struct allocation *found = unlink_allocation(start);
+  if (!found) return fail(cudaErrorInvalidValue, function);
+  munmap(found->start, found->size ? found->size : 1);
+  free(found);
+  return cudaSuccess;
 }
 const struct allocation *find_allocation(const void *address) {
   const char *byte = address;
@@ -218,6 +224,23 @@ cudaError_t cudaHostAlloc(void **out, size_t size, unsigned) {
   return allocate(out, size, HOST_MEMORY, __func__);
 }
 cudaError_t cudaFreeHost(void *start) { CONTEXT; return release(start, __func__); }
+cudaError_t cudaHostRegister(void *start, size_t size, unsigned) {
+  CONTEXT;
+  if (find_allocation(start)) return fail(cudaErrorHostMemoryAlreadyRegistered, __func__);
+  struct allocation *made = malloc(sizeof *made);
+  pthread_mutex_lock(&memory_lock);
+  *made = (struct allocation){start, size, HOST_MEMORY, allocations};
+  allocations = made;
+  pthread_mutex_unlock(&memory_lock);
+  log_line("pinned %zu bytes in place", size);
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void *start) {
+  CONTEXT;
+  struct allocation *found = unlink_allocation(start);
+  free(found);
+  return found ? cudaSuccess : fail(cudaErrorHostMemoryNotRegistered, __func__);
+}
 cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
   CONTEXT;
   *total = device_bytes(current_device), *unused = *total - used_bytes[current_device];

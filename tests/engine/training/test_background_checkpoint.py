@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,11 @@ from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, Event, FlushJournal, PhaseChanged, WarningEvent
 from engine.training import checkpoint_writer, host_copy
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
-from engine.training.host_copy import HostCopy, NoHostMemoryError
 from engine.training.loop import train_step
 from engine.training.train import run_training
 from engine.training.trainer import Trainer
 from in_process import single_rank_trainer
 
-CPU = torch.device("cpu")
 SMALL = ("model.name=linear", "run.epochs=1")
 
 
@@ -327,42 +325,15 @@ def test_background_checkpoint_waits_for_the_journal_while_training_goes_on(tmp_
         assert (tmp_path / "checkpoints" / "step-00000000.pt").exists()
 
 
-def copy_of(host: HostCopy, **tensors: Any) -> dict[str, Any]:
-    return host.copy({"model": tensors})["model"]
-
-
-def test_host_copy_reuses_its_memory_and_follows_changed_shapes() -> None:
-    host, live = HostCopy(CPU), torch.arange(6.0)
-    first = copy_of(host, a=live, b=torch.zeros(3))
-    live += 1
-    assert first["a"].tolist() == list(range(6)), "the copy does not change with the original"
-    second = copy_of(host, a=live, b=torch.zeros(4))
-    assert second["a"].data_ptr() == first["a"].data_ptr()
-    assert (second["a"].tolist(), second["b"].shape) == ([1, 2, 3, 4, 5, 6], (4,))
-
-
-def test_host_copy_keeps_tied_weights_tied_and_makes_tensors_contiguous() -> None:
-    weight = torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
-    copied = copy_of(HostCopy(CPU), a=weight, b=weight.detach(), nested=[{0: (weight.flatten()[1:], "text", None)}])
-    assert copied["a"].data_ptr() == copied["b"].data_ptr() != weight.data_ptr()
-    assert copied["a"].is_contiguous()
-    assert torch.equal(copied["a"], weight)
-    tensor, *others = copied["nested"][0][0]
-    assert (tensor.tolist(), others) == (weight.flatten()[1:].tolist(), ["text", None])
-
-
-def allocation_fails(*_: object, **__: object) -> Tensor:
-    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-
-def free_memory_of(size: int) -> Callable[[], tuple[int, int]]:
-    return lambda: (size, size)
-
-
-@pytest.mark.parametrize(("free", "reason"), [(1000, "and 1000 B are free"), (1 << 40, "cannot be allocated")])
-def test_host_copy_reports_missing_memory(free: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.zeros(1000)
-    monkeypatch.setattr(host_copy, "free_memory", free_memory_of(free))
-    monkeypatch.setattr(host_copy.torch, "empty", allocation_fails)
-    with pytest.raises(NoHostMemoryError, match=f"3.9 KiB of host memory.*{reason}"):
-        copy_of(HostCopy(CPU), a=tensor)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_memory_of_first_checkpoint_on_gpu_is_reserved_after_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    with single_rank_trainer(*SMALL, folder=tmp_path, events=events, on_gpu=True) as trainer:
+        take_steps(trainer, 2)
+        monkeypatch.setattr(host_copy, "free_memory", lambda: (0, 0))
+        trainer._checkpoint_writer.write(background=True)
+        trainer.finish_checkpoint()
+    assert [event for event in events if isinstance(event, WarningEvent)] == []
