@@ -1,4 +1,4 @@
-"""Check the shared memory, open-file limit and CPU cores of this node against what the DataLoader workers need.
+"""Check the shared memory, open-file limit and CPU cores of this node against what loader processes and NCCL need.
 
 Called by each rank before it starts its DataLoader workers, and by `gputrain doctor`.
 """
@@ -31,21 +31,50 @@ OPEN_FILES_PER_BATCH = 1
 # Other descriptors of a rank: device files, sockets to other ranks, pipes to its DataLoader workers.
 BASE_OPEN_FILES = 64
 
+# Batches that decode threads load at the same time. With two of them no thread idles while the last images of a batch
+# are decoded, nor while the batch is sent.
+BATCHES_IN_PROGRESS = 2
+# Batches whose images the rank still copies to the device while the loader processes load the next ones.
+RANK_BATCHES = 2
+
+# Segments of NCCL in /dev/shm per rank. The pool of its proxy thread (ncclProxyOpsPool, src/include/proxy.h) has this
+# size since NCCL 2.26. Without peer-to-peer access, a connection receives through LL, LL128 and simple buffers
+# (src/transport/shm.cc; NVIDIA/nccl#1518). NCCL then uses two channels, each with a ring and a tree.
+NCCL_PROXY_POOL_BYTES = 33_030_528
+NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS = 9_637_888, 4
+NCCL_BYTES_PER_RANK = NCCL_PROXY_POOL_BYTES + NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES
+
+
+def buffers_per_process(prefetch: int) -> int:
+    """Return the number of buffers of a loader process of decode threads, one for each batch that exists at a time."""
+    return BATCHES_IN_PROGRESS + prefetch + RANK_BATCHES
+
 
 @dataclass(frozen=True)
 class LoaderFootprint:
-    """Prefetched batches on a node: `processes` DataLoader workers per rank, or loader processes of decode threads if
-    `threaded`, with `prefetch` batches of `batch_bytes` each."""
+    """Shared memory of the ranks of a node: batches of `batch_bytes`, and NCCL's segments with `nccl`.
+
+    Each rank has `processes` DataLoader workers, or loader processes of decode threads if `threaded`, with `prefetch`
+    complete batches each.
+    """
 
     local_world_size: int
     processes: int
     prefetch: int
     batch_bytes: int
     threaded: bool = False
+    nccl: bool = False
 
     @classmethod
     def from_config(
-        cls, config: Config, local_world_size: int, workers: int, image_format: ImageFormat, devices_per_rank: int = 1
+        cls,
+        config: Config,
+        local_world_size: int,
+        workers: int,
+        image_format: ImageFormat,
+        devices_per_rank: int = 1,
+        *,
+        nccl: bool = False,
     ) -> LoaderFootprint:
         """Return the footprint of `local_world_size` ranks that load images and int64 labels with `workers` DataLoader
         workers or decode threads each."""
@@ -59,40 +88,57 @@ class LoaderFootprint:
                 + LABEL_BYTES
             )
         )
-        threaded = uses_threads(config)
-        # Threads load the next batches before the rank requests them.
-        batches = config.data.prefetch + (BATCHES_IN_PROGRESS - 1 if threaded else 0)
-        return cls(local_world_size, loader_processes(config, workers), batches, batch_bytes, threaded)
+        processes = loader_processes(config, workers)
+        return cls(local_world_size, processes, config.data.prefetch, batch_bytes, uses_threads(config), nccl)
+
+    @property
+    def batches(self) -> int:
+        """The most batches of a rank in shared memory at a time."""
+        if self.threaded:
+            return self.processes * buffers_per_process(self.prefetch)
+        # The rank receives one more while it still has its own.
+        return self.processes * self.prefetch + RANK_BATCHES + 1 if self.processes else 0
+
+    @property
+    def shm_bytes(self) -> int:
+        """The most bytes of all ranks in shared memory at a time."""
+        nccl_bytes = NCCL_BYTES_PER_RANK if self.nccl else 0
+        return self.local_world_size * (self.batches * self.batch_bytes + nccl_bytes)
 
 
 def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage | None:
-    """Return a shortage if the prefetched batches of all ranks exceed the free shared memory.
+    """Return a shortage if the batches of all ranks and NCCL exceed the free shared memory.
 
     A DataLoader worker that writes to a full /dev/shm is killed by SIGBUS.
     """
-    needed_bytes = footprint.local_world_size * footprint.processes * footprint.prefetch * footprint.batch_bytes
+    needed_bytes = footprint.shm_bytes
     if needed_bytes <= available_bytes:
         return None
-    product = (
-        f"{pluralize(footprint.local_world_size, 'rank')} x {_processes(footprint)} x "
-        f"{footprint.prefetch} batches of {format_bytes(footprint.batch_bytes)}"
-    )
+    ranks = pluralize(footprint.local_world_size, "rank")
+    users, terms, advice = [], [], []
+    if footprint.nccl:
+        users.append("NCCL")
+        terms.append(f"{ranks} x {format_bytes(NCCL_BYTES_PER_RANK)} for NCCL")
+    if footprint.batches:
+        users.append(f"the batches of the {_loaders(footprint)}")
+        terms.append(f"{ranks} x {footprint.batches} batches of {format_bytes(footprint.batch_bytes)}")
+        advice.append(f"reduce {_reducible_keys(footprint)}")
+    size = f"--shm-size={ceil(1.5 * needed_bytes / 2**30)}g"
     return Shortage(
-        f"{SHM_PATH} has {format_bytes(available_bytes)} free, but the batches of the {_loaders(footprint)} can take "
-        f"{format_bytes(needed_bytes)} ({product})",
-        f"reduce {_reducible_keys(footprint)}, or increase the shared memory (docker run "
-        f"--shm-size={ceil(1.5 * needed_bytes / 2**30)}g)",
+        f"{SHM_PATH} has {format_bytes(available_bytes)} free, but {' and '.join(users)} can take "
+        f"{format_bytes(needed_bytes)} ({', '.join(terms)})",
+        ", or ".join([*advice, f"increase the shared memory (docker run {size})"]),
     )
 
 
 def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shortage | None:
     """Return a shortage if a rank can exceed the hard open-file limit; a `limit` of None means unlimited."""
-    needed_files = OPEN_FILES_PER_BATCH * footprint.processes * footprint.prefetch + BASE_OPEN_FILES
+    needed_files = OPEN_FILES_PER_BATCH * footprint.batches + BASE_OPEN_FILES
     if footprint.processes == 0 or limit is None or needed_files <= limit:
         return None
     return Shortage(
-        f"the open-file limit is {limit}, but a rank can need {needed_files} ({_processes(footprint)} x "
-        f"{footprint.prefetch} batches x {OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
+        f"the open-file limit is {limit}, but a rank can need {needed_files} ({footprint.batches} batches x "
+        f"{OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
         f"reduce {_reducible_keys(footprint)}, or increase the limit (nofile in /etc/security/limits.conf, "
         f"docker run --ulimit nofile={max(65536, needed_files)})",
     )
@@ -100,12 +146,6 @@ def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shorta
 
 def _loaders(footprint: LoaderFootprint) -> str:
     return "decode threads" if footprint.threaded else "DataLoader workers"
-
-
-def _processes(footprint: LoaderFootprint) -> str:
-    if not footprint.threaded:
-        return pluralize(footprint.processes, "worker")
-    return f"{footprint.processes} loader process{'es' if footprint.processes > 1 else ''}"
 
 
 def _reducible_keys(footprint: LoaderFootprint) -> str:
@@ -121,25 +161,30 @@ def check_open_files(limit: int | None) -> None:
 
 
 def loader_warnings(
-    config: Config, local_world_size: int, workers: int, image_format: ImageFormat, devices_per_rank: int = 1
+    config: Config,
+    local_world_size: int,
+    workers: int,
+    image_format: ImageFormat,
+    devices_per_rank: int = 1,
+    *,
+    nccl: bool = False,
 ) -> list[str]:
-    """Return warnings about too little shared memory or too few open files for the DataLoader workers of this node.
+    """Return warnings about too little shared memory for NCCL and the DataLoader workers of this node, or too few open
+    files.
 
     Call it before the workers start: they use the shared memory that it measures.
     """
-    footprint = LoaderFootprint.from_config(config, local_world_size, workers, image_format, devices_per_rank)
+    footprint = LoaderFootprint.from_config(
+        config, local_world_size, workers, image_format, devices_per_rank, nccl=nccl
+    )
     shortages = [open_files_shortage(footprint, max_open_files())]
     with suppress(OSError):
         shortages.append(shm_shortage(footprint, free_bytes(SHM_PATH)))
     return [str(shortage) for shortage in shortages if shortage is not None]
 
 
-MAX_AUTO_WORKERS = 8
 # Of the 1.1 ms that a packed photo of 500x375 takes, about 0.15 ms hold the GIL: 4 threads hold it half of the time.
 MAX_THREADS_PER_PROCESS = 4
-# Batches that decode threads load at the same time. With two of them no thread idles while the last images of a batch
-# are decoded, nor while the batch is sent.
-BATCHES_IN_PROGRESS = 2
 
 
 def uses_threads(config: Config) -> bool:
@@ -172,5 +217,9 @@ def needs_workers(config: Config, *, in_memory: bool) -> bool:
 
 
 def auto_workers(local_world_size: int, batch_size: int) -> int:
-    """Upper bound of workers per rank for `data.workers=auto`; see `engine.data.pipelines.num_workers`."""
-    return max(1, min(available_cores() // local_world_size, batch_size, MAX_AUTO_WORKERS))
+    """Upper bound of workers per rank for `data.workers=auto`: its share of the cores that this process may use.
+
+    On hosts with 12 to 24 cores a GPU, fewer cannot feed a ResNet-18, or epochs of 160 pixels. See
+    `engine.data.pipelines.num_workers`.
+    """
+    return max(1, min(available_cores() // local_world_size, batch_size))

@@ -140,7 +140,8 @@ class _Examination:
 
         preflight = run_preflight(self._request, choose_gpus)
         checks = list(preflight_checks(self._config, preflight, allocation))
-        checks += loading_checks(self._config, len(allocation.devices) or self._config.device.ranks)
+        nccl = preflight.plan is not None and preflight.plan.backend == "nccl"
+        checks += loading_checks(self._config, len(allocation.devices) or self._config.device.ranks, nccl=nccl)
         if not preflight.problems:
             # Without a plan, the run waits for GPUs.
             checks += self._model_checks(on_gpu=preflight.plan is None or preflight.plan.on_gpu)

@@ -73,10 +73,11 @@ def device_check(config: Config, plan: NodePlan, allocation: GpuAllocation) -> C
     return Check("run", "devices", "ok", found)
 
 
-def loading_checks(config: Config, ranks: int) -> Iterator[Check]:
-    """Check shared memory and the limit of open files for the loader processes of all ranks on this host."""
+def loading_checks(config: Config, ranks: int, *, nccl: bool = False) -> Iterator[Check]:
+    """Check shared memory and the limit of open files for the loader processes of all ranks on this host, and the
+    shared memory also for NCCL."""
     workers = expected_num_workers(config, ranks)
-    footprint = LoaderFootprint.from_config(config, ranks, workers, expected_input_format(config))
+    footprint = LoaderFootprint.from_config(config, ranks, workers, expected_input_format(config), nccl=nccl)
     limit, free = max_open_files(), None
     try:
         free = free_bytes(SHM_PATH)

@@ -170,7 +170,12 @@ def _start_pipeline(
         workers, max_workers = _num_workers(job, source, image_format, sampler, position.epoch)
     warnings = sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)
     warnings += loader_warnings(
-        config, plan.local_world_size, max_workers or workers, image_format, plan.devices_per_rank
+        config,
+        plan.local_world_size,
+        max_workers or workers,
+        image_format,
+        plan.devices_per_rank,
+        nccl=plan.backend == "nccl",
     )
     if job.lr_range is not None:
         requests = sampler.repeated_train_requests(job.lr_range.steps)

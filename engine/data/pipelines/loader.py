@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from engine.config.schema import Config
-from engine.data.limits import BATCHES_IN_PROGRESS, loader_processes, uses_threads
+from engine.data.limits import BATCHES_IN_PROGRESS, buffers_per_process, loader_processes, uses_threads
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
 from engine.data.pipelines.choose_decoder import DecoderSwitch
@@ -32,9 +32,6 @@ from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.stage_times import LoaderCounters
 from engine.utils.exits import describe_loader_exit, oom_kill_count
-
-# Batches whose images the rank still copies to the device while the loader processes load the next ones.
-RANK_BATCHES = 2
 
 
 class LoaderProcessError(Exception):
@@ -80,7 +77,7 @@ class BatchLoader:
             receive: Callable[[Any], Batch] = _as_received
             if uses_threads(config) and isinstance(source, EncodedSource):
                 self.thread_count = ThreadCount(workers, max_workers)
-                buffers = BatchBuffers(self.num_processes, BATCHES_IN_PROGRESS + config.data.prefetch + RANK_BATCHES)
+                buffers = BatchBuffers(self.num_processes, buffers_per_process(config.data.prefetch))
                 loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters, buffers, decoder)
                 receive = buffers.receive
                 sampler = None

@@ -5,13 +5,21 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.limits import LoaderFootprint, check_open_files, open_files_shortage, shm_shortage
+from engine.data.limits import (
+    LoaderFootprint,
+    auto_workers,
+    buffers_per_process,
+    check_open_files,
+    open_files_shortage,
+    shm_shortage,
+)
 from engine.data.sources.base import ImageFormat
 from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
 from engine.utils.errors import UsageError
@@ -26,12 +34,25 @@ def config(*overrides: str) -> Config:
 
 
 def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
-    assert shm_shortage(FOOTPRINT, 400 << 20) is None
+    assert shm_shortage(FOOTPRINT, 475 << 20) is None
     assert str(shm_shortage(FOOTPRINT, 64 << 20)) == (
-        "/dev/shm has 64 MiB free, but the batches of the DataLoader workers can take 400 MiB (2 ranks x 4 workers x 4 "
-        "batches of 12.5 MiB); reduce data.workers or data.prefetch, or increase the shared memory (docker run "
-        "--shm-size=1g)"
+        "/dev/shm has 64 MiB free, but the batches of the DataLoader workers can take 475 MiB (2 ranks x 19 batches of "
+        "12.5 MiB); reduce data.workers or data.prefetch, or increase the shared memory (docker run --shm-size=1g)"
     )
+
+
+def test_shared_memory_check_counts_nccl() -> None:
+    both, alone = replace(FOOTPRINT, nccl=True), replace(FOOTPRINT, processes=0, nccl=True)
+    assert str(shm_shortage(both, 475 << 20)) == (
+        "/dev/shm has 475 MiB free, but NCCL and the batches of the DataLoader workers can take 611.5 MiB (2 ranks x "
+        "68.3 MiB for NCCL, 2 ranks x 19 batches of 12.5 MiB); reduce data.workers or data.prefetch, or increase the "
+        "shared memory (docker run --shm-size=1g)"
+    )
+    assert str(shm_shortage(alone, 64 << 20)) == (
+        "/dev/shm has 64 MiB free, but NCCL can take 136.5 MiB (2 ranks x 68.3 MiB for NCCL); increase the shared "
+        "memory (docker run --shm-size=1g)"
+    )
+    assert shm_shortage(alone, 137 << 20) is None
 
 
 def test_footprint_of_decode_threads_depends_on_their_processes() -> None:
@@ -39,10 +60,11 @@ def test_footprint_of_decode_threads_depends_on_their_processes() -> None:
     threads = config("data.dataset=folder", "data.path=photos")
     footprints = [LoaderFootprint.from_config(threads, 1, workers, image_format) for workers in (0, 1, 4, 5)]
     assert [footprint.processes for footprint in footprints] == [0, 1, 1, 2]
-    assert {footprint.prefetch for footprint in footprints} == {5}, "one batch more is loaded before it is requested"
+    assert [footprint.batches for footprint in footprints] == [0, 8, 8, 16]
+    assert buffers_per_process(threads.data.prefetch) == 8
     assert str(shm_shortage(footprints[2], 1 << 20)) == (
-        "/dev/shm has 1 MiB free, but the batches of the decode threads can take 45.9 MiB (1 rank x 1 loader process x "
-        "5 batches of 9.2 MiB); reduce data.prefetch, or increase the shared memory (docker run --shm-size=1g)"
+        "/dev/shm has 1 MiB free, but the batches of the decode threads can take 73.5 MiB (1 rank x 8 batches of "
+        "9.2 MiB); reduce data.prefetch, or increase the shared memory (docker run --shm-size=1g)"
     )
 
 
@@ -53,9 +75,19 @@ def test_loader_checks_pass_without_workers() -> None:
 
 
 def test_open_files_check_covers_prefetched_batches() -> None:
-    assert open_files_shortage(FOOTPRINT, 80) is None
+    assert open_files_shortage(FOOTPRINT, 83) is None
     assert open_files_shortage(FOOTPRINT, None) is None
-    assert "the open-file limit is 79, but a rank can need 80" in str(open_files_shortage(FOOTPRINT, 79))
+    assert "the open-file limit is 82, but a rank can need 83 (19 batches x 1 file, plus 64 others)" in str(
+        open_files_shortage(FOOTPRINT, 82)
+    )
+
+
+@pytest.mark.parametrize(("cores", "ranks", "workers"), [(192, 8, 24), (2, 4, 1), (64, 1, 32)])
+def test_auto_workers_uses_all_cores_of_a_rank(
+    cores: int, ranks: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.data.limits.available_cores", lambda: cores)
+    assert auto_workers(ranks, batch_size=32) == workers
 
 
 def test_too_few_open_files_for_any_rank_are_refused() -> None:
@@ -128,6 +160,6 @@ def test_dry_run_warns_about_shared_memory_and_open_files(gputrain: Gputrain) ->
     done = gputrain.run_in_mount_namespace(script, "run", "--dry-run", "--epochs", "1", *data)
     assert done.returncode == 0, done.stderr
     assert (
-        "warning: /dev/shm has 6 MiB free, but the batches of the DataLoader workers can take 48.1 MiB" in done.stderr
+        "warning: /dev/shm has 6 MiB free, but the batches of the DataLoader workers can take 48.7 MiB" in done.stderr
     )
-    assert "warning: the open-file limit is 300, but a rank can need 320" in done.stderr
+    assert "warning: the open-file limit is 300, but a rank can need 323" in done.stderr

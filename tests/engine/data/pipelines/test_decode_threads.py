@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from PIL import Image
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.data.limits import loader_processes, uses_threads
+from engine.data.limits import LoaderFootprint, loader_processes, uses_threads
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers
 from engine.data.pipelines.decode_threads import DecodeThreads, ThreadedBatches
@@ -25,6 +27,7 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.data.stage_times import LoaderCounters
 from engine.utils.errors import UsageError
+from gputrain_command import Gputrain
 
 SIZES = [(40, 30), (30, 44), (64, 64)]
 
@@ -168,3 +171,48 @@ def test_decode_threads_follow_their_count_while_they_run() -> None:
         event.set()
     for _ in range(3):
         assert started.acquire(timeout=10)
+
+
+FILL_SHARED_MEMORY = """
+import json, os, sys, time
+from collections import deque
+from engine.config.loader import resolve_config
+from engine.data.limits import RANK_BATCHES
+from engine.data.pipelines.loader import BatchLoader
+from engine.data.sampler import DistributedBatchSampler
+from engine.data.sources.formats import model_input_format
+from engine.data.sources.open import open_source
+
+def used_bytes():
+    status = os.statvfs("/dev/shm")
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+config = resolve_config(None, json.loads(sys.argv[1])).config
+source = open_source(config)
+requests = DistributedBatchSampler(24, 6, 4, 0, 1, True, 0).requests(3, 1, 0)
+loader = BatchLoader(source, config, model_input_format(config, source), requests, 1)
+held = deque(maxlen=RANK_BATCHES)
+for number, batch in enumerate(loader):
+    held.append(batch)
+    if number == 3:
+        end = time.monotonic() + 20
+        while used_bytes() < int(sys.argv[2]) and time.monotonic() < end:
+            time.sleep(0.05)
+        print(used_bytes())
+"""
+
+
+@pytest.mark.parametrize("worker_type", ["threads", "processes"])
+def test_batches_in_flight_fill_shared_memory_as_checked(photos: Path, worker_type: str, gputrain: Gputrain) -> None:
+    overrides = ["data.dataset=folder", f"data.path={photos}", "data.batch_size=4", "data.image_size=256"]
+    overrides += ["data.prefetch=2", f"data.worker_type={worker_type}"]
+    config = resolve_config(None, overrides).config
+    footprint = LoaderFootprint.from_config(config, 1, 1, model_input_format(config, open_source(config)))
+    # Semaphores and labels take a page each.
+    size = footprint.shm_bytes + (256 << 10)
+    script = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && shift && exec "{sys.executable}" "$@"'
+    # While the rank waits, it receives no other batch.
+    least = footprint.shm_bytes - footprint.batch_bytes
+    done = gputrain.run_in_mount_namespace(script, "-c", FILL_SHARED_MEMORY, json.dumps(overrides), str(least))
+    assert done.returncode == 0, done.stderr
+    assert least <= int(done.stdout) <= size
