@@ -12,8 +12,6 @@ from dataclasses import replace
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Pipe
 
-import psutil
-
 from engine.data.limits import uses_threads
 from engine.distributed.aborts import abort_failure, read_log_tail
 from engine.distributed.channel import FLUSH_ACK, RankConnection
@@ -35,7 +33,7 @@ from engine.runs.events import ConfigRejected, ControlEvent, Event, FlushJournal
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import Problem, UsageError, problems_from_json
 from engine.utils.exits import describe_exit, oom_kill_count
-from engine.utils.process import SignalHandler
+from engine.utils.process import SignalHandler, blocked_reason
 
 TICK_SECONDS = 0.1
 GRACE_SECONDS = 1.0  # for the other ranks to report and exit after the first failure
@@ -170,7 +168,7 @@ class Supervisor:
         if divergence is not None and divergence.ranks and len(lagging) == len(heartbeats):
             # All ranks have made the same progress by their own account.
             lagging = list(divergence.ranks)
-        states = {rank: _blocked_reason(pids[rank]) if rank in pids else "" for rank in lagging}
+        states = {rank: blocked_reason(pids[rank]) if rank in pids else "" for rank in lagging}
         # Of equally lagging ranks, the one whose process is blocked holds up the others.
         blamed = [rank for rank in lagging if states[rank]] or lagging
         for rank in blamed:
@@ -223,16 +221,3 @@ class Supervisor:
         for connection in self._connections:
             if connection.is_open:
                 connection.close()
-
-
-def _blocked_reason(pid: int) -> str:
-    """Return a clause if a process is stopped or in uninterruptible sleep; otherwise empty."""
-    try:
-        status = psutil.Process(pid).status()
-    except psutil.Error:
-        return ""
-    reasons = {
-        psutil.STATUS_STOPPED: "its process is stopped (SIGSTOP)",
-        psutil.STATUS_DISK_SLEEP: "it is blocked on disk I/O",
-    }
-    return reasons.get(status, "")

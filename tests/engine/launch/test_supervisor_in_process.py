@@ -324,7 +324,7 @@ def test_supervisor_reports_failure_that_arrives_while_it_examines_a_stall(monke
         both_train.wait()
         return hang(channel)
 
-    run, blocked_reason = Supervised(fail_late, fall_behind, watchdog=0.3), supervisor._blocked_reason
+    run, blocked_reason = Supervised(fail_late, fall_behind, watchdog=0.3), supervisor.blocked_reason
 
     def let_other_rank_fail(pid: int) -> str:
         examined.set()
@@ -332,7 +332,7 @@ def test_supervisor_reports_failure_that_arrives_while_it_examines_a_stall(monke
             run.ranks.poll()
         return blocked_reason(pid)
 
-    monkeypatch.setattr(supervisor, "_blocked_reason", let_other_rank_fail)
+    monkeypatch.setattr(supervisor, "blocked_reason", let_other_rank_fail)
     assert cause_of(run.run()) == "0: ValueError: bad image"
 
 
