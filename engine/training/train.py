@@ -32,6 +32,7 @@ from engine.data.sources.open import open_source
 from engine.data.sources.readahead import read_ahead
 from engine.distributed.agreement import Agreement
 from engine.distributed.channel import Channel
+from engine.distributed.grad_strides import explain_grad_strides
 from engine.distributed.parallel import batch_device, wrap_model
 from engine.distributed.process_group import join_process_group
 from engine.distributed.rank_env import RankInfo
@@ -44,6 +45,7 @@ from engine.optim.optimizers import build_optimizer
 from engine.optim.plateau import PlateauFactor
 from engine.optim.user_schedule import has_user_schedule, load_user_schedule
 from engine.runs.early_stop import EarlyStop
+from engine.runs.events import WarningEvent
 from engine.training.device import init_device
 from engine.training.input_choice import choose_input, settle_decoder
 from engine.training.job import Job, Outcome
@@ -212,6 +214,10 @@ def build_trainer(
     own_metrics = OwnMetrics(config, num_classes, sampler.val_images)
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
     cpu_group, rank_devices = join_process_group(config, job.plan, device, rank_info, store)
+    if sampler.world_size > 1:
+        explain_grad_strides(
+            lambda message: channel.send(WarningEvent(message=message)) if rank_info.rank == 0 else None
+        )
     parallel_model = wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size)
     step_log = StepLog(
         log_every=config.run.log_every,
