@@ -26,6 +26,17 @@ COMPOSITE_OPERATORS = ["convolution", "convolution_backward", "_scaled_dot_produ
 SYNCHRONIZING_OPERATORS = {
     "nonzero", "masked_select", "_unique2", "equal", "unique_dim", "unique_consecutive", "_assert_async",
 }  # fmt: skip
+# These raise with torch.use_deterministic_algorithms, as its documentation lists them for torch 2.9 to 2.15. Of
+# `cumsum`, only floating-point sums do, up to torch 2.11.
+NONDETERMINISTIC_OPERATORS = {
+    "avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward",
+    "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "max_unpool2d",
+    "max_unpool3d", "upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward",
+    "upsample_trilinear3d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward",
+    "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward", "nll_loss2d_forward",
+    "_ctc_loss_backward", "put_", "histc", "median", "kthvalue", "grid_sampler_2d_backward", "grid_sampler_3d_backward",
+    "cumsum",
+}  # fmt: skip
 # These accept index tensors on the CPU for values on the GPU.
 INDEX_OPERATORS = {"index", "index_put_", "_index_put_impl_"}
 CPU = torch.device("cpu")
@@ -103,6 +114,10 @@ class Call:
         return next(iter(self.devices))
 
 
+def raises_if_deterministic(name: str, arguments: list[Any]) -> bool:
+    return name in NONDETERMINISTIC_OPERATORS and (name != "cumsum" or arguments[0].is_floating_point())
+
+
 def cpu_kernel(operator: Any) -> Callable[..., Any]:
     """Return a CUDA kernel of an operator that runs its CPU kernel."""
     name = operator._schema.name.removeprefix("aten::")
@@ -121,6 +136,8 @@ def cpu_kernel(operator: Any) -> Callable[..., Any]:
         device = call.device
         if name in SYNCHRONIZING_OPERATORS and torch.cuda.get_sync_debug_mode() == ERROR_MODE:
             raise RuntimeError(f"called a synchronizing CUDA operation ({name})")
+        if torch.are_deterministic_algorithms_enabled() and raises_if_deterministic(name, host_args):
+            raise RuntimeError(f"{name}_cuda does not have a deterministic implementation")
         with torch.cuda.device(device):
             result = operator(*host_args, **host_kwargs)
             call.resize_outputs()

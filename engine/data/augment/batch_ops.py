@@ -7,6 +7,7 @@ memory format channels_last, in which images are decoded. `engine.data.augment.c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -87,13 +88,24 @@ def _resize_weights(start: Tensor, end: Tensor, length: int, size: int, interpol
     centers = start_pixel + (torch.arange(size, device=start.device).view(-1, 1) + 0.5) * scale
     pixels = torch.arange(length, device=start.device)
     if interpolation == "nearest":
-        # Pillow adds up float64 steps, whose rounding decides for a center between two pixels.
-        steps = ((end_pixel - start_pixel).double() / size).expand(-1, -1, size, -1).clone()
-        steps[:, :, 0] /= 2
-        return (pixels == (start_pixel + steps.cumsum(2)).floor()).float()
+        centers_by_length = _nearest_centers(length, size, start.device)
+        centers = centers_by_length.index_select(0, (end - start).view(-1)).view(-1, 1, size, 1)
+        return (pixels == (start_pixel + centers).floor()).float()
     weights = _filter((pixels + 0.5 - centers).abs() / scale.clamp(min=1), interpolation)
     weights = weights * ((start_pixel <= pixels) & (pixels < end_pixel))
     return weights / weights.sum(-1, keepdim=True)
+
+
+@lru_cache(maxsize=4)
+def _nearest_centers(length: int, size: int, device: torch.device) -> Tensor:
+    """Return the centers of `size` output pixels in boxes of 0 to `length` input pixels, (length + 1) x size float64.
+
+    Pillow adds up float64 steps, whose rounding decides for a center between two pixels. CUDA adds in another order,
+    and up to torch 2.11 its cumsum refuses to run with `device.deterministic`, so this is computed on the CPU.
+    """
+    steps = (torch.arange(length + 1, dtype=torch.float64) / size).view(-1, 1).repeat(1, size)
+    steps[:, 0] /= 2
+    return steps.cumsum(1).to(device)
 
 
 def _filter(distance: Tensor, interpolation: Interpolation) -> Tensor:

@@ -34,6 +34,12 @@ RECIPES = {
     "adamw": ("optim.name=adamw",),
     "channels_last": ("model.channels_last=on",),
 }
+# Every augmentation that runs on the device, and the per-image ones.
+DETERMINISTIC_AUGMENTATIONS = [
+    ("augment.resized_crop=true", "data.interpolation=nearest", "augment.mixup=0.2", "augment.cutmix=0.5"),
+    ("augment.resized_crop=true", "data.interpolation=bicubic", "loss.label_smoothing=0.1"),
+    ("augment.crop_padding=2", "augment.policy=randaugment", "augment.hue=0.1", "augment.brightness=0.2"),
+]
 
 
 def train(on_gpu: bool, *overrides: str, **options: Path) -> tuple[list[float], list[float]]:
@@ -63,6 +69,14 @@ def test_training_on_gpu_matches_cpu(recipe: str) -> None:
 def test_mixed_precision_on_gpu_matches_cpu(recipe: str) -> None:
     """Muon computes its update in bfloat16."""
     assert_matches_cpu(*COLOR, recipe, tolerance=5e-2)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("pipeline", ["memory", "stream"])
+@pytest.mark.parametrize("recipe", DETERMINISTIC_AUGMENTATIONS)
+def test_each_augmentation_trains_deterministically_on_gpu(recipe: tuple[str, ...], pipeline: str) -> None:
+    options = (*COLOR, *recipe, "augment.flip=true", "augment.erasing=0.5", "run.epochs=1", f"data.pipeline={pipeline}")
+    assert_matches_cpu(*options, "device.deterministic=true")
 
 
 def test_warmup_counts_operations_on_rank_0_only() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,15 +101,6 @@ def test_build_trainer_reports_weights_loss_and_optimizer_problems_together(tmp_
     with pytest.raises(UsageError) as caught, single_rank_trainer(*wrong, f"run.code={tmp_path}"):
         pass
     assert {problem.location for problem in caught.value.problems} == {"model.freeze", "optim.layer_lr", "loss.name"}
-
-
-@pytest.fixture
-def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo what device.deterministic=true changes in this process."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.usefixtures("deterministic")
