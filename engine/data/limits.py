@@ -15,7 +15,7 @@ from engine.config.rules import key_of_image_transform
 from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat
 from engine.utils.errors import UsageError
-from engine.utils.host import Shortage, available_cores, format_bytes, free_bytes, max_open_files
+from engine.utils.host import Shortage, format_bytes, free_bytes, max_open_files
 from engine.utils.text import pluralize
 
 SHM_PATH = Path("/dev/shm")  # noqa: S108 (a mount point, not a temporary file)
@@ -216,10 +216,10 @@ def needs_workers(config: Config, *, in_memory: bool) -> bool:
     return not in_memory or has_image_transforms(config)
 
 
-def auto_workers(local_world_size: int, batch_size: int) -> int:
-    """Upper bound of workers per rank for `data.workers=auto`: its share of the cores that this process may use.
+def auto_workers(cores: int, batch_size: int) -> int:
+    """Upper bound of workers per rank for `data.workers=auto`: all `cores` of the rank.
 
     On hosts with 12 to 24 cores a GPU, fewer cannot feed a ResNet-18, or epochs of 160 pixels. See
     `engine.data.pipelines.num_workers`.
     """
-    return max(1, min(available_cores() // local_world_size, batch_size))
+    return max(1, min(cores, batch_size))

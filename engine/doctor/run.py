@@ -102,7 +102,7 @@ def expected_num_workers(config: Config, ranks: int) -> int:
         return 0
     if data.workers != "auto":
         return data.workers
-    return auto_workers(ranks, data.numeric_batch_size) if needed else 0
+    return auto_workers(available_cores() // ranks, data.numeric_batch_size) if needed else 0
 
 
 def checkpoint_check(config: Config, root: Path, weight_bytes: int) -> Check:

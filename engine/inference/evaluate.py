@@ -33,6 +33,7 @@ from engine.training.losses import Criterion, build_loss
 from engine.training.metrics import Evaluation, EvaluationAccumulator
 from engine.training.own_metrics import OwnMetrics, concatenate
 from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.host import available_cores
 from engine.utils.text import list_names
 
 EvaluationPart = Literal["val", "train", "all"]
@@ -96,7 +97,7 @@ def evaluate_checkpoint(
         observer.open(config, source, checkpoint.image_format)
 
     # DataLoader workers are forked, so they must start before this process initializes CUDA or starts threads.
-    workers: int = 0 if source.in_memory else auto_workers(1, config.data.numeric_batch_size)
+    workers: int = 0 if source.in_memory else auto_workers(available_cores(), config.data.numeric_batch_size)
     if config.data.workers != "auto":
         workers = config.data.workers
     batches = BatchLoader(

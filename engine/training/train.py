@@ -62,6 +62,7 @@ from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
 from engine.utils.errors import Problem, UsageError, collect_problems
+from engine.utils.host import available_cores
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,7 @@ def _num_workers(
     if job.plan.workers is not None:
         return job.plan.workers, None
     batch_size = job.config.data.numeric_batch_size * job.plan.devices_per_rank
-    max_workers = auto_workers(job.plan.local_world_size, batch_size)
+    max_workers = auto_workers(available_cores() // job.plan.local_world_size, batch_size)
     dataset = BatchDataset(source, job.config, image_format)
     workers = measure_num_workers(dataset, next(sampler.train_requests(epoch)), max_workers)
     return workers, max_workers if workers and uses_threads(job.config) else None
