@@ -80,8 +80,8 @@ def keys_without_effect_on_devices(
         if config.device.parallel == "ddp":
             why["model.sync_bn"] = "on the CPU, which torch's SyncBatchNorm does not support"
     if world_size == 1 and config.device.parallel == "ddp":
-        keys = ("device.bucket_view", "device.static_graph", "optim.lr_scaling", "model.sync_bn")
-        why |= dict.fromkeys(keys, "with one rank")
+        keys = ("device.bucket_view", "device.bucket_cap_mb", "device.compress", "device.static_graph")
+        why |= dict.fromkeys((*keys, "optim.lr_scaling", "model.sync_bn"), "with one rank")
     if external:
         why["run.max_restarts"] = "under torchrun and srun; use the --max-restarts of torchrun"
         why["device.start_method"] = "under torchrun and srun, which start the ranks"

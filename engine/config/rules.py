@@ -32,6 +32,8 @@ _SCHEDULES_WITH_FINAL_LR = {"cosine", "restarts", "polynomial", "linear", "plate
 # Key -> (other key, values): the key has an effect only if the other key has one of these values.
 DEPENDS_ON: dict[str, tuple[str, set[str]]] = {
     "device.bucket_view": ("device.parallel", {"ddp"}),
+    "device.bucket_cap_mb": ("device.parallel", {"ddp"}),
+    "device.compress": ("device.parallel", {"ddp"}),
     "device.static_graph": ("device.parallel", {"ddp"}),
     "data.download": ("data.dataset", {*IMAGE_FILE_DATASETS, "folder"}),
     "data.archive": ("data.dataset", {"folder"}),
@@ -105,6 +107,9 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
         # pytorch#143580: DDP treats the backward passes under no_sync() as the whole graph.
         reason = "does not support gradient accumulation; set device.static_graph=false or optim.accumulate=1"
         yield Problem("device.static_graph", reason, others=("optim.accumulate",))
+    if device.compress == "bf16" and config.precision.amp in ("O2", "O3"):
+        reason = f"bf16 does not make the float16 gradients of precision.amp={config.precision.amp} smaller; use off"
+        yield Problem("device.compress", reason, others=("precision.amp",))
     if device.parallel == "dp" and config.precision.amp == "bf16":
         # DataParallel enters autocast in its threads without a dtype, which means float16.
         reason = "device.parallel=dp does not support bf16; use fp16 or off, or set device.parallel=ddp"

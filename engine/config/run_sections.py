@@ -139,6 +139,20 @@ class DeviceConfig(Section):
         description="Make gradients views of DDP's communication buckets. Saves memory and a copy "
         "(gradient_as_bucket_view).",
     )
+    bucket_cap_mb: float | None = Field(
+        None,
+        gt=0,
+        le=4096,
+        title="bucket size",
+        description="Size of DDP's communication buckets in MiB; unset is DDP's default of 25. Larger buckets make "
+        "fewer all-reduces, smaller ones start earlier.",
+    )
+    compress: Literal["off", "bf16"] = Field(
+        "off",
+        title="grad compression",
+        description="Data type in which ranks all-reduce gradients: off, or bf16, which halves their size and rounds "
+        "them (DDP's bf16_compress_hook).",
+    )
     static_graph: bool = Field(
         False,
         title="static DDP graph",

@@ -29,13 +29,19 @@ def wrap_model(
     sync_option = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
     options: dict[str, Any] = {sync_option: False}
     with dynamo_stub():
-        return DistributedDataParallel(
+        parallel_model = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=config.bucket_cap_mb,
             gradient_as_bucket_view=config.bucket_view,
             static_graph=config.static_graph,
             **options,
         )
+        if config.compress == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            parallel_model.register_comm_hook(None, bf16_compress_hook)
+        return parallel_model
 
 
 def batch_device(config: DeviceConfig, device: torch.device) -> torch.device:

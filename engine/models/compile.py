@@ -104,7 +104,9 @@ def _code_parts(config: Config) -> dict[str, Any]:
     return {
         "model": config.model.model_dump(mode="json", exclude={"weights", "ema", "init", "init_std"}),
         "precision": config.precision.model_dump(mode="json"),
-        "device": [device.deterministic, device.parallel, device.bucket_view, device.static_graph],
+        "device": [
+            *(device.deterministic, device.parallel, device.bucket_view, device.bucket_cap_mb, device.static_graph),
+        ],
     }
 
 

@@ -30,6 +30,8 @@ def no_effect(*overrides: str, base: str | None = "digits") -> list[str]:
             "with data.dataset=digits",
         ),
         (["device.parallel=dp", "device.static_graph=true"], "with device.parallel=dp, only with ddp"),
+        (["device.parallel=dp", "device.bucket_cap_mb=50"], "with device.parallel=dp, only with ddp"),
+        (["device.parallel=dp", "device.compress=bf16"], "with device.parallel=dp, only with ddp"),
         (["loss.name=my:loss", "loss.label_smoothing=0.1"], "with loss.name=my:loss; implement it there"),
         (["run.early_stop_min_delta=0.1"], "without run.early_stop"),
         (["data.workers=0", "data.prefetch=2"], "with data.workers=0"),

@@ -286,6 +286,26 @@ def test_wrap_ddp_gradients_are_bucket_views_by_default(single_rank_group: None)
     assert len({grad.untyped_storage().data_ptr() for grad in views[-1]}) < len(views[-1])
 
 
+def test_wrap_ddp_bucket_cap_limits_size_of_buckets(single_rank_group: None) -> None:
+    default, _ = gradients()
+    small, views = gradients("device.bucket_cap_mb=0.0001")
+    assert (default.bucket_bytes_cap, small.bucket_bytes_cap) == (25 << 20, 104)
+    assert len({grad.untyped_storage().data_ptr() for grad in views[-1]}) > 1
+
+
+def test_wrap_ddp_compress_rounds_gradients_to_bfloat16(single_rank_group: None) -> None:
+    _, exact = gradients()
+    _, rounded = gradients("device.compress=bf16")
+    for a, b in zip(exact[-1], rounded[-1], strict=True):
+        assert b.dtype == torch.float32
+        assert torch.equal(a.bfloat16().float(), b)
+
+
+def test_config_rejects_compression_of_float16_gradients() -> None:
+    reason = refusal(lambda: config("device.compress=bf16", "precision.amp=O2"))
+    assert "device.compress: bf16 does not make the float16 gradients of precision.amp=O2 smaller; use off" in reason
+
+
 def test_wrap_single_rank_returns_model_itself() -> None:
     model = nn.Linear(4, 2)
     assert wrap_model(model, config().device, torch.device("cpu"), 1, world_size=1) is model
