@@ -118,10 +118,15 @@ NUMBER(nvmlDeviceGetCurrentClocksEventReasons, u64, gpu->throttle)
 PAIR(nvmlDeviceGetMigMode, gpu->mig)
 #endif
 
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+  GPU_ONLY;
+  *major = (int)gpu->capability / 10, *minor = (int)gpu->capability % 10;
+  return SUCCESS;
+}
+
 /* Other monitors call these and fail if the symbol is missing. */
 #define UNSUPPORTED(name) nvmlReturn_t name(void *device) { GPU_ONLY; WHERE(!gpu); return SUCCESS; }
 UNSUPPORTED(nvmlDeviceGetComputeMode)
-UNSUPPORTED(nvmlDeviceGetCudaComputeCapability)
 UNSUPPORTED(nvmlDeviceGetDecoderUtilization)
 UNSUPPORTED(nvmlDeviceGetDisplayMode)
 UNSUPPORTED(nvmlDeviceGetDriverModel)

@@ -145,6 +145,7 @@ NUMBERS: dict[str, Callable[[Device], list[float]]] = {
     "nvmlDeviceGetPcieReplayCounter": lambda gpu: [gpu.replays],
     "nvmlDeviceGetEccMode": lambda gpu: [gpu.ecc, gpu.ecc],
     "nvmlDeviceGetMigMode": lambda gpu: [gpu.mig, gpu.mig],
+    "nvmlDeviceGetCudaComputeCapability": lambda gpu: list(divmod(gpu.capability, 10)),
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: [7 if gpu.mig == 1 else 0],
     "nvmlDeviceGetDisplayActive": lambda gpu: [gpu.display],
 }
@@ -159,8 +160,8 @@ CHOICES: dict[str, Callable[[Device], list[float]]] = {
 }  # fmt: skip
 # Other monitors call these and fail if the symbol is missing.
 UNSUPPORTED = (
-    "nvmlDeviceGetComputeMode", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetDecoderUtilization",
-    "nvmlDeviceGetDisplayMode", "nvmlDeviceGetDriverModel",
+    "nvmlDeviceGetComputeMode", "nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetDisplayMode",
+    "nvmlDeviceGetDriverModel",
     "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetProcessUtilization",
 )  # fmt: skip
 

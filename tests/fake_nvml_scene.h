@@ -15,9 +15,10 @@
    The keys of a gpu and their defaults are DEFAULTS below, name=Fake_H100_80GB (underscores are read as spaces) and
    bus=00000000:10:00.0 (then 20, 30, ...). Memory is in MiB, power and limit in W, tx, rx, nvlink_tx and nvlink_rx in
    KB/s, clocks in MHz, the rest in percent, degrees or NVML's unit. Negative values are not supported; ecc=0 is off,
-   mig=1 is MIG mode, nvlinks=0: no NVLink, gpm=0: sm, tensor and dram cannot be measured, privileged=0: in MIG mode, only
-   the instances list processes, display=1: a display is active. nvmlDeviceGetMemoryInfo (v1) counts reserved memory as
-   used. KIND is compute, graphics, or mps for a client of an MPS server that is in no list but NVML's of MPS.
+   mig=1 is MIG mode, capability=80: compute capability 8.0, nvlinks=0: no NVLink, gpm=0: sm, tensor and dram cannot be
+   measured, privileged=0: in MIG mode, only the instances list processes, display=1: a display is active.
+   nvmlDeviceGetMemoryInfo (v1) counts reserved memory as used. KIND is compute, graphics, or mps for a client of an MPS
+   server that is in no list but NVML's of MPS.
 
    A fault applies to a GPU and its instances, or with `*` to all GPUs and to calls without a GPU; and to an exported
    symbol, or with `*` to all symbols except those in SPARED. CODE is the nvmlReturn_t. A hang lasts until the scene
@@ -48,7 +49,8 @@ static const unsigned nothing = -1u;
   X(limit, 700) X(sm_clock, 1200) X(memory_clock, 2600) X(max_sm_clock, 1980) X(max_memory_clock, 2619) X(fan, -1)     \
   X(pstate, 0) X(throttle, 0) X(ecc, 1) X(corrected, 0) X(uncorrected, 0) X(pcie_gen, 5) X(pcie_width, 16)             \
   X(replays, 0) X(tx, 1000) X(rx, 2000) X(nvlinks, 18) X(nvlink_tx, 3000) X(nvlink_rx, 4000)                           \
-  X(memory_temperature, 45) X(mig, 0) X(privileged, 1) X(display, 0) X(gpm, 1) X(sm, 0) X(tensor, 0) X(dram, 0)
+  X(memory_temperature, 45) X(mig, 0) X(privileged, 1) X(display, 0) X(capability, 80) X(gpm, 1) X(sm, 0)              \
+  X(tensor, 0) X(dram, 0)
 #define INSTANCE_DEFAULTS(X) X(gi, 1) X(ci, 0) X(total, 9728) X(used, 20) X(sm, 0) X(tensor, 0) X(dram, 0)
 
 #define MEMBER(key, value) key,

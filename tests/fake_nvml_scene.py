@@ -20,7 +20,7 @@ GPU_DEFAULTS: dict[str, str | float] = {
     "temperature": 40, "power": 100, "limit": 700, "sm_clock": 1200, "memory_clock": 2600, "max_sm_clock": 1980,
     "max_memory_clock": 2619, "fan": -1, "pstate": 0, "throttle": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "pcie_gen": 5, "pcie_width": 16, "replays": 0, "tx": 1000, "rx": 2000, "nvlinks": 18, "nvlink_tx": 3000,
-    "nvlink_rx": 4000, "memory_temperature": 45, "mig": 0, "privileged": 1, "display": 0, "gpm": 1,
+    "nvlink_rx": 4000, "memory_temperature": 45, "mig": 0, "privileged": 1, "display": 0, "capability": 80, "gpm": 1,
     "sm": 0, "tensor": 0, "dram": 0,
 }  # fmt: skip
 INSTANCE_DEFAULTS: dict[str, str | float] = {

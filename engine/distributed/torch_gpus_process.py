@@ -18,6 +18,7 @@ def main(parent: ParentPipe) -> None:
                 "name": gpu.name,
                 "uuid": None if torch.version.hip else f"GPU-{gpu.uuid}",
                 "physical_id": physical_id(gpu) if torch.version.hip else None,
+                "capability": None if torch.version.hip else [gpu.major, gpu.minor],
             }
             for gpu in gpus
         ]

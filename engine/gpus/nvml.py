@@ -229,6 +229,7 @@ Queries = Mapping[str, Callable[[Any], Any]]
 STATIC_QUERIES: Queries = {
     "name": lambda h: decode(nv.nvmlDeviceGetName(h)),
     "pci_bus_id": lambda h: decode(nv.nvmlDeviceGetPciInfo(h).busId),
+    "compute_capability": lambda h: ".".join(map(str, nv.nvmlDeviceGetCudaComputeCapability(h))),
     "max_sm_clock": lambda h: require_available(nv.nvmlDeviceGetMaxClockInfo(h, nv.NVML_CLOCK_SM)),
     "max_memory_clock": lambda h: require_available(nv.nvmlDeviceGetMaxClockInfo(h, nv.NVML_CLOCK_MEM)),
     "max_pcie_generation": lambda h: require_available(nv.nvmlDeviceGetMaxPcieLinkGeneration(h)),

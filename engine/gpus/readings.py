@@ -9,6 +9,8 @@ UNITS = {
     "name": "",
     # domain:bus:device.function (`pci.bus_id`).
     "pci_bus_id": "",
+    # Compute capability of CUDA, such as 9.0 (`compute_cap`).
+    "compute_capability": "",
     # Percent of the sampling period with at least one kernel running (`utilization.gpu`). NVML's sampling period is
     # 1/6 s to 1 s, depending on the product.
     "busy": "%",
@@ -76,5 +78,6 @@ UNITS = {
 }
 # Independent of the load, so still valid for a GPU that does not answer.
 STATIC_READINGS = {
-    "name", "pci_bus_id", "max_sm_clock", "max_memory_clock", "max_pcie_generation", "max_pcie_width",
+    "name", "pci_bus_id", "compute_capability", "max_sm_clock", "max_memory_clock", "max_pcie_generation",
+    "max_pcie_width",
 }  # fmt: skip

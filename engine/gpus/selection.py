@@ -34,7 +34,8 @@ class CudaDevice:
     `parent_uuid`, and `mig_ids` as "<GPU instance ID>/<compute instance ID>". `unavailable` is None if it is free.
     `physical_id` identifies an AMD GPU on this host: its `uuid` is only an index among the visible ones. `sharers` is
     the number of runs on a device that is free because they share it (`queue.share`). `doubt` is why a free device may
-    be in use, see `describe_doubt`.
+    be in use, see `describe_doubt`. `capability` is the compute capability of an NVIDIA GPU; a MIG instance has that
+    and the `pci_bus_id` of its GPU.
     """
 
     index: int
@@ -47,12 +48,14 @@ class CudaDevice:
     physical_id: str | None = None
     sharers: int = 0
     doubt: str | None = None
+    capability: tuple[int, int] | None = None
+    pci_bus_id: str | None = None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CudaDevice:
-        stored = values["unavailable"]
+        stored, capability = values["unavailable"], values["capability"]
         unavailable = None if stored is None else Unavailable(Obstacle(stored["obstacle"]), stored["message"])
-        return cls(**values | {"unavailable": unavailable})
+        return cls(**values | {"unavailable": unavailable, "capability": capability and tuple(capability)})
 
     @property
     def reservation_id(self) -> str:
@@ -107,12 +110,17 @@ def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (
                 or find_current_use(gpu, sharers=sharers)
             )
             name, memory_used = _gpu_name(gpu), gpu.value("memory_used")
-            doubt = None if unavailable or sharers else describe_doubt(gpu)
-            devices.append(
-                CudaDevice(
-                    gpu.index, gpu.uuid, name, memory_used, unavailable=unavailable, sharers=len(sharers), doubt=doubt
-                )
+            device = CudaDevice(
+                gpu.index,
+                gpu.uuid,
+                name,
+                memory_used,
+                unavailable=unavailable,
+                sharers=len(sharers),
+                doubt=None if unavailable or sharers else describe_doubt(gpu),
+                **_origin(gpu),
             )
+            devices.append(device)
     return devices
 
 
@@ -134,7 +142,17 @@ def _mig_device(gpu: Gpu, instance: MigInstance, reservations: Sequence[Reservat
         mig_ids=mig_ids,
         unavailable=unavailable,
         sharers=len(sharers),
+        **_origin(gpu),
     )
+
+
+def _origin(gpu: Gpu) -> dict[str, Any]:
+    """Return what a device and its MIG instances have in common."""
+    capability = gpu.value("compute_capability")
+    return {
+        "capability": capability and tuple(map(int, capability.split("."))),
+        "pci_bus_id": gpu.value("pci_bus_id"),
+    }
 
 
 def _gpu_name(gpu: Gpu) -> str:

@@ -68,7 +68,8 @@ def gpu_device_files() -> list[Path]:
 
 
 def devices_from_answer(answer: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> list[CudaDevice]:
-    """Return the devices that the helper process describes: "name", "uuid" or None, "physical_id" or None of each GPU.
+    """Return the devices that the helper process describes: "name", "uuid" or None, "physical_id" or None, "capability"
+    or None of each GPU.
 
     Physical IDs that are not unique are ignored: partitions of an AMD GPU may have the same."""
     variable = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
@@ -80,6 +81,7 @@ def devices_from_answer(answer: Sequence[Mapping[str, Any]], environ: Mapping[st
             gpu["uuid"] or entry,
             gpu["name"],
             None,
+            capability=gpu["capability"] and tuple(gpu["capability"]),
             physical_id=gpu["physical_id"] if physical_ids.count(gpu["physical_id"]) == 1 else None,
         )
         for index, (gpu, entry) in enumerate(zip(answer, entries, strict=False))

@@ -16,7 +16,7 @@ from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice
 from engine.gpus.unmonitored import devices_from_answer, mark_reserved, torch_may_see_gpus, unmonitored_gpus
 
-AMD = {"name": "AMD Instinct MI300X", "uuid": None, "physical_id": None}
+AMD = {"name": "AMD Instinct MI300X", "uuid": None, "physical_id": None, "capability": None}
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,9 @@ def test_amd_gpus_are_selected_by_their_entry(variables: dict[str, str], entries
 
 
 def test_nvidia_gpus_keep_their_uuid() -> None:
-    [device] = devices_from_answer(
-        [{"name": "Orin", "uuid": "GPU-1", "physical_id": None}], {"CUDA_VISIBLE_DEVICES": "0"}
-    )
-    assert device == CudaDevice(0, "GPU-1", "Orin", None)
+    answer = {"name": "Orin", "uuid": "GPU-1", "physical_id": None, "capability": [8, 7]}
+    [device] = devices_from_answer([answer], {"CUDA_VISIBLE_DEVICES": "0"})
+    assert device == CudaDevice(0, "GPU-1", "Orin", None, capability=(8, 7))
 
 
 def test_reserved_gpus_are_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
