@@ -305,20 +305,24 @@ class ScheduleConfig(Section):
     cooldown: int = Field(0, ge=0, description="Epochs that plateau waits after a decay before it counts again.")
 
 
+AmpLevel = Literal["off", "fp16", "bf16", "auto", "O0", "O1", "O2", "O3"]
+
+
 class PrecisionConfig(Section):
     """Section `precision`: mixed precision and TF32."""
 
-    amp: Literal["off", "fp16", "bf16", "O0", "O1", "O2", "O3"] = Field(
+    amp: AmpLevel = Field(
         "off",
         title="mixed precision",
-        description="Mixed precision: off, bf16 or fp16 autocast, or an Apex level O0 to O3. fp16 and O1 add loss "
-        "scaling. O0 is off; O2 is a float16 model with float32 BatchNorm and master weights; O3 is all float16.",
+        description="Mixed precision: off, bf16 or fp16 autocast, auto, or an Apex level O0 to O3. auto is bf16 on "
+        "GPUs of compute capability 8.0 and higher, else off; a resumed run keeps it. fp16 and O1 add loss scaling. "
+        "O0 is off; O2 is a float16 model with float32 BatchNorm and master weights; O3 is all float16.",
     )
     tf32: Literal["auto", "on", "off"] = Field(
         "auto",
         title="TF32",
-        description="TF32 for float32 math on GPUs: on, off or auto. auto keeps torch's default, which is TF32 for "
-        "convolutions only.",
+        description="TF32 for float32 matrix products and convolutions on GPUs: on, off or auto. auto uses it on "
+        "GPUs of compute capability 8.0 and higher, also with device.deterministic: it rounds alike in each run.",
     )
 
 

@@ -8,22 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.config.precision import uses_tf32
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
+from engine.models.precision import device_capability
 
 
 def resolve_memory_format(config: Config, model: nn.Module, device: torch.device) -> torch.memory_format:
     """Return the memory format for `model.channels_last`. `auto` selects channels_last for models with 2d convolutions
-    where it is faster: on GPUs with mixed precision, whose tensor cores need NHWC, and on the CPU. Measured on one CPU
-    core in float32, forward and backward: 0.67 to 0.75 of the time for cnn at 28x28, 0.70 and 0.74 for SqueezeNet and
-    MobileNetV3 at 64x64 (max-pools and depthwise convolutions gain most), 0.99 to 1.1 for VGG-11 and ResNet-18.
+    where it is faster: on GPUs with mixed precision or TF32, whose tensor cores need NHWC, and on the CPU. Measured on
+    one CPU core in float32, forward and backward: 0.67 to 0.75 of the time for cnn at 28x28, 0.70 and 0.74 for
+    SqueezeNet and MobileNetV3 at 64x64 (max-pools and depthwise convolutions gain most), 0.99 to 1.1 for VGG-11 and
+    ResNet-18.
 
     `auto` leaves user models contiguous: the common `view(len(x), -1)` fails on channels_last tensors.
     """
     setting = config.model.channels_last
     if setting == "auto":
         convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
-        faster = device.type == "cpu" or config.precision.amp not in ("off", "O0")
+        on_tensor_cores = config.precision.amp not in ("off", "O0") or uses_tf32(
+            config.precision, device_capability(device)
+        )
+        faster = device.type == "cpu" or on_tensor_cores
         is_user_model = config.model.source == "auto" and is_user_code(config.model.name)
         setting = "on" if convolves and faster and not is_user_model else "off"
     return torch.channels_last if setting == "on" else torch.contiguous_format

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from engine.config.precision import Capability, uses_tf32
 from engine.config.training_sections import PrecisionConfig
 from engine.utils.errors import Problem
 
 _AUTOCAST_DTYPES = {"fp16": torch.float16, "O1": torch.float16, "bf16": torch.bfloat16}
 _GRAD_SCALER_MODES = {"fp16", "O1", "O2"}
-# Compute capability of Ampere, the first GPUs with TF32.
-_TF32_MIN_CAPABILITY = (8, 0)
 
 
 def autocast(precision: PrecisionConfig, device: torch.device) -> AbstractContextManager[object]:
@@ -84,9 +83,20 @@ def full_precision_state_dict(model: nn.Module, master: nn.Module | None) -> dic
     return {name: state[name] if name in buffers else value for name, value in master.state_dict().items()}
 
 
-def set_tf32(precision: PrecisionConfig) -> None:
-    if precision.tf32 != "auto":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision.tf32 == "on"
+def device_capability(device: torch.device) -> Capability | None:
+    """Return the compute capability of an NVIDIA GPU; None for other devices."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" and torch.version.cuda else None
+
+
+def set_tf32(precision: PrecisionConfig, device: torch.device) -> None:
+    """Switch TF32 on or off for the matrix products and convolutions of a GPU.
+
+    Only the legacy switches: after a write to `fp32_precision`, Inductor fails to read them (pytorch#166387). On the
+    CPU nothing is set, because there `high` lets oneDNN round to bfloat16 or TF32."""
+    if device.type == "cuda":
+        tf32 = uses_tf32(precision, device_capability(device))
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
 
 
 def precision_problems(precision: PrecisionConfig, device: torch.device) -> list[Problem]:
@@ -99,8 +109,6 @@ def precision_problems(precision: PrecisionConfig, device: torch.device) -> list
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
         problems.append(Problem("precision.amp", f"{name} does not support bfloat16; set precision.amp to fp16 or off"))
-    if precision.tf32 == "on" and (
-        device.type != "cuda" or torch.cuda.get_device_capability(device) < _TF32_MIN_CAPABILITY
-    ):
+    if precision.tf32 == "on" and not uses_tf32(precision, device_capability(device)):
         problems.append(Problem("precision.tf32", f"{name} does not support TF32; set precision.tf32 to auto or off"))
     return problems

@@ -16,6 +16,7 @@ byte is detected. Format 3 is a dict of plain values and tensors:
     skipped, skipped_in_row         steps skipped because of non-finite values: in total, and the latest in a row
     global_batch                    global batch size, in images
     images                          number of training and validation images
+    decoder, tf32                   what decodes JPEG files, and whether float32 math uses TF32; optional
     data                            fingerprint of the images of each part; optional, see `engine.data.fingerprint`
     best_epoch, best_accuracy       best evaluation so far; 0 and -1.0 before the first
     ranks                           per rank: random number generators, running sums of the epoch, and the losses that

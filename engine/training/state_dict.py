@@ -50,6 +50,7 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "classes": list(classes),
         "image_format": asdict(state.image_format),
         "decoder": state.decoder,
+        "tf32": state.uses_tf32,
         **live_state(state),
         "scaler": state.scaler.state_dict(),
         "plateau": state.plateau.state_dict(),
@@ -119,6 +120,8 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
         )
     if state.config.device.parallel == "dp" and state.device.type == "cuda":
         warnings.append("with device.parallel=dp only the random number generator of the first GPU is restored")
+    if checkpoint.get("tf32", state.uses_tf32) != state.uses_tf32:
+        warnings.append(f"float32 math {'now uses TF32' if state.uses_tf32 else 'does not use TF32 any more'}")
     saved, current = (len(ranks), checkpoint["global_batch"]), (state.sampler.world_size, state.sampler.global_batch)
     if saved == current:
         return warnings

@@ -190,7 +190,8 @@ def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float:
     """Return the peak TFLOPS of all GPUs of the run together, NaN if one is unknown. A collective."""
     first = torch.device(state.device).index or 0
     indices = range(first, first + state.sampler.devices_per_rank)
-    peaks = [peak_tflops(torch.cuda.get_device_name(index), state.config.precision) for index in indices]
+    names, precision = map(torch.cuda.get_device_name, indices), state.config.precision
+    peaks = [peak_tflops(name, precision, tf32=state.uses_tf32) for name in names]
     total = torch.tensor(sum(math.nan if peak is None else peak for peak in peaks), dtype=torch.float64)
     dist.all_reduce(total, group=cpu_group)
     return total.item()

@@ -91,7 +91,7 @@ class InputPipeline:
     ) -> DeviceLoader:
         """Return the iterator over the batches on a device, for a model of a memory format. Call it once."""
         if self._in_memory is not None:
-            return InMemoryLoader(self._in_memory, self._config, self._format, self._requests, device)
+            return InMemoryLoader(self._in_memory, self._config, self._format, self._requests, device, memory_format)
         if self._loader is not None:
             decoder = None
             if self.decoder_choice.decoder == "gpu" and isinstance(self._source, EncodedSource):

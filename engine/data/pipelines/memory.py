@@ -36,7 +36,8 @@ class InMemoryLoader(UnpreparedBatches):
 
     Per-image transforms (policy, color jitter, the user's transform) run in this process and stall the device. All
     other transforms, including `augment.resized_crop` (`batch_ops.resized_crop`), run on the device without a host
-    sync. Raises UsageError if the user's transform cannot be loaded.
+    sync. The images get the memory format of the model while they are uint8. Raises UsageError if the user's transform
+    cannot be loaded.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class InMemoryLoader(UnpreparedBatches):
         image_format: ImageFormat,
         requests: Iterable[BatchRequest],
         device: torch.device,
+        memory_format: torch.memory_format = torch.preserve_format,
     ) -> None:
         self._in_memory, self._format, self._device = in_memory, image_format, device
+        self._memory_format = memory_format
         self._augmentation = Augmentation(config, image_format)
         shape = (1, image_format.channels, 1, 1)
         self._mean = torch.tensor(image_format.mean, device=device).view(shape)
@@ -87,6 +90,8 @@ class InMemoryLoader(UnpreparedBatches):
             images = get_images(rows)
             if augment is not None:
                 images = augment(images, rows)
+            if self._memory_format is not torch.preserve_format:
+                images = images.contiguous(memory_format=self._memory_format)
             yield from _split_batches(normalize(images, self._mean, self._std), labels[rows], group)
 
     def _image_getter(self, part: Part, indices: Indices) -> RowsToImages:

@@ -19,10 +19,18 @@ from engine.gpus.peak_flops import PEAK_TFLOPS, peak_tflops
         ("NVIDIA H200", "fp16", 989.4),
         ("NVIDIA A100-SXM4-40GB", "bf16", 312),
         ("NVIDIA A100 80GB PCIe", "off", 156),
+        ("NVIDIA A800-SXM4-80GB", "bf16", 312),
+        ("NVIDIA H800", "bf16", 989.4),
+        ("NVIDIA H20", "bf16", 148),
+        ("NVIDIA H20", "off", 74),
+        ("NVIDIA B200", "bf16", 2250),
+        ("NVIDIA B300 SXM6 AC", "off", 1125),
         ("NVIDIA L4", "bf16", 121),
+        ("NVIDIA L40S", "bf16", 362),
+        ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.2),
+        ("NVIDIA GeForce RTX 5090", "bf16", 209.5),
         ("Tesla V100-SXM2-16GB", "O1", 125),
         ("Tesla V100-SXM2-16GB", "bf16", None),
-        ("Tesla V100-SXM2-16GB", "off", 15.7),
         ("Tesla T4", "fp16", 65),
         ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
@@ -32,11 +40,12 @@ from engine.gpus.peak_flops import PEAK_TFLOPS, peak_tflops
     ],
 )
 def test_peak_tflops_depends_on_gpu_and_precision(name: str, amp: Any, tflops: float | None) -> None:
-    assert peak_tflops(name, PrecisionConfig(amp=amp)) == tflops
+    assert peak_tflops(name, PrecisionConfig(amp=amp), tf32=True) == tflops
 
 
-def test_peak_tflops_without_tf32_uses_plain_float32() -> None:
-    assert peak_tflops("NVIDIA A100-SXM4-80GB", PrecisionConfig(tf32="off")) == 19.5
+@pytest.mark.parametrize(("name", "tflops"), [("NVIDIA A100-SXM4-80GB", 19.5), ("Tesla V100-SXM2-16GB", 15.7)])
+def test_peak_tflops_without_tf32_uses_plain_float32(name: str, tflops: float) -> None:
+    assert peak_tflops(name, PrecisionConfig(), tf32=False) == tflops
 
 
 def test_peak_tflops_table_has_no_sparse_values() -> None:

@@ -60,6 +60,15 @@ def test_optimizer_state_uses_memory_format_of_weights(tmp_path: Path) -> None:
         assert all(torch.equal(momentum, saved[number]["momentum_buffer"]) for number, momentum in enumerate(momenta))
 
 
+@pytest.mark.parametrize("pipeline", ["memory", "stream"])
+def test_batches_have_memory_format_of_model(pipeline: str) -> None:
+    recipe = (*SMALL, "data.dataset=fake", f"data.pipeline={pipeline}", "data.workers=0", "model.channels_last=on")
+    with single_rank_trainer(*recipe) as trainer:
+        images = trainer.state.next_train_batch().images
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert not images.is_contiguous()
+
+
 def test_activations_use_channels_last_format() -> None:
     with single_rank_trainer(*SMALL, "model.channels_last=on") as trainer:
         is_channels_last: list[bool] = []
@@ -77,22 +86,26 @@ def test_activations_use_channels_last_format() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "device", "last"),
+    ("recipe", "capability", "last"),
     [
-        (("model.name=cnn",), "cpu", True),
-        (("model.name=linear",), "cpu", False),
-        (("model.name=cnn", "model.channels_last=off"), "cpu", False),
-        (("model.name=cnn",), "cuda", False),
-        (("model.name=cnn", "precision.amp=bf16"), "cuda", True),
-        (("model.name=cnn", "precision.amp=O0"), "cuda", False),
-        (("model.name=cnn", "model.channels_last=on"), "cuda", True),
+        (("model.name=cnn",), None, True),
+        (("model.name=linear",), None, False),
+        (("model.name=cnn", "model.channels_last=off"), None, False),
+        (("model.name=cnn",), (7, 0), False),
+        (("model.name=cnn",), (8, 0), True),
+        (("model.name=cnn", "precision.tf32=off"), (8, 0), False),
+        (("model.name=cnn", "precision.amp=bf16", "precision.tf32=off"), (8, 0), True),
+        (("model.name=cnn", "precision.amp=O0"), (7, 0), False),
+        (("model.name=cnn", "model.channels_last=on"), (7, 0), True),
     ],
 )
 def test_memory_format_auto_uses_channels_last_only_where_faster(
-    recipe: tuple[str, ...], device: str, last: bool
+    recipe: tuple[str, ...], capability: tuple[int, int] | None, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("engine.models.memory_format.device_capability", lambda device: capability)
     config: Config = resolve_config("digits", recipe).config
-    chosen = resolve_memory_format(config, build_model(config, 1, 10, 8), torch.device(device))
+    device = torch.device("cpu" if capability is None else "cuda")
+    chosen = resolve_memory_format(config, build_model(config, 1, 10, 8), device)
     assert chosen == (torch.channels_last if last else torch.contiguous_format)
 
 
