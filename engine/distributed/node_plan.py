@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.config.precision import Capability
 from engine.config.schema import Config
+from engine.gpus.numa import allowed_cpus, numa_nodes
 from engine.gpus.selection import CudaDevice
 from engine.gpus.visible_devices import show_devices
 from engine.utils.errors import Problem, UsageError
@@ -41,6 +44,13 @@ class NodePlan:
     """GPUs per rank; more than one with DataParallel."""
     gpus: tuple[tuple[str, int], ...] = ()
     """Product name and index in PCI bus order of each GPU in `devices`; empty on the CPU."""
+    cores_per_rank: int = 1
+    """CPU cores that a rank may use for its threads and loader processes."""
+    capability: Capability | None = None
+    """Lowest compute capability of the GPUs; None on the CPU, and for GPUs of AMD."""
+    numa_nodes: tuple[int | None, ...] = ()
+    """NUMA node of each GPU in `devices` that its rank is bound to (`device.numa`), None if it is not; empty on the
+    CPU."""
 
     def device_index(self, local_rank: int) -> int:
         """Return the CUDA index of a rank's first device, which is its index in `devices`."""
@@ -54,6 +64,17 @@ class NodePlan:
     @property
     def on_gpu(self) -> bool:
         return self.devices[0] != "cpu"
+
+    def numa_node(self, local_rank: int) -> int | None:
+        """Return the NUMA node of a rank; None if the rank is not bound, or its GPUs have several."""
+        nodes = {self.numa_nodes[index] for index in self.device_indices(local_rank)} if self.numa_nodes else {None}
+        return nodes.pop() if len(nodes) == 1 else None
+
+    def describe_numa(self) -> str:
+        """Return the NUMA nodes of the ranks, like `NUMA nodes 0, 1`; "" if none is bound."""
+        ranks = range(len(self.devices) // self.devices_per_rank)
+        nodes = sorted({node for rank in ranks if (node := self.numa_node(rank)) is not None})
+        return f"NUMA node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}" if nodes else ""
 
 
 def plan_node(
@@ -71,34 +92,53 @@ def plan_node(
     if problems:
         raise UsageError(problems)
     workers = None if config.data.workers == "auto" else config.data.workers
+    nodes = numa_nodes([gpu.pci_bus_id for gpu in gpus]) if config.device.numa == "auto" else (None,) * len(gpus)
 
-    def threads(ranks: int) -> int:
-        return config.device.threads or max(1, available_cores() // ranks)
+    def plan(ranks: int, backend: Backend, gpus: Sequence[CudaDevice] = ()) -> NodePlan:
+        is_dp = config.device.parallel == "dp"
+        # A rank of DataParallel is bound only if all of its GPUs have the same node.
+        bound = (set(nodes) if len(set(nodes)) == 1 else ()) if is_dp else nodes[: len(gpus)]
+        cores = _cores_per_rank(ranks, tuple(bound))
+        return NodePlan(
+            devices=tuple(gpu.uuid for gpu in gpus) or ("cpu",) * ranks,
+            parent_uuids=tuple(gpu.parent_uuid for gpu in gpus) or (None,) * ranks,
+            local_world_size=ranks,
+            threads_per_rank=config.device.threads or cores,
+            workers=workers,
+            backend=backend,
+            devices_per_rank=len(gpus) if is_dp else 1,
+            gpus=tuple((gpu.name, gpu.index) for gpu in gpus),
+            cores_per_rank=cores,
+            capability=_lowest_capability(gpus),
+            numa_nodes=nodes[: len(gpus)],
+        )
 
     if config.device.parallel == "dp":
-        devices, parents = tuple(gpu.uuid for gpu in gpus), tuple(gpu.parent_uuid for gpu in gpus)
-        backend = _backend(config, 1)
-        return NodePlan(devices, parents, 1, threads(1), workers, backend, len(gpus), _names_and_indices(gpus))
+        return plan(1, _backend(config, 1), gpus)
     if gpus:
         ranks = local_world_size or len(gpus)
         if 1 < len(gpus) < ranks:
             reason = f"{ranks} ranks on this host need one GPU each, but only {len(gpus)} are available"
             raise UsageError.one("device.gpus", reason, "start fewer ranks on this host")
-        devices = tuple(gpu.uuid for gpu in gpus[:ranks])
-        parents = tuple(gpu.parent_uuid for gpu in gpus[:ranks])
-        backend = _backend(config, world_size or ranks)
-        names = _names_and_indices(gpus[:ranks])
-        return NodePlan(devices, parents, ranks, threads(ranks), workers, backend, gpus=names)
+        return plan(ranks, _backend(config, world_size or ranks), gpus[:ranks])
     ranks = local_world_size or config.device.ranks
     max_ranks = MAX_RANKS_PER_CORE * available_cores()
     if ranks > max_ranks:
         reason = f"{ranks} ranks are too many for {available_cores()} cores"
         raise UsageError.one("device.ranks", reason, f"use at most {max_ranks} (4 per core)")
-    return NodePlan(("cpu",) * ranks, (None,) * ranks, ranks, threads(ranks), workers, "gloo")
+    return plan(ranks, "gloo")
 
 
-def _names_and_indices(gpus: Sequence[CudaDevice]) -> tuple[tuple[str, int], ...]:
-    return tuple((gpu.name, gpu.index) for gpu in gpus)
+def _cores_per_rank(ranks: int, nodes: Sequence[int | None]) -> int:
+    """Return the cores of a rank: a share of the host's, and of those of its NUMA node. `nodes` are those of the ranks
+    whose GPUs are known."""
+    shares = [len(allowed_cpus(node)) // count for node, count in Counter(nodes).items() if node is not None]
+    return max(1, min([available_cores() // ranks, *shares]))
+
+
+def _lowest_capability(gpus: Sequence[CudaDevice]) -> Capability | None:
+    known = [gpu.capability for gpu in gpus if gpu.capability is not None]
+    return min(known) if known and len(known) == len(gpus) else None
 
 
 def _backend(config: Config, world_size: int) -> Backend:

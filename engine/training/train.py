@@ -36,6 +36,7 @@ from engine.distributed.grad_strides import explain_grad_strides
 from engine.distributed.parallel import batch_device, wrap_model
 from engine.distributed.process_group import join_process_group
 from engine.distributed.rank_env import RankInfo
+from engine.gpus.numa import bind_to_node
 from engine.models.freeze import set_train_mode
 from engine.models.memory_format import resolve_memory_format
 from engine.models.precision import build_grad_scaler, max_scaler_skips
@@ -78,6 +79,9 @@ class TrainingData:
 def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outcome:
     """Train as one rank of the run. Raises UsageError, on all ranks, if config, data or checkpoint cannot be used."""
     config = job.config
+    # Before the first thread, and before memory is allocated.
+    if (node := job.plan.numa_node(rank_info.local_rank)) is not None:
+        bind_to_node(node)
     torch.set_num_threads(job.plan.threads_per_rank)
 
     # 1. Open the data, and check that the run can train on it.
@@ -331,7 +335,7 @@ def _num_workers(
     if job.plan.workers is not None:
         return job.plan.workers, None
     batch_size = job.config.data.numeric_batch_size * job.plan.devices_per_rank
-    max_workers = auto_workers(available_cores() // job.plan.local_world_size, batch_size)
+    max_workers = auto_workers(job.plan.cores_per_rank, batch_size)
     dataset = BatchDataset(source, job.config, image_format)
     workers = measure_num_workers(dataset, next(sampler.train_requests(epoch)), max_workers)
     return workers, max_workers if workers and uses_threads(job.config) else None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch.distributed import HashStore
@@ -17,6 +21,7 @@ from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import resume_position, train
+from engine.utils.errors import UsageError
 
 
 def test_train_names_missing_rank_after_device_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +32,23 @@ def test_train_names_missing_rank_after_device_timeout(monkeypatch: pytest.Monke
     channel = DirectChannel(print, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     with pytest.raises(RendezvousTimeoutError, match=r"rank 1 did not join the process group within 0\.5 s"):
         train(job, RankInfo(0, 2, 0, 2), HashStore(), channel)
+
+
+def test_train_binds_rank_to_numa_node_of_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    before = os.sched_getaffinity(0)
+    (tmp_path / "devices/system/node/node1").mkdir(parents=True)
+    (tmp_path / "devices/system/node/node1/cpulist").write_text(f"{max(before)}\n")
+    monkeypatch.setattr("engine.gpus.numa.SYSFS", tmp_path)
+    config = resolve_config("digits", ["data.val_split=0.9999", "device.gpus=cpu", "device.ranks=1"]).config
+    job = Job(config, replace(plan_node(config, []), numa_nodes=(1,)), None, False, open_source(config))
+    channel = DirectChannel(print, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    try:
+        with pytest.raises(UsageError):
+            train(job, RankInfo(0, 1, 0, 1), HashStore(), channel)
+        assert os.sched_getaffinity(0) == {max(before)}
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @pytest.mark.parametrize(
