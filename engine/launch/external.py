@@ -18,16 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from engine.config.precision import with_amp
 from engine.distributed.channel import DirectChannel, StopFlag
 from engine.distributed.failures import describe_cause, describe_failure, rank_failure
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import TORCHRUN_RUN_ID, RankInfo, rank_info_from_env
-from engine.distributed.rendezvous import (
-    INIT_METHOD_KEY,
-    check_external_rendezvous,
-    open_store,
-    remove_rendezvous_file,
-)
+from engine.distributed.rendezvous import INIT_METHOD_KEY, check_external_rendezvous, open_store, remove_rendezvous_file
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog
 from engine.gpus.selection import CudaDevice
 from engine.launch.batch_size import with_batch_size
@@ -266,13 +262,13 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
 
 
 def _prepare_and_broadcast(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job | None:
-    """Prepare the run on rank 0, and send its folder and batch size to the other ranks. Raises UsageError."""
+    """Prepare the run on rank 0, and send its folder and what was auto to the other ranks. Raises UsageError."""
     job = run.prepare(preflight, this_rank.rank_info.world_size, this_rank.check_stop)
     if job is None:
         this_rank.share_exit_code(ExitCode.FINISHED)
         return None
-    folder = None if job.folder is None else str(job.folder.path)
-    message = {"folder": folder, "resumed": job.resumed, "batch_size": job.config.data.batch_size}
+    keys = {"batch_size": job.config.data.batch_size, "amp": job.config.precision.amp}
+    message = {"folder": None if job.folder is None else str(job.folder.path), "resumed": job.resumed, **keys}
     this_rank.store.set("job", json.dumps(message))
     return job
 
@@ -281,7 +277,7 @@ def _receive_job(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) 
     """Wait for the job of rank 0. Raises RankZeroEndedError if there is none."""
     message = json.loads(wait_for_key(this_rank.store, "job", this_rank.stop_flag))
     assert preflight.plan is not None  # noqa: S101 - else rank 0 would have refused the run
-    config, folder = with_batch_size(run.request.config, message["batch_size"]), None
+    config, folder = with_amp(with_batch_size(run.request.config, message["batch_size"]), message["amp"]), None
     if message["folder"] is not None:
         folder = RunFolder(Path(message["folder"]))
         with suppress(OSError):

@@ -1,4 +1,5 @@
-"""Resolve the input keys of section `data` that are not set, before the dataset is opened.
+"""Resolve the input keys of section `data` that are not set, and the precision of a resumed run, before the dataset is
+opened.
 
 A run with pretrained weights takes the input transform of the weights, a resumed one that of its first session.
 `launcher`, `external`, `preflight` and `preflight_process` call it, and `engine.doctor`.
@@ -8,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
 from engine.config.data_sections import DataConfig
 from engine.config.loader import resolve_config
+from engine.config.precision import with_amp
 from engine.config.schema import Config, as_dict
+from engine.config.training_sections import AmpLevel
 from engine.data.inspection_process import find_item_format
 from engine.models.pretrained_input import (
     INPUT_KEYS,
@@ -32,14 +35,15 @@ if TYPE_CHECKING:
 
 
 def with_input_keys(request: RunRequest) -> RunRequest:
-    """Return a request with the input keys that its pretrained weights, or the run that it resumes, supply.
+    """Return a request with the input keys that its pretrained weights, or the run that it resumes, supply, and with
+    the precision of the latter.
 
     Keys that cannot be resolved stay unset; the preflight reports why."""
     config, run = request.config, request.config.run
     if run.name is not None and (run.resume or run.requeue):
         saved = saved_config(RunFolder(request.runs_dir / run.name))
         if saved is not None:
-            return replace(request, config=_with_saved_input(config, saved))
+            return replace(request, config=_with_saved_precision(_with_saved_input(config, saved), saved))
     try:
         pretrained = find_pretrained_input(config.model)
         if pretrained is None:
@@ -66,6 +70,15 @@ def saved_config(folder: RunFolder) -> Mapping[str, Any] | None:
         # Only compared: no code that it names runs.
         saved = as_dict(resolve_config(str(folder.config), trust_code=True).config)
     return saved
+
+
+def _with_saved_precision(config: Config, saved: Mapping[str, Any]) -> Config:
+    """Set `precision.amp` to the level that the run began with, if it is auto."""
+    precision = saved.get("precision")
+    if config.precision.amp != "auto" or not isinstance(precision, Mapping):
+        return config
+    levels: tuple[AmpLevel, ...] = get_args(AmpLevel)
+    return with_amp(config, next((level for level in levels if level == precision.get("amp")), "auto"))
 
 
 def _with_saved_input(config: Config, saved: Mapping[str, Any]) -> Config:

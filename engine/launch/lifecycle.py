@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from engine.config.precision import with_amp
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.distributed.failures import describe_failure
@@ -125,8 +126,9 @@ class OwnedRun:
         """Claim the run folder; a dry run has a job without one."""
         assert preflight.plan is not None  # noqa: S101 - a preflight without problems has one
         request = self.request
-        job = Job(request.config, preflight.plan, None, False, preflight.source, lr_range=request.lr_range)
-        job = replace(job, input_source=request.input_source)
+        config = with_amp(request.config, preflight.amp.level)
+        job = Job(config, preflight.plan, None, False, preflight.source, lr_range=request.lr_range)
+        job = replace(job, input_source=request.input_source, amp_why=preflight.amp.why)
         if self.request.dry_run:
             return job
         if self.claimed is None:
@@ -135,7 +137,7 @@ class OwnedRun:
             except AlreadyFinishedError:
                 return None
         folder = self.claimed.folder
-        config = with_run_name(self.request.config, folder)
+        config = with_run_name(config, folder)
         if self.request.detached and self.place is None:
             self.recorder = open_recorder(folder, config, self.listener)
             self._take_place(QueueStage.GRANTED, self.recorder)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.config.code_trust import CodeTrust
 from engine.config.effects import NoEffect, keys_without_effect_on_devices, optimizer_keys_without_effect
+from engine.config.precision import AmpChoice, choose_amp
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import cpu_precision_warnings
 from engine.config.schema import Config
@@ -95,7 +96,7 @@ class Preflight:
 
     `warnings` are those of the request, and of keys that have no effect on these devices. `source` and `counts` are
     None if the dataset was not opened, `plan` if no devices could be chosen. `schedule` samples the user's own
-    schedule."""
+    schedule. `amp` is the level of `precision.amp` on the devices of the plan."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
@@ -103,6 +104,7 @@ class Preflight:
     counts: ImageCounts | None = None
     plan: NodePlan | None = None
     schedule: SampledSchedule | None = None
+    amp: AmpChoice = field(default_factory=lambda: AmpChoice("off"))
 
 
 def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Callable[[], None] = lambda: None) -> None:
@@ -165,6 +167,7 @@ def run_preflight(
         sizes = (None, None) if rank_info is None else (rank_info.local_world_size, rank_info.world_size)
         plan = plan_node(config, gpus, *sizes)
         preflight.plan = plan if devices_known else None
+        preflight.amp = choose_amp(config, plan.capability, on_gpu=plan.on_gpu)
         if first_of_host:
             world_size = plan.local_world_size if rank_info is None else rank_info.world_size
             _check_plan(config, preflight, plan, world_size, devices_known=devices_known)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engine.config.precision import describe_precision, uses_tf32
 from engine.config.schema import Config
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import expected_input_format
@@ -18,7 +19,7 @@ from engine.gpus.allocation import preview_allocation
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.launch.input_keys import with_input_keys
-from engine.launch.preflight import RunRequest, run_preflight
+from engine.launch.preflight import Preflight, RunRequest, run_preflight
 from engine.utils.errors import UsageError, problems_from_json, problems_to_json
 from engine.utils.helper_process import ParentPipe
 
@@ -95,6 +96,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         "classes": None if source is None else len(source.classes),
         "schedule": None if schedule is None else asdict(schedule),
         "input": _describe_input(request),
+        "precision": _describe_precision(request.config, preflight),
     }
 
 
@@ -103,6 +105,16 @@ def _describe_input(request: RunRequest) -> str:
     if not request.input_source:
         return ""
     return f"{expected_input_format(request.config).describe()}, {request.input_source}"
+
+
+def _describe_precision(config: Config, preflight: Preflight) -> str:
+    """Return precision and NUMA nodes as the run will show them; the memory format follows from the model. "" on the
+    CPU, and while the devices are unknown."""
+    plan = preflight.plan
+    if plan is None or not plan.on_gpu:
+        return ""
+    tf32 = uses_tf32(config.precision, plan.capability)
+    return describe_precision(preflight.amp, tf32=tf32, numa=plan.describe_numa())
 
 
 def _check_model(values: dict[str, Any]) -> dict[str, Any]:

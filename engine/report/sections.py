@@ -178,6 +178,7 @@ def hardware(run: ReportedRun) -> list[tuple[str, str]]:
         ("ranks", f"{started.world_size} ({started.backend}{_started_by(started)})"),
         ("batch size", f"{per_rank} per rank, {started.global_batch} in total"),
         ("input pipeline", _pipeline(started)),
+        ("precision", started.precision or UNKNOWN),
         ("compiled model", "yes" if started.compiled else "no"),
     ]
     if _known(started.peak_tflops):

@@ -135,14 +135,15 @@ def describe_devices(event: RunStarted) -> str:
 
 
 def describe_run_setup(event: RunStarted) -> str:
-    """Return devices, batch size, epochs, dataset and model of a run as one line."""
+    """Return devices, batch size, epochs, dataset, model and precision of a run as one line."""
     image_format = f", images: {event.image_format}" if event.image_format else ""
     start_method = f", started by {event.start_method}" if event.start_method else ""
+    precision = f"; precision: {event.precision}" if event.precision else ""
     return (
         f"{describe_devices(event)}{start_method}, global batch size {event.global_batch}, "
         f"{pluralize(event.steps_per_epoch, 'step')} per epoch, {pluralize(event.epochs, 'epoch')}, "
         f"{event.train_images} images for training and {event.val_images} for validation in "
-        f"{event.classes} classes, {describe_parameters(event)}{image_format}{describe_pipeline(event)}"
+        f"{event.classes} classes, {describe_parameters(event)}{image_format}{describe_pipeline(event)}{precision}"
     )
 
 

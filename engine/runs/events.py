@@ -105,6 +105,8 @@ class RunStarted(Event):
     """What decodes JPEG files: cpu or gpu; "" in old journals."""
     decoder_why: str = ""
     """Why this decoder was chosen, as text; "" if it had no alternative, and in old journals."""
+    precision: str = ""
+    """Precision, memory format and NUMA nodes of the ranks, as text; "" in old journals."""
     start_method: str = ""
     """How the ranks were started: fork, spawn, torchrun, srun, or env for another launcher; "" in old journals."""
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.config.precision import AmpChoice, describe_precision
 from engine.data.limits import uses_threads
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.choose_decoder import DecoderChoice
@@ -296,6 +297,7 @@ class Trainer:
             val_images=state.sampler.val_images,
             classes=len(self.source.classes),
             parameters=count_parameters(state.model),
+            precision=self._describe_precision(),
             trainable=sum(p.numel() for p in state.model.parameters() if p.requires_grad),
             workers=state.batches.workers,
             worker_type="threads" if uses_threads(self.config) else "processes",
@@ -316,6 +318,14 @@ class Trainer:
             flops=self.warmup.flops_by_size[state.image_format.size],
             peak_tflops=self.warmup.peak_tflops,
             versions={"gputrain": version("gputrain"), "torch": torch.__version__, "python": platform.python_version()},
+        )
+
+    def _describe_precision(self) -> str:
+        return describe_precision(
+            AmpChoice(self.config.precision.amp, self.job.amp_why),
+            tf32=self.state.uses_tf32,
+            channels_last=self.state.memory_format is torch.channels_last,
+            numa=self.job.plan.describe_numa(),
         )
 
     def warn_skipped_files(self) -> None:

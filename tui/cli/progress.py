@@ -147,6 +147,7 @@ class DryRunPrinter:
                 **({"reason for CPU": printable(fallback)} if fallback else {}),
                 "start method": event.start_method,
                 "backend": event.backend,
+                "precision": event.precision,
                 **_input_rows(event),
                 "global batch size": event.global_batch,
                 "steps per epoch": event.steps_per_epoch,

@@ -50,6 +50,8 @@ class FormCheckResult:
     """Factors of the user's own schedule; None for other schedules, and until it is evaluated."""
     input: str = ""
     """Input of the model, if its pretrained weights determine it."""
+    precision: str = ""
+    """Precision and NUMA nodes of a run on GPUs."""
     run_name: str = ""
     """Name that the run gets if none is typed."""
 
@@ -124,6 +126,7 @@ class FormChecker:
             num_classes=answer["classes"],
             schedule=SampledSchedule(**answer["schedule"]) if answer["schedule"] is not None else None,
             input=answer["input"],
+            precision=answer["precision"],
         )
 
     def check_model(

@@ -65,6 +65,7 @@ def _plan_lines(config: Config, result: FormCheckResult) -> list[str]:
     if config.data.batch_size != "auto":
         global_batch = str(result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate)
     lines = [f"{devices}, global batch size {global_batch}"]
+    lines += [f"Precision: {result.precision}"] if result.precision else []
     lines += [f"Input: {printable(result.input)}"] if result.input else []
     sampler = result.sampler
     if sampler is None:

@@ -32,6 +32,12 @@ def test_preset_resolves_without_keys_that_have_no_effect(name: str) -> None:
     assert resolved.no_effect == ()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_preset_of_cifar_and_imagenet_chooses_precision_by_gpu(name: str) -> None:
+    amp = resolve_config(name, allow_missing=True).config.precision.amp
+    assert amp == ("auto" if name.startswith(("cifar10", "imagenet")) else "off")
+
+
 def test_presets_are_listed_in_alphabetical_order() -> None:
     assert list(presets()) == sorted(presets())
 

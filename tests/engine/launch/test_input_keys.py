@@ -70,6 +70,19 @@ def test_resumed_run_keeps_input_of_its_first_session(tmp_path: Path) -> None:
     assert resumed.input_source == ""
 
 
+@pytest.mark.parametrize(
+    ("stored", "typed", "kept"),
+    [("bf16", "auto", "bf16"), ("off", "auto", "off"), ("bf16", "fp16", "fp16")],
+)
+def test_resumed_run_keeps_precision_that_auto_chose(tmp_path: Path, stored: str, typed: str, kept: str) -> None:
+    run = tmp_path / "older"
+    run.mkdir()
+    values = {"data": {"dataset": "digits"}, "precision": {"amp": stored}}
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    resumed = with_input_keys(folder_request(tmp_path, "run.resume=true", "run.name=older", f"precision.amp={typed}"))
+    assert resumed.config.precision.amp == kept
+
+
 @pytest.mark.parametrize(("width", "items"), [(20, ItemFormat(20, 1)), (30, ItemFormat(None, 1))])
 def test_user_dataset_of_square_items_keeps_their_size(tmp_path: Path, width: int, items: ItemFormat) -> None:
     (tmp_path / "own_photos.py").write_text(USER_DATASET.replace("WIDTH", str(width)))

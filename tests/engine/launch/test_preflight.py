@@ -71,6 +71,20 @@ def test_preflight_does_not_warn_of_float16_on_gpu(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, "precision.amp=fp16", gpus=(CudaDevice(0, "GPU-0", "H200", None),)) == []
 
 
+@pytest.mark.parametrize(("capability", "level"), [((9, 0), "bf16"), ((7, 5), "off")])
+def test_run_records_precision_that_auto_chose(tmp_path: Path, capability: tuple[int, int], level: str) -> None:
+    gpus = (CudaDevice(0, "GPU-0", "H100", None, capability=capability),)
+    request, preflight = preflight_of(tmp_path, "precision.amp=auto", gpus=gpus)
+    owned = OwnedRun(request, lambda event: None)
+    try:
+        job = owned.prepare(preflight)
+        assert job is not None and job.folder is not None
+        assert job.config.precision.amp == level
+        assert resolve_config(str(job.folder.config), ()).config.precision.amp == level
+    finally:
+        owned.release()
+
+
 def test_doctor_repeats_warnings_of_preflight(tmp_path: Path) -> None:
     request, preflight = preflight_of(tmp_path, "precision.amp=fp16")
     checks = {check.name: check for check in preflight_checks(request.config, preflight, GpuAllocation())}

@@ -285,6 +285,15 @@ def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
     assert "! precision.amp: O2 computes in float16, which is usually many times slower than float32" in shown
 
 
+def test_plan_says_in_one_line_what_gpus_compute_in(checker: FormChecker) -> None:
+    config = Form("digits", {"device.gpus": "2,3", "precision.amp": "auto"}).config()
+    values = demo_snapshot(0.0).to_dict()
+    for gpu in values["gpus"]:
+        gpu["compute_capability"] = {"value": "9.0", "unit": "", "time": gpu["time"]}
+    checked = checker.check(checker.begin(config), config, Snapshot.from_dict(values))
+    assert "Precision: bf16 AMP (auto), TF32" in plan_text(config, [], checked).plain.splitlines()
+
+
 def test_checker_warns_of_keys_without_effect(checker: FormChecker) -> None:
     form = Form("digits", {"schedule.power": "2", "device.empty_cache": "true", "device.gpus": "cpu"})
     config = form.config()

@@ -1,0 +1,39 @@
+"""The precision that auto chooses on GPUs, and what a resumed run makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from fake_cuda import Rehearsal, run_started
+from fake_gpu_host import gpu_line
+from gputrain_command import read_events
+
+DIGITS = ("digits", "--model", "cnn", "--amp", "auto")
+EXCHANGE = ("device.compress=bf16", "device.bucket_cap_mb=1")
+
+
+@pytest.mark.rehearsal
+def test_run_on_gpus_computes_in_bf16_and_keeps_it(rehearsal: Rehearsal) -> None:
+    run = rehearsal.run("gpus", *DIGITS, "--gpus", "free:2", *EXCHANGE, "--epochs", "1")
+    assert run_started(run)["precision"] == "bf16 AMP (auto), TF32, channels_last"
+    assert yaml.safe_load((run / "config.yaml").read_text())["precision"] == {"amp": "bf16", "tf32": "auto"}
+
+    rehearsal.host.set_scene(gpu_line(0, capability=75), gpu_line(1, capability=75))
+    again = ("run", "--headless", *DIGITS, "--name", "gpus", "--resume", *EXCHANGE, "--epochs", "2")
+    older = rehearsal(*again, "--gpus", "free:2", FAKE_CUDA_CAPABILITY="7")
+    assert older.returncode == 2
+    assert "does not support bfloat16; set precision.amp to fp16 or off" in older.stderr
+    resumed = rehearsal(*again, "--gpus", "cpu")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "float32 math does not use TF32 any more" in resumed.stderr
+    [started] = [event for event in read_events(run) if event["type"] == "run_resumed"]
+    assert started["precision"] == "bf16 AMP, channels_last"
+
+
+@pytest.mark.rehearsal
+def test_dry_run_says_why_older_gpu_computes_in_float32(rehearsal: Rehearsal) -> None:
+    rehearsal.host.set_scene(gpu_line(0, capability=75))
+    done = rehearsal("run", "--dry-run", *DIGITS, "--gpus", "free:1", FAKE_CUDA_CAPABILITY="7")
+    assert done.returncode == 0, done.stderr
+    assert "precision          float32 (auto: compute capability 7.5 has no bf16)\n" in done.stdout
