@@ -63,7 +63,6 @@ from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
 from engine.utils.errors import Problem, UsageError, collect_problems
-from engine.utils.host import available_cores
 
 
 @dataclass(frozen=True)
