@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from engine.config.loader import resolve_config
 from engine.data.batching import build_sampler
 from engine.data.pipelines.choose import choose_pipeline
+from engine.data.pipelines.device import DeviceBatch, UnpreparedBatches
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
@@ -27,6 +29,16 @@ from engine.training.device import cuda_uuid
 from engine.training.job import Job
 from engine.training.train import TrainingData, build_trainer, resume_position, run_training
 from engine.training.trainer import Trainer
+
+
+class PremadeBatches(UnpreparedBatches):
+    """Input pipeline that repeats a few batches, which are already on the device."""
+
+    def __init__(self, batches: list[DeviceBatch]) -> None:
+        self._batches = cycle(batches)
+
+    def __next__(self) -> DeviceBatch:
+        return next(self._batches)
 
 
 @contextmanager

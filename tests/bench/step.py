@@ -30,27 +30,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from engine.data.pipelines.device import DeviceBatch, UnpreparedBatches
+from engine.data.pipelines.device import DeviceBatch
 from engine.distributed.agreement import POLL_INTERVAL_SECONDS, Agreement
 from engine.runs.control import RequestCounters
 from engine.training.loop import evaluate, train_step
 from engine.training.trainer import Trainer
-from in_process import single_rank_trainer
+from in_process import PremadeBatches, single_rank_trainer
 
 BATCHES = 8
 EVALUATED = 20
 LR = 0.01
 AGREEMENT_CALLS = 300
-
-
-class Premade(UnpreparedBatches):
-    """Input pipeline that repeats a few batches on the device."""
-
-    def __init__(self, batches: list[DeviceBatch]) -> None:
-        self._batches = cycle(batches)
-
-    def __next__(self) -> DeviceBatch:
-        return next(self._batches)
 
 
 def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
@@ -164,7 +154,7 @@ def main() -> None:
             (torch.randn(shape, device=state.device), torch.randint(state.num_classes, shape[:1], device=state.device))
             for _ in range(BATCHES)
         ]
-        state.batches = Premade([DeviceBatch(images, labels, 1.0) for images, labels in premade])
+        state.batches = PremadeBatches([DeviceBatch(images, labels, 1.0) for images, labels in premade])
         batches = cycle([(images.contiguous(memory_format=state.memory_format), labels) for images, labels in premade])
 
         def trainer_step() -> None:

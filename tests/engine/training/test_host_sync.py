@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.data.pipelines.device import DeviceBatch, UnpreparedBatches
+from engine.data.pipelines.device import DeviceBatch
 from engine.training.loop import evaluate, train_step
 from engine.training.metrics import Evaluation, EvaluationAccumulator
-from in_process import single_rank_trainer
+from in_process import PremadeBatches, single_rank_trainer
 
 
 class HostReads(TorchDispatchMode):
@@ -44,16 +43,6 @@ def test_train_step_reads_no_value_from_device(recipe: tuple[str, ...]) -> None:
         assert reads.count > 0, "the mode counts real reads"
 
 
-class PremadeLoader(UnpreparedBatches):
-    """Repeats the same batches, which are already on the device."""
-
-    def __init__(self, batches: list[DeviceBatch]) -> None:
-        self._batches = cycle(batches)
-
-    def __next__(self) -> DeviceBatch:
-        return next(self._batches)
-
-
 @contextmanager
 def forbid_host_sync() -> Iterator[None]:
     """Make torch raise on implicit host syncs; explicit ones such as `torch.cuda.synchronize` are allowed."""
@@ -81,7 +70,7 @@ def test_train_step_between_log_points_does_not_sync_gpu(amp: str, recipe: tuple
         assert state.device.type == "cuda"
         images, labels = torch.rand(32, 1, 8, 8, device=state.device), torch.randint(10, (32,), device=state.device)
         micro_batches = trainer.config.optim.accumulate
-        state.batches = PremadeLoader(
+        state.batches = PremadeBatches(
             [
                 DeviceBatch(images, labels, 1 / micro_batches, index == micro_batches - 1)
                 for index in range(micro_batches)
@@ -105,7 +94,7 @@ def test_evaluate_syncs_gpu_only_at_end(monkeypatch: pytest.MonkeyPatch) -> None
     with single_rank_trainer("model.ema=0.9", on_gpu=True) as trainer:
         state = trainer.state
         images, labels = torch.rand(32, 1, 8, 8, device=state.device), torch.randint(10, (32,), device=state.device)
-        state.batches = PremadeLoader([DeviceBatch(images, labels, 1.0)])
+        state.batches = PremadeBatches([DeviceBatch(images, labels, 1.0)])
         evaluate(state, lambda: False)
         all_reduce = EvaluationAccumulator.all_reduce
 
