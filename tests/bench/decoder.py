@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("rounds", nargs="?", type=int, default=3)
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--folder", type=Path, help="Make the photos here, unless they are there.")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -117,7 +118,7 @@ def main() -> None:
         # The loader process and the thread that prefetches have no end.
         os._exit(0)
     with tempfile.TemporaryDirectory() as root:
-        task = Task(Path(root), 1, arguments.batch_size)
+        task = Task(arguments.folder or Path(root), 1, arguments.batch_size)
         made_photos.make_photos(task, arguments.images)
         print_row("GPU", f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
         for workers in arguments.workers:
