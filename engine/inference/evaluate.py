@@ -42,6 +42,7 @@ CHECKPOINT_DATA_KEYS = ("image_size", "size_schedule", "channels", "mean", "std"
 # Sections whose keys an evaluation may change.
 OVERRIDABLE: dict[str, type[Section]] = {"data": DataConfig, "eval": EvalConfig}
 MAX_LISTED_CLASSES = 10
+MAX_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,10 @@ def evaluate_checkpoint(
         observer.open(config, source, checkpoint.image_format)
 
     # DataLoader workers are forked, so they must start before this process initializes CUDA or starts threads.
-    workers: int = 0 if source.in_memory else auto_workers(available_cores(), config.data.numeric_batch_size)
+    workers: int = 0
+    if not source.in_memory:
+        # Not measured, unlike in training, so a host with many cores gets no more than shared memory surely holds.
+        workers = min(auto_workers(available_cores(), config.data.numeric_batch_size), MAX_WORKERS)
     if config.data.workers != "auto":
         workers = config.data.workers
     batches = BatchLoader(
