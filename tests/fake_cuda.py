@@ -19,7 +19,7 @@ from gputrain_command import Gputrain, read_events
 FOLDER = Path(__file__).parent / "rehearsal"
 LIBRARY = "libfakecuda.so"  # hooks/sitecustomize.py looks for this name
 # cpu_kernels.py and the functions in C are written for what these versions call.
-SERVED_TORCH = ("2.14", "2.15")
+SERVED_TORCH = ("2.9", "2.11", "2.14", "2.15")
 
 
 def reason_to_skip(compiler: str | None, torch_version: str, cuda_version: str | None) -> str | None:
@@ -29,7 +29,8 @@ def reason_to_skip(compiler: str | None, torch_version: str, cuda_version: str |
     if cuda_version is None:
         return f"torch {torch_version} is not a CUDA build"
     if not torch_version.startswith(tuple(f"{version}." for version in SERVED_TORCH)):
-        return f"the fake CUDA runtime serves torch {' and '.join(SERVED_TORCH)}, not {torch_version}"
+        served = f"{', '.join(SERVED_TORCH[:-1])} and {SERVED_TORCH[-1]}"
+        return f"the fake CUDA runtime serves torch {served}, not {torch_version}"
     return None
 
 

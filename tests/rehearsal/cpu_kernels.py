@@ -215,6 +215,16 @@ def batch_norm_backward_elemt(*arguments: Any) -> Tensor:
     return copy_to_device(torch.empty_like(host_view(images)).copy_(grad), images.device)
 
 
+def _fused_sgd_(*lists: list[Tensor], **options: Any) -> None:
+    """Compute in float32: up to torch 2.13, the kernel of the CPU leaves most float16 weights unchanged."""
+    host_lists = [[host_view(tensor) for tensor in tensors] for tensors in lists]
+    float_lists = [[view.float() for view in views] for views in host_lists]
+    torch._fused_sgd_(*float_lists, **tree_map(Call("_fused_sgd_").to_host, options))
+    for views, values in zip(host_lists, float_lists, strict=True):
+        for view, value in zip(views, values, strict=True):
+            view.copy_(value)
+
+
 CUDA_ONLY = [
     batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt, batch_norm_backward_reduce,
     batch_norm_backward_elemt,
@@ -261,7 +271,7 @@ def install() -> None:
     """Replace the CUDA kernels of this process."""
     for name, operator in replaced_operators():
         LIBRARY.impl(name, cpu_kernel(operator), "CUDA", allow_override=True)
-    for kernel in [copy_, *CUDA_ONLY]:
+    for kernel in [copy_, _fused_sgd_, *CUDA_ONLY]:
         LIBRARY.impl(kernel.__name__, kernel, "CUDA", allow_override=True)
     # The encoded bytes are on the CPU, so its kernel precedes torchcodec's own, which serves all devices.
     TORCHCODEC.impl("decode_jpegs_cuda", decode_jpegs_cuda, "CPU")

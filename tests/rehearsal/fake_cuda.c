@@ -361,3 +361,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
   if (status) *status = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
+#if CUDART_VERSION < 13000
+cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **out, unsigned long long flags,
+                                    enum cudaDriverEntryPointQueryResult *status) {
+  return cudaGetDriverEntryPointByVersion(symbol, out, CUDART_VERSION, flags, status);
+}
+#endif

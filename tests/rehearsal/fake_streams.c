@@ -29,9 +29,13 @@ cudaError_t cudaStreamQuery(cudaStream_t) { CONTEXT; return gpus_hang ? cudaErro
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return synchronize(gpus_hang, __func__); }
 RETURNS(cudaStreamGetPriority, 0, cudaStream_t, int *out)
 RETURNS(cudaStreamIsCapturing, cudaStreamCaptureStatusNone, cudaStream_t, enum cudaStreamCaptureStatus *out)
+#if CUDART_VERSION < 13000
+#define EDGES
+#else
+#define EDGES const cudaGraphEdgeData **,
+#endif
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                     cudaGraph_t *, const cudaGraphNode_t **, const cudaGraphEdgeData **,
-                                     size_t *count) {
+                                     cudaGraph_t *, const cudaGraphNode_t **, EDGES size_t *count) {
   if (id) *id = 0;
   if (count) *count = 0;
   return cudaStreamIsCapturing(stream, status);

@@ -13,7 +13,7 @@ from fake_cuda import SERVED_TORCH, reason_to_skip
         ("/usr/bin/cc", f"{SERVED_TORCH[-1]}.0+cu130", "13.0", None),
         (None, f"{SERVED_TORCH[-1]}.0+cu130", "13.0", "no C compiler, which the fake CUDA runtime needs"),
         ("/usr/bin/cc", f"{SERVED_TORCH[-1]}.0+cpu", None, f"torch {SERVED_TORCH[-1]}.0+cpu is not a CUDA build"),
-        ("/usr/bin/cc", "2.6.0", "12.4", "the fake CUDA runtime serves torch 2.14 and 2.15, not 2.6.0"),
+        ("/usr/bin/cc", "2.6.0", "12.4", "the fake CUDA runtime serves torch 2.9, 2.11, 2.14 and 2.15, not 2.6.0"),
     ],
 )
 def test_rehearsal_is_skipped_with_reason(

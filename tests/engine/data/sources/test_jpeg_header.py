@@ -17,6 +17,9 @@ from engine.data.sources.jpeg_header import read_header
 ORIENTATION = 0x0112
 
 
+XMP = b"http://ns.adobe.com/xap/1.0/\0"
+
+
 def make_jpeg(mode: str = "RGB", **options: Any) -> bytes:
     file = BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (37, 53, 3), np.uint8)
@@ -66,8 +69,8 @@ def test_read_header_of_upright_jpeg(options: dict[str, Any], sampling: tuple[tu
     "data",
     [
         *(make_jpeg(exif=make_exif(orientation)) for orientation in (0, 2, 6, 8, 9)),
-        make_jpeg(xmp=b'<x tiff:Orientation="6"/>'),
-        make_jpeg(xmp=b"<tiff:Orientation>8</tiff:Orientation>"),
+        insert_segment(make_jpeg(), 0xE1, XMP + b'<x tiff:Orientation="6"/>'),
+        insert_segment(make_jpeg(), 0xE1, XMP + b"<tiff:Orientation>8</tiff:Orientation>"),
         make_jpeg("CMYK"),
         insert_segment(make_jpeg(), 0xE1, b"Exif\0\0II*\0\xff\xff\0\0"),
         insert_segment(make_jpeg(), 0xE1, b"Exif\0\0damaged"),
