@@ -37,7 +37,7 @@ RECORD_WAIT_SECONDS, POLL_SECONDS = 2.0, 0.02
 # Ranks that a message names.
 MAX_NAMED_RANKS = 8
 
-_BACKENDS = ("gloo", "nccl", "nccl2")
+_NCCL_BACKENDS = ("nccl", "nccl2")
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,80}")
 _ELEMENT_BYTES = {
     **dict.fromkeys(("Bool", "Byte", "Char", "Float8_e4m3fn", "Float8_e5m2"), 1),
@@ -238,13 +238,14 @@ def record_collectives() -> list[Collective]:
     """Return the last collectives of this rank. Empty if torch's flight recorder is off."""
     from torch._C import _distributed_c10d as c10d
 
-    # The NCCL backend of torch 2.14 records into the first, that of torch 2.15 under the name of the backend.
-    dumps: list[Callable[[], bytes]] = [partial(c10d._dump_fr_trace_json, backend=name) for name in _BACKENDS]
+    # Gloo records into the first. NCCL does so under the name of its backend, and up to torch 2.14 into the last.
+    dumps: list[Callable[[], bytes]] = [c10d._dump_fr_trace_json]
+    dumps += [partial(c10d._dump_fr_trace_json, backend=name) for name in _NCCL_BACKENDS]
     if hasattr(c10d, "_dump_nccl_trace_json"):
         dumps.append(c10d._dump_nccl_trace_json)
     collectives: list[Collective] = []
     for dump in dumps:
-        # torch 2.14 knows no names of backends.
+        # Up to torch 2.14 there are no names of backends.
         with suppress(TypeError):
             collectives += collectives_of_dump(dump())
     return collectives

@@ -23,6 +23,7 @@ from engine.distributed.topology import check_devices_unique, exchange_rank_devi
 from engine.distributed.watchdog import collective_timeout_s
 from engine.runs.records import RankDevice
 from engine.utils.errors import UsageError
+from engine.utils.process import discarded_stdout
 
 NCCL_HEARTBEAT_TIMEOUT_SECONDS = 480  # torch's default
 # torch converts the variable to milliseconds in 32 bits, which overflow at 2,147,484 s.
@@ -51,7 +52,8 @@ def join_process_group(
         dist.all_reduce(torch.zeros(1, device=device))
         torch.cuda.synchronize(device)
     # Only Gloo may open ports here. NCCL connects to its own ports later, when a collective first needs a connection.
-    with close_ports_afterwards():
+    # Gloo of torch 2.9 prints a line for each group.
+    with close_ports_afterwards(), discarded_stdout():
         if not uses_nccl:
             init_default_group(plan.backend, device, rank_info, store, timeout_s)
         cpu_group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -66,6 +68,8 @@ def init_default_group(
 
     Raises UsageError if this version of torch lacks the backend.
     """
+    # The flight recorder of torch 2.9 is off by default.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     name, options = torch_backend(backend), dict[str, Any]()
     if backend != "gloo":
         os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(nccl_heartbeat_timeout_s(timeout_s)))

@@ -39,7 +39,13 @@ def compile_in_place(model: nn.Module, config: Config) -> None:
         # Now, because torch sets the variable to its default when its compiler is imported.
         if COMPILE_FOLDER_VARIABLE not in os.environ:
             os.environ[COMPILE_FOLDER_VARIABLE] = os.environ[OWN_FOLDER_VARIABLE] = str(_compile_folder())
-        model.compile(mode=config.model.compile_mode, dynamic=False)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return model._call_impl(*args, **kwargs)
+
+        # What `model.compile()` does, but up to torch 2.13 it runs nn.Sequential eagerly, because Dynamo skips the
+        # frames of torch.nn. torch drops the attribute from copies.
+        model._compiled_call_impl = torch.compile(forward, mode=config.model.compile_mode, dynamic=False)
 
 
 def allow_compilations(image_sizes: int) -> None:
@@ -174,7 +180,8 @@ def compile_usage_error(config: Config, error: Exception) -> UsageError | None:
     """Return a UsageError for an error raised by torch.compile, None for any other error."""
     from torch._dynamo.exc import TorchDynamoException
 
-    if not isinstance(error, TorchDynamoException):
+    # Dynamo wraps errors of inductor, except those of the backward pass, which autograd compiles.
+    if not isinstance(error, TorchDynamoException) and not type(error).__module__.startswith("torch._inductor."):
         return None
     cause = getattr(error, "inner_exception", error)
     why = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"

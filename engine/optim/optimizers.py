@@ -88,7 +88,7 @@ def build_optimizer(
             optimizer_class = OPTIMIZER_CLASSES[config.name]
             # torch initializes the momentum buffer with the undampened first gradient; `_init_momentum_buffers` sets
             # zeros for fused SGD, so that gradient would be dampened.
-            kernels = {} if arguments.get("dampening") else fused_kwargs(optimizer_class)
+            kernels = {} if arguments.get("dampening") else fused_kwargs(optimizer_class, groups)
             optimizer = optimizer_class(groups, **{"lr": lr, **arguments, **kernels})
     if isinstance(optimizer, optim.SGD):
         _init_momentum_buffers(optimizer)
@@ -117,7 +117,7 @@ def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) 
     momentum = {"momentum": options["momentum"].default} if "momentum" in options else {}
     arguments = {
         **optimizer_kwargs(config, options, momentum),
-        **fused_kwargs(timm_optim.get_optimizer_class(name, bind_defaults=False)),
+        **fused_kwargs(timm_optim.get_optimizer_class(name, bind_defaults=False), param_groups),
     }
     try:
         built: Optimizer = timm_optim.create_optimizer_v2(param_groups, name, lr, **arguments)
@@ -133,16 +133,18 @@ def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) 
     return built
 
 
-def fused_kwargs(optimizer_class: Callable[..., Optimizer]) -> dict[str, bool]:
-    """Return `fused=True` as a keyword argument if the class supports it, else nothing.
+def fused_kwargs(optimizer_class: Callable[..., Optimizer], groups: list[ParamGroup]) -> dict[str, bool]:
+    """Return `fused=True` as a keyword argument if the class supports it for the weights in `groups`, else nothing.
 
-    Adagrad is excluded, because not every torch version has its fused kernel for CUDA.
+    Adagrad is excluded, because not every torch version has its fused kernel for CUDA. SGD is excluded for float16 and
+    bfloat16 weights on the CPU: up to torch 2.13, its kernel leaves most of them unchanged (pytorch#191763).
     """
-    return (
-        {"fused": True}
-        if "fused" in inspect.signature(optimizer_class).parameters and optimizer_class is not optim.Adagrad
-        else {}
-    )
+    if "fused" not in inspect.signature(optimizer_class).parameters or optimizer_class is optim.Adagrad:
+        return {}
+    weights = [weight for group in groups for _, weight in group["params"]]
+    if optimizer_class is optim.SGD and any(weight.is_cpu and weight.dtype.itemsize == 2 for weight in weights):
+        return {}
+    return {"fused": True}
 
 
 def _init_momentum_buffers(sgd: optim.SGD) -> None:

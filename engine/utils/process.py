@@ -9,7 +9,8 @@ import re
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -75,6 +76,20 @@ def redirect_output(log: Path | None) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+
+
+@contextmanager
+def discarded_stdout() -> Iterator[None]:
+    """Discard what this process writes to stdout in the context, also from C++."""
+    sys.stdout.flush()
+    stdout, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(null)
 
 
 def exit_now(code: int) -> None:

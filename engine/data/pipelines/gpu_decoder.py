@@ -168,6 +168,9 @@ def check_nvjpeg(device: torch.device) -> None:
 @cache
 def load_decoder() -> Any:
     """Return torchcodec's `decode_jpeg`. It does not need FFmpeg. Raises DecoderUnavailableError."""
+    # torchcodec decodes images since version 0.16, which needs this torch. A TorchVersion compares numbers.
+    if torch.__version__ < "2.11":
+        raise DecoderUnavailableError(f"nvJPEG needs torch 2.11 or later, and this is torch {torch.__version__}")
     try:
         from torchcodec.decoders import decode_jpeg
     except ImportError as error:

@@ -200,6 +200,18 @@ def test_build_optimizer_uses_fused_where_available(name: str) -> None:
     assert getattr(optimizer, "_step_supports_amp_scaling", False) is (name in FUSED)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["sgd", "timm:sgd"])
+def test_build_optimizer_sgd_updates_all_half_precision_weights(name: str, dtype: torch.dtype) -> None:
+    model = small().to(dtype)
+    optimizer = build_optimizer(OptimConfig(name=name, lr=1.0), model)  # type: ignore[arg-type]
+    before = [weight.detach().clone() for weight in model.parameters()]
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert all((weight != value).all() for weight, value in zip(model.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_restore_optimizer_continues_training_identically(name: str) -> None:
     config = OptimConfig(name=name, lr=0.01, decay_norms=False, weight_decay=0.0 if name == "rprop" else 0.1)  # type: ignore[arg-type]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from engine.config.loader import resolve_config
 from engine.data.limits import LoaderFootprint
@@ -75,7 +74,7 @@ def test_every_size_is_compiled_before_training(recipe: tuple[str, ...], monkeyp
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
     monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     # Tracing and guards are those of a compiled model; only code generation is skipped, which takes seconds.
-    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     # The context is entered after the trainer is built, which compiles.
     with (
         single_rank_trainer(*recipe, "model.compile=true", "data.drop_last=false") as trainer,

@@ -182,7 +182,8 @@ def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrai
     server = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "1", "WANDB_MODE": "online"}
     nameless = gputrain("sync", "a", "--to", "wandb", WANDB_API_KEY="", **server)
     assert nameless.returncode == 1
-    assert nameless.stderr.startswith("error: W&B at http://127.0.0.1:9 cannot be used: No API key configured.")
+    assert nameless.stderr.startswith("error: W&B at http://127.0.0.1:9 cannot be used: ")
+    assert "api" in nameless.stderr.lower()
     gone = gputrain("sync", "a", "--to", "wandb", WANDB_API_KEY="0123456789" * 4, **server)
     assert gone.returncode == 1
     assert len(gone.stderr.splitlines()) == 2

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
@@ -18,7 +19,7 @@ from engine.data.pipelines import gpu_decoder
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.choose_decoder import DecoderSwitch
 from engine.data.pipelines.encoded_batch import load_encoded
-from engine.data.pipelines.gpu_decoder import GpuDecoder, split_by_pixels
+from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, GpuDecoder, split_by_pixels
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import UnreadableImageError
@@ -207,3 +208,9 @@ def test_batch_loader_waits_for_decoder(photos: Path, keys: list[str]) -> None:
     for batch, request in zip(batches, requests, strict=True):
         assert batch.encoded is not None
         assert_equal(GpuDecoder(source, dataset, CPU)(batch, batch.encoded), dataset[request])
+
+
+def test_load_decoder_names_version_of_torch_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cu128"))
+    with pytest.raises(DecoderUnavailableError, match=r"^nvJPEG needs torch 2\.11 or later, and this is torch 2\.9\.1"):
+        gpu_decoder.load_decoder.__wrapped__()
