@@ -28,8 +28,12 @@ _LOST_PEER = re.compile(
 )
 # "Connection timed out" is an error of TCP: the network failed, and no rank is late.
 _TIMED_OUT = re.compile(r"(?<!connection )timed out|timeout", re.IGNORECASE)
-# Out-of-memory errors of CUDA libraries and of the host allocator, which are plain RuntimeErrors.
-_GPU_OOM = re.compile(r"CUDA (driver )?error: out of memory|Cuda failure.*'out of memory'|CU\w+_STATUS_ALLOC_FAILED")
+# Out-of-memory errors of CUDA libraries and of the host allocator, which are plain RuntimeErrors. Up to torch 2.11, the
+# allocator fails with an assertion where NVML does not list processes, which its message would name (WSL 2, MIG).
+_GPU_OOM = re.compile(
+    r"CUDA (driver )?error: out of memory|Cuda failure.*'out of memory'|CU\w+_STATUS_ALLOC_FAILED"
+    r"|NVML_SUCCESS == .*CUDACachingAllocator\.cpp"
+)
 # A library that finds no memory for its first allocation reports this, but so does a broken installation.
 _PROBABLE_GPU_OOM = re.compile(r"CU\w+_STATUS_NOT_INITIALIZED")
 _HOST_OOM = re.compile(r"DefaultCPUAllocator: |std::bad_alloc|Cannot allocate memory")

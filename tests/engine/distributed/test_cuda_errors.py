@@ -197,6 +197,13 @@ def test_cause_of_known_error_names_cause_and_remedy(error: Exception, cause: st
             id="cuBLAS without memory",
         ),
         pytest.param(
+            RuntimeError(
+                'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165'
+            ),
+            "the GPU is out of memory",
+            id="NVML without process list, torch 2.11",
+        ),
+        pytest.param(
             RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
             "the GPU is probably out of memory",
             id="QwenLM/Qwen#120",
