@@ -140,9 +140,12 @@ def test_command_that_outlasts_its_step_ends_with_its_children(tmp_path: Path) -
     with pytest.raises(StepFailedError, match="no end within the time"):
         context.run(["sh", "-c", "sleep 100 & echo $! > child; wait"])
     child = int((tmp_path / "child").read_text())
-    wait_for(
-        lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE, "its end", 10
-    )
+
+    def has_ended() -> bool:
+        living = [process for process in psutil.process_iter(["status"]) if process.info["status"] != "zombie"]
+        return child not in {process.pid for process in living}
+
+    wait_for(has_ended, "the end of the child", 10)
 
 
 @pytest.mark.usefixtures("hour")
