@@ -134,9 +134,14 @@ UNSUPPORTED(nvmlDeviceGetEncoderUtilization)
 UNSUPPORTED(nvmlDeviceGetPersistenceMode)
 UNSUPPORTED(nvmlDeviceGetProcessUtilization)
 /* torch calls these with dlsym when the memory of a GPU is full, so fake_nvml.py cannot replace them. */
-UNSUPPORTED(nvmlDeviceGetComputeRunningProcesses)
 UNSUPPORTED(nvmlDeviceGetNvLinkRemoteDeviceType)
 UNSUPPORTED(nvmlDeviceGetNvLinkRemotePciInfo_v2)
+/* torch 2.9 and 2.11 end a failed allocation with an internal error unless this one succeeds. */
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *infos) {
+  GPU_ONLY;
+  (void)infos, *count = 0;
+  return SUCCESS;
+}
 
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, u64 *count) {
   GPU_ONLY;
