@@ -66,7 +66,8 @@ def single_rank_trainer(
     channel = DirectChannel(record or received.append, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     plan = plan_node(config, [])
     if on_gpu:
-        plan = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "gloo")
+        capability = torch.cuda.get_device_capability()
+        plan = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "gloo", capability=capability)
     job = Job(config, plan, RunFolder(folder) if folder else None, False, source)
     threads = torch.get_num_threads()
     # With tests running in parallel, more threads only contend for cores.

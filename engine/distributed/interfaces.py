@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-LOOPBACK = "lo"
+# NCCL takes a name without "=" for the beginning of names.
+LOOPBACK = {GLOO_VARIABLE: "lo", NCCL_VARIABLE: "=lo"}
 DISCARD_PORT = 9  # connect(2) of a UDP socket sends nothing; it only looks up the route
 
 
 def loopback_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that make ranks of one host connect through loopback, without those that are set already."""
-    return {name: LOOPBACK for name in (GLOO_VARIABLE, NCCL_VARIABLE) if not environ.get(name)}
+    return {name: interface for name, interface in LOOPBACK.items() if not environ.get(name)}
 
 
 def choose_interfaces(rank_info: RankInfo, store: Store, host: str, environ: Mapping[str, str]) -> dict[str, str]:

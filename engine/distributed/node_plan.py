@@ -13,6 +13,7 @@ from typing import Literal
 
 from engine.config.precision import Capability
 from engine.config.schema import Config
+from engine.distributed.rank_env import slurm_local_world_size
 from engine.gpus.numa import allowed_cpus, numa_nodes
 from engine.gpus.selection import CudaDevice
 from engine.gpus.visible_devices import show_devices
@@ -47,7 +48,7 @@ class NodePlan:
     cores_per_rank: int = 1
     """CPU cores that a rank may use for its threads and loader processes."""
     capability: Capability | None = None
-    """Lowest compute capability of the GPUs; None on the CPU, and for GPUs of AMD."""
+    """Lowest compute capability of the GPUs of all nodes; None on the CPU, and for GPUs of AMD."""
     numa_nodes: tuple[int | None, ...] = ()
     """NUMA node of each GPU in `devices` that its rank is bound to (`device.numa`), None if it is not; empty on the
     CPU."""
@@ -64,6 +65,11 @@ class NodePlan:
     @property
     def on_gpu(self) -> bool:
         return self.devices[0] != "cpu"
+
+    @property
+    def uses_nccl(self) -> bool:
+        """Whether the process group has a communicator of NCCL."""
+        return self.backend != "gloo"
 
     def numa_node(self, local_rank: int) -> int | None:
         """Return the NUMA node of a rank; None if the rank is not bound, or its GPUs have several."""
@@ -109,7 +115,7 @@ def plan_node(
             devices_per_rank=len(gpus) if is_dp else 1,
             gpus=tuple((gpu.name, gpu.index) for gpu in gpus),
             cores_per_rank=cores,
-            capability=_lowest_capability(gpus),
+            capability=lowest_capability([gpu.capability for gpu in gpus]),
             numa_nodes=nodes[: len(gpus)],
         )
 
@@ -133,12 +139,20 @@ def _cores_per_rank(ranks: int, nodes: Sequence[int | None]) -> int:
     """Return the cores of a rank: a share of the host's, and of those of its NUMA node. `nodes` are those of the ranks
     whose GPUs are known."""
     shares = [len(allowed_cpus(node)) // count for node, count in Counter(nodes).items() if node is not None]
-    return max(1, min([available_cores() // ranks, *shares]))
+    # With --cpus-per-task, srun gives each task cores of its own.
+    tasks_own_cores = slurm_local_world_size(os.environ, 0) == ranks and available_cores() <= _slurm_cpus_per_task()
+    return max(1, min([available_cores() // (1 if tasks_own_cores else ranks), *shares]))
 
 
-def _lowest_capability(gpus: Sequence[CudaDevice]) -> Capability | None:
-    known = [gpu.capability for gpu in gpus if gpu.capability is not None]
-    return min(known) if known and len(known) == len(gpus) else None
+def _slurm_cpus_per_task() -> int:
+    cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(cpus) if cpus.isdecimal() else 0
+
+
+def lowest_capability(capabilities: Sequence[Capability | None]) -> Capability | None:
+    """Return the lowest of some compute capabilities, None if one is unknown."""
+    known = [capability for capability in capabilities if capability is not None]
+    return min(known) if known and len(known) == len(capabilities) else None
 
 
 def _backend(config: Config, world_size: int) -> Backend:

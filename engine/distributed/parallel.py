@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from engine.config.run_sections import DeviceConfig
 from engine.data.sampler import DistributedBatchSampler
 from engine.optim.lazy_dynamo import dynamo_stub
+from engine.utils.errors import UsageError
 
 
 def wrap_model(
@@ -38,6 +39,9 @@ def wrap_model(
             **options,
         )
         if config.compress == "bf16":
+            if torch.version.cuda is None and torch.version.hip is None:
+                reason = f"torch {torch.__version__} is built without CUDA, and its DDP cannot send bf16 gradients"
+                raise UsageError.one("device.compress", reason, "use off")
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
             parallel_model.register_comm_hook(None, bf16_compress_hook)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -45,16 +46,15 @@ def join_process_group(
     check_devices_unique(rank_devices)
     host = rendezvous_host(config.device.init_method, os.environ)
     os.environ.update(choose_interfaces(rank_info, store, host, os.environ))
-    uses_nccl = plan.backend != "gloo"
-    if uses_nccl:
+    if plan.uses_nccl:
         init_default_group(plan.backend, device, rank_info, store, timeout_s)
         # A communicator that is created in the background has opened all its ports after a collective.
         dist.all_reduce(torch.zeros(1, device=device))
         torch.cuda.synchronize(device)
     # Only Gloo may open ports here. NCCL connects to its own ports later, when a collective first needs a connection.
     # Gloo of torch 2.9 prints a line for each group.
-    with close_ports_afterwards(), discarded_stdout():
-        if not uses_nccl:
+    with close_ports_afterwards(), discarded_stdout() if torch.__version__ < "2.11" else nullcontext():
+        if not plan.uses_nccl:
             init_default_group(plan.backend, device, rank_info, store, timeout_s)
         cpu_group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         dist.barrier(group=cpu_group)

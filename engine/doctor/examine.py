@@ -140,7 +140,7 @@ class _Examination:
 
         preflight = run_preflight(self._request, choose_gpus)
         checks = list(preflight_checks(self._config, preflight, allocation))
-        nccl = preflight.plan is not None and preflight.plan.backend == "nccl"
+        nccl = preflight.plan is not None and preflight.plan.uses_nccl
         checks += loading_checks(self._config, len(allocation.devices) or self._config.device.ranks, nccl=nccl)
         if not preflight.problems:
             # Without a plan, the run waits for GPUs.

@@ -23,6 +23,7 @@ from engine.data.sources.base import ImageFormat
 from engine.inference.checkpoint_code import limit_to_run
 from engine.models.factory import build_model
 from engine.models.meta_device import build_on_meta
+from engine.models.precision import device_capability, set_tf32
 from engine.models.tta import augmented_logits
 from engine.runs.checkpoint_files import DamagedCheckpointError, find_checkpoint
 from engine.runs.folder import RunFolder
@@ -169,6 +170,7 @@ def config_from_checkpoint(values: Mapping[str, Any]) -> Config:
 def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> TrainedModel:
     """Build the model of a checkpoint on `device`, with its weights. Raises UsageError if they do not match."""
     target, name = resolve_device(device), checkpoint.config.model.name
+    set_tf32(checkpoint.config.precision, target, device_capability(target))
     try:
         if not is_user_code(name):
             # First without memory: the config of somebody else's checkpoint can name a model of any size.

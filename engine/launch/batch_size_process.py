@@ -58,6 +58,9 @@ def main(parent: ParentPipe) -> None:
     request = parent.receive()
     try:
         config, plan = validate_config(request["config"]), NodePlan(**request["plan"])
+        if plan.capability is not None:
+            # JSON has no tuples, and a list compares with none.
+            plan = replace(plan, capability=(plan.capability[0], plan.capability[1]))
         images = request["images"] or image_metadata(config, open_source(config))
         world_size = request["world_size"]
         step_images = world_size * plan.devices_per_rank * config.optim.accumulate
@@ -157,7 +160,7 @@ class BatchSizeTrials:
         if plan.on_gpu and torch.cuda.is_available():
             may_reside = config.data.pipeline in ("auto", "memory") and config.device.parallel == "ddp"
             # DataParallel copies the model with NCCL, without a process group.
-            uses_nccl = plan.devices_per_rank > 1 or (world_size > 1 and plan.backend != "gloo")
+            uses_nccl = plan.devices_per_rank > 1 or (world_size > 1 and plan.uses_nccl)
             nccl_bytes = NCCL_BYTES if uses_nccl else 0
             budget = min(
                 MAX_MEMORY_SHARE * free

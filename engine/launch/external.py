@@ -46,16 +46,11 @@ from engine.launch.node import (
     allocate_node_gpus,
     collect_rank_problems,
     publish_gpu_usage,
+    share_capability,
     share_problems,
+    with_lowest_capability,
 )
-from engine.launch.preflight import (
-    Preflight,
-    RunRequest,
-    find_problems,
-    run_preflight,
-    source_opener,
-    watch_other_claim,
-)
+from engine.launch.preflight import RunRequest, find_problems, run_preflight, source_opener, watch_other_claim
 from engine.runs.control import consume_requests
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
@@ -69,6 +64,8 @@ from engine.utils.process import STOP_SIGNALS, die_with_parent, exit_now
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+    from engine.launch.preflight import Preflight
 
 POLL_SECONDS = 0.5
 REPORT_TIMEOUT_SECONDS = 10  # for the first rank of a host to start and to report an invalid config
@@ -255,9 +252,12 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
     except BaseException as error:
         share([], stopped=isinstance(error, KeyboardInterrupt), failure=describe_cause(error))
         raise
+    share_capability(preflight.plan, rank_info, store)  # before the problems, for which rank 0 waits
     share(preflight.problems)
     if this_rank.rank == 0 and (problems := collect_rank_problems(preflight.problems, rank_info, store, stop_flag)):
         raise UsageError(problems)
+    if this_rank.rank == 0 and preflight.plan is not None:
+        preflight.use_plan(with_lowest_capability(preflight.plan, rank_info, store), run.request.config)
     return preflight
 
 
@@ -285,7 +285,8 @@ def _receive_job(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) 
             folder = folder.hold()
         config = with_run_name(config, folder)
         run.allocation.reservation.set_run_name(folder.name)
-    job = Job(config, preflight.plan, folder, message["resumed"], preflight.source, lr_range=run.request.lr_range)
+    plan = with_lowest_capability(preflight.plan, this_rank.rank_info, this_rank.store)
+    job = Job(config, plan, folder, message["resumed"], preflight.source, lr_range=run.request.lr_range)
     return replace(job, input_source=run.request.input_source)
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from engine.distributed.channel import StopFlag
+from engine.distributed.node_plan import NodePlan, lowest_capability
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.queue_terms import QueueTerms
@@ -89,6 +90,19 @@ def allocate_node_gpus(
         ),
     )
     return allocation
+
+
+def share_capability(plan: NodePlan | None, rank_info: RankInfo, store: Store) -> None:
+    """Publish the compute capability of this rank's GPUs for `with_lowest_capability`."""
+    store.set(f"capability/{rank_info.rank}", json.dumps(plan and plan.capability))
+
+
+def with_lowest_capability(plan: NodePlan, rank_info: RankInfo, store: Store) -> NodePlan:
+    """Return the plan with the lowest compute capability of all ranks, once all have published theirs.
+
+    Precision and memory format follow from it, and DDP needs the same on all ranks."""
+    values = [json.loads(store.get(f"capability/{rank}")) for rank in range(rank_info.world_size)]
+    return replace(plan, capability=lowest_capability([tuple(value) if value else None for value in values]))
 
 
 def share_problems(

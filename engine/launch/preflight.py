@@ -106,6 +106,10 @@ class Preflight:
     schedule: SampledSchedule | None = None
     amp: AmpChoice = field(default_factory=lambda: AmpChoice("off"))
 
+    def use_plan(self, plan: NodePlan, config: Config) -> None:
+        """Set the plan, and the level of `precision.amp` on its devices."""
+        self.plan, self.amp = plan, choose_amp(config, plan.capability, on_gpu=plan.on_gpu)
+
 
 def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Callable[[], None] = lambda: None) -> None:
     """If the run to resume is claimed by another host, watch until it is known whether its process lives.
@@ -166,8 +170,8 @@ def run_preflight(
     try:
         sizes = (None, None) if rank_info is None else (rank_info.local_world_size, rank_info.world_size)
         plan = plan_node(config, gpus, *sizes)
+        preflight.use_plan(plan, config)
         preflight.plan = plan if devices_known else None
-        preflight.amp = choose_amp(config, plan.capability, on_gpu=plan.on_gpu)
         if first_of_host:
             world_size = plan.local_world_size if rank_info is None else rank_info.world_size
             _check_plan(config, preflight, plan, world_size, devices_known=devices_known)

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.config.precision import uses_tf32
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
-from engine.models.precision import device_capability
+from engine.models.precision import tf32_is_on
 
 
 def resolve_memory_format(config: Config, model: nn.Module, device: torch.device) -> torch.memory_format:
@@ -26,9 +25,7 @@ def resolve_memory_format(config: Config, model: nn.Module, device: torch.device
     setting = config.model.channels_last
     if setting == "auto":
         convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
-        on_tensor_cores = config.precision.amp not in ("off", "O0") or uses_tf32(
-            config.precision, device_capability(device)
-        )
+        on_tensor_cores = config.precision.amp not in ("off", "O0") or tf32_is_on(device)
         faster = device.type == "cpu" or on_tensor_cores
         is_user_model = config.model.source == "auto" and is_user_code(config.model.name)
         setting = "on" if convolves and faster and not is_user_model else "off"

@@ -88,15 +88,21 @@ def device_capability(device: torch.device) -> Capability | None:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" and torch.version.cuda else None
 
 
-def set_tf32(precision: PrecisionConfig, device: torch.device) -> None:
-    """Switch TF32 on or off for the matrix products and convolutions of a GPU.
+def set_tf32(precision: PrecisionConfig, device: torch.device, capability: Capability | None) -> None:
+    """Switch TF32 on or off for the matrix products and convolutions of a GPU. `capability` is the lowest of the GPUs
+    of all ranks: the memory format follows from TF32, and DDP needs the same on all ranks.
 
     Only the legacy switches: after a write to `fp32_precision`, Inductor fails to read them (pytorch#166387). On the
     CPU nothing is set, because there `high` lets oneDNN round to bfloat16 or TF32."""
     if device.type == "cuda":
-        tf32 = uses_tf32(precision, device_capability(device))
+        tf32 = uses_tf32(precision, capability)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
+
+
+def tf32_is_on(device: torch.device) -> bool:
+    """Whether this process computes float32 matrix products of the device in TF32, as `set_tf32` has chosen."""
+    return device.type == "cuda" and torch.get_float32_matmul_precision() == "high"
 
 
 def precision_problems(precision: PrecisionConfig, device: torch.device) -> list[Problem]:

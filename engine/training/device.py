@@ -38,7 +38,7 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
                 check_device(plan.devices[index], plan.parent_uuids[index], cuda_uuid(torch.device("cuda", index)))
     if problems := precision_problems(config.precision, device):
         raise UsageError(problems)
-    set_tf32(config.precision, device)
+    set_tf32(config.precision, device, plan.capability)
     return device
 
 

@@ -20,7 +20,7 @@ from engine.utils.host import format_bytes, free_memory
 # Stays free for loader processes and other programs.
 RESERVED_BYTES = 1 << 29
 ALIGNMENT_BYTES = 64
-NO_MEMORY = torch.empty(0, dtype=torch.uint8)
+NO_MEMORY = np.empty(0, dtype=np.uint8)
 CUDA_HOST_REGISTER_PORTABLE = 1  # cudaHostRegisterPortable of the CUDA runtime: pinned for every GPU
 
 # Identifies the memory of a tensor: tied weights are two tensors in one memory.
@@ -40,7 +40,7 @@ class HostCopy:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._block = NO_MEMORY
+        self._memory = NO_MEMORY
 
     def reserve(self, state: Mapping[str, Any]) -> None:
         """Allocate the memory for a copy of nested state dicts, unless it is there. Raises NoHostMemoryError."""
@@ -53,9 +53,9 @@ class HostCopy:
         """
         self.reserve(state)
         copies: dict[Memory, Tensor] = {}
-        memory, offset = self._block.numpy(), 0
+        offset = 0
         for key, tensor in _distinct_tensors(state).items():
-            copies[key] = _tensor_in(memory, offset, tensor)
+            copies[key] = _tensor_in(self._memory, offset, tensor)
             copies[key].copy_(tensor, non_blocking=True)
             offset += _aligned_bytes(tensor)
         if self._device.type == "cuda":
@@ -64,10 +64,10 @@ class HostCopy:
         return copied
 
     def _reserve_bytes(self, size_bytes: int) -> None:
-        if size_bytes <= self._block.nbytes:
+        if size_bytes <= self._memory.nbytes:
             return
         # Freed first, unless a copy is still in use.
-        self._block = NO_MEMORY
+        self._memory = NO_MEMORY
         free_bytes = free_memory()[0]
         if size_bytes + RESERVED_BYTES > free_bytes:
             raise NoHostMemoryError(
@@ -75,25 +75,25 @@ class HostCopy:
                 f"{format_bytes(free_bytes)} are free"
             )
         try:
-            self._block = torch.empty(size_bytes, dtype=torch.uint8)
+            self._memory = torch.empty(size_bytes, dtype=torch.uint8).numpy()
         except (RuntimeError, MemoryError) as error:
             # A limit of the address space.
             raise NoHostMemoryError(
                 f"{format_bytes(size_bytes)} of host memory for a copy of the training state cannot be allocated"
             ) from error
         if self._device.type == "cuda":
-            _pin(self._block, self._device)
+            _pin(self._memory, self._device)
 
 
-def _pin(block: Tensor, device: torch.device) -> None:
+def _pin(memory: NDArray[np.uint8], device: torch.device) -> None:
     """Pin memory where it is; `pin_memory` of torch would round its size up to a power of two.
 
     Memory that the driver does not pin stays as it is: copies to it are slower.
     """
-    cudart, address = torch.cuda.cudart(), block.data_ptr()
-    if int(cudart.cudaHostRegister(address, block.nbytes, CUDA_HOST_REGISTER_PORTABLE)) == 0:
-        # When the last copy in it is gone, before it is freed.
-        weakref.finalize(block, cudart.cudaHostUnregister, address).atexit = False
+    cudart, address = torch.cuda.cudart(), memory.ctypes.data
+    if int(cudart.cudaHostRegister(address, memory.nbytes, CUDA_HOST_REGISTER_PORTABLE)) == 0:
+        # When the last copy in it is gone, before it is freed: each copy refers to the array.
+        weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
         return
     with suppress(RuntimeError):
         # The error stays in the CUDA runtime, and the next kernel launch would raise it.

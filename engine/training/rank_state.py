@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from engine.config.pipeline import DecoderName
-from engine.config.precision import uses_tf32
 from engine.config.schema import Config
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader
@@ -32,10 +31,10 @@ from engine.models.compile import eager_for_partial_batch
 from engine.models.ema import ModelEma
 from engine.models.memory_format import resolve_memory_format
 from engine.models.precision import (
-    device_capability,
     input_dtype,
     master_params_to_model_params,
     model_grads_to_master_grads,
+    tf32_is_on,
 )
 from engine.optim.plateau import PlateauFactor
 from engine.runs.early_stop import EarlyStop
@@ -111,7 +110,7 @@ class RankState:
         self.timer = PhaseTimer(self.device)
         self.skips_nonfinite = self.config.optim.nonfinite == "skip"
         self.input_dtype = input_dtype(self.config.precision)
-        self.uses_tf32 = uses_tf32(self.config.precision, device_capability(self.device))
+        self.uses_tf32 = tf32_is_on(self.device)
         self.memory_format = resolve_memory_format(self.config, self.model, self.device)
         self._reported_files: set[str] = set()
         self._consecutive_unreadable = 0

@@ -181,7 +181,7 @@ def _start_pipeline(
         max_workers or workers,
         image_format,
         plan.devices_per_rank,
-        nccl=plan.backend == "nccl",
+        nccl=plan.uses_nccl,
     )
     if job.lr_range is not None:
         requests = sampler.repeated_train_requests(job.lr_range.steps)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from engine.config.user_code import locate_in_user_code
+from engine.config.user_code import is_user_code, locate_in_user_code
 from engine.config.user_errors import describe_exception
 from engine.distributed.failures import has_known_cause
 from engine.distributed.parallel import warmup_batch_size
@@ -89,7 +89,8 @@ def _measure(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
         seconds = _fastest_step_seconds(state, batch_size, cpu_group)
         flops, peak = dict.fromkeys(sizes, math.nan), math.nan
         if state.device.type == "cuda":
-            if state.sampler.rank == 0:
+            # A user's own forward pass may contain collectives.
+            if state.sampler.rank == 0 or is_user_code(state.config.model.name):
                 flops = {size: count_flops_per_image(state, size) for size in sizes}
             peak = _total_peak_tflops(state, cpu_group)
     return WarmupResult(seconds, batch_size, flops, peak)

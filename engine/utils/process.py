@@ -81,8 +81,15 @@ def redirect_output(log: Path | None) -> None:
 @contextmanager
 def discarded_stdout() -> Iterator[None]:
     """Discard what this process writes to stdout in the context, also from C++."""
-    sys.stdout.flush()
-    stdout, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    with suppress(AttributeError, OSError):
+        # A process may have no stdout, or one that nobody reads.
+        sys.stdout.flush()
+    try:
+        stdout = os.dup(1)
+    except OSError:
+        yield
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     try:
         yield

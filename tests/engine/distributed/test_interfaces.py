@@ -15,7 +15,7 @@ from engine.distributed.interfaces import choose_interfaces
 from engine.distributed.rank_env import RankInfo
 from engine.utils.errors import UsageError
 
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 RANK_0, RANK_1 = RankInfo(0, 2, 0, 1), RankInfo(1, 2, 0, 1)
 UNREACHABLE, MINE = "192.0.2.7", "198.51.100.1"  # of the networks for documentation, RFC 5737
 

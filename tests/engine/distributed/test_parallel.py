@@ -69,6 +69,20 @@ def test_plan_chooses_nccl_for_one_gpu_on_each_of_two_nodes() -> None:
     assert plan_node(config(), GPUS[:1], local_world_size=1, world_size=2).backend == "nccl-legacy"
 
 
+def test_plan_uses_nccl_for_two_gpus_by_default() -> None:
+    assert [plan_node(config(), gpus).uses_nccl for gpus in (GPUS[:2], GPUS[:1], [])] == [True, False, False]
+
+
+def test_plan_does_not_divide_cores_that_srun_gave_to_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.distributed.node_plan.available_cores", lambda: 12)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "12")
+    shares = []
+    for tasks in ("8", "1"):
+        monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
+        shares.append(plan_node(config(), [], local_world_size=8, world_size=8).cores_per_rank)
+    assert shares == [12, 1]
+
+
 def test_plan_rejects_nccl_on_cpu() -> None:
     assert refusal(lambda: plan_node(config("device.backend=nccl"), [])) == (
         "device.backend: nccl needs GPUs, but this run is on the CPU; use gloo or auto"
@@ -293,12 +307,22 @@ def test_wrap_ddp_bucket_cap_limits_size_of_buckets(single_rank_group: None) -> 
     assert len({grad.untyped_storage().data_ptr() for grad in views[-1]}) > 1
 
 
+@pytest.mark.skipif(torch.version.cuda is None, reason="DDP of a build without CUDA has no such hook")
 def test_wrap_ddp_compress_rounds_gradients_to_bfloat16(single_rank_group: None) -> None:
     _, exact = gradients()
     _, rounded = gradients("device.compress=bf16")
     for a, b in zip(exact[-1], rounded[-1], strict=True):
         assert b.dtype == torch.float32
         assert torch.equal(a.bfloat16().float(), b)
+
+
+def test_wrap_ddp_refuses_compression_without_cuda_build(
+    single_rank_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(UsageError) as caught:
+        gradients("device.compress=bf16")
+    assert [problem.location for problem in caught.value.problems] == ["device.compress"]
 
 
 def test_config_rejects_compression_of_float16_gradients() -> None:

@@ -9,20 +9,29 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
 
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.distributed.channel import StopFlag
+from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import NotFreeError
 from engine.launch import handshake, node, preflight
 from engine.launch.handshake import PeerFailedError, continue_run_of_agents, heartbeat, wait_for_key
-from engine.launch.node import allocate_node_gpus, collect_rank_problems, share_problems
+from engine.launch.node import (
+    allocate_node_gpus,
+    collect_rank_problems,
+    share_capability,
+    share_problems,
+    with_lowest_capability,
+)
 from engine.launch.preflight import RunRequest
 from engine.runs.events import Event, WarningEvent
 from engine.training.job import ExitCode
@@ -263,3 +272,15 @@ def test_collect_rank_problems_raises_failure_of_another_rank() -> None:
     share_problems([], RankInfo(1, 2, 1, 2), store, stopped=False, failure="OSError: bad disk")
     with pytest.raises(PeerFailedError, match="rank 1 failed in the preflight: OSError: bad disk"):
         collect_rank_problems([], RankInfo(0, 2, 0, 2), store, StopFlag())
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "lowest"), [(((8, 0), (7, 0)), (7, 0)), (((9, 0), None), None)], ids=["mixed", "unknown"]
+)
+def test_ranks_agree_on_lowest_compute_capability(
+    capabilities: tuple[tuple[int, int] | None, ...], lowest: tuple[int, int] | None
+) -> None:
+    store, plan = HashStore(), plan_node(resolve_config(None, []).config, [])
+    for rank, capability in enumerate(capabilities):
+        share_capability(replace(plan, capability=capability), RankInfo(rank, 2, 0, 1), store)
+    assert with_lowest_capability(plan, RankInfo(1, 2, 0, 1), store).capability == lowest

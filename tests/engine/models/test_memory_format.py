@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.config.loader import resolve_config
+from engine.config.precision import uses_tf32
 from engine.config.schema import Config
 from engine.models.factory import build_model
 from engine.models.memory_format import resolve_memory_format
@@ -102,8 +103,9 @@ def test_activations_use_channels_last_format() -> None:
 def test_memory_format_auto_uses_channels_last_only_where_faster(
     recipe: tuple[str, ...], capability: tuple[int, int] | None, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.models.memory_format.device_capability", lambda device: capability)
     config: Config = resolve_config("digits", recipe).config
+    tf32 = uses_tf32(config.precision, capability)
+    monkeypatch.setattr("engine.models.memory_format.tf32_is_on", lambda device: tf32)
     device = torch.device("cpu" if capability is None else "cuda")
     chosen = resolve_memory_format(config, build_model(config, 1, 10, 8), device)
     assert chosen == (torch.channels_last if last else torch.contiguous_format)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.config.training_sections import PrecisionConfig
-from engine.models.precision import set_tf32
+from engine.models.precision import set_tf32, tf32_is_on
 
 
 @pytest.fixture(autouse=True)
@@ -21,18 +21,16 @@ def _restored() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("capability", "used"), [((9, 0), True), ((7, 0), False)])
-def test_tf32_auto_follows_gpu_and_stays_readable(
-    capability: tuple[int, int], used: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.models.precision.device_capability", lambda device: capability)
+def test_tf32_auto_follows_gpu_and_stays_readable(capability: tuple[int, int], used: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        set_tf32(PrecisionConfig(), torch.device("cuda"))
+        set_tf32(PrecisionConfig(), torch.device("cuda"), capability)
+        assert tf32_is_on(torch.device("cuda")) == used
         # What Inductor reads, which fails after a write to `fp32_precision`.
         assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == used
         assert torch.get_float32_matmul_precision() == ("high" if used else "highest")
 
 
 def test_tf32_leaves_cpu_in_float32() -> None:
-    set_tf32(PrecisionConfig(), torch.device("cpu"))
+    set_tf32(PrecisionConfig(), torch.device("cpu"), None)
     assert torch.get_float32_matmul_precision() == "highest"

@@ -19,7 +19,7 @@ from engine.data.pipelines import gpu_decoder
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.choose_decoder import DecoderSwitch
 from engine.data.pipelines.encoded_batch import load_encoded
-from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, GpuDecoder, split_by_pixels
+from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, GpuDecoder, load_decoder, split_by_pixels
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import UnreadableImageError
@@ -213,4 +213,4 @@ def test_batch_loader_waits_for_decoder(photos: Path, keys: list[str]) -> None:
 def test_load_decoder_names_version_of_torch_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cu128"))
     with pytest.raises(DecoderUnavailableError, match=r"^nvJPEG needs torch 2\.11 or later, and this is torch 2\.9\.1"):
-        gpu_decoder.load_decoder.__wrapped__()
+        load_decoder.__wrapped__()
