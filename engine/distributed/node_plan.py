@@ -98,13 +98,16 @@ def plan_node(
     if problems:
         raise UsageError(problems)
     workers = None if config.data.workers == "auto" else config.data.workers
-    nodes = numa_nodes([gpu.pci_bus_id for gpu in gpus]) if config.device.numa == "auto" else (None,) * len(gpus)
+    own_cores = local_world_size is not None and _ranks_own_cores(local_world_size, os.environ)
+    nodes: tuple[int | None, ...] = (None,) * len(gpus)
+    if config.device.numa == "auto":
+        nodes = numa_nodes([gpu.pci_bus_id for gpu in gpus], own_cores=own_cores)
 
     def plan(ranks: int, backend: Backend, gpus: Sequence[CudaDevice] = ()) -> NodePlan:
         is_dp = config.device.parallel == "dp"
         # A rank of DataParallel is bound only if all of its GPUs have the same node.
         bound = (set(nodes) if len(set(nodes)) == 1 else ()) if is_dp else nodes[: len(gpus)]
-        cores = _cores_per_rank(ranks, tuple(bound))
+        cores = _cores_per_rank(ranks, tuple(bound), own_cores=own_cores)
         return NodePlan(
             devices=tuple(gpu.uuid for gpu in gpus) or ("cpu",) * ranks,
             parent_uuids=tuple(gpu.parent_uuid for gpu in gpus) or (None,) * ranks,
@@ -135,18 +138,19 @@ def plan_node(
     return plan(ranks, "gloo")
 
 
-def _cores_per_rank(ranks: int, nodes: Sequence[int | None]) -> int:
+def _cores_per_rank(ranks: int, nodes: Sequence[int | None], *, own_cores: bool) -> int:
     """Return the cores of a rank: a share of the host's, and of those of its NUMA node. `nodes` are those of the ranks
     whose GPUs are known."""
-    shares = [len(allowed_cpus(node)) // count for node, count in Counter(nodes).items() if node is not None]
-    # With --cpus-per-task, srun gives each task cores of its own.
-    tasks_own_cores = slurm_local_world_size(os.environ, 0) == ranks and available_cores() <= _slurm_cpus_per_task()
-    return max(1, min([available_cores() // (1 if tasks_own_cores else ranks), *shares]))
+    counts = {node: 1 if own_cores else count for node, count in Counter(nodes).items() if node is not None}
+    shares = [len(allowed_cpus(node)) // count for node, count in counts.items()]
+    return max(1, min([available_cores() // (1 if own_cores else ranks), *shares]))
 
 
-def _slurm_cpus_per_task() -> int:
-    cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return int(cpus) if cpus.isdecimal() else 0
+def _ranks_own_cores(ranks: int, environ: Mapping[str, str]) -> bool:
+    """Whether this process has cores that no other rank uses: srun gives them to each task with --cpus-per-task."""
+    cpus = environ.get("SLURM_CPUS_PER_TASK", "")
+    is_slurm_task = cpus.isdecimal() and slurm_local_world_size(environ, 0) == ranks
+    return is_slurm_task and available_cores() <= int(cpus)
 
 
 def lowest_capability(capabilities: Sequence[Capability | None]) -> Capability | None:

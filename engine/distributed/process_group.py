@@ -53,7 +53,8 @@ def join_process_group(
         torch.cuda.synchronize(device)
     # Only Gloo may open ports here. NCCL connects to its own ports later, when a collective first needs a connection.
     # Gloo of torch 2.9 prints a line for each group.
-    with close_ports_afterwards(), discarded_stdout() if torch.__version__ < "2.11" else nullcontext():
+    silence = discarded_stdout() if torch.__version__ < "2.11" else nullcontext()
+    with close_ports_afterwards(), silence:
         if not plan.uses_nccl:
             init_default_group(plan.backend, device, rank_info, store, timeout_s)
         cpu_group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -68,8 +69,9 @@ def init_default_group(
 
     Raises UsageError if this version of torch lacks the backend.
     """
-    # The flight recorder of torch 2.9 is off by default.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    # The flight recorder of torch 2.9 is off by default. Its older variable is the user's.
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     name, options = torch_backend(backend), dict[str, Any]()
     if backend != "gloo":
         os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(nccl_heartbeat_timeout_s(timeout_s)))

@@ -20,16 +20,17 @@ SYSFS = Path("/sys")
 MIN_BOUND_CPUS = 8
 
 
-def numa_nodes(pci_bus_ids: Sequence[str | None]) -> tuple[int | None, ...]:
+def numa_nodes(pci_bus_ids: Sequence[str | None], *, own_cores: bool = False) -> tuple[int | None, ...]:
     """Return the node to bind the rank of each GPU to; None for all on a host with one node, if the node of a GPU is
-    unknown, or if a rank would lose CPUs and keep fewer than `MIN_BOUND_CPUS`."""
+    unknown, or if a rank would lose CPUs and keep fewer than `MIN_BOUND_CPUS`. With `own_cores`, no other rank
+    uses the CPUs of this process."""
     unbound: tuple[int | None, ...] = (None,) * len(pci_bus_ids)
     if len([path for path in SYSFS.glob("devices/system/node/node[0-9]*/cpulist") if path.read_text().strip()]) < 2:
         return unbound
     nodes = [_gpu_node(pci_bus_id) for pci_bus_id in pci_bus_ids]
-    needed = min(len(os.sched_getaffinity(0)) // max(len(nodes), 1), MIN_BOUND_CPUS)
+    needed = min(len(os.sched_getaffinity(0)) // (1 if own_cores else max(len(nodes), 1)), MIN_BOUND_CPUS)
     for node, gpus in Counter(nodes).items():
-        if node is None or len(allowed_cpus(node)) // gpus < needed:
+        if node is None or len(allowed_cpus(node)) // (1 if own_cores else gpus) < needed:
             return unbound
     return tuple(nodes)
 

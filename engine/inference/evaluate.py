@@ -42,7 +42,7 @@ CHECKPOINT_DATA_KEYS = ("image_size", "size_schedule", "channels", "mean", "std"
 # Sections whose keys an evaluation may change.
 OVERRIDABLE: dict[str, type[Section]] = {"data": DataConfig, "eval": EvalConfig}
 MAX_LISTED_CLASSES = 10
-MAX_WORKERS = 8
+MAX_WORKERS = 8  # loader processes or decode threads
 
 
 @dataclass(frozen=True)

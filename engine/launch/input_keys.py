@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from engine.config.data_sections import DataConfig
 from engine.config.loader import resolve_config
 from engine.config.precision import with_amp
+from engine.config.rules import config_conflicts
 from engine.config.schema import Config, as_dict
 from engine.config.training_sections import AmpLevel
 from engine.data.inspection_process import find_item_format
@@ -73,12 +74,13 @@ def saved_config(folder: RunFolder) -> Mapping[str, Any] | None:
 
 
 def _with_saved_precision(config: Config, saved: Mapping[str, Any]) -> Config:
-    """Set `precision.amp` to the level that the run began with, if it is auto."""
+    """Set `precision.amp` to the level that the run began with, if it is auto and other keys permit that level."""
     precision = saved.get("precision")
     if config.precision.amp != "auto" or not isinstance(precision, Mapping):
         return config
     levels: tuple[AmpLevel, ...] = get_args(AmpLevel)
-    return with_amp(config, next((level for level in levels if level == precision.get("amp")), "auto"))
+    resumed = with_amp(config, next((level for level in levels if level == precision.get("amp")), "auto"))
+    return config if any(config_conflicts(resumed)) else resumed
 
 
 def _with_saved_input(config: Config, saved: Mapping[str, Any]) -> Config:

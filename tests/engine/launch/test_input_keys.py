@@ -72,14 +72,20 @@ def test_resumed_run_keeps_input_of_its_first_session(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("stored", "typed", "kept"),
-    [("bf16", "auto", "bf16"), ("off", "auto", "off"), ("bf16", "fp16", "fp16")],
+    [
+        ("bf16", ["precision.amp=auto"], "bf16"),
+        ("off", ["precision.amp=auto"], "off"),
+        ("bf16", ["precision.amp=fp16"], "fp16"),
+        # DataParallel does not support bf16.
+        ("bf16", ["precision.amp=auto", "device.parallel=dp"], "auto"),
+    ],
 )
-def test_resumed_run_keeps_precision_that_auto_chose(tmp_path: Path, stored: str, typed: str, kept: str) -> None:
+def test_resumed_run_keeps_precision_that_auto_chose(tmp_path: Path, stored: str, typed: list[str], kept: str) -> None:
     run = tmp_path / "older"
     run.mkdir()
     values = {"data": {"dataset": "digits"}, "precision": {"amp": stored}}
     (run / "config.yaml").write_text(yaml.safe_dump(values))
-    resumed = with_input_keys(folder_request(tmp_path, "run.resume=true", "run.name=older", f"precision.amp={typed}"))
+    resumed = with_input_keys(folder_request(tmp_path, "run.resume=true", "run.name=older", *typed))
     assert resumed.config.precision.amp == kept
 
 
