@@ -66,7 +66,7 @@ def test_host_copy_on_gpu_pins_one_block_of_exact_size() -> None:
     assert copied["a"].is_pinned()
     assert copied["b"].is_pinned()
     assert copied["b"].data_ptr() - copied["a"].data_ptr() == 12032, "4 x 3000, aligned to 64 bytes"
-    assert host._block.nbytes == 12032 + 64
+    assert host._memory.nbytes == 12032 + 64
     assert torch.cuda.host_memory_stats() == allocator_before
     address = copied["b"].data_ptr()
     del host, copied
