@@ -102,13 +102,20 @@ def _memory_used(gpu: Gpu, instance: MigInstance | None) -> int | None:
 
 
 def _is_busy(gpu: Gpu) -> bool:
-    """Whether the GPU computes more than for a desktop."""
-    return (gpu.value("busy") or 0) > MAX_DESKTOP_BUSY_PERCENT
+    """Whether the GPU may compute more than for a desktop. In WSL 2 the driver may not tell its utilization."""
+    busy: float | None = gpu.value("busy")
+    if busy is None:
+        return bool(gpu.value("display") != "Windows")
+    return busy > MAX_DESKTOP_BUSY_PERCENT
 
 
 def _may_have_desktop(gpu: Gpu) -> bool:
-    """Whether memory in use may be that of a desktop: the driver says so, or cannot list processes at all."""
-    return gpu.value("display") in DESKTOP_USERS or gpu.processes.reason == Missing.NOT_SUPPORTED
+    """Whether memory in use may be that of a desktop: the driver cannot list processes, or lists those that draw.
+
+    In a container it lists none, and a display may be active without a monitor."""
+    draws = any(process.kind == "graphics" for process in gpu.processes.value or ())
+    display = gpu.value("display")
+    return display == "Windows" or (display == "desktop" and draws) or gpu.processes.reason == Missing.NOT_SUPPORTED
 
 
 def _desktop_limit_bytes(gpu: Gpu) -> int:

@@ -15,6 +15,7 @@ from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 
 NO_PROCESS_LIST = "fault 0 nvmlDeviceGetComputeRunningProcesses_v3 3"
+XORG = f"process 0 {UNKNOWN_PID} -1 graphics"
 NO_MEMORY = ["fault 0 nvmlDeviceGetMemoryInfo_v2 3", "fault 0 nvmlDeviceGetMemoryInfo 3"]
 SHARE_ADVICE = "share a GPU with --gpus 0, or wait for one with --wait"
 
@@ -23,11 +24,12 @@ def first_device() -> CudaDevice:
     return cuda_devices(sample_gpus())[0]
 
 
-@pytest.mark.parametrize("driver", [{"display": 1}, {"display": -1, "fault": NO_PROCESS_LIST}], ids=["X11", "unlisted"])
+@pytest.mark.parametrize(
+    "driver", [{"display": 1, "scene": XORG}, {"display": -1, "scene": NO_PROCESS_LIST}], ids=["X11", "unlisted"]
+)
 def test_auto_uses_gpu_of_desktop_and_says_so(loaded_gpu_host: FakeGpuHost, driver: dict[str, object]) -> None:
-    values = {name: value for name, value in driver.items() if name != "fault"}
-    fault = str(driver.get("fault", ""))
-    loaded_gpu_host.set_scene(gpu_line(0, total=24576, used=2500, busy=12, **values), fault)
+    gpu = gpu_line(0, total=24576, used=2500, busy=12, display=driver["display"])
+    loaded_gpu_host.set_scene(gpu, str(driver["scene"]))
     allocation = preview_allocation("auto", sample_gpus(), wait=False)
     assert [device.index for device in allocation.devices] == [0]
     assert allocation.cpu_fallback is None
@@ -48,7 +50,7 @@ def test_free_gpu_of_windows_is_chosen_in_wsl(loaded_gpu_host: FakeGpuHost, monk
 def test_gpu_of_desktop_that_may_train_is_named_in_the_advice(
     loaded_gpu_host: FakeGpuHost, values: dict[str, object]
 ) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, total=24576, display=1, **values))
+    loaded_gpu_host.set_scene(gpu_line(0, total=24576, display=1, **values), XORG)
     snapshot = sample_gpus()
     allocation = preview_allocation("auto", snapshot, wait=False)
     assert allocation.devices == []
@@ -67,7 +69,12 @@ def test_unlisted_memory_of_gpu_without_desktop_is_use(loaded_gpu_host: FakeGpuH
     assert not first_device().is_free
 
 
-@pytest.mark.parametrize(("busy", "is_free"), [(-1, True), (5, True), (95, False)])
+def test_unlisted_memory_in_container_is_use_beside_active_display(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, used=18000, busy=20, display=1))
+    assert not first_device().is_free
+
+
+@pytest.mark.parametrize(("busy", "is_free"), [(-1, False), (5, True), (95, False)])
 def test_gpu_whose_driver_reports_no_use_is_free_while_idle(
     loaded_gpu_host: FakeGpuHost, busy: int, is_free: bool
 ) -> None:
