@@ -139,7 +139,10 @@ class _SnapshotPrinter:
             single = self._options.sample_count == 1
             print(json.dumps(snapshot.to_dict(), indent=2) if single else snapshot.to_line(), flush=True)
             return
-        lines = _snapshot_lines(snapshot, self._options, self._console.width)
+        lines = _snapshot_lines(snapshot, self._options, self._console.width, instances=True)
+        if self._live is not None and len(lines) > self._console.height:
+            # Rather all GPUs than the instances of the first ones.
+            lines = _snapshot_lines(snapshot, self._options, self._console.width, instances=False)
         if self._live is None:
             for line in lines:
                 self._console.print(line, soft_wrap=True)
@@ -149,14 +152,14 @@ class _SnapshotPrinter:
             self._live.update(Group(*lines), refresh=True)
 
 
-def _snapshot_lines(snapshot: Snapshot, options: GpusOptions, width: int) -> list[Text]:
+def _snapshot_lines(snapshot: Snapshot, options: GpusOptions, width: int, *, instances: bool) -> list[Text]:
     from rich.text import Text
 
     from tui.text.gpus import gpu_lines, host_title_line, list_gpu_processes, process_lines
 
     if not snapshot.gpus:
         return []
-    lines = [host_title_line(snapshot), *gpu_lines(snapshot, width, instances=True)]
+    lines = [host_title_line(snapshot), *gpu_lines(snapshot, width, instances=instances)]
     return [*lines, Text(""), *process_lines(list_gpu_processes(snapshot), width)] if options.processes else lines
 
 
