@@ -75,9 +75,9 @@ def test_environment_keeps_torchvision_of_machine(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("hour")
 def test_stages_fit_into_their_time() -> None:
     main = load_main()
-    limits = {name: stage.limit_s + main.GRACE_S for name, stage in main.STAGES.items()}
+    limits = {name: stage.limit_s + 2 * main.GRACE_S for name, stage in main.STAGES.items()}
     assert list(limits) == ["a", "b", "c", "d", "e"]
-    assert max(limits.values()) <= MAX_STAGE_S + main.GRACE_S
+    assert max(limits.values()) <= MAX_STAGE_S
     assert limits["a"] + limits["b"] <= MAX_FIRST_STAGES_S
     for stage in main.STAGES.values():
         titles = [step.title for step in importlib.import_module(stage.module).STEPS]
@@ -101,6 +101,19 @@ def test_stage_without_gpu_says_so_and_succeeds(tmp_path: Path) -> None:
     assert report["complete"]
     assert {row["state"] for row in report["rows"]} == {"skipped"}
     assert "needs a GPU, none found" in (tmp_path / "out" / "a-smoke.md").read_text()
+
+
+@pytest.mark.usefixtures("hour")
+def test_step_with_a_failed_row_is_repeated_as_a_whole(tmp_path: Path) -> None:
+    from stage import Machine, Report, Row, Step
+
+    machine = Machine(["GPU"], True, "2.11", "13.0", None, None, "3.12", 2)
+    steps = [Step(title, lambda _: [], 60) for title in ("readings", "resume")]
+    report = Report.open("e", "faults", machine, tmp_path)
+    report.add(steps[0], [Row("power", "equal"), Row("memory", "differs", {}, "failed")], 1.0)
+    report.add(steps[1], [Row("resume", "done")], 1.0)
+    continued = Report.open("e", "faults", machine, tmp_path)
+    assert [continued.has(step) for step in steps] == [False, True]
 
 
 @pytest.mark.usefixtures("hour")

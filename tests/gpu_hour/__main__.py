@@ -40,10 +40,10 @@ class Stage:
 
 STAGES = {
     "a": Stage("smoke", 220, "one GPU, then two: digits to the end, DDP equals CPU ranks"),
-    "b": Stage("speed", 460, "steps against a bare loop, precisions, compile, kernel launches, MFU, scaling"),
-    "c": Stage("fashion_mnist", 460, "ResNet-18 to its published accuracy, seconds per epoch; needs --data"),
-    "d": Stage("input", 460, "ResNet-50 on JPEG files: threads, nvJPEG, packed; the memory pipeline"),
-    "e": Stage("faults", 460, "readings against nvidia-smi dmon; kill and resume, hang, out of memory; pytest -m gpu"),
+    "b": Stage("speed", 440, "steps against a bare loop, precisions, compile, kernel launches, MFU, scaling"),
+    "c": Stage("fashion_mnist", 450, "ResNet-18 to its published accuracy, seconds per epoch; needs --data"),
+    "d": Stage("input", 450, "ResNet-50 on JPEG files: threads, nvJPEG, packed; the memory pipeline"),
+    "e": Stage("faults", 450, "readings against nvidia-smi dmon; kill and resume, hang, out of memory; pytest -m gpu"),
 }
 
 
@@ -84,7 +84,8 @@ def run_one(name: str, arguments: argparse.Namespace) -> bool:
     from stage import Machine, Report, run_stage
 
     # An exit ends the commands of the step, which lead process groups of their own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: no end within the time of the stage"))
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: sys.exit("error: no end within the time of the stage"))
     stage = STAGES[name]
     report = Report.open(name, stage.module, Machine.describe(), arguments.out)
     steps = importlib.import_module(stage.module).STEPS
@@ -100,13 +101,20 @@ def run_in_time(name: str, arguments: argparse.Namespace, python: str | Path) ->
     try:
         return process.wait(STAGES[name].limit_s + GRACE_S) == 0
     except subprocess.TimeoutExpired:
-        process.terminate()
-        return process.wait(GRACE_S) == 0
+        print(f"{name}: no end within {STAGES[name].limit_s + GRACE_S} s")
+        return False
     finally:
-        process.kill()
+        # The stage ends its own commands on SIGTERM, also if this process is interrupted.
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def main() -> None:
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda number, _: sys.exit(128 + number))
     arguments = parse_arguments()
     for name in ("out", "work", "wheels", "data", "pack"):
         path: Path | None = getattr(arguments, name)

@@ -105,6 +105,8 @@ def create(folder: Path, wheels: Path) -> Path:
     content = "\n".join([str(ROOT), sys.executable, *sorted(wheel.name for wheel in wheels.glob("*.whl"))])
     if complete.exists() and complete.read_text() == content:
         return python
+    if sys.version_info[:2] != tuple(map(int, PYTHON_VERSION.split("."))):
+        sys.exit(f"error: the wheels are for Python {PYTHON_VERSION}, and {sys.executable} is {sys.version.split()[0]}")
     for package in ("torch", "numpy"):
         try:
             version(package)

@@ -12,8 +12,8 @@ from stage import Context, Row, Step, StepFailedError, StepSkippedError
 from engine.data.sources.builtin import TORCHVISION_DATASETS
 
 DATASET = TORCHVISION_DATASETS["fashion-mnist"]
-# Dive into Deep Learning, Concise Implementation for Multiple GPUs: 0.91 to 0.93, 14.0 s per epoch on one GPU.
-PUBLISHED_ACCURACY, PUBLISHED_SECONDS = 0.91, 14.0
+# Dive into Deep Learning, Concise Implementation for Multiple GPUs, PyTorch edition, on one GPU that it does not name.
+PUBLISHED_ACCURACY, PUBLISHED_SECONDS = 0.91, 12.2
 
 
 def unpack(context: Context) -> Path:
@@ -40,10 +40,11 @@ def train(context: Context, title: str, gpus: int, *keys: str) -> list[Row]:
     seconds = figures["seconds"] or run.events("epoch")[0]["seconds"]
     best, last = run.summary["best_val_accuracy"], run.summary["val_accuracy"]
     figures |= {"best_val_accuracy": best, "val_accuracy": last}
-    if context.machine.has_card and best < PUBLISHED_ACCURACY:
-        raise StepFailedError(f"best accuracy {best:.2%}, published {PUBLISHED_ACCURACY:.0%} to 93%")
-    speed = f"{seconds:.2f} s per epoch, {PUBLISHED_SECONDS / seconds:.1f}x as fast as published for one older GPU"
-    return [Row(title, f"accuracy {last:.2%} (best {best:.2%}) after {run.summary['epochs']} epochs, {speed}", figures)]
+    if context.machine.has_card and last < PUBLISHED_ACCURACY:
+        raise StepFailedError(f"accuracy {last:.2%} (best {best:.2%}), published on one GPU {PUBLISHED_ACCURACY:.0%}")
+    accuracy = f"accuracy {last:.2%} (best {best:.2%}) after {run.summary['epochs']} epochs"
+    published = f" (published on one GPU: {PUBLISHED_SECONDS} s)" if context.machine.has_card else ""
+    return [Row(title, f"{accuracy}, {seconds:.2f} s per epoch{published}", figures)]
 
 
 def step(title: str, *keys: str, gpus: int = 1, card: bool = True) -> Step:
@@ -52,7 +53,7 @@ def step(title: str, *keys: str, gpus: int = 1, card: bool = True) -> Step:
 
 STEPS = [
     step("Fashion-MNIST in bf16", "precision.amp=bf16", card=False),
-    step("Fashion-MNIST as published", card=False),
+    step("Fashion-MNIST in float32, as published", "precision.amp=off", "precision.tf32=off", card=False),
     step("Fashion-MNIST on two GPUs", "precision.amp=bf16", gpus=2),
     step("Fashion-MNIST in bf16, compiled", "precision.amp=bf16", "model.compile=true"),
     step(

@@ -37,6 +37,8 @@ def compare_readings(context: Context) -> list[Row]:
                 theirs.wait(min(10, context.seconds_left()))
     samples = readings.reading_medians([json.loads(line) for line in ours.stdout.splitlines()])
     output = readings.dmon_medians((context.folder / "dmon.log").read_text(), with_gpm)
+    if ours.returncode != 0 or not samples or not output:
+        raise StepFailedError(f"no readings: gputrain {last_line(ours.stderr)}; dmon.log has {len(output)} columns")
     compared = readings.compare(samples, output)
     return [Row(f"reading {name}", values, {}, "ok" if agree else "failed") for name, values, agree in compared]
 
@@ -59,6 +61,8 @@ def kill_and_resume(context: Context) -> list[Row]:
         raise StepFailedError(f"gputrain resume: exit code {done.returncode}: {last_line(done.stderr)}")
     resumed = run.events("run_resumed")[-1]["from_step"]
     result = f"killed after epoch {trained}, resumed from step {resumed} to epoch {run.summary['epochs']}"
+    if resumed == 0 or run.summary["state"] != "finished" or run.summary["epochs"] != epochs:
+        raise StepFailedError(f"{result} of {epochs}, {run.summary['state']}")
     return [Row("SIGKILL and resume", result, {"seconds": time.monotonic() - began})]
 
 

@@ -26,6 +26,7 @@ MIN_STEP_S = 5
 NOT_RUN = "not run"
 NO_TESTS = 5  # exit code of pytest
 MAX_LISTED = 2000  # characters of an error in the files
+KILL_S = 10  # for a killed process to end
 # hooks/sitecustomize.py looks for the same name.
 FAKE_CUDA_LIBRARY = "libfakecuda.so"
 DESCRIBE_GPUS = """
@@ -79,6 +80,8 @@ class Machine:
     def __str__(self) -> str:
         names = {name: self.gpus.count(name) for name in self.gpus}
         gpus = ", ".join(f"{count} x {name}" for name, count in names.items()) or "no GPU"
+        if self.gpus and not self.has_card:
+            gpus += " (simulated on the CPU: times and ratios mean nothing)"
         software = [f"driver {self.driver}", f"torch {self.torch}", f"NCCL {self.nccl}", f"Python {self.python}"]
         return ", ".join([gpus, *(part for part in software if "None" not in part), f"{self.cores} cores"])
 
@@ -224,7 +227,9 @@ def kill_group(process: subprocess.Popen[str]) -> None:
     """Kill a process that leads its group, with the group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    # A process that hangs in the driver does not end.
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_S)
 
 
 def last_line(text: str) -> str:
@@ -251,7 +256,9 @@ class Report:
         except (OSError, ValueError):
             return report
         if not earlier["complete"] and earlier["machine"] == asdict(machine):
-            report.rows = [row for row in earlier["rows"] if row["state"] not in ("failed", NOT_RUN)]
+            # A step with a failed row is repeated as a whole.
+            repeated = {row["step"] for row in earlier["rows"] if row["state"] in ("failed", NOT_RUN)}
+            report.rows = [row for row in earlier["rows"] if row["step"] not in repeated]
         return report
 
     def path(self, suffix: str) -> Path:
