@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.segment import Segment
@@ -109,11 +109,15 @@ def draw_picture(image: Image, columns: int, rows: int, graphics: Graphics) -> D
 
 def _make_renderable(image: Image, size: PictureSize, graphics: Graphics) -> HalfcellImage | SixelImage | TGPImage:
     """Import textual-image, which must not find the terminal, and make its renderable for a scaled image."""
-    from textual_image import renderable
-    from textual_image._terminal import CellSize, get_cell_size
+    from textual_image import _terminal, renderable
 
-    # The cached result of its own query.
-    get_cell_size._result = CellSize(size.width // size.columns, size.height // size.rows)  # type: ignore[attr-defined]
+    # The cached result of its own query. Later versions, for Python 3.12 and later, ask for the protocol with it.
+    terminal: Any = _terminal
+    cell = terminal.CellSize(size.width // size.columns, size.height // size.rows)
+    if hasattr(terminal, "probe_terminal"):
+        terminal.probe_terminal._result = terminal.TerminalCapabilities(cell, sixel=False, tgp=False)
+    else:
+        terminal.get_cell_size._result = cell
     if graphics.protocol == "kitty":
         return renderable.TGPImage(image, size.columns, size.rows)
     if graphics.protocol == "sixel":
