@@ -160,23 +160,12 @@ def check_open_files(limit: int | None) -> None:
         raise UsageError.one("open files", reason, "raise the limit with `ulimit -n 1024`")
 
 
-def loader_warnings(
-    config: Config,
-    local_world_size: int,
-    workers: int,
-    image_format: ImageFormat,
-    devices_per_rank: int = 1,
-    *,
-    nccl: bool = False,
-) -> list[str]:
+def loader_warnings(footprint: LoaderFootprint) -> list[str]:
     """Return warnings about too little shared memory for NCCL and the DataLoader workers of this node, or too few open
     files.
 
     Call it before the workers start: they use the shared memory that it measures.
     """
-    footprint = LoaderFootprint.from_config(
-        config, local_world_size, workers, image_format, devices_per_rank, nccl=nccl
-    )
     shortages = [open_files_shortage(footprint, max_open_files())]
     with suppress(OSError):
         shortages.append(shm_shortage(footprint, free_bytes(SHM_PATH)))

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from engine.config.schema import Config
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.batching import build_sampler, check_source, class_counts, sampler_warnings
-from engine.data.limits import auto_workers, loader_warnings, uses_threads
+from engine.data.limits import LoaderFootprint, auto_workers, loader_warnings, uses_threads
 from engine.data.pipelines.batch import BatchDataset
 from engine.data.pipelines.choose import PipelineChoice, pipeline_warnings
 from engine.data.pipelines.choose_decoder import DecoderChoice
@@ -175,7 +175,7 @@ def _start_pipeline(
     if pipeline_choice.pipeline == "stream":
         workers, max_workers = _num_workers(job, source, image_format, sampler, position.epoch)
     warnings = sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)
-    warnings += loader_warnings(
+    footprint = LoaderFootprint.from_config(
         config,
         plan.local_world_size,
         max_workers or workers,
@@ -183,6 +183,7 @@ def _start_pipeline(
         plan.devices_per_rank,
         nccl=plan.uses_nccl,
     )
+    warnings += loader_warnings(footprint)
     if job.lr_range is not None:
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
