@@ -146,7 +146,9 @@ def test_starting_screen_stays_below_dialog(app: GputrainApp) -> None:
         let_go(app)
         await pilot.pause(0.5)
         await press(pilot, "escape")
-        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        # The screen that opens must be complete before the application ends.
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.is_mounted)
+        await wait_until(pilot, lambda: len(pilot.app.screen.query("#loss")) == 1)
         launched.process.kill()
         launched.process.wait()
 
