@@ -17,7 +17,7 @@ from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Missing
 MAX_UNATTRIBUTED_BYTES = 1 << 30
 # The same for a GPU that a desktop may use, or whose driver lists no processes: such memory, at so little utilization,
 # is that of a desktop and its browser. A training takes more of either.
-MAX_DESKTOP_MEMORY_SHARE = 0.25
+MAX_DESKTOP_MEMORY_SHARE, MAX_DESKTOP_BYTES = 0.25, 4 << 30
 MAX_DESKTOP_BUSY_PERCENT = 30.0
 DESKTOP_USERS = {"desktop": "the desktop", "Windows": "Windows"}  # of the reading `display`
 NO_EVIDENCE = "the driver reports neither its processes nor its memory use"
@@ -122,7 +122,9 @@ def _desktop_limit_bytes(gpu: Gpu) -> int:
     """Return the memory that a desktop may use on a GPU that counts as free."""
     if _is_busy(gpu):
         return MAX_UNATTRIBUTED_BYTES
-    return max(MAX_UNATTRIBUTED_BYTES, int(MAX_DESKTOP_MEMORY_SHARE * (gpu.value("memory_total") or 0)))
+    share = int(MAX_DESKTOP_MEMORY_SHARE * (gpu.value("memory_total") or 0))
+    # A quarter of a large GPU would be a training.
+    return max(MAX_UNATTRIBUTED_BYTES, min(share, MAX_DESKTOP_BYTES))
 
 
 def processes_on(gpu: Gpu, instance: MigInstance) -> list[GpuProcess]:

@@ -69,6 +69,11 @@ def test_unlisted_memory_of_gpu_without_desktop_is_use(loaded_gpu_host: FakeGpuH
     assert not first_device().is_free
 
 
+def test_unlisted_memory_of_large_gpu_is_more_than_a_desktop(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(gpu_line(0, used=12000, busy=25), NO_PROCESS_LIST)
+    assert not first_device().is_free
+
+
 def test_unlisted_memory_in_container_is_use_beside_active_display(loaded_gpu_host: FakeGpuHost) -> None:
     loaded_gpu_host.set_scene(gpu_line(0, used=18000, busy=20, display=1))
     assert not first_device().is_free
