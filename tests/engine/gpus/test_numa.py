@@ -81,7 +81,7 @@ def test_rank_that_loses_no_cpus_is_bound_to_small_node(sysfs: Path, monkeypatch
     ("overrides", "gpus", "node", "cores", "line"),
     [
         ((), GPUS, 0, 16, "NUMA nodes 0, 1"),
-        # Both on one node, so the cores of the other are left out.
+        # Both GPUs are on one node, whose cores the ranks share.
         ((), GPUS[2:], 1, 16, "NUMA node 1"),
         (("device.numa=off",), GPUS[2:], None, 32, ""),
         (("device.parallel=dp",), GPUS, None, 64, ""),

@@ -94,11 +94,11 @@ def test_each_pipeline_on_gpu_matches_cpu(images: tuple[str, ...], pipeline: str
 
 @pytest.mark.parametrize(("first_on_gpu", "then_on_gpu"), [(True, True), (True, False), (False, True)])
 def test_resume_continues_checkpoint_of_other_device(tmp_path: Path, first_on_gpu: bool, then_on_gpu: bool) -> None:
-    recipe = (*COLOR, "optim.name=adamw", "model.ema=0.9")
+    # The gradient of a bias before BatchNorm is rounding noise. With the usual epsilon, AdamW scales it to whole steps,
+    # and BatchNorm's running mean, which lags behind the bias, differs between devices.
+    recipe = (*COLOR, "optim.name=adamw", "optim.eps=1e-3", "model.ema=0.9")
     train(first_on_gpu, *recipe, "run.epochs=1", folder=tmp_path)
     checkpoint = tmp_path / "checkpoints" / "last.pt"
     resumed, whole = train(then_on_gpu, *recipe, checkpoint=checkpoint), train(False, *recipe)
     assert resumed[0] == pytest.approx(whole[0][-len(resumed[0]) :], rel=1e-2)
-    # The gradient of a bias before BatchNorm is rounding noise, which AdamW scales to whole steps. BatchNorm removes
-    # the bias from a batch, but its running mean lags behind, so the validation loss differs by up to 2%.
-    assert resumed[1] == pytest.approx(whole[1][1:], rel=5e-2)
+    assert resumed[1] == pytest.approx(whole[1][1:], rel=1e-2)

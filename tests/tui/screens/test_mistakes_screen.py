@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from dataclasses import replace
@@ -216,13 +215,14 @@ def test_mistakes_screen_draws_sixel_once_terminal_has_answered(run: RunFolder, 
     terminal.press("2;4;22c")
     terminal.wait_for("\x1b\\\x1b8")
     terminal.wait_for("cat/tabby.png")
+    # A frame that is pending when the application ends paints the picture again.
+    terminal.wait_until_quiet()
     terminal.press("q")
     assert terminal.wait_for_end() == 0
     assert terminal.restored()
-    pictures = re.findall(rb"\x1bP(.*?)\x1b\\", terminal.seen, re.DOTALL)
-    # One for each image that was shown: the answer may come before the picture of the next image is loaded.
-    assert len(pictures) in (1, 2)
-    assert all(b'"1;1;' in picture for picture in pictures)
+    picture, _, after = terminal.seen.partition(b"\x1bP")[2].partition(b"\x1b\\")
+    assert b'"1;1;' in picture
+    assert b"\x1bP" not in after
     terminal.hang_up()
 
 
