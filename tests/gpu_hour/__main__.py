@@ -4,8 +4,8 @@
     tests/gpu_hour.sh --wheels FOLDER a b            on the machine with GPUs, which needs Python 3.12, torch and numpy
     tests/gpu_hour.sh a b c                          in an environment with '.[test]'
 
-Each stage writes STAGE-TITLE.md and STAGE-TITLE.json. The exit code is 1 if a step failed; a step that needs a GPU,
-two GPUs or data that is not there says so and does not fail.
+Each stage writes STAGE-TITLE.md and STAGE-TITLE.json. The exit code is 1 if a step failed or found no time. A step that
+needs a GPU, two GPUs or data that is not there says so and does not fail.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def main() -> None:
     if arguments.wheels is not None:
         python = environment.create(arguments.work / "environment", arguments.wheels)
     failed = [name for name in sorted(arguments.stages) or STAGES if not run_in_time(name, arguments, python)]
-    print(f"{time.monotonic() - began:.0f} s; failed: {', '.join(failed) or 'none'}; results: {arguments.out}")
+    names = ", ".join(failed) or "none"
+    print(f"{time.monotonic() - began:.0f} s; failed or incomplete: {names}; results: {arguments.out}")
     sys.exit(bool(failed))
 
 

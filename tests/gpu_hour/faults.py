@@ -17,6 +17,7 @@ from stage import ROOT, Context, Row, Run, Step, StepFailedError, StepSkippedErr
 SAMPLES = 15
 LOAD_START_S = 15  # of CUDA, and until the clocks are those under load
 WATCHDOG_S = 15
+MIN_LOAD_PERCENT = 50
 GPU_RUNS = "tests/end_to_end/test_gpu.py"
 
 
@@ -39,6 +40,8 @@ def compare_readings(context: Context) -> list[Row]:
     output = readings.dmon_medians((context.folder / "dmon.log").read_text(), with_gpm)
     if ours.returncode != 0 or not samples or not output:
         raise StepFailedError(f"no readings: gputrain {last_line(ours.stderr)}; dmon.log has {len(output)} columns")
+    if output.get("sm", 0) < MIN_LOAD_PERCENT:
+        raise StepFailedError(f"nvidia-smi's GPU 0 is not the one under load: {output.get('sm')}% busy")
     compared = readings.compare(samples, output)
     return [Row(f"reading {name}", values, {}, "ok" if agree else "failed") for name, values, agree in compared]
 

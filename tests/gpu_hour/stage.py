@@ -300,7 +300,7 @@ def cell(text: str) -> str:
 
 
 def run_stage(report: Report, steps: Sequence[Step], work: Path, data: Path | None, end: float) -> bool:
-    """Run the steps that the report lacks until a time of the monotonic clock; return whether none failed."""
+    """Run the missing steps until `end` of the monotonic clock; return whether all ran and none failed."""
     report.write()
     for number, step in enumerate(steps):
         if report.has(step):
@@ -318,7 +318,7 @@ def run_stage(report: Report, steps: Sequence[Step], work: Path, data: Path | No
             print(f"   {row.measurement}: {'' if row.state == 'ok' else row.state + ': '}{row.result}", flush=True)
     report.complete = all(row["state"] != NOT_RUN for row in report.rows)
     report.write()
-    return all(row["state"] != "failed" for row in report.rows)
+    return report.complete and all(row["state"] != "failed" for row in report.rows)
 
 
 def run_step(step: Step, context: Context) -> list[Row]:
