@@ -13,7 +13,6 @@ from gputrain_command import Gputrain, wait_for
 
 # Only detects a hang; no test measures time with it.
 TIMEOUT_SECONDS = 20.0
-QUIET_READS = 10  # of at least 0.05 s each
 # The escape sequences that leave the alternate screen and show the cursor.
 LEAVE_ALTERNATE_SCREEN, SHOW_CURSOR = b"\x1b[?1049l", b"\x1b[?25h"
 
@@ -54,19 +53,6 @@ class Terminal:
             return text.encode() in self.seen
 
         wait_for(appeared, f"{text!r} on the terminal", TIMEOUT_SECONDS)
-
-    def wait_until_quiet(self) -> None:
-        """Wait until the program has written nothing for `QUIET_READS` reads."""
-        quiet_reads = 0
-
-        def is_quiet() -> bool:
-            nonlocal quiet_reads
-            before = len(self.seen)
-            self.read()
-            quiet_reads = quiet_reads + 1 if len(self.seen) == before else 0
-            return quiet_reads >= QUIET_READS
-
-        wait_for(is_quiet, "the end of the output", TIMEOUT_SECONDS)
 
     def press(self, keys: str) -> None:
         os.write(self.master, keys.encode())
