@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from fake_cuda import Rehearsal, build_fake_cuda, find_reason_to_skip
-from fake_gpu_host import FakeGpuHost, build_fake_driver, load_fake_driver
-from gputrain_command import GPUTRAIN, ROOT, FinishedRun, Gputrain, isolated_gputrain
+from support.gpu.fake_cuda import Rehearsal, build_fake_cuda, find_reason_to_skip
+from support.gpu.fake_gpu_host import FakeGpuHost, build_fake_driver, load_fake_driver
+from support.gputrain_command import GPUTRAIN, ROOT, FinishedRun, Gputrain, isolated_gputrain
+
+pytest_plugins = ["support.cpu_time"]
+
+
+def restore_signals() -> None:
+    """Restore the signals that a shell ignores in background jobs and under `nohup`: `exec` keeps an ignored signal."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            # A handler keeps this process alive, and `exec` resets it to the default.
+            signal.signal(number, lambda *_: None)
+
+
+restore_signals()
 
 # Collections take a third of the time to import torch and all test modules.
 gc.disable()

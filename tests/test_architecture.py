@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gputrain_command import GPUTRAIN, ROOT, Gputrain
+from support.gputrain_command import GPUTRAIN, ROOT, Gputrain
 
 LIGHT = [
     "bench.report",
@@ -112,7 +112,7 @@ def test_tui_imports_only_what_first_frame_needs() -> None:
 
 
 def test_training_without_compile_never_imports_dynamo(tmp_path: Path) -> None:
-    run = "from pathlib import Path; from in_process import train_in_process"
+    run = "from pathlib import Path; from support.runs.in_process import train_in_process"
     loaded = modules_after(
         f"import sys; sys.path.insert(0, 'tests'); {run}; train_in_process(Path({str(tmp_path)!r}), 'run.epochs=1')"
     )

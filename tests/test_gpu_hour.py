@@ -16,7 +16,7 @@ from types import ModuleType
 import psutil
 import pytest
 
-from gputrain_command import ROOT, wait_for
+from support.gputrain_command import ROOT, wait_for
 
 FOLDER = ROOT / "tests" / "gpu_hour"
 MAX_FIRST_STAGES_S, MAX_STAGE_S = 12 * 60, 8 * 60

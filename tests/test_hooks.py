@@ -8,9 +8,9 @@ from itertools import chain
 import pytest
 
 from engine.training import loop
-from fake_cuda import Rehearsal, run_started
-from fake_gpu_host import gpu_uuid
-from gputrain_command import read_events
+from support.gpu.fake_cuda import Rehearsal, run_started
+from support.gpu.fake_gpu_host import gpu_uuid
+from support.gputrain_command import read_events
 
 
 @pytest.mark.rehearsal

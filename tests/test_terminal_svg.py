@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gputrain_command import ROOT
-from terminal_svg import CELL_WIDTH, Cell, Frame, picture
+from support.gputrain_command import ROOT
+from support.screen.terminal_svg import CELL_WIDTH, Cell, Frame, picture
 
 
 def line(text: str, background: str = "") -> tuple[Cell, ...]:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from engine.config.loader import resolve_config
 from engine.config.schema import as_dict
 from engine.config.yaml_io import to_yaml
-from trained_run import saved_run
+from support.runs.trained_run import saved_run
 from tui.cli.main import app
 
 NETS = """

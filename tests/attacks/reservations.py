@@ -18,7 +18,7 @@ from attack import Stage, perform
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line, gpu_uuid, parse_gpus_json
+from support.gpu.fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line, gpu_uuid, parse_gpus_json
 
 GPUS = [gpu_uuid(0), gpu_uuid(1)]
 # Defines what the programs below use, and keeps the locks until it is killed. Prints the PID that holds them.

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine.training.host_copy import HostCopy, NoHostMemoryError
 from engine.training.loop import train_step
 from engine.training.trainer import Trainer
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 STEPS_BETWEEN = 60
 MODEL = """

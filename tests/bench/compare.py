@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import RunFinished, StepEvent
 from engine.runs.journal import to_line
-from factories import make_epoch, make_run_folder, make_run_started
-from pseudo_terminal import ESCAPES, PseudoTerminal
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.screen.pseudo_terminal import ESCAPES, PseudoTerminal
 
 COLUMNS, ROWS = 160, 48
 RUNS, STEPS, LOG_EVERY, STEPS_PER_EPOCH, STEP_SECONDS = 8, 100_000, 10, 1000, 0.05

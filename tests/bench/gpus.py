@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from fake_gpu_host import FakeGpuHost, build_fake_driver, eight_gpu_lines
+from support.gpu.fake_gpu_host import FakeGpuHost, build_fake_driver, eight_gpu_lines
 
 SAMPLED_SECONDS = 30.0
 

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
 
-from gputrain_command import GPUTRAIN, clean_environment, read_complete_events, wait_for
-from notify_server import gone_server, hanging_server, notify_server
+from support.gputrain_command import GPUTRAIN, clean_environment, read_complete_events, wait_for
+from support.servers.notify_server import gone_server, hanging_server, notify_server
 
 TURN_SECONDS = 6.0
 

@@ -35,7 +35,7 @@ from engine.data.sources.base import ImageFormat
 from engine.data.sources.image import read_image
 from engine.models.pretrained_input import PretrainedInput, find_pretrained_input
 from engine.training.checkpoint import load_checkpoint
-from protocol_photos import DIFFERENT_ON_PURPOSE, TRUNCATED, write_photos
+from support.data.protocol_photos import DIFFERENT_ON_PURPOSE, TRUNCATED, write_photos
 
 GPUTRAIN = str(Path(sys.executable).with_name("gputrain"))
 # One of each protocol: resize 256 bilinear and bicubic, resize 232, timm's center crop and its squash.

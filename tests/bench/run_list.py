@@ -21,8 +21,8 @@ from engine.config.loader import validate_config
 from engine.config.schema import as_dict
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import RunFinished
-from factories import make_epoch, make_run_folder, make_run_started
-from pseudo_terminal import PseudoTerminal
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.screen.pseudo_terminal import PseudoTerminal
 
 COLUMNS, ROWS = 160, 48
 SETTLE_SECONDS = 3.0

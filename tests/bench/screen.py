@@ -32,9 +32,9 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal
 from engine.runs.ownership import Ownership
 from engine.runs.records import GpuSample, RankDevice
-from factories import make_epoch, make_run_folder, make_run_started
-from fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line, gpu_uuid
-from pseudo_terminal import PseudoTerminal
+from support.gpu.fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line, gpu_uuid
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.screen.pseudo_terminal import PseudoTerminal
 
 COLUMNS, ROWS = 160, 48
 GPUS, RUNS, RANKS = 8, 300, 4

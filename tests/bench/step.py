@@ -35,7 +35,7 @@ from engine.distributed.agreement import POLL_INTERVAL_SECONDS, Agreement
 from engine.runs.control import RequestCounters
 from engine.training.loop import evaluate, train_step
 from engine.training.trainer import Trainer
-from in_process import PremadeBatches, single_rank_trainer
+from support.runs.in_process import PremadeBatches, single_rank_trainer
 
 BATCHES = 8
 EVALUATED = 20

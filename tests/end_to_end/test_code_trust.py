@@ -10,8 +10,8 @@ import pytest
 from engine.config.loader import validate_config
 from engine.config.schema import as_dict
 from engine.config.yaml_io import to_yaml
-from gputrain_command import Gputrain
-from trained_run import call, saved_run
+from support.gputrain_command import Gputrain
+from support.runs.trained_run import call, saved_run
 
 LOSS = "import torch\n\ndef loss(logits, labels):\n    return torch.nn.functional.cross_entropy(logits, labels)\n"
 SHORT = ("--headless", "--gpus", "cpu", "--epochs", "1", "--model", "linear", "run.log_every=50")

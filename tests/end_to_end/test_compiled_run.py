@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain, read_events
 
 RUN = ["run", "--headless", "digits", "--model", "cnn", "--ranks", "2", "--epochs", "1", "model.compile=true"]
 

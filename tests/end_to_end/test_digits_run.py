@@ -11,8 +11,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.config.loader import resolve_config
-from gputrain_command import FinishedRun, Gputrain, read_events, without_timings
-from trained_run import call
+from support.gputrain_command import FinishedRun, Gputrain, read_events, without_timings
+from support.runs.trained_run import call
 
 
 def test_digits_run_finishes_with_high_accuracy(digits_run: FinishedRun) -> None:

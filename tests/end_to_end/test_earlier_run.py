@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gputrain_command import ROOT, Gputrain, effective_events
-from terminal import Terminal
-from trained_run import call
+from support.gputrain_command import ROOT, Gputrain, effective_events
+from support.runs.trained_run import call
+from support.screen.terminal import Terminal
 
 EARLIER_RUN = ROOT / "tests" / "recordings" / "earlier-run"
 LAST_STEP = 85

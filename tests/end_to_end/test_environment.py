@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputrain_command import GPUTRAIN, FinishedRun, Gputrain
+from support.gputrain_command import GPUTRAIN, FinishedRun, Gputrain
 
 FAULTS = {
     "stdin closed": 'exec "$@" <&-',

@@ -25,8 +25,15 @@ from engine.launch.slurm import requeue
 from engine.runs.control import send_request
 from engine.training.checkpoint import load_newest
 from engine.training.step_log import SkippedSteps
-from factories import make_run_folder, make_run_started
-from gputrain_command import FinishedRun, Gputrain, find_rank_pids, last_checkpoint_weights, read_events, wait_for
+from support.gputrain_command import (
+    FinishedRun,
+    Gputrain,
+    find_rank_pids,
+    last_checkpoint_weights,
+    read_events,
+    wait_for,
+)
+from support.runs.factories import make_run_folder, make_run_started
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=5", "--name", "a"]
 # Three times the goals: a failed rank is named within 2 s, and all processes end within 5 s.

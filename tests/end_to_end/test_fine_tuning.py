@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from gputrain_command import last_checkpoint_weights
-from in_process import train_in_process
+from support.gputrain_command import last_checkpoint_weights
+from support.runs.in_process import train_in_process
 
 HALVES = """
 import numpy as np

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fake_cuda import run_started
-from gputrain_command import Gputrain, effective_events, last_checkpoint_weights, read_events
+from support.gpu.fake_cuda import run_started
+from support.gputrain_command import Gputrain, effective_events, last_checkpoint_weights, read_events
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS == 0, reason="needs an NVIDIA GPU")]

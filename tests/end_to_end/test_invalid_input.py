@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from engine.runs.claimed_run import claim_run
-from gputrain_command import FinishedRun, Gputrain
+from support.gputrain_command import FinishedRun, Gputrain
 from tui.cli.main import app
 
 # Rejected by the config alone.

@@ -21,8 +21,8 @@ from engine.launch.handshake import RankZeroEndedError, exit_code_of_rank_0, sha
 from engine.launch.node import collect_rank_problems, share_problems
 from engine.training.job import ExitCode
 from engine.utils.errors import Problem
-from factories import find_free_port
-from gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for, without_timings
+from support.gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for, without_timings
+from support.runs.factories import find_free_port
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 RUN = ["run", "--headless", "digits", "--epochs", "2"]

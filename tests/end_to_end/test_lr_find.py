@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.optim.lr_range import LrRange
-from gputrain_command import Gputrain
+from support.gputrain_command import Gputrain
 from tui.cli.main import app
 
 ENDLESS = ("lr-find", "digits", "--gpus", "cpu", "--ranks", "1", "--to", "1e-5", "--steps", "10000", "--json")

@@ -21,8 +21,8 @@ from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.ownership import Ownership
 from engine.utils.errors import UsageError
-from factories import create_invalid_requests, make_run_folder, make_run_started
-from gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain, read_events
+from support.runs.factories import create_invalid_requests, make_run_folder, make_run_started
 from tui.pollers import RunListPoller, RunPoller
 
 SOMEONE = 12345

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from engine.gpus.reservation import Reservation
-from fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid
-from gputrain_command import Gputrain, wait_for
-from notify_server import PASSWORD, hanging_server, notify_server
+from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid
+from support.gputrain_command import Gputrain, wait_for
+from support.servers.notify_server import PASSWORD, hanging_server, notify_server
 
 RUN = ["run", "--headless", "digits", "--ranks", "1"]
 

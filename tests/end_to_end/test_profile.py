@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from factories import find_free_port
-from gputrain_command import GPUTRAIN, Gputrain, read_events
+from support.gputrain_command import GPUTRAIN, Gputrain, read_events
+from support.runs.factories import find_free_port
 
 RUN = ("digits", "--epochs", "100000", "run.log_every=1")
 STEPS = 6

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gputrain_command import ROOT
+from support.gputrain_command import ROOT
 
 
 @pytest.mark.nightly

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engine.gpus.reservation import Reservation
-from fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid
-from gputrain_command import Gputrain, read_events, wait_for
+from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, gpu_uuid
+from support.gputrain_command import Gputrain, read_events, wait_for
 
 CPU_RUN = ["digits", "--gpus", "cpu", "--ranks", "1", "--epochs", "1", "--model", "linear"]
 

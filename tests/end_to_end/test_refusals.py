@@ -17,8 +17,8 @@ from engine.gpus.monitor import open_monitor
 from engine.gpus.snapshot import SamplerOptions
 from engine.launch.preflight import find_problems
 from engine.runs.claimed_run import claim_run
-from factories import find_free_port
-from gputrain_command import GPUTRAIN, Gputrain, clean_environment
+from support.gputrain_command import GPUTRAIN, Gputrain, clean_environment
+from support.runs.factories import find_free_port
 from tui.cli.train import build_request
 from tui.form.checks import FormChecker
 from tui.form.model import Form, validate_form

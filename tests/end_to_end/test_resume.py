@@ -17,7 +17,8 @@ import psutil
 import pytest
 import torch
 
-from gputrain_command import (
+from support.data.photo_folder import write_photo_folder
+from support.gputrain_command import (
     FinishedRun,
     Gputrain,
     effective_events,
@@ -26,7 +27,6 @@ from gputrain_command import (
     shared_memory_files,
     wait_for,
 )
-from photo_folder import write_photo_folder
 
 # Everything with state or randomness: dropout, augmentation, DataLoader workers, momentum and warmup.
 HARD = ["run", "--headless", "--model", "squeezenet1_1", "--epochs", "2", "--scheduler", "cosine", "--lr", "0.02"]

@@ -10,7 +10,7 @@ import pytest
 
 from engine.runs.control import RequestCounters, send_request
 from engine.runs.folder import RunFolder, RunState
-from gputrain_command import Gputrain, read_events, wait_for, without_timings
+from support.gputrain_command import Gputrain, read_events, wait_for, without_timings
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=7"]
 

@@ -16,8 +16,8 @@ import torch
 
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.status import SweepReader
-from gputrain_command import Gputrain, effective_events, last_checkpoint_weights, read_events, wait_for
-from in_process import train_in_process
+from support.gputrain_command import Gputrain, effective_events, last_checkpoint_weights, read_events, wait_for
+from support.runs.in_process import train_in_process
 
 TRIALS = int(os.environ.get("GPUTRAIN_SWEEP_TRIALS", "12"))
 COMMON = ["run.epochs=6", "device.ranks=1", "device.gpus=cpu", "device.threads=1"]

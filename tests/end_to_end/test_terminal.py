@@ -16,8 +16,8 @@ import pytest
 
 from engine.runs.control import send_request
 from engine.runs.folder import RunFolder
-from gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for
-from terminal import LEAVE_ALTERNATE_SCREEN, TIMEOUT_SECONDS, Terminal
+from support.gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for
+from support.screen.terminal import LEAVE_ALTERNATE_SCREEN, TIMEOUT_SECONDS, Terminal
 
 SCREEN = str(Path(GPUTRAIN).with_name("gputrain-tui"))
 LONG = ["run", "--headless", "--model", "linear", "--ranks", "1", "--epochs", "100000", "--name", "long"]

@@ -18,8 +18,8 @@ from engine.distributed.failures import NonFiniteLossError
 from engine.models.factory import build_model
 from engine.runs.events import Event, StepEvent
 from engine.training.train import run_training
-from gputrain_command import Gputrain, read_events
-from in_process import single_rank_trainer
+from support.gputrain_command import Gputrain, read_events
+from support.runs.in_process import single_rank_trainer
 
 SMALL = ["run", "--headless", "--model", "linear", "--lr", "0.01", "run.log_every=1"]
 

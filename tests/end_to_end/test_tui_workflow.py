@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import no_gpu_feed, visible_text, wait_until
 from engine.runs.folder import RunState
-from gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain, read_events
+from support.screen.demo_app import no_gpu_feed, visible_text, wait_until
 from tui.app import GputrainApp
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputrain_command import GPUTRAIN, Gputrain, read_events
+from support.gputrain_command import GPUTRAIN, Gputrain, read_events
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 TOOLS = ("ip", "unshare", "mount")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gputrain_command import ROOT, Gputrain
+from support.gputrain_command import ROOT, Gputrain
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gputrain_command import Gputrain
-from planted_labels import write_photos_with_wrong_labels
+from support.data.planted_labels import write_photos_with_wrong_labels
+from support.gputrain_command import Gputrain
 
 
 @pytest.mark.soak

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine.data.pipelines.device import DeviceBatch
 from engine.training.loop import train_step
-from in_process import PremadeBatches, single_rank_trainer
+from support.runs.in_process import PremadeBatches, single_rank_trainer
 
 BATCHES, PROFILED_STEPS = 4, 5
 IMAGE_SIZE, CLASSES = 28, 10

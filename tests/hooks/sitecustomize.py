@@ -3,7 +3,7 @@
 Each part is active if the environment asks for it, alone or with the others:
 
     GPUTRAIN_FAULT          faults in the ranks of a run (faults.py)
-    FAKE_NVML_IN_PYTHON     the fake NVML without a C compiler (../fake_nvml.py)
+    FAKE_NVML_IN_PYTHON     the fake NVML without a C compiler (../support/gpu/fake_nvml.py)
     LD_PRELOAD              with the fake CUDA runtime, the CPU kernels that it needs (../rehearsal/cpu_kernels.py)
     COVERAGE_PROCESS_START  coverage of this process, saved also if it leaves by `os._exit`
 """
@@ -55,7 +55,7 @@ if os.environ.get("GPUTRAIN_FAULT"):
     faults.install()
 if os.environ.get("FAKE_NVML_IN_PYTHON"):
     sys.path.append(str(TESTS))
-    import fake_nvml
+    from support.gpu import fake_nvml
 
     fake_nvml.install()
 if CUDA_LIBRARY in os.environ.get("LD_PRELOAD", ""):

@@ -17,8 +17,8 @@ from pathlib import Path
 import pyte
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pseudo_terminal import PseudoTerminal
-from terminal_svg import Cell, Frame, Line, picture
+from support.screen.pseudo_terminal import PseudoTerminal
+from support.screen.terminal_svg import Cell, Frame, Line, picture
 
 PICTURES = Path(__file__).parents[2] / ".github" / "pictures"
 PROGRAM = [str(Path(sys.executable).with_name("gputrain-tui")), "--demo"]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fake_cuda import DdpRun, Rehearsal
-from fake_gpu_host import FakeGpuHost
-from gputrain_command import isolated_gputrain
+from support.gpu.fake_cuda import DdpRun, Rehearsal
+from support.gpu.fake_gpu_host import FakeGpuHost
+from support.gputrain_command import isolated_gputrain
 
 
 @pytest.fixture(scope="session")

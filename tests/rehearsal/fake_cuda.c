@@ -52,7 +52,7 @@ cudaError_t fail(cudaError_t error, const char *function) {
 
 /* ---- Devices ---- */
 
-/* UUIDs of tests/fake_gpu_host.py */
+/* UUIDs of tests/support/gpu/fake_gpu_host.py */
 static void write_uuid(char uuid[64], int index) {
   snprintf(uuid, 64, "GPU-%1$x%1$x%1$x%1$x0000-1111-2222-3333-444444444444", index);
 }

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from factories import find_free_port
-from fake_cuda import DdpRun, Rehearsal, nccl_backend, run_started
-from fake_gpu_host import gpu_line, gpu_uuid
-from gputrain_command import GPUTRAIN, read_events
+from support.gpu.fake_cuda import DdpRun, Rehearsal, nccl_backend, run_started
+from support.gpu.fake_gpu_host import gpu_line, gpu_uuid
+from support.gputrain_command import GPUTRAIN, read_events
+from support.runs.factories import find_free_port
 
 LIGHT = ("digits", "--model", "linear", "--epochs", "1")
 MIG_UUIDS = ["MIG-aaaa0000-1111-2222-3333-444444444444", "MIG-bbbb0000-1111-2222-3333-444444444444"]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fake_cuda import Rehearsal, epochs_of, losses_of, run_started
-from gputrain_command import read_events
-from tar_shards import write_shard
+from support.data.tar_shards import write_shard
+from support.gpu.fake_cuda import Rehearsal, epochs_of, losses_of, run_started
+from support.gputrain_command import read_events
 
 pytestmark = pytest.mark.skipif(find_spec("torchcodec") is None, reason="needs torchcodec")
 

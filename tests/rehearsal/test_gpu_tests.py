@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from fake_cuda import Rehearsal
-from gputrain_command import ROOT
+from support.gpu.fake_cuda import Rehearsal
+from support.gputrain_command import ROOT
 
 
 @pytest.mark.rehearsal

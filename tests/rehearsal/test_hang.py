@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from fake_cuda import Rehearsal
-from fake_gpu_host import gpu_uuid
+from support.gpu.fake_cuda import Rehearsal
+from support.gpu.fake_gpu_host import gpu_uuid
 
 RUN = ("run", "--headless", "digits", "--model", "linear", "--gpus", "free:2", "--name", "a")
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from fake_cuda import Rehearsal, nccl_backend
-from fake_gpu_host import UNKNOWN_PID, gpu_line, gpu_uuid
+from support.gpu.fake_cuda import Rehearsal, nccl_backend
+from support.gpu.fake_gpu_host import UNKNOWN_PID, gpu_line, gpu_uuid
 
 OPTIONS = ("lr-find", "digits", "--gpus", "0,1", "--from", "1e-4", "--steps", "40", "--json")
 

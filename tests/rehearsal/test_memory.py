@@ -7,8 +7,8 @@ import re
 import pytest
 
 from engine.launch.batch_size import NCCL_BYTES
-from fake_cuda import Rehearsal, run_started
-from gputrain_command import read_events
+from support.gpu.fake_cuda import Rehearsal, run_started
+from support.gputrain_command import read_events
 
 FAKE_DATA = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=64", "data.image_size=128", "--epochs", "1")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fake_cuda import DdpRun, Rehearsal, epochs_of, losses_of, nccl_backend, run_started
-from fake_gpu_host import gpu_uuid, parse_gpus_json
+from support.gpu.fake_cuda import DdpRun, Rehearsal, epochs_of, losses_of, nccl_backend, run_started
+from support.gpu.fake_gpu_host import gpu_uuid, parse_gpus_json
 
 CPU = ("--gpus", "cpu")
 COLOR = ("--dataset", "fake", "data.fake_train=96", "data.fake_val=21", "data.image_size=12", "--epochs", "2")

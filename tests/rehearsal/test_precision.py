@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from fake_cuda import Rehearsal, run_started
-from fake_gpu_host import gpu_line
-from gputrain_command import read_events
+from support.gpu.fake_cuda import Rehearsal, run_started
+from support.gpu.fake_gpu_host import gpu_line
+from support.gputrain_command import read_events
 
 DIGITS = ("digits", "--model", "cnn", "--amp", "auto")
 EXCHANGE = ("device.compress=bf16", "device.bucket_cap_mb=1")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fake_cuda import Rehearsal
+from support.gpu.fake_cuda import Rehearsal
 
 
 @pytest.mark.rehearsal

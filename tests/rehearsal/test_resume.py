@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fake_cuda import Rehearsal, epochs_of, losses_of
+from support.gpu.fake_cuda import Rehearsal, epochs_of, losses_of
 
 LIGHT = ("digits", "--model", "linear", "run.log_every=1", "--lr", "0.01", "schedule.name=constant")
 GPUS, CPU = ("device.gpus=free:2",), ("device.gpus=cpu", "device.ranks=2")

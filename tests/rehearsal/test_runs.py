@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fake_cuda import Rehearsal, losses_of, run_started
-from fake_gpu_host import UNKNOWN_PID, gpu_line, gpu_uuid
-from gputrain_command import read_events
+from support.gpu.fake_cuda import Rehearsal, losses_of, run_started
+from support.gpu.fake_gpu_host import UNKNOWN_PID, gpu_line, gpu_uuid
+from support.gputrain_command import read_events
 
 DIGITS = ("digits", "--epochs", "1", "--gpus", "free:2")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fake_cuda import SERVED_TORCH, reason_to_skip
+from support.gpu.fake_cuda import SERVED_TORCH, reason_to_skip
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fake_cuda import Rehearsal, nccl_backend, run_started
-from gputrain_command import read_events
+from support.gpu.fake_cuda import Rehearsal, nccl_backend, run_started
+from support.gputrain_command import read_events
 
 RUN = ("digits", "--model", "linear", "--epochs", "1", "--gpus", "free:2")
 

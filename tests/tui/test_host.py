@@ -7,8 +7,8 @@ import socket
 import time
 from pathlib import Path
 
-from demo_app import FROZEN_NOW, demo_snapshot
 from engine.runs.records import RankDevice
+from support.screen.demo_app import FROZEN_NOW, demo_snapshot
 from tui.host import HostPoller
 from tui.text.host import HostLoad, format_bytes, header_line, host_graphs
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from textual.strip import Strip
 
-from gputrain_command import wait_for
+from support.gputrain_command import wait_for
 from tui.graphics import Graphics, Protocol
 from tui.picture_poller import PicturePoller, PictureRequest
 from tui.pictures import draw_picture, fit_picture

@@ -19,7 +19,8 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
-from factories import (
+from support.gputrain_command import wait_for
+from support.runs.factories import (
     append_events,
     append_to_journal,
     default_fields,
@@ -30,7 +31,6 @@ from factories import (
     make_step,
     step_lines,
 )
-from gputrain_command import wait_for
 from tui.charts.view import ChartView
 from tui.log_tail import MAX_LOG_LINE_LENGTH, LogTail
 from tui.pollers import GpuPoller, RunListPoller, RunPoller

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from demo_app import FROZEN_NOW, demo_snapshot, visible_text, wait_until
 from engine.gpus.snapshot import Snapshot
-from gputrain_command import Gputrain
-from terminal import Terminal
+from support.gputrain_command import Gputrain
+from support.screen.demo_app import FROZEN_NOW, demo_snapshot, visible_text, wait_until
+from support.screen.terminal import Terminal
 from tui.app import GputrainApp
 from tui.pollers import GpuPoller, RefreshIntervals
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, demo_runs, visible_text, wait_until_idle
 from engine.utils.files import state_folder
-from screen_driver import drive, press
+from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until_idle
+from support.screen.screen_driver import drive, press
 from tui.app import GputrainApp
 from tui.palette import ANSI, DARK, LIGHT, Palette
 from tui.theme import THEME_FILE, initial_palette, save_palette

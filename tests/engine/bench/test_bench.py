@@ -36,8 +36,8 @@ from engine.runs.events import RunFinished
 from engine.runs.history import History, history_from_events
 from engine.utils.errors import UsageError
 from engine.utils.host import available_cores
-from factories import make_bench_run as make_run
-from gputrain_command import Gputrain, wait_for
+from support.gputrain_command import Gputrain, wait_for
+from support.runs.factories import make_bench_run as make_run
 from tui.cli.bench import app
 from tui.text.bench import describe_bench_plan, describe_bench_run
 

@@ -10,7 +10,7 @@ import pytest
 from engine.bench.report import BenchRun, bench_run_from_history, scaling_results
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.history import History, history_from_events
-from factories import make_bench_run as make_run
+from support.runs.factories import make_bench_run as make_run
 from tui.text.bench import bench_lines, chart_lines
 
 

@@ -12,7 +12,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_dict, fields
 from engine.config.yaml_io import parse_yaml, to_yaml
 from engine.utils.errors import UsageError
-from trained_run import call
+from support.runs.trained_run import call
 from tui.cli.config import config as config_command
 from tui.cli.train import run as run_command
 from tui.flags import FLAG_TO_KEY

@@ -19,7 +19,7 @@ from engine.data import archive
 from engine.data.archive import Archive, download_archive, open_downloaded_source
 from engine.data.sources.open import open_source_for_preflight
 from engine.utils.errors import UsageError
-from photo_folder import write_photo_folder
+from support.data.photo_folder import write_photo_folder
 
 
 @dataclass

@@ -12,7 +12,7 @@ from engine.config.loader import resolve_config
 from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import PARTS
 from engine.data.sources.open import open_source
-from photo_folder import open_photo_folder, write_photo_folder
+from support.data.photo_folder import open_photo_folder, write_photo_folder
 
 
 def fingerprints(photos: Path, *overrides: str) -> list[Fingerprint]:

@@ -24,7 +24,7 @@ from engine.data.sources.base import ImageFormat
 from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
 from engine.utils.errors import UsageError
 from engine.utils.host import format_bytes, nearest_existing
-from gputrain_command import Gputrain
+from support.gputrain_command import Gputrain
 
 FOOTPRINT = LoaderFootprint(local_world_size=2, processes=4, prefetch=4, batch_bytes=12_800 << 10)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gputrain_command import ROOT
-from tar_shards import write_many_samples
+from support.data.tar_shards import write_many_samples
+from support.gputrain_command import ROOT
 
 IMAGES = 1_300_000
 MAX_MORE_BYTES = 60 << 20

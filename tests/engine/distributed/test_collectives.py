@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.distributed.collectives import all_gather_json, broadcast_tensors, gather_bytes
-from gputrain_command import ROOT
+from support.gputrain_command import ROOT
 
 PICKLING_COLLECTIVES = r"\b\w*(gather_object|object_list)\b"
 

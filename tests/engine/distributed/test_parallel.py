@@ -34,8 +34,8 @@ from engine.distributed.rendezvous import (
 from engine.gpus.selection import CudaDevice
 from engine.runs.event_lines import describe_run_setup
 from engine.utils.errors import UsageError
-from factories import find_free_port, make_run_started
-from gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain, read_events
+from support.runs.factories import find_free_port, make_run_started
 
 GPUS = [CudaDevice(index, f"GPU-{index}", "made up", 0) for index in range(4)]
 

@@ -30,8 +30,16 @@ from engine.gpus.selection import CudaDevice, select
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.launch.preflight import RunRequest, run_preflight
 from engine.utils.trust import name_of_user
-from fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, load_fake_driver
-from gputrain_command import ROOT, Gputrain, wait_for
+from support.gpu.fake_gpu_host import (
+    COMPILER,
+    NO_COMPILER,
+    UNKNOWN_PID,
+    FakeGpuHost,
+    gpu_line,
+    gpu_uuid,
+    load_fake_driver,
+)
+from support.gputrain_command import ROOT, Gputrain, wait_for
 from tui.text.doctor import merge_gpus
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"

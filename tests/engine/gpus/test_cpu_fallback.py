@@ -17,9 +17,9 @@ from engine.gpus.snapshot import Snapshot
 from engine.runs.events import WarningEvent
 from engine.runs.history import RunSummary, history_from_events
 from engine.utils.errors import UsageError
-from factories import make_gpu_run_started, make_run_started
-from fake_gpu_host import FakeGpuHost, gpu_line
-from gputrain_command import ROOT
+from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
+from support.gputrain_command import ROOT
+from support.runs.factories import make_gpu_run_started, make_run_started
 from tui.form.checks import FormCheckResult
 from tui.form.plan import plan_text
 

@@ -12,7 +12,7 @@ import pytest
 from engine.gpus import nvml
 from engine.gpus.allocation import preview_allocation
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
-from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
+from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 
 NO_PROCESS_LIST = "fault 0 nvmlDeviceGetComputeRunningProcesses_v3 3"
 XORG = f"process 0 {UNKNOWN_PID} -1 graphics"

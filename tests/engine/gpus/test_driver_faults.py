@@ -19,7 +19,7 @@ import pytest
 
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import SamplerOptions
-from fake_gpu_host import (
+from support.gpu.fake_gpu_host import (
     COMPILER,
     NO_COMPILER,
     NVML_LIBRARY,
@@ -30,7 +30,7 @@ from fake_gpu_host import (
     gpu_uuid,
     parse_gpus_json,
 )
-from gputrain_command import Gputrain
+from support.gputrain_command import Gputrain
 
 DYNAMIC = ("busy", "memory_used", "power", "temperature", "sm_clock", "throttle")
 

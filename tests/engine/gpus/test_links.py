@@ -13,7 +13,7 @@ from engine.gpus import nvml, sampler
 from engine.gpus.nvml_rates import NvlinkReader
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
-from fake_gpu_host import FakeGpuHost, gpu_line
+from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 
 RECORDING = Path(__file__).parents[2] / "recordings" / "eight-gpus.jsonl"
 THROUGHPUT = ("pcie_sent", "pcie_received", "nvlink_sent", "nvlink_received")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import cuda_devices
 from engine.gpus.snapshot import Missing, Snapshot
-from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
+from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 
 INSTANCES = [
     "instance 0 uuid=MIG-11aa gi=1 ci=0 used=20 sm=30 tensor=10",

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, parse_gpus_json
-from gputrain_command import Gputrain
+from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, parse_gpus_json
+from support.gputrain_command import Gputrain
 
 # Reserves GPUs as a run does, prints them as JSON, and holds them until its standard input closes.
 HOLDER = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.runs.folder import RunFolder
-from gputrain_command import FinishedRun
+from support.gputrain_command import FinishedRun
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from engine.inference.evaluate import evaluate_checkpoint, evaluation_config
 from engine.inference.trained_model import build_architecture, read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
-from trained_run import saved_run
+from support.runs.trained_run import saved_run
 
 
 def config_of(code: Path | str = "/code", **sections: dict[str, object]) -> Config:

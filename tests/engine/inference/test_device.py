@@ -11,7 +11,7 @@ import pytest
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.inference.device import reserve_device
-from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
+from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from engine.inference.evaluate import evaluate_checkpoint, evaluation_config
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from engine.utils.errors import UsageError
-from gputrain_command import FinishedRun, read_events
-from trained_run import DIGITS, call, saved_run
+from support.gputrain_command import FinishedRun, read_events
+from support.runs.trained_run import DIGITS, call, saved_run
 from tui.cli.trained import evaluation_lines
 
 

@@ -19,9 +19,9 @@ from engine.inference.trained_model import load_trained_model, read_trained_chec
 from engine.models.factory import build_model
 from engine.models.transfer import load_weights
 from engine.runs.folder import RunFolder
-from exported_steps import follow_steps
-from gputrain_command import FinishedRun, read_events
-from trained_run import call
+from support.gputrain_command import FinishedRun, read_events
+from support.models.exported_steps import follow_steps
+from support.runs.trained_run import call
 
 
 def test_export_reproduces_logits_bit_for_bit(short_run: FinishedRun, tmp_path: Path) -> None:

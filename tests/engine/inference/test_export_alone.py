@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from engine.inference.export_samples import write_sample_images
-from gputrain_command import FinishedRun, Gputrain, clean_environment
+from support.gputrain_command import FinishedRun, Gputrain, clean_environment
 
 CLASS_COLORS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40), "white": (235, 235, 235)}
 RUNTIME_PACKAGES = {

@@ -11,7 +11,7 @@ import torch
 
 from engine.inference.export_program import Program
 from engine.inference.trained_model import load_trained_model
-from trained_run import call, saved_run
+from support.runs.trained_run import call, saved_run
 
 DATA_DEPENDENT = """
 import torch

@@ -27,8 +27,8 @@ from engine.inference.trained_model import (
     read_trained_checkpoint,
 )
 from engine.runs.folder import RunFolder
-from gputrain_command import FinishedRun
-from trained_run import call, saved_run
+from support.gputrain_command import FinishedRun
+from support.runs.trained_run import call, saved_run
 
 SAFETENSORS, ONNX = ("model.safetensors",), ("model.onnx",)
 

@@ -16,7 +16,7 @@ from engine.inference.features import average_positions, folder_labels
 from engine.inference.predict import read_image_or_error
 from engine.inference.trained_model import load_trained_model
 from engine.runs.folder import RunFolder
-from trained_run import call, saved_run
+from support.runs.trained_run import call, saved_run
 
 DATA = {"dataset": "fake", "num_classes": 5, "image_size": 16}
 SMALL = {"name": "resnet18-small", "options": {"width": 2}}

@@ -21,10 +21,10 @@ from engine.inference.trained_model import read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import read_inspection, write_inspection
-from inspections import make_inspection
-from packed_photos import pack_photos
-from photo_folder import write_photo_folder
-from trained_run import DIGITS, call, saved_run
+from support.data.packed_photos import pack_photos
+from support.data.photo_folder import write_photo_folder
+from support.runs.inspections import make_inspection
+from support.runs.trained_run import DIGITS, call, saved_run
 
 
 def inspect(run: RunFolder, *overrides: str, part: Any = "val") -> Inspection:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.inference.model_card import code
-from trained_run import call, saved_run
+from support.runs.trained_run import call, saved_run
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from engine.inference.evaluate import evaluate_checkpoint
 from engine.inference.predict import find_input_files, predict
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
-from gputrain_command import FinishedRun, Gputrain
-from trained_run import DIGITS, call, saved_run
+from support.gputrain_command import FinishedRun, Gputrain
+from support.runs.trained_run import DIGITS, call, saved_run
 
 
 @pytest.fixture

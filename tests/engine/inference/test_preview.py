@@ -13,7 +13,7 @@ from engine.data.sources.base import UnreadableImageError
 from engine.inference.preview import load_preview
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
-from inspections import make_inspection
+from support.runs.inspections import make_inspection
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from engine.inference.trained_model import (
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, save_checkpoint
 from engine.utils.errors import UsageError
-from trained_run import saved_run
+from support.runs.trained_run import saved_run
 
 
 def test_read_checkpoint_prefers_best_then_last(run: RunFolder) -> None:

@@ -35,8 +35,8 @@ from engine.launch.node import (
 from engine.launch.preflight import RunRequest
 from engine.runs.events import Event, WarningEvent
 from engine.training.job import ExitCode
-from factories import find_free_port, make_run_folder, make_run_started
-from gputrain_command import Gputrain
+from support.gputrain_command import Gputrain
+from support.runs.factories import find_free_port, make_run_folder, make_run_started
 
 PATCHED_RUN = """
 import os, signal, sys, time

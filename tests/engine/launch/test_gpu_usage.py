@@ -24,8 +24,8 @@ from engine.runs.events import Event, GpuEvent
 from engine.runs.history import history_from_events
 from engine.runs.records import GpuSample, RankDevice
 from engine.utils.errors import UsageError
-from factories import make_gpu_run_started, make_run_started, make_timed_epoch
-from fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid
+from support.gpu.fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid
+from support.runs.factories import make_gpu_run_started, make_run_started, make_timed_epoch
 
 
 def first_event(usage: GpuUsagePoller) -> GpuEvent:

@@ -32,8 +32,8 @@ from engine.runs.records import RankDevice
 from engine.runs.start_events import RunStarting
 from engine.training.job import ExitCode, RunResult
 from engine.utils.errors import Problem, UsageError
-from factories import make_run_started
-from run_owner import FAILED, make_ended_run, owner
+from support.runs.factories import make_run_started
+from support.runs.run_owner import FAILED, make_ended_run, owner
 
 PREFLIGHT = Preflight(plan=NodePlan(("cpu",), (None,), 1, 1, 0, "gloo"))
 

@@ -16,8 +16,8 @@ from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs.events import RunFinished, WaitingForGpus
 from engine.runs.folder import list_runs
 from engine.training.job import ExitCode
-from factories import make_run_folder, make_run_started
-from run_owner import FAILED, make_ended_run, owner
+from support.runs.factories import make_run_folder, make_run_started
+from support.runs.run_owner import FAILED, make_ended_run, owner
 
 
 def test_owner_does_not_queue_run_that_has_nothing_left_to_do(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from engine.config.schema import as_dict
 from engine.launch import preflight_process
 from engine.launch.model_check import torch_gpu_problems
 from engine.utils.helper_process import ParentPipe, ask_helper
-from photo_folder import write_photo_folder
+from support.data.photo_folder import write_photo_folder
 
 
 @pytest.fixture

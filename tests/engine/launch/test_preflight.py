@@ -21,7 +21,7 @@ from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import list_runs
 from engine.utils.errors import Problem
 from engine.utils.host import has_bfloat16_instructions
-from factories import make_run_folder, make_run_started
+from support.runs.factories import make_run_folder, make_run_started
 
 SLOW = "computes in float16, which is usually many times slower than float32 on the CPU"
 

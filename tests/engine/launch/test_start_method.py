@@ -13,7 +13,7 @@ import torch
 from engine.launch import start_method
 from engine.launch.start_method import choose_start_method, find_fork_obstacle
 from engine.utils.errors import UsageError
-from gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain, read_events
 
 SHORT = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "1", "--name", "short"]
 # Python imports it when a process starts; a rank starter then has two threads.

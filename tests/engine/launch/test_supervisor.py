@@ -17,7 +17,14 @@ from typing import Any
 import psutil
 import pytest
 
-from gputrain_command import Gputrain, children_that_are_ranks, find_rank_pids, find_rank_starter, read_events, wait_for
+from support.gputrain_command import (
+    Gputrain,
+    children_that_are_ranks,
+    find_rank_pids,
+    find_rank_starter,
+    read_events,
+    wait_for,
+)
 
 LONG = ["run", "--headless", "--model", "linear", "--ranks", "2", "--epochs", "100000", "--name", "long"]
 

@@ -21,7 +21,7 @@ from engine.runs.folder import RunFolder
 from engine.training.job import Outcome, RunResult
 from engine.utils.errors import UsageError
 from engine.utils.exits import describe_exit
-from supervised import Supervised, abort, cause_of, fail, finish, hang, hang_after, wait_for_stop
+from support.runs.supervised import Supervised, abort, cause_of, fail, finish, hang, hang_after, wait_for_stop
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from engine.runs.events import Event, WarningEvent
 from engine.training.checkpoint import load_checkpoint
 from engine.training.train import run_training
 from engine.utils.errors import UsageError
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 # Twelve whole batches and one of half the size.
 SMALL = ("model.name=linear", "data.dataset=fake", "data.fake_train=200", "data.fake_val=24", "data.batch_size=16")

@@ -16,8 +16,8 @@ from engine.models.memory_format import resolve_memory_format
 from engine.runs.events import EpochEvent
 from engine.training.loop import train_step
 from engine.utils.errors import UsageError
-from gputrain_command import last_checkpoint_weights
-from in_process import single_rank_trainer, train_in_process
+from support.gputrain_command import last_checkpoint_weights
+from support.runs.in_process import single_rank_trainer, train_in_process
 
 SMALL = ("data.dataset=fake", "data.fake_train=96", "data.fake_val=48", "data.image_size=8", "data.channels=3")
 SMALL += ("checkpoint.every_steps=4",)

@@ -13,8 +13,8 @@ from engine.config.training_sections import EvalConfig
 from engine.inference.trained_model import load_trained_model
 from engine.models.tta import augmented_logits
 from engine.runs.folder import RunFolder
-from in_process import train_in_process
-from trained_run import call
+from support.runs.in_process import train_in_process
+from support.runs.trained_run import call
 
 
 def test_flip_averages_logits_of_image_and_mirror_image() -> None:

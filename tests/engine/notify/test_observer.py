@@ -19,7 +19,7 @@ from engine.runs.events import Event, GpuEvent, PhaseChanged, RankFailed, RunCon
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample
-from factories import (
+from support.runs.factories import (
     append_to_journal,
     make_epoch,
     make_gpu_run_started,

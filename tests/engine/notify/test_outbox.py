@@ -12,7 +12,7 @@ from engine.notify.message import test_message as make_test_message
 from engine.notify.outbox import MAX_LOG_BYTES, NotifyLog, Outbox
 from engine.notify.sender import Delivery
 from engine.runs.folder import RunFolder
-from factories import make_run_folder
+from support.runs.factories import make_run_folder
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from engine.notify.message import test_message as make_test_message
 from engine.notify.sender import Delivery, redact, send_message
-from notify_server import PASSWORD, gone_server, hanging_server, notify_server
+from support.servers.notify_server import PASSWORD, gone_server, hanging_server, notify_server
 
 
 @pytest.fixture(autouse=True)

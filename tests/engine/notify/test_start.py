@@ -11,7 +11,7 @@ from engine.config.loader import resolve_config
 from engine.notify.start import start_watcher
 from engine.runs import sinks
 from engine.runs.claimed_run import claim_run
-from gputrain_command import wait_for
+from support.gputrain_command import wait_for
 
 
 def test_killed_watcher_is_reported_once_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.optim import lazy_dynamo
 from engine.optim.lazy_dynamo import dynamo_stub, unwrap_step
-from gputrain_command import ROOT
+from support.gputrain_command import ROOT
 
 TRAIN = """
 import json, sys
@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
-from in_process import single_rank_trainer, train_in_process
+from support.runs.in_process import single_rank_trainer, train_in_process
 from engine.config.run_sections import DeviceConfig
 from engine.distributed.parallel import wrap_model
 from engine.optim import lazy_dynamo

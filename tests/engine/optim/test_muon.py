@@ -14,7 +14,7 @@ from engine.models.memory_format import apply_memory_format
 from engine.optim.muon import FilterMuon, MuonAdamW
 from engine.optim.optimizers import build_optimizer
 from engine.utils.errors import UsageError
-from small_model import names_in, refused, resumes_identically, same, small, train
+from support.models.small_model import names_in, refused, resumes_identically, same, small, train
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from engine.config.rules import config_conflicts
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.optim.optimizers import OPTIMIZER_CLASSES, MuonAdamW, build_optimizer, optimizer_step
-from small_model import names_in, refused, resumes_identically, same, small, train
+from support.models.small_model import names_in, refused, resumes_identically, same, small, train
 
 FUSED = {"sgd", "adam", "adamw"}
 TORCH_OPTIMIZERS = {**OPTIMIZER_CLASSES, "muon": optim.Muon}

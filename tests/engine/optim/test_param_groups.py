@@ -16,7 +16,7 @@ from engine.models.builtin import SmallResNet18
 from engine.optim.optimizers import build_optimizer, restore_optimizer, set_lr
 from engine.optim.param_groups import layer_ids, summarize_param_groups
 from engine.utils.errors import UsageError
-from small_model import names_in, refused, small, train
+from support.models.small_model import names_in, refused, small, train
 
 
 def test_build_optimizer_uses_one_group_by_default() -> None:

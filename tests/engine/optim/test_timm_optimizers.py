@@ -18,7 +18,7 @@ from engine.optim import timm_optimizers
 from engine.optim.optimizers import build_optimizer, optimizer_step
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.utils.errors import UsageError
-from small_model import refused, resumes_identically, same, small, train
+from support.models.small_model import refused, resumes_identically, same, small, train
 
 
 @pytest.mark.parametrize(

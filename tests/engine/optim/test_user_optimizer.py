@@ -14,8 +14,8 @@ from engine.config.run_sections import RunConfig
 from engine.config.training_sections import OptimConfig
 from engine.optim.optimizers import build_optimizer, restore_optimizer, set_lr
 from engine.utils.errors import UsageError
-from in_process import train_in_process
-from small_model import same, small, train
+from support.models.small_model import same, small, train
+from support.runs.in_process import train_in_process
 
 # `Sign` keeps momentum in its state, and a count that changes its steps in its groups.
 OPTIMIZERS = """

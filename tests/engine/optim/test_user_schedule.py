@@ -14,7 +14,7 @@ from engine.config.schema import Config
 from engine.optim.lr_schedule import lr_factor
 from engine.optim.user_schedule import check_user_schedule, load_user_schedule
 from engine.utils.errors import UsageError
-from in_process import single_rank_trainer, train_in_process
+from support.runs.in_process import single_rank_trainer, train_in_process
 
 SCHEDULES = """
 import random

@@ -15,7 +15,7 @@ from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.utils.errors import UsageError
-from factories import make_run_folder, make_run_started
+from support.runs.factories import make_run_folder, make_run_started
 
 
 @contextmanager

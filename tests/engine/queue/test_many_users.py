@@ -18,8 +18,8 @@ import pytest
 
 from engine.gpus.snapshot import Snapshot
 from engine.queue.listing import interrupted_rows
-from gputrain_command import ROOT, wait_for
-from queue_users import QueuedUserRun, SharedHost, double_bookings, in_child, overtakings
+from support.gputrain_command import ROOT, wait_for
+from support.runs.queue_users import QueuedUserRun, SharedHost, double_bookings, in_child, overtakings
 
 SOMEONE = 12345
 # A poll of a run takes as long as the made-up monitor answers; a host under load is slower.

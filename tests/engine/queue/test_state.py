@@ -20,7 +20,7 @@ from engine.queue.state import (
     write_queue_state,
 )
 from engine.runs.ownership import Ownership
-from factories import make_run_folder
+from support.runs.factories import make_run_folder
 
 STATE = QueueState(10.0, 11.5, -3, True, (Dependency("a", True, 1, 2),), QueueStage.WAITING, 77)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from compared_runs import make_compared_run
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
@@ -23,8 +22,16 @@ from engine.runs.events import RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection, InspectionInfo
 from engine.runs.inspection_file import write_inspection
-from factories import make_epoch, make_gpu_run_started, make_run_folder, make_run_resumed, make_run_started, make_step
-from gputrain_command import ROOT
+from support.gputrain_command import ROOT
+from support.runs.compared_runs import make_compared_run
+from support.runs.factories import (
+    make_epoch,
+    make_gpu_run_started,
+    make_run_folder,
+    make_run_resumed,
+    make_run_started,
+    make_step,
+)
 
 HOSTILE = '<script>alert(1)</script> ](x) "quoted" \u202e\x1b[31m'
 URL_ATTRIBUTES = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}

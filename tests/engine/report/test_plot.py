@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from compared_runs import make_compared_run
 from engine.report.lines import isolated_points, make_line
 from engine.report.plot import PlotOptions, column_labels, file_format, find_axis, find_metric, make_plot, parse_width
 from engine.report.runs import blocks_of
 from engine.runs.comparison import compare_runs, read_run
 from engine.runs.series import Series
 from engine.utils.errors import UsageError
-from factories import make_epoch, make_run_folder, make_run_started
+from support.runs.compared_runs import make_compared_run
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
 
 
 def test_plot_is_the_same_for_the_same_runs_in_each_format(tmp_path: Path) -> None:

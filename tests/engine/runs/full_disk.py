@@ -22,7 +22,7 @@ from engine.runs.recorder import Recorder
 from engine.runs.run_row import make_run_row, recording_problem
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
-from factories import make_epoch, make_run_started, make_step
+from support.runs.factories import make_epoch, make_run_started, make_step
 
 
 def fill(path: Path) -> None:

@@ -19,7 +19,8 @@ from engine.runs.history import History, history_from_events
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample, RankDevice
 from engine.training.train import run_training
-from factories import (
+from support.gputrain_command import Gputrain
+from support.runs.factories import (
     make_epoch,
     make_gpu_run_started,
     make_rank_timings,
@@ -27,8 +28,7 @@ from factories import (
     make_run_started,
     make_timed_epoch,
 )
-from gputrain_command import Gputrain
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 
 def bottleneck_message(*events: Event) -> str:

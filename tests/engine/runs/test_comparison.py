@@ -28,7 +28,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
 from engine.utils.errors import UsageError
-from factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
+from support.runs.factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
 
 END = RunFinished(time=30.0, state="finished")
 

@@ -21,7 +21,7 @@ from engine.runs.control import (
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent
 from engine.utils.errors import UsageError
-from factories import create_invalid_requests, make_run_folder, make_run_started
+from support.runs.factories import create_invalid_requests, make_run_folder, make_run_started
 
 ANOTHER_USER = 12345
 

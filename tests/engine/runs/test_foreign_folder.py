@@ -23,7 +23,7 @@ from engine.runs.watcher import RunWatcher
 from engine.training.checkpoint import save_checkpoint
 from engine.utils.errors import UsageError
 from engine.utils.files import write_json
-from factories import default_fields, make_epoch, make_run_folder, make_run_started
+from support.runs.factories import default_fields, make_epoch, make_run_folder, make_run_started
 from tui.text.run_table import RunTable
 from tui.text.runs import format_runs_table
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.runs.events import CheckpointSaved, Event, PhaseChanged, RunFinished, RunPaused, WarningEvent
 from engine.runs.history import history_from_events
-from factories import (
+from support.runs.factories import (
     make_epoch,
     make_gpu_run_started,
     make_run_resumed,

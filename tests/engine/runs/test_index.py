@@ -20,7 +20,7 @@ from engine.runs.ownership import Ownership
 from engine.runs.run_row import RunRow, make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
-from factories import (
+from support.runs.factories import (
     append_to_journal,
     make_ended_runs,
     make_epoch,

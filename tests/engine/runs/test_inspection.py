@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inspections import make_info, make_inspection
+from support.runs.inspections import make_info, make_inspection
 
 IMAGES = make_inspection(
     [[0.9, 0.1, 0.0], [0.3, 0.6, 0.1], [0.05, 0.9, 0.05], [0.4, 0.35, 0.25], [0.1, 0.1, 0.8], [0.5, 0.5, 0.0]],

@@ -20,7 +20,7 @@ from engine.runs.inspection_file import (
     read_inspection,
     write_inspection,
 )
-from inspections import make_inspection
+from support.runs.inspections import make_inspection
 
 TABLE = [[0.9, 0.1, 0.0], [0.3, 0.6, 0.1], [0.1, 0.2, 0.7]]
 PATHS = ["cat/1.png", "cat/\udcff 2.png", "dog/ü.jpg"]

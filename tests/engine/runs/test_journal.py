@@ -35,7 +35,7 @@ from engine.runs.journal import (
     to_line,
 )
 from engine.runs.records import GpuSample, RankDevice, RankPeakMemory
-from factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import make_epoch, make_run_resumed, make_run_started, make_step
 
 RECORDS = (
     '{"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1", "host": "h", "state": "ok", "busy": 97, '

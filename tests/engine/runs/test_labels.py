@@ -11,7 +11,7 @@ import pytest
 
 from engine.runs.labels import MAX_LABELS_BYTES, NO_LABELS, RunLabels, change_labels, read_labels
 from engine.utils.errors import UsageError
-from factories import make_run_folder, write_labels
+from support.runs.factories import make_run_folder, write_labels
 
 INVALID = {
     "no JSON": "{",

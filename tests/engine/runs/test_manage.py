@@ -18,7 +18,7 @@ from engine.runs.manage import find_own_run, rename_run
 from engine.runs.ownership import Ownership, locked_ended_run
 from engine.runs.trash import delete_for_good, find_in_trash, list_trash, move_to_trash, restore_run, run_contents
 from engine.utils.errors import UsageError
-from factories import make_ended_runs, make_run_folder
+from support.runs.factories import make_ended_runs, make_run_folder
 
 COUNT = 4
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from engine.runs.profile_diagnosis import diagnose_profile
 from engine.runs.profile_file import RankProfile
-from profiles import BALANCED, FAST_RANK, SLOW_RANK, STARVED, make_input_times, make_profile, make_rank_profile
+from support.runs.profiles import (
+    BALANCED,
+    FAST_RANK,
+    SLOW_RANK,
+    STARVED,
+    make_input_times,
+    make_profile,
+    make_rank_profile,
+)
 
 
 def diagnosis(*ranks: RankProfile, device_type: str = "cpu") -> tuple[str, int | None]:

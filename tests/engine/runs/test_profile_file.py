@@ -17,8 +17,8 @@ from engine.runs.profile_file import (
     newest_profile,
     read_profile,
 )
-from factories import make_run_folder
-from profiles import make_input_times, make_profile, make_rank_profile, store_profile
+from support.runs.factories import make_run_folder
+from support.runs.profiles import make_input_times, make_profile, make_rank_profile, store_profile
 
 
 @pytest.fixture

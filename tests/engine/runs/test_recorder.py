@@ -23,8 +23,15 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal, JournalReader
 from engine.runs.recorder import Recorder
 from engine.runs.sinks import RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
-from factories import make_epoch, make_losses, make_run_folder, make_run_resumed, make_run_started, make_step
-from gputrain_command import ROOT
+from support.gputrain_command import ROOT
+from support.runs.factories import (
+    make_epoch,
+    make_losses,
+    make_run_folder,
+    make_run_resumed,
+    make_run_started,
+    make_step,
+)
 
 FULL_DISK = Path(__file__).with_name("full_disk.py")
 

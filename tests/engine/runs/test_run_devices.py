@@ -11,7 +11,7 @@ from engine.runs.events import Event, RunFinished
 from engine.runs.history import RunSummary, history_from_events
 from engine.runs.records import RankDevice
 from engine.runs.run_devices import describe_run_devices
-from factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.factories import make_epoch, make_run_resumed, make_run_started
 
 H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-80GB"
 FINISHED = RunFinished(time=9.0, state="finished", message="best accuracy 0.9")

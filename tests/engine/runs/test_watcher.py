@@ -14,7 +14,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample
 from engine.runs.watcher import MAX_FULL_READ_BYTES, TAIL_BYTES, RunWatcher
-from factories import (
+from support.runs.factories import (
     append_to_journal,
     make_epoch,
     make_run_folder,

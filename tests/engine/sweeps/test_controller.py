@@ -23,9 +23,9 @@ from engine.sweeps.study import SweepStudy, open_study
 from engine.sweeps.trial_run import TrialRun
 from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
-from gputrain_command import ROOT, wait_for
+from support.gputrain_command import ROOT, wait_for
 
-COMMAND = [sys.executable, str(ROOT / "tests" / "fake_trial.py")]
+COMMAND = [sys.executable, str(ROOT / "tests" / "support" / "runs" / "fake_trial.py")]
 
 
 class KilledError(Exception):

@@ -10,7 +10,7 @@ from engine.config.loader import resolve_config
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.messages import send_end, trial_override
 from engine.training.job import ExitCode
-from notify_server import gone_server, notify_server
+from support.servers.notify_server import gone_server, notify_server
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from engine.sweeps.settings import (
 )
 from engine.sweeps.start import check_name, choose_folder, create_sweep, load_sweep
 from engine.utils.errors import UsageError
-from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line
+from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line
 
 CPU = {"device.gpus": "cpu"}
 

@@ -17,7 +17,7 @@ from engine.sweeps.space import Value
 from engine.sweeps.status import SweepReader
 from engine.sweeps.study import SweepStudy, open_study
 from engine.utils.errors import UsageError
-from sweeps import make_sweep
+from support.runs.sweeps import make_sweep
 
 SETTINGS = SweepSettings(space={"optim.lr": "log:1e-3..1", "optim.name": "sgd,adamw"}, trials=30)
 

@@ -17,8 +17,8 @@ from engine.sync.remote import SyncError, without_credentials
 from engine.sync.run_sync import RunSync
 from engine.sync.state import open_state
 from engine.utils.errors import UsageError
-from factories import append_events, make_losses, make_run_folder, make_run_resumed, make_run_started
-from remote_runs import mlflow_points, mlflow_runs
+from support.runs.factories import append_events, make_losses, make_run_folder, make_run_resumed, make_run_started
+from support.servers.remote_runs import mlflow_points, mlflow_runs
 
 
 def sync_to(uri: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> RunSync:

@@ -10,7 +10,7 @@ from engine.runs.events import Event, GpuEvent, RunFinished, StepEvent
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample
 from engine.sync.rows import Row, RowBuilder
-from factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import make_epoch, make_run_resumed, make_run_started, make_step
 
 
 def losses(last: int, count: int, time: float = 10.0, loss: float | None = 0.5) -> StepEvent:

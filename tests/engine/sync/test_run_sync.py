@@ -19,7 +19,7 @@ from engine.sync.run_sync import RunSync
 from engine.sync.session import sync_runs
 from engine.sync.state import StateFile, open_state
 from engine.utils.errors import UsageError
-from factories import (
+from support.runs.factories import (
     append_events,
     make_epoch,
     make_losses,
@@ -28,7 +28,7 @@ from factories import (
     make_run_started,
     write_labels,
 )
-from remote_runs import mlflow_client, mlflow_points, mlflow_runs
+from support.servers.remote_runs import mlflow_client, mlflow_points, mlflow_runs
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")
 

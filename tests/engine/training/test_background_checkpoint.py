@@ -24,7 +24,7 @@ from engine.training.checkpoint import load_checkpoint, load_newest, save_checkp
 from engine.training.loop import train_step
 from engine.training.train import run_training
 from engine.training.trainer import Trainer
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 SMALL = ("model.name=linear", "run.epochs=1")
 

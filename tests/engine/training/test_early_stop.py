@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.runs.events import EpochEvent
-from in_process import train_in_process
+from support.runs.in_process import train_in_process
 
 RUN = ("model.name=linear", "run.epochs=6", "checkpoint.keep=6")
 # No accuracy gains more than 1, so the first epoch is the last gain.

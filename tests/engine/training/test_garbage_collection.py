@@ -10,7 +10,7 @@ import torch
 
 from engine.training.loop import evaluate, train_step
 from engine.training.memory import manual_gc
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 
 @pytest.mark.parametrize(

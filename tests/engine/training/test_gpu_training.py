@@ -12,7 +12,7 @@ import torch
 from engine.runs.events import EpochEvent, Event, StepEvent
 from engine.training.train import run_training
 from engine.training.warmup import warm_up
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 pytestmark = [
     pytest.mark.gpu,

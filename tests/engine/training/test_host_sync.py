@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.data.pipelines.device import DeviceBatch
 from engine.training.loop import evaluate, train_step
 from engine.training.metrics import Evaluation, EvaluationAccumulator
-from in_process import PremadeBatches, single_rank_trainer
+from support.runs.in_process import PremadeBatches, single_rank_trainer
 
 
 class HostReads(TorchDispatchMode):

@@ -35,7 +35,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.records import RankPeakMemory
 from engine.training.memory import empty_cache, gather_peak_memory, peak_memory, reset_peak_memory
 from engine.utils.errors import UsageError
-from gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain, read_events
 
 # Message of torch 2.15.
 OOM_MESSAGE = (

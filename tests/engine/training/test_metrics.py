@@ -19,7 +19,7 @@ from engine.training.metrics import (
     evaluation_file_content,
 )
 from engine.utils.files import write_json
-from in_process import train_in_process
+from support.runs.in_process import train_in_process
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from engine.runs.events import Event, StepEvent
 from engine.training.loop import clip_gradients, train_step
 from engine.training.train import run_training
 from engine.utils.errors import UsageError
-from gputrain_command import Gputrain, last_checkpoint_weights
-from in_process import single_rank_trainer, train_in_process
+from support.gputrain_command import Gputrain, last_checkpoint_weights
+from support.runs.in_process import single_rank_trainer, train_in_process
 
 # Without BatchNorm the result does not depend on how images are grouped into batches.
 PLAIN = ("model.name=linear", "schedule.name=constant", "optim.momentum=0.9", "optim.lr=0.05")

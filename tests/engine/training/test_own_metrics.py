@@ -24,7 +24,7 @@ from engine.runs.journal import from_line, to_line
 from engine.training.own_metrics import OwnMetrics
 from engine.training.trainer import Trainer
 from engine.utils.errors import UsageError
-from in_process import single_rank_trainer, train_in_process
+from support.runs.in_process import single_rank_trainer, train_in_process
 
 METRICS = """
 import torch

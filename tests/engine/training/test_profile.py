@@ -23,7 +23,7 @@ from engine.training.loop import train_step, training_loop
 from engine.training.profile import Interruption
 from engine.training.step_marks import MarkingTimer
 from engine.training.trainer import Trainer
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 TINY = (
     "data.dataset=fake",

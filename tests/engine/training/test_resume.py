@@ -21,8 +21,8 @@ from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.resume import compare_with_checkpoint, load_for_resume
 from engine.utils.errors import UsageError
-from in_process import single_rank_trainer, train_in_process
-from photo_folder import write_photo_folder
+from support.data.photo_folder import write_photo_folder
+from support.runs.in_process import single_rank_trainer, train_in_process
 
 TRAINING = ["device.gpus=cpu", "data.dataset=folder", "data.image_size=16", "data.batch_size=4", "model.name=linear"]
 TRAINING += ["run.epochs=1"]

@@ -25,8 +25,8 @@ from engine.training.checkpoint import load_checkpoint
 from engine.training.train import run_training
 from engine.training.warmup import count_flops_per_image
 from engine.utils.errors import UsageError
-from factories import make_gpu_run_started, make_timed_epoch
-from in_process import single_rank_trainer, train_in_process
+from support.runs.factories import make_gpu_run_started, make_timed_epoch
+from support.runs.in_process import single_rank_trainer, train_in_process
 
 POOLED = """
 from torch import nn

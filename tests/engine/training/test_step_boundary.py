@@ -25,7 +25,7 @@ from engine.training.checkpoint import load_checkpoint
 from engine.training.loop import train_step, training_loop
 from engine.training.timing import EpochClock
 from engine.training.trainer import Trainer
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 
 def steps(trainer: Trainer, count: int) -> int:

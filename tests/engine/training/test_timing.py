@@ -13,7 +13,7 @@ import torch
 from engine.runs.records import RankEpochTiming
 from engine.training.loop import train_epoch
 from engine.training.timing import PhaseTimer, data_wait_share, gather_timings
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 
 def test_phase_timer_separates_waiting_and_forward_time() -> None:

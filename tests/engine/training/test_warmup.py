@@ -22,7 +22,7 @@ from engine.training.job import Job
 from engine.training.train import train
 from engine.training.warmup import count_flops_per_image, layer_of_operator, warm_up
 from engine.utils.errors import UsageError
-from in_process import single_rank_trainer
+from support.runs.in_process import single_rank_trainer
 
 NETS = """
 import torch

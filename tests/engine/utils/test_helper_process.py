@@ -20,7 +20,7 @@ from engine.utils.helper_process import (
     ask_helper,
     start_helper,
 )
-from gputrain_command import wait_for
+from support.gputrain_command import wait_for
 
 PATIENCE_SECONDS = 30.0
 

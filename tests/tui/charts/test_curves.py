@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.runs.curves import CurveData
 from engine.runs.events import Event, StepEvent
-from factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.factories import make_epoch, make_run_resumed, make_run_started
 from tui.charts.view import ChartView
 
 

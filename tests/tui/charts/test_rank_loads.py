@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from engine.runs.records import RankDevice
-from factories import make_run_started
+from support.runs.factories import make_run_started
 from tui.charts.rank_loads import RankLoads, cpu_load_key
 
 

@@ -13,7 +13,7 @@ from engine.runs.curves import CurveData
 from engine.runs.events import StepEvent
 from engine.runs.reduced_curves import MAX_BLOCKS, METRICS, RunCurves, reduce_curves
 from engine.runs.series import Series, mean_and_spread
-from factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.factories import make_epoch, make_run_resumed, make_run_started
 from tui.charts.compare_view import CompareData, ComparedCurves
 from tui.charts.curve_cache import (
     FOLDER,

@@ -9,8 +9,8 @@ import pytest
 
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import RunFinished
-from factories import make_epoch, make_run_folder, make_run_started
-from trained_run import call
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.runs.trained_run import call
 
 
 @pytest.fixture

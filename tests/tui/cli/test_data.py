@@ -11,8 +11,8 @@ from PIL import Image
 
 from engine.doctor import dataset
 from engine.doctor.dataset import GAP, LABEL_COLUMN
-from photo_folder import write_photo_folder
-from trained_run import call
+from support.data.photo_folder import write_photo_folder
+from support.runs.trained_run import call
 
 
 @pytest.fixture

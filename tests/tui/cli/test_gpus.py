@@ -13,8 +13,8 @@ import pytest
 from rich.cells import cell_len
 
 from engine.gpus.readings import UNITS
-from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, eight_gpu_lines, gpu_line, parse_gpus_json
-from gputrain_command import GPUTRAIN, ROOT, Gputrain
+from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, eight_gpu_lines, gpu_line, parse_gpus_json
+from support.gputrain_command import GPUTRAIN, ROOT, Gputrain
 
 SYNTHETIC_RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
 REPLAY = {"GPUTRAIN_NVML": f"replay:{SYNTHETIC_RECORDING}"}

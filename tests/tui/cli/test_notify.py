@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from notify_server import PASSWORD
+from support.servers.notify_server import PASSWORD
 from tui.cli.main import app
 
 

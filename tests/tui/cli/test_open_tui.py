@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from demo_app import demo_app, demo_runs
+from support.screen.demo_app import demo_app, demo_runs
 from tui.app import GputrainApp
 from tui.cli.open_tui import exit_after_screen
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.data.pack.writer import PackProgress
-from packed_photos import NUM_PHOTOS, pack_photos, write_photos
+from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
 from tui.cli import pack
 from tui.cli.main import app
 

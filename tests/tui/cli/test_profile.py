@@ -14,9 +14,9 @@ from engine.runs.control import consume_requests
 from engine.runs.events import Profiled, RunFinished, RunPaused
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
-from factories import append_events, make_run_folder, make_run_started
-from gputrain_command import wait_for
-from profiles import FAST_RANK, SLOW_RANK, make_profile, make_rank_profile, store_profile
+from support.gputrain_command import wait_for
+from support.runs.factories import append_events, make_run_folder, make_run_started
+from support.runs.profiles import FAST_RANK, SLOW_RANK, make_profile, make_rank_profile, store_profile
 from tui.cli.main import app
 
 PROFILE = make_profile(make_rank_profile(0, FAST_RANK), make_rank_profile(1, SLOW_RANK))

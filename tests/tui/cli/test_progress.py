@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.runs.event_lines import event_line
 from engine.runs.events import RunFinished, WarningEvent
-from factories import make_epoch, make_run_started
+from support.runs.factories import make_epoch, make_run_started
 from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter
 
 

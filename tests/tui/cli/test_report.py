@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from compared_runs import make_compared_run
-from gputrain_command import ROOT
+from support.gputrain_command import ROOT
+from support.runs.compared_runs import make_compared_run
 from tui.cli.main import app
 
 

@@ -16,8 +16,8 @@ from engine.runs.folder import RunFolder, list_runs
 from engine.runs.labels import read_labels
 from engine.runs.manage import move_folder
 from engine.runs.trash import list_trash
-from factories import make_ended_runs, make_run_folder
-from gputrain_command import GPUTRAIN
+from support.gputrain_command import GPUTRAIN
+from support.runs.factories import make_ended_runs, make_run_folder
 from tui.cli.main import app
 
 

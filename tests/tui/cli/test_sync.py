@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
-from factories import (
+from support.gputrain_command import Gputrain, effective_events, wait_for
+from support.runs.factories import (
     append_events,
     make_epoch,
     make_losses,
@@ -28,9 +29,8 @@ from factories import (
     make_run_started,
     write_labels,
 )
-from fake_wandb_server import API_KEY, fake_wandb_server
-from gputrain_command import Gputrain, effective_events, wait_for
-from remote_runs import mlflow_points, mlflow_runs, wandb_history, wandb_records, wandb_run_id
+from support.servers.fake_wandb_server import API_KEY, fake_wandb_server
+from support.servers.remote_runs import mlflow_points, mlflow_runs, wandb_history, wandb_records, wandb_run_id
 from tui.cli.main import app
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")

@@ -13,7 +13,7 @@ from engine.runs.events import RunFinished, RunStarted
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.inspection_file import read_inspection
 from engine.runs.watcher import RunWatcher
-from gputrain_command import wait_for
+from support.gputrain_command import wait_for
 from tui.demo.server import DATA, FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events
 
 

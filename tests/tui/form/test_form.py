@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-from demo_app import demo_snapshot
 from engine.config.loader import presets, resolve_config
 from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
@@ -26,7 +25,8 @@ from engine.gpus.snapshot import Snapshot
 from engine.launch.preflight import RunRequest
 from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import UsageError
-from gputrain_command import Gputrain, wait_for
+from support.gputrain_command import Gputrain, wait_for
+from support.screen.demo_app import demo_snapshot
 from tui.cli.main import app
 from tui.flags import run_arguments
 from tui.form.checks import FormChecker

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from demo_app import FROZEN_NOW, demo_runs
 from engine.data.sources.base import ImageSource
 from engine.launch import preflight_process
+from support.screen.demo_app import FROZEN_NOW, demo_runs
 from tui.form.checks import FormChecker, ModelCheckResult
 
 

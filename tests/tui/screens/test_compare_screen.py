@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from compared_runs import STEPS_PER_EPOCH, compared_events, make_compared_run
-from demo_app import visible_text, wait_until, wait_until_idle
 from engine.runs.events import RunFinished, StepEvent
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
-from factories import append_to_journal, make_epoch, make_run_folder, make_run_started
-from screen_driver import drive, press, real_app
+from support.runs.compared_runs import STEPS_PER_EPOCH, compared_events, make_compared_run
+from support.runs.factories import append_to_journal, make_epoch, make_run_folder, make_run_started
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.screens.compare import CompareScreen
 from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL

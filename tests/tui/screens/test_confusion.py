@@ -14,11 +14,11 @@ import pytest
 from rich.color import ColorSystem
 from textual.pilot import Pilot
 
-from demo_app import clipped_widgets, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from engine.runs.evaluations import mistakes, read_evaluations, worst_first
 from engine.runs.folder import RunFolder
 from engine.training.metrics import MAX_CONFUSION_CLASSES
 from engine.utils.files import write_json
+from support.screen.demo_app import clipped_widgets, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from tui.demo.server import LIVE_RUN
 from tui.palette import ANSI, CORRECT, WRONG, rich_theme
 from tui.screens.confusion import ConfusionScreen

@@ -9,9 +9,9 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from engine.runs.folder import RunFolder
-from screen_driver import drive, press
+from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.dialogs import ConfigDialog, HelpDialog, TextInputDialog, epochs_dialog, stop_dialog
 from tui.screens.log import LogDialog

@@ -12,8 +12,8 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-from demo_app import demo_app, demo_runs, four_rank_run, no_gpu_feed, visible_text, wait_until
-from screen_driver import Drive, drive, press
+from support.screen.demo_app import demo_app, demo_runs, four_rank_run, no_gpu_feed, visible_text, wait_until
+from support.screen.screen_driver import Drive, drive, press
 from tui.charts.meter import SQUARE
 from tui.palette import ANSI
 from tui.theme import save_palette

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import visible_text, wait_until, wait_until_idle
 from engine.config.loader import presets
-from form_driver import entry_of, form_of, post_keys, type_into
-from screen_driver import drive, press, real_app
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.form_driver import entry_of, form_of, post_keys, type_into
+from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.palette import PALETTES
 from tui.screens.dialogs import ChoiceDialog, TextDialog, TextInputDialog

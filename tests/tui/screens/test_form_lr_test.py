@@ -8,10 +8,10 @@ import psutil
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, visible_text, wait_until, wait_until_idle
-from form_driver import FAST_LR_FIND, form_of, type_into, wait_until_tested
-from gputrain_command import wait_for
-from screen_driver import drive, press, real_app
+from support.gputrain_command import wait_for
+from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.form_driver import FAST_LR_FIND, form_of, type_into, wait_until_tested
+from support.screen.screen_driver import drive, press, real_app
 from tui.form import lr_test
 
 pytestmark = pytest.mark.usefixtures("isolated_folder", "unchecked")

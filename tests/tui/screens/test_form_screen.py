@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, demo_snapshot, visible_text, wait_until, wait_until_idle
 from engine.gpus.current_use import find_current_use
 from engine.utils.files import state_folder
-from form_driver import entry_of, form_of, plan_of, type_into
-from screen_driver import drive, press, real_app
+from support.screen.demo_app import demo_app, demo_snapshot, visible_text, wait_until, wait_until_idle
+from support.screen.form_driver import entry_of, form_of, plan_of, type_into
+from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.form.model import Form, load_last_form, save_last_form
 from tui.screens.form import FormScreen

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, visible_text, wait_until_idle
 from engine.gpus.snapshot import GpuProcess, Reading, Snapshot
-from gputrain_command import ROOT
-from screen_driver import drive, press
+from support.gputrain_command import ROOT
+from support.screen.demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, visible_text, wait_until_idle
+from support.screen.screen_driver import drive, press
 from tui.charts.gpu_loads import GpuLoads
 from tui.keymap import GPU_COMMANDS
 from tui.screens.dialogs import ChoiceDialog

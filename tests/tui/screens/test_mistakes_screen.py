@@ -14,17 +14,17 @@ import pytest
 from PIL import Image
 from textual.pilot import Pilot
 
-from demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import write_inspection
 from engine.runs.ownership import Ownership
 from engine.utils.files import write_json
-from gputrain_command import Gputrain
-from inspections import CLASSES, make_inspection
-from screen_driver import drive, press, real_app
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
-from terminal import Terminal
+from support.gputrain_command import Gputrain
+from support.runs.inspections import CLASSES, make_inspection
+from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.terminal import Terminal
 from tui import inspection_poller
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN

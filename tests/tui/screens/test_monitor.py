@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, no_gpu_feed, visible_text, wait_until_idle
 from engine.gpus.snapshot import Snapshot
-from screen_driver import drive, press, press_in_burst, real_app
+from support.screen.demo_app import (
+    FROZEN_NOW,
+    FrozenGpuFeed,
+    demo_app,
+    demo_snapshot,
+    no_gpu_feed,
+    visible_text,
+    wait_until_idle,
+)
+from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
 from tui.screens.dialogs import ChoiceDialog

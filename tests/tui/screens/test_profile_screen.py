@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from engine.runs.control import consume_requests
 from engine.runs.events import Profiled
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
-from factories import append_events, make_run_folder, make_run_started, make_step
-from profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_rank_profile, store_profile
-from screen_driver import drive, press, real_app
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.runs.factories import append_events, make_run_folder, make_run_started, make_step
+from support.runs.profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_rank_profile, store_profile
+from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.demo.server import FINISHED_RUN
 from tui.profile_poller import ProfilePoller
 from tui.screens.profile import ProfileScreen

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
 from engine.queue.listing import QueueRow, RowState
@@ -17,8 +16,9 @@ from engine.queue.state import QueueState, write_queue_state
 from engine.runs.control import consume_requests
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
-from factories import make_run_folder
-from screen_driver import press
+from support.runs.factories import make_run_folder
+from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import press
 from tui.screens.dialogs import ChoiceDialog, TextInputDialog
 from tui.screens.queue import QueueScreen
 

@@ -10,11 +10,11 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
-from demo_app import visible_text, wait_until, wait_until_idle
 from engine.runs.events import RunFinished
 from engine.runs.run_row import RunRow
-from factories import make_epoch, make_run_folder, make_run_started
-from screen_driver import drive, press, real_app
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
 from tui.palette import DARK, rich_theme
 from tui.text.run_table import RunTable
 from tui.widgets.lines import LazyRows, Lines

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, four_rank_run, visible_text, wait_until, wait_until_idle
 from engine.runs.control import consume_requests
 from engine.runs.events import RunPaused, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
-from factories import make_epoch, make_run_folder, make_run_started
-from screen_driver import drive, press, real_app
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.screen.demo_app import demo_app, four_rank_run, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.monitor import MonitorScreen
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels, read_labels
 from engine.runs.query import Query
 from engine.utils.files import state_folder
-from factories import write_labels
-from screen_driver import drive, press, press_in_burst, real_app
+from support.runs.factories import write_labels
+from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.pollers import RunListPoller

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from engine.runs.folder import RunFolder
-from screen_driver import drive, press, real_app
+from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.form import FormScreen
 from tui.screens.run import RunScreen

@@ -12,9 +12,9 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from engine.runs.folder import RunFolder
-from screen_driver import drive, press, real_app
+from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
 from tui import keymap
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from compared_runs import make_compared_run
-from demo_app import demo_app, no_gpu_feed, wait_until, wait_until_idle
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.runs.compared_runs import make_compared_run
+from support.screen.demo_app import demo_app, no_gpu_feed, wait_until, wait_until_idle
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.app import GputrainApp
 from tui.screens.compare import CompareScreen
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, demo_runs, wait_until, wait_until_idle
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
 from engine.utils.files import write_json
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.demo_app import demo_app, demo_runs, wait_until, wait_until_idle
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.palette import DARK, LIGHT, Palette
 from tui.screens.dialogs import ConfigDialog

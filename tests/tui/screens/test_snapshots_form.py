@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, demo_runs, no_gpu_feed, wait_until, wait_until_idle
-from form_driver import FAST_LR_FIND, wait_until_tested
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.demo_app import demo_app, demo_runs, no_gpu_feed, wait_until, wait_until_idle
+from support.screen.form_driver import FAST_LR_FIND, wait_until_tested
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.form import lr_test
 from tui.palette import LIGHT
 from tui.theme import save_palette

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from demo_app import FrozenGpuFeed, demo_app, demo_runs
 from engine.gpus.snapshot import Snapshot
-from gputrain_command import ROOT
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.gputrain_command import ROOT
+from support.screen.demo_app import FrozenGpuFeed, demo_app, demo_runs
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 
 SIZES = [(60, 20), (80, 24), (160, 48)]
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"

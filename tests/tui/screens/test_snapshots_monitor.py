@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from demo_app import demo_app, demo_runs, no_gpu_feed
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.demo_app import demo_app, demo_runs, no_gpu_feed
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 
 SIZES = [(60, 20), (80, 24), (120, 34), (160, 48), (200, 60)]
 

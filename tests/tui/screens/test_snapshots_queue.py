@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import FROZEN_NOW, demo_app, demo_runs
 from engine.queue.listing import QueueRow, RowState
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.demo_app import FROZEN_NOW, demo_app, demo_runs
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.screens.queue import QueueScreen
 
 SIZES = [(80, 24), (160, 48)]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from demo_app import demo_app, demo_runs, four_rank_run
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.demo_app import demo_app, demo_runs, four_rank_run
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.palette import LIGHT
 from tui.theme import save_palette

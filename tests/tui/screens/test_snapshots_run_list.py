@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import demo_app, demo_runs, visible_text, wait_until
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from engine.runs.trash import move_to_trash
-from factories import write_labels
-from screen_driver import real_app
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.runs.factories import write_labels
+from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until
+from support.screen.screen_driver import real_app
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.demo.server import FINISHED_RUN
 
 SIZES = [(80, 24), (160, 48)]

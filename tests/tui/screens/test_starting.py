@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import visible_text, wait_until, wait_until_idle
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
-from screen_driver import drive, press, real_app
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN
 from tui.screens.dialogs import TextInputDialog
@@ -35,7 +35,7 @@ from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal
 from engine.runs.ownership import Ownership
-from factories import make_run_started
+from support.runs.factories import make_run_started
 what, root = sys.argv[1], pathlib.Path(os.environ["GPUTRAIN_RUNS"])
 run = RunFolder(root / "a-run")
 run.path.mkdir(parents=True, mode=0o700)

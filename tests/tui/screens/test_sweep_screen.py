@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import visible_text, wait_until, wait_until_idle
 from engine.sweeps.folder import controller_lock
-from screen_driver import drive, press, real_app
-from screen_snapshots import Compare, Size, at_sizes, matches_snapshot
-from sweeps import make_finished_trials, make_sweep
+from support.runs.sweeps import make_finished_trials, make_sweep
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
 from tui.screens.run import RunScreen
 from tui.screens.sweep import SweepScreen
 from tui.widgets.lines import Lines

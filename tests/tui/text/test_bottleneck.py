@@ -17,7 +17,7 @@ from engine.runs.journal import to_line
 from engine.runs.recorder import Recorder
 from engine.runs.run_row import RunRow, make_run_row
 from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
-from factories import make_gpu_run_started, make_run_folder, make_timed_epoch
+from support.runs.factories import make_gpu_run_started, make_run_folder, make_timed_epoch
 from tui.cli.progress import PlainPrinter
 from tui.text.run_progress import bottleneck_text
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.gpus.nvml import THROTTLE_REASONS
 from engine.gpus.snapshot import Gpu, Reading, Snapshot
-from gputrain_command import ROOT
+from support.gputrain_command import ROOT
 from tui.text.gpu_detail import THROTTLE_MEANINGS, Plot, fact_lines, format_rate, throttle_lines
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"

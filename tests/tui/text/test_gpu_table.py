@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from demo_app import FROZEN_NOW, demo_snapshot, past_snapshots
 from engine.gpus.snapshot import Gpu, Reading, Snapshot
-from gputrain_command import ROOT
+from support.gputrain_command import ROOT
+from support.screen.demo_app import FROZEN_NOW, demo_snapshot, past_snapshots
 from tui.charts.gpu_loads import GpuLoads
 from tui.text.gpu_table import TableView, gpu_table
 from tui.text.gpu_words import is_free, notes, users

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.gpus.snapshot import Reading, Snapshot
-from fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
+from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 from tui.text.gpus import gpu_lines, no_driver_message
 
 

@@ -6,7 +6,7 @@ import math
 
 from rich.cells import cell_len
 
-from inspections import make_info, make_inspection
+from support.runs.inspections import make_info, make_inspection
 from tui.text.mistakes import ImageLines, ListKey, fact_lines, format_probability
 
 NAMES = ("a class with a long name", "犬の種類", "owl\x1b[2J")

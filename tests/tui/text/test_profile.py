@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.runs.profile_file import Operator, PartTime
-from profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_rank_profile
+from support.runs.profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_rank_profile
 from tui.text.profile import PART_SIGNS, profile_lines, trace_lines
 
 INPUT = make_input_times(read=0.1, decode=0.9, crop=0.3, augment=0.1, collate=0.02, copy=0.05)

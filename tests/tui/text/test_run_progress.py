@@ -20,8 +20,8 @@ from engine.runs.events import (
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.records import GpuSample, RankDevice
-from factories import make_epoch, make_gpu_run_started, make_run_folder, make_run_started, make_step
-from fake_gpu_host import FakeGpuHost, gpu_line, sample_gpus
+from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, sample_gpus
+from support.runs.factories import make_epoch, make_gpu_run_started, make_run_folder, make_run_started, make_step
 from tui.charts.meter import SQUARE
 from tui.pollers import RunPoller
 from tui.text.log_lines import log_lines

@@ -10,7 +10,7 @@ import pytest
 from engine.runs.fields import find_field
 from engine.runs.query import Query, SortOrder
 from engine.runs.run_row import RunRow
-from factories import default_fields
+from support.runs.factories import default_fields
 from tui.text.run_columns import column_choices, known_columns
 from tui.text.run_table import DEFAULT_COLUMNS, RunTable
 from tui.text.run_view import RunView, ViewRequest, make_view, query_of

@@ -15,7 +15,7 @@ from engine.data.pack.pack_file import HEADER_BYTES, InvalidPackError, Pack, Pac
 from engine.data.pack.verify import damaged_images
 from engine.data.sources.base import UnreadableImageError
 from engine.utils.errors import UsageError
-from packed_photos import NUM_PHOTOS, pack_photos, write_photos
+from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
 
 
 @pytest.fixture(scope="module")

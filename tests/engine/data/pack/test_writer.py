@@ -22,15 +22,15 @@ from engine.data.pack.pack_file import Pack
 from engine.data.pack.reencode import Encoding, reencode, restart_interval
 from engine.data.pack.writer import PackProgress, PackRequest, PackStopped, expected_size, make_plan
 from engine.utils.errors import UsageError
-from gputrain_command import ROOT
-from packed_photos import NUM_PHOTOS, pack_photos, write_photos
+from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
+from support.gputrain_command import ROOT
 
 REDUCED = Encoding(max_side=40)
 # Packs with a sync after each image, slowly enough to be killed between two of them.
 SLOW_PACK = """
 import sys, time
 from pathlib import Path
-from packed_photos import pack_photos
+from support.data.packed_photos import pack_photos
 from engine.data.pack.reencode import Encoding
 pack_photos(
     Path(sys.argv[1]), Path(sys.argv[2]), Encoding(max_side=40), sync_bytes=1,

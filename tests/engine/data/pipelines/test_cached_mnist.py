@@ -11,7 +11,6 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from device_batches import assert_the_same, batches
 from engine.config.loader import resolve_config
 from engine.config.pipeline import PipelineName
 from engine.data.pipelines.choose import PipelineChoice
@@ -20,7 +19,8 @@ from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.launch.batch_size import image_metadata
-from photo_folder import AUGMENT_OVERRIDES
+from support.data.device_batches import assert_the_same, batches
+from support.data.photo_folder import AUGMENT_OVERRIDES
 
 pytestmark = pytest.mark.usefixtures("cache")
 

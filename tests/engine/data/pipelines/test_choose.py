@@ -23,7 +23,7 @@ from engine.training import train
 from engine.training.job import Job
 from engine.utils import host
 from engine.utils.errors import UsageError
-from photo_folder import AUGMENT_OVERRIDES, open_photo_folder, write_photo_folder
+from support.data.photo_folder import AUGMENT_OVERRIDES, open_photo_folder, write_photo_folder
 
 
 @pytest.fixture

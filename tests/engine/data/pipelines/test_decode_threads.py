@@ -27,7 +27,7 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.data.stage_times import LoaderCounters
 from engine.utils.errors import UsageError
-from gputrain_command import Gputrain
+from support.gputrain_command import Gputrain
 
 SIZES = [(40, 30), (30, 44), (64, 64)]
 

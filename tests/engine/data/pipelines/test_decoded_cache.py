@@ -17,7 +17,6 @@ import pytest
 import torch
 from PIL import Image
 
-from device_batches import CPU, assert_the_same, batches
 from engine.data.batching import build_sampler
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
@@ -25,7 +24,8 @@ from engine.data.sources import decoded_cache
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
 from engine.data.sources.formats import model_input_format
-from photo_folder import open_photo_folder, write_photo_folder
+from support.data.device_batches import CPU, assert_the_same, batches
+from support.data.photo_folder import open_photo_folder, write_photo_folder
 
 pytestmark = pytest.mark.usefixtures("cache")
 

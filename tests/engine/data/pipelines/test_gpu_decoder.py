@@ -26,7 +26,7 @@ from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from packed_photos import write_photos
+from support.data.packed_photos import write_photos
 
 CPU = torch.device("cpu")
 simplejpeg = pytest.importorskip("simplejpeg")

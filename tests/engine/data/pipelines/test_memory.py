@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as reference
 
-from device_batches import CPU, assert_the_same, batches
 from engine.config.loader import resolve_config
 from engine.config.pipeline import PipelineName
 from engine.data.augment.augmentation import Augmentation, apply_batch_params
@@ -27,8 +26,9 @@ from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from in_process import train_in_process
-from photo_folder import AUGMENT_OVERRIDES
+from support.data.device_batches import CPU, assert_the_same, batches
+from support.data.photo_folder import AUGMENT_OVERRIDES
+from support.runs.in_process import train_in_process
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -20,7 +20,7 @@ from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from packed_photos import write_photos
+from support.data.packed_photos import write_photos
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from device_batches import CPU, assert_the_same, batches
 from engine.config.loader import resolve_config
 from engine.config.pipeline import PipelineName
 from engine.config.resume import find_changes, immutable_key_problems
@@ -26,7 +25,8 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.image import read_image
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError
-from photo_folder import AUGMENT_OVERRIDES
+from support.data.device_batches import CPU, assert_the_same, batches
+from support.data.photo_folder import AUGMENT_OVERRIDES
 
 pytestmark = pytest.mark.usefixtures("cache")
 TWO_SIZES = "data.size_schedule=[12@1,20@2]"

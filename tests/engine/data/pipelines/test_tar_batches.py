@@ -15,7 +15,7 @@ from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.data.sources.readahead import read_ahead
-from tar_shards import write_shards
+from support.data.tar_shards import write_shards
 
 AUGMENTED = ("augment.resized_crop=true", "augment.flip=true", "augment.brightness=0.3")
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.image import read_image
-from gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain, read_events
 
 RGB_16 = ImageFormat(16, 3, (), ())
 RED, BLUE = (220, 40, 30), (20, 60, 200)

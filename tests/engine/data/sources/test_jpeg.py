@@ -27,7 +27,7 @@ from engine.data.sources.image import read_image
 from engine.data.sources.jpeg_header import read_header
 from engine.data.sources.open import open_source
 from engine.data.sources.resize import center_box
-from gputrain_command import ROOT
+from support.gputrain_command import ROOT
 
 SIZE = 224
 

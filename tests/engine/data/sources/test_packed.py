@@ -24,7 +24,7 @@ from engine.data.sources.open import open_source, read_class_names
 from engine.data.sources.packed import PackedNames, PackedSource
 from engine.doctor.dataset import open_dataset
 from engine.utils.errors import UsageError
-from packed_photos import pack_photos, write_photos
+from support.data.packed_photos import pack_photos, write_photos
 
 SMALL = ["data.image_size=16", "data.batch_size=4", "data.val_split=0.25"]
 AUGMENTED = ["augment.resized_crop=true", "augment.flip=true", "augment.brightness=0.3"]

@@ -17,7 +17,7 @@ from engine.data.sampler import BatchRequest, DistributedBatchSampler, Indices, 
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.open import open_source
 from engine.data.sources.readahead import MAX_ADVISED_BYTES, MAX_GAP_BYTES, advise_ranges, read_ahead
-from tar_shards import write_shards
+from support.data.tar_shards import write_shards
 
 WAIT_SECONDS = 20.0
 

@@ -24,7 +24,7 @@ from engine.data.sources.tar_index import ShardError, ShardStamp, build_index, o
 from engine.data.sources.tar_index_cache import index_shard
 from engine.data.sources.webdataset import TarSource
 from engine.utils.errors import UsageError
-from tar_shards import encode_image, sample_members, write_shard, write_shards
+from support.data.tar_shards import encode_image, sample_members, write_shard, write_shards
 
 Members = Sequence[tuple[str, bytes]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from textual import events
 from textual.pilot import Pilot
 
-from demo_app import demo_app, no_gpu_feed, wait_until_idle
+from support.screen.demo_app import demo_app, no_gpu_feed, wait_until_idle
 from tui.app import GputrainApp
 
 Drive = Callable[[Pilot[None]], Awaitable[None]]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fake_nvml_scene import (
+from support.gpu.fake_nvml_scene import (
     ARGUMENT_VERSION_MISMATCH,
     HOST,
     INSUFFICIENT_SIZE,

@@ -15,8 +15,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from fake_nvml_functions import FUNCTIONS, address
-from fake_nvml_scene import HOST, Answer, enter
+from support.gpu.fake_nvml_functions import FUNCTIONS, address
+from support.gpu.fake_nvml_scene import HOST, Answer, enter
 
 LIBRARY = "libnvidia-ml.so.1"
 

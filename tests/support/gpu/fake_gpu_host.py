@@ -21,7 +21,7 @@ from engine.gpus import nvml
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[2]
 NVML_LIBRARY = "libnvidia-ml.so.1"
 COMPILER = shutil.which("cc")
 NO_COMPILER = "no C compiler; the Python replacement of the driver is tested instead"
@@ -48,7 +48,7 @@ def build_fake_driver(folder: Path, *flags: str) -> dict[str, str]:
         old_driver = {"FAKE_NVML_OLD": "1"} if flags else {}
         return {"PYTHONPATH": str(TESTS / "hooks"), "FAKE_NVML_IN_PYTHON": "1", **old_driver}
     library = folder / NVML_LIBRARY
-    source = str(TESTS / "fake_nvml.c")
+    source = str(Path(__file__).with_name("fake_nvml.c"))
     subprocess.run(
         [COMPILER, "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{NVML_LIBRARY}", *flags, "-o", str(library), source],
         check=True,
@@ -87,7 +87,7 @@ class FakeGpuHost:
 def load_fake_driver(driver: dict[str, str]) -> None:
     """Load the fake driver into this process, whose environment was set before the driver existed."""
     if COMPILER is None:
-        import fake_nvml
+        from support.gpu import fake_nvml
 
         fake_nvml.install()
     else:

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 GPUTRAIN = str(Path(sys.executable).with_name("gputrain"))
 LAUNCHER_VARIABLES = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMP_", "GPUTRAIN_")
 RESERVATIONS_VARIABLE = "GPUTRAIN_RESERVATIONS"  # a run on real GPUs must see the reservations of other runs

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from textual.pilot import Pilot
 
-from demo_app import clipped_widgets, wait_until_idle
+from support.screen.demo_app import clipped_widgets, wait_until_idle
 from tui.app import GputrainApp
 
 Compare = Callable[..., bool]

@@ -6,7 +6,7 @@ from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from tui.app import GputrainApp
 from tui.screens.form import FormScreen
 

@@ -9,7 +9,7 @@ import select
 import struct
 import termios
 
-from gputrain_command import Gputrain, wait_for
+from support.gputrain_command import Gputrain, wait_for
 
 # Only detects a hang; no test measures time with it.
 TIMEOUT_SECONDS = 20.0

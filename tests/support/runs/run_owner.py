@@ -14,7 +14,7 @@ from engine.runs.events import Event, RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line
 from engine.training.job import RunResult
-from factories import make_epoch, make_run_folder, make_run_started
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
 
 FAILED = RunResult("failed", RankFailed(time=1.0, rank=0, device="cpu", cause="killed"))
 

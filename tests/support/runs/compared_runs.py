@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import Event, RunFinished, StepEvent
 from engine.runs.folder import RunFolder
-from factories import make_epoch, make_run_folder, make_run_started
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
 
 STEPS_PER_EPOCH, LOG_EVERY = 50, 10
 

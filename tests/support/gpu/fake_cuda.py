@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fake_gpu_host import COMPILER, FakeGpuHost, gpu_line
-from gputrain_command import Gputrain, read_events
+from support.gpu.fake_gpu_host import COMPILER, FakeGpuHost, gpu_line
+from support.gputrain_command import Gputrain, read_events
 
-FOLDER = Path(__file__).parent / "rehearsal"
+FOLDER = Path(__file__).parents[2] / "rehearsal"
 LIBRARY = "libfakecuda.so"  # hooks/sitecustomize.py looks for this name
 # cpu_kernels.py and the functions in C are written for what these versions call.
 SERVED_TORCH = ("2.9", "2.11", "2.14", "2.15")

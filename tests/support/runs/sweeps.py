@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings, write_settings
 from engine.sweeps.study import SweepStudy, open_study
-from factories import make_epoch, make_run_folder, make_run_started
+from support.runs.factories import make_epoch, make_run_folder, make_run_started
 
 SETTINGS = SweepSettings(
     config="digits",

@@ -18,7 +18,7 @@ from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.training.job import Job, Outcome, RunResult
 from engine.utils.process import SignalHandler
-from forked_ranks import Body, ForkedRanks
+from support.runs.forked_ranks import Body, ForkedRanks
 
 PLAN = NodePlan(("cpu", "cpu"), (None, None), 2, 1, 0, "gloo")
 
