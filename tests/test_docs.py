@@ -22,6 +22,8 @@ PAGES = [
     "engine/README.md",
     "tui/README.md",
     "tests/README.md",
+    "tests/bench/README.md",
+    "tests/gpu_hour/README.md",
 ]
 # Sent to the supervisor, which does not write them to the journal.
 UNWRITTEN_EVENTS = {"refused", "flush"}

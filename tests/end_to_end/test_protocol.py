@@ -12,7 +12,7 @@ from support.gputrain_command import ROOT
 
 @pytest.mark.nightly
 def test_evaluation_protocol_matches_torchvision() -> None:
-    command = [sys.executable, str(ROOT / "tests" / "bench" / "protocol.py"), "resnet18", "--photos", "1"]
+    command = [sys.executable, str(ROOT / "tests" / "compare_protocol.py"), "resnet18", "--photos", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" of 1 |") + done.stdout.count(" of 8 |") == 2 * 11

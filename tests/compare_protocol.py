@@ -1,5 +1,4 @@
-"""Compare gputrain's evaluation with those of torchvision and timm: `python tests/bench/protocol.py [MODEL...]`.
-
+"""Compare gputrain's evaluation with those of torchvision and timm: `python tests/compare_protocol.py [MODEL...]`.
 
 Writes photos of twelve kinds, gives five models random weights, and runs `gputrain run`, `evaluate`, `predict` and
 `export` as a user does. Then torchvision (`weights.transforms()` on an `ImageFolder`) and timm (`create_transform` of
@@ -29,7 +28,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine.config.training_sections import ModelConfig
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.image import read_image
