@@ -23,10 +23,12 @@ class OneSnapshotPoller(GpuPoller):
     def __init__(self) -> None:
         super().__init__()
         self.next: Snapshot | None = None
+        self.polls = 0
 
     def poll(self) -> None:
         self._stop_event.wait(0.02)
         self.snapshot = self.next
+        self.polls += 1
 
 
 def test_tui_starts_gpu_sampler_before_it_imports_textual(gputrain: Gputrain) -> None:
@@ -49,7 +51,8 @@ def test_monitor_shows_first_snapshot_when_it_arrives(tmp_path: Path) -> None:
         # The refresh interval is longer than the test may take.
         app = GputrainApp(tmp_path, gpu_poller=feed, intervals=RefreshIntervals(poll_s=1000.0))
         async with app.run_test(size=(120, 34)) as pilot:
-            await pilot.pause(1.0)
+            await wait_until(pilot, lambda: feed.polls > 1)
+            await pilot.pause()
             assert "carol" not in visible_text(pilot)
             feed.next = demo_snapshot(FROZEN_NOW)
             await wait_until(pilot, lambda: "carol" in visible_text(pilot))

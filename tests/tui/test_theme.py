@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual.command import CommandList, CommandPalette
 from textual.pilot import Pilot
 
 from engine.utils.files import state_folder
-from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until_idle
+from support.screen.demo_app import demo_app, demo_runs, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
 from tui.app import GputrainApp
 from tui.palette import ANSI, DARK, LIGHT, Palette
@@ -93,8 +94,7 @@ def runs() -> None:
 def test_next_theme_repaints_all_widgets(keys: str) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, *keys.split())
-        await pilot.pause(0.3)
-        assert shown_colors(pilot) & own_colors(DARK, LIGHT)
+        await wait_until(pilot, lambda: bool(shown_colors(pilot) & own_colors(DARK, LIGHT)))
         app = pilot.app
         assert isinstance(app, GputrainApp)
         app.action_next_theme()
@@ -152,12 +152,10 @@ def test_command_palette_lists_commands_theme_and_screenshot(palette: Palette) -
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "ctrl+p")
-        await pilot.pause(0.5)
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, CommandPalette))
         await press(pilot, *"screenshot")
-        await pilot.pause(0.5)
-        assert "screenshot" in visible_text(pilot)
+        await wait_until(pilot, lambda: pilot.app.screen.query_one(CommandList).option_count == 1)
         await press(pilot, "enter")
-        await pilot.pause(0.3)
-        assert len(list(Path().glob("gputrain-*.svg"))) == 1
+        await wait_until(pilot, lambda: len(list(Path().glob("gputrain-*.svg"))) == 1)
 
     drive(app_on_runs(), act, (120, 40))

@@ -58,20 +58,27 @@ time.sleep(40)
 """
 
 
-def find_folder_in_thread(launched: LaunchedRun) -> RunFolder | None:
-    """Read the runs folder, which may have thousands of runs, but never where keys and frames would wait for it."""
-    assert threading.current_thread() is not threading.main_thread()
-    return find_folder(launched)
+@pytest.fixture
+def searches() -> list[RunFolder | None]:
+    """What each search for the folder of the launched run has found."""
+    return []
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GputrainApp:
+def app(tmp_path: Path, searches: list[RunFolder | None], monkeypatch: pytest.MonkeyPatch) -> GputrainApp:
     """An app whose runs are started by the stand-in."""
     script = tmp_path / "supervisor.py"
     paths = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2])]
     script.write_text(f"import sys; sys.path[:0] = {paths}\n{SUPERVISOR}")
     monkeypatch.setattr("tui.launcher.gputrain_command", lambda: [sys.executable, str(script)])
     monkeypatch.setattr("engine.launch.detached.systemd_scope_prefix", lambda: ([], None))
+
+    def find_folder_in_thread(launched: LaunchedRun) -> RunFolder | None:
+        # The runs folder may have thousands of runs: keys and frames never wait for it.
+        assert threading.current_thread() is not threading.main_thread()
+        searches.append(find_folder(launched))
+        return searches[-1]
+
     monkeypatch.setattr(LaunchedRun, "find_folder", find_folder_in_thread)
     (tmp_path / "runs").mkdir(mode=0o700)
     return real_app(tmp_path / "runs")
@@ -85,7 +92,9 @@ async def wait_for_warning(pilot: Pilot[None]) -> None:
     await wait_until(pilot, lambda: "is also used" in visible_text(pilot))
 
 
-def test_starting_screen_keeps_reason_of_refused_start_after_warning(app: GputrainApp) -> None:
+def test_starting_screen_keeps_reason_of_refused_start_after_warning(
+    app: GputrainApp, searches: list[RunFolder | None]
+) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         form: Any = pilot.app.screen
@@ -95,7 +104,8 @@ def test_starting_screen_keeps_reason_of_refused_start_after_warning(app: Gputra
         await wait_for_warning(pilot)
         let_go(app)
         await wait_until(pilot, lambda: "✗ not started" in visible_text(pilot, "#launch-state"))
-        await pilot.pause(0.5)
+        finished = len(searches)
+        await wait_until(pilot, lambda: len(searches) > finished + 1)
         assert isinstance(pilot.app.screen, StartingScreen)
         shown = " ".join(visible_text(pilot, "#output").replace("│", " ").split())
         assert "torch cannot use GPU 0 [sm_30]; train on the CPU with --gpus cpu" in shown
@@ -144,7 +154,7 @@ def test_starting_screen_stays_below_dialog(app: GputrainApp) -> None:
         [launched] = app.pending_runs
         await press(pilot, "question_mark")
         let_go(app)
-        await pilot.pause(0.5)
+        await wait_until(pilot, lambda: find_folder(launched) is not None)
         await press(pilot, "escape")
         # The screen that opens must be complete before the application ends.
         await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.is_mounted)
