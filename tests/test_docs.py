@@ -61,3 +61,20 @@ def test_readme_names_existing_commands() -> None:
     named = set(re.findall(r"(?:^|`|/)gputrain ([a-z-]+)", (ROOT / "README.md").read_text(), re.M))
     assert named - {"in"}
     assert sorted(named - set(commands)) == []
+
+
+def test_fault_table_names_existing_tests() -> None:
+    page = (ROOT / "tests" / "README.md").read_text()
+    rows = page.partition("| Fault |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(rows) > 50
+    missing = []
+    for row in rows:
+        places = row.strip("| ").split("|")[-1]
+        folder = Path()
+        for name in re.sub(r"\(.*?\)", "", places).replace(";", ",").split(","):
+            path = Path(name.strip())
+            # A name without a folder follows another file of that folder.
+            folder = path.parent if "/" in name else folder
+            if not (ROOT / "tests" / folder / f"{path.name}.py").exists():
+                missing.append(f"{name.strip()} in: {row[:60]}")
+    assert missing == []
