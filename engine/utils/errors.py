@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Libraries that only work in a combination of versions, which an extra of gputrain installs.
 EXTRAS = {"onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx", "torchcodec": "gpu-decode"}
@@ -20,7 +20,8 @@ class Problem:
 
     `location` is a config key, a flag or a file; `source` is the file that sets the key. `advice` is what to do, for
     callers that show it apart from the `reason`. `others` are the keys that the value conflicts with. `is_missing`
-    means that the key has no value, and that a run needs one.
+    means that the key has no value, and that a run needs one. `code` is the kind of problem, such as `not-found`: it
+    stays the same when the words change, so programs and tests compare it.
     """
 
     location: str
@@ -29,6 +30,7 @@ class Problem:
     source: str = ""
     others: tuple[str, ...] = ()
     is_missing: bool = False
+    code: str = field(default="", kw_only=True)
 
     @property
     def message(self) -> str:
@@ -46,11 +48,11 @@ class Problem:
 
 def problems_to_json(problems: Iterable[Problem]) -> list[list[str]]:
     """Return the fields of each problem that a message shows, for another process."""
-    return [[problem.location, problem.reason, problem.advice, problem.source] for problem in problems]
+    return [[problem.location, problem.reason, problem.advice, problem.source, problem.code] for problem in problems]
 
 
 def problems_from_json(rows: Iterable[Sequence[str]]) -> list[Problem]:
-    return [Problem(location, reason, advice, source) for location, reason, advice, source in rows]
+    return [Problem(location, reason, advice, source, code=code) for location, reason, advice, source, code in rows]
 
 
 class UsageError(Exception):
@@ -61,9 +63,20 @@ class UsageError(Exception):
         self.problems = list(problems)
 
     @classmethod
-    def one(cls, location: str, reason: str, advice: str = "") -> UsageError:
+    def one(cls, location: str, reason: str, advice: str = "", *, code: str = "") -> UsageError:
         """Create an error with a single problem."""
-        return cls([Problem(location, reason, advice)])
+        return cls([Problem(location, reason, advice, code=code)])
+
+
+class CodedError(Exception):
+    """An error whose message is for the user. `code` is the kind of problem, as in `Problem`."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message, code)  # both are arguments, so that pickle keeps them
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @contextmanager
