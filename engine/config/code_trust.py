@@ -50,7 +50,9 @@ class CodeTrust:
             if not reasons:
                 continue
             if not self.granted:
-                problems.append(Problem(key, f"{name} is not imported: {'; '.join(reasons)}", TRUST_ADVICE))
+                problems.append(
+                    Problem(key, f"{name} is not imported: {'; '.join(reasons)}", TRUST_ADVICE, code="untrusted-code")
+                )
                 continue
             # What cannot be found is refused by its import.
             if module.files or module.root is None:

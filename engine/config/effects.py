@@ -17,6 +17,7 @@ from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON, key_of_original_size
 from engine.config.schema import UNSTORED_KEYS, Config, fields, sections
 from engine.config.user_code import is_user_code, user_code_names
+from engine.utils.errors import Problem
 
 SQUARE_DATASETS = ("digits", *IMAGE_FILE_DATASETS, "fake")
 GRAYSCALE_DATASETS = ("digits", "mnist", "fashion-mnist")
@@ -25,10 +26,10 @@ MAX_LISTED_VALUES = 4
 
 
 class NoEffect(NamedTuple):
-    """A key that is set and has no effect, and the sentence that says so."""
+    """A key that is set and has no effect, and the warning that says so, which names the key itself."""
 
     key: str
-    message: str
+    warning: Problem
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _own_form(key: str, options: Mapping[str, Any]) -> str:
 def _no_effect(config: Config, key: str, why: str) -> NoEffect:
     value = _value(config, key)
     shown = value if isinstance(value, str) else json.dumps(value)
-    return NoEffect(key, f"{key}={shown} has no effect {why}")
+    return NoEffect(key, Problem("", f"{key}={shown} has no effect {why}", code="no-effect"))
 
 
 def _value(config: Config, key: str) -> Any:

@@ -12,7 +12,7 @@ import yaml
 
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.settings import settings_file
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, yaml_problem
+from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, yaml_error
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import expand_user, is_file, open_regular_file, shown_path
 from engine.utils.trust import foreign_reason
@@ -40,17 +40,19 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
             foreign = foreign_reason(os.fstat(file.fileno()))
             content = parse_yaml(file.read(MAX_CONFIG_BYTES).decode())
     except OSError as error:
-        raise UsageError.one(shown, f"cannot be read: {error.strerror}") from error
+        raise UsageError.one(shown, f"cannot be read: {error.strerror}", code="not-readable") from error
     except UnicodeDecodeError as error:
-        raise UsageError.one(shown, "is not UTF-8 text") from error
+        raise UsageError.one(shown, "is not UTF-8 text", code="wrong-format") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UsageError.one(f"{shown}{line}", yaml_problem(error)) from error
+        raise yaml_error(f"{shown}{line}", error) from error
     if content is None:
         return {}, foreign
     if not isinstance(content, dict):
-        raise UsageError.one(shown, f"must contain sections ({', '.join(sections())}), each with its keys")
+        raise UsageError.one(
+            shown, f"must contain sections ({', '.join(sections())}), each with its keys", code="wrong-format"
+        )
     return content, foreign
 
 
@@ -64,24 +66,33 @@ def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int
     resolved = path.resolve()
     if resolved in chain:
         cycle = " -> ".join(str(part) for part in (*chain[chain.index(resolved) :], resolved))
-        raise UsageError.one("base", f"circular base files: {cycle}; remove one of the `base:` lines")
+        raise UsageError.one(
+            "base", f"circular base files: {cycle}; remove one of the `base:` lines", code="invalid-value"
+        )
     content, foreign = _read_config_file(path)
     bases = content.pop("base", [])
     if isinstance(bases, str):
         bases = [bases]
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise UsageError.one(str(path), "base: must be a file name or a list of file names")
+        raise UsageError.one(str(path), "base: must be a file name or a list of file names", code="invalid-value")
     layers: list[Layer] = []
     for base in bases:
         base_path = resolved.parent / expand_user(base)
         if not is_file(base_path):
-            raise UsageError.one(str(path), f"base file {base} does not exist (resolved to {base_path})")
+            raise UsageError.one(
+                str(path), f"base file {base} does not exist (resolved to {base_path})", code="not-found"
+            )
         if next(base_numbers) > MAX_BASE_FILES:
             reason = f"names more than {MAX_BASE_FILES} base files, counting those that base files name"
-            raise UsageError.one(str((*chain, resolved)[0]), reason, "merge some of them")
+            raise UsageError.one(str((*chain, resolved)[0]), reason, "merge some of them", code="too-many")
         layers += _read_layers(base_path, (*chain, resolved), base_numbers)
     problems = [
-        Problem(section, f"must be a section with keys, not {type(keys).__name__}", source=str(shown_path(path)))
+        Problem(
+            section,
+            f"must be a section with keys, not {type(keys).__name__}",
+            source=str(shown_path(path)),
+            code="invalid-value",
+        )
         for section, keys in content.items()
         if keys is not None and not isinstance(keys, dict) and section in sections()
     ]
@@ -91,7 +102,7 @@ def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int
         # `gputrain config --json` prints the empty default, too.
         if isinstance(keys := values.get(section), dict) and keys.pop(name, None):
             reason = f"cannot be set in a config file; set it on the command line or in {settings_file()}"
-            problems.append(Problem(key, reason, source=str(shown_path(path))))
+            problems.append(Problem(key, reason, source=str(shown_path(path)), code="not-supported"))
     if problems:
         raise UsageError(problems)
     return [*layers, Layer(str(shown_path(path)), values, foreign)]

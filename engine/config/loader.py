@@ -25,7 +25,7 @@ from engine.config.rules import config_conflicts
 from engine.config.schema import Config, as_dict, fields, is_text_field
 from engine.config.settings import read_code_packages, settings_file
 from engine.config.user_code import TRUST_ADVICE, user_code_names
-from engine.config.yaml_io import parse_yaml, yaml_problem
+from engine.config.yaml_io import parse_yaml, yaml_error
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.files import (
     config_folder,
@@ -107,19 +107,24 @@ def find_config(name: str) -> Path:
     if is_file(path) and (name not in available or _is_own(path)):
         if (dataset := DATASET_SUFFIXES.get(path.suffix)) is not None:
             reason = f"is a dataset, not a config; use data.dataset={dataset} data.path={shlex.quote(name)}"
-            raise UsageError.one(name, reason)
+            raise UsageError.one(name, reason, code="wrong-format")
         return path
     if name in available:
         return available[name]
     saved = f"{name}.yaml"
     if name == path.name and is_file(user_presets_folder() / saved) and (problem := _preset_problem(saved)) is not None:
-        raise UsageError.one(name, f"the preset is not used, because {problem}", own_folder_advice("XDG_CONFIG_HOME"))
+        raise UsageError.one(
+            name,
+            f"the preset is not used, because {problem}",
+            own_folder_advice("XDG_CONFIG_HOME"),
+            code="foreign-writable",
+        )
     with suppress(OSError):
         if path.is_dir():
             images = f"data.dataset=folder data.path={shlex.quote(name)} for a folder of images"
-            raise UsageError.one(name, f"is a folder; use a YAML file or a preset name, or {images}")
+            raise UsageError.one(name, f"is a folder; use a YAML file or a preset name, or {images}", code="not-a-file")
     hint = did_you_mean(path.stem, available)
-    raise UsageError.one(name, f"no such file or preset; presets: {', '.join(available)}{hint}")
+    raise UsageError.one(name, f"no such file or preset; presets: {', '.join(available)}{hint}", code="not-found")
 
 
 def _is_own(path: Path) -> bool:
@@ -137,7 +142,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
         keys = [name for name, _ in fields()]
         matches = [name for name in keys if name.endswith(f".{key}")]
         hint = f"; did you mean {' or '.join(matches)}?" if matches else did_you_mean(key, keys)
-        raise UsageError.one(key, f"must have the form section.key=value{hint}")
+        raise UsageError.one(key, f"must have the form section.key=value{hint}", code="unknown-key")
     return key, parse_value(key, value)
 
 
@@ -155,7 +160,7 @@ def parse_value(key: str, text: str) -> Any:
         # A URL that was typed by mistake is not shown: it may contain a password or a token.
         start = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
         shown = "the value" if key == URLS_KEY else f"the value {start!r}"
-        raise UsageError.one(key, f"{shown} {yaml_problem(error)}") from error
+        raise yaml_error(key, error, shown) from error
 
 
 def resolve_config(
@@ -191,7 +196,7 @@ def resolve_config(
             continue
         if key in typed and typed[key][1] != value:
             by = "" if key == URLS_KEY else f" by {typed[key][0]} and {text}"
-            problems.append(Problem(key, f"is set to different values{by}; keep one"))
+            problems.append(Problem(key, f"is set to different values{by}; keep one", code="conflict"))
         typed[key] = (text, value)
     # The optimizer first: a change of it drops the optimizer keys of earlier layers, but not of this command line.
     for key, (source, value) in sorted(typed.items(), key=lambda item: item[0] != "optim.name"):
@@ -224,10 +229,13 @@ def resolve_config(
         refused: dict[str, str | None] = {key: ", ".join(names[key]) for key in foreign_code if key in names}
         refused = refused or dict.fromkeys(foreign_code, config.run.code)
         problems += [
-            Problem(key, f"{name} is not imported: {foreign_code[key]}", TRUST_ADVICE) for key, name in refused.items()
+            Problem(key, f"{name} is not imported: {foreign_code[key]}", TRUST_ADVICE, code="untrusted-code")
+            for key, name in refused.items()
         ]
         if URLS_KEY in foreign and config.notify.urls:
-            problems.append(Problem(URLS_KEY, f"is not used: {foreign[URLS_KEY]}", FOREIGN_URLS_ADVICE))
+            problems.append(
+                Problem(URLS_KEY, f"is not used: {foreign[URLS_KEY]}", FOREIGN_URLS_ADVICE, code="untrusted-code")
+            )
     missing = tuple(problem for problem in problems if problem.is_missing and allow_missing)
     if len(missing) < len(problems):
         raise ConfigError(problems, _with_defaults(config, [*foreign_code, *foreign.keys() & {URLS_KEY}]))

@@ -54,14 +54,17 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
                 key,
                 f"unknown section; must be one of {', '.join(known_sections)}{did_you_mean(key, known_sections)}",
                 source=source,
+                code="unknown-key",
             )
         names = [name for name, _ in fields()]
         same_section = [name for name in names if name.startswith(f"{location[0]}.")]
         hint = did_you_mean(key, same_section) or did_you_mean(key, names)
-        return Problem(key, f"unknown key{hint}", source=source)
+        return Problem(key, f"unknown key{hint}", source=source, code="unknown-key")
     if key == URLS_KEY:
         # Without the value, which may be a URL with a password or a token.
-        return Problem(key, "has an entry that is neither env:NAME nor file:PATH", REFERENCE_ADVICE, source)
+        return Problem(
+            key, "has an entry that is neither env:NAME nor file:PATH", REFERENCE_ADVICE, source, code="invalid-value"
+        )
     value = detail["input"]
     allowed = detail["msg"][0].lower() + detail["msg"][1:]
     if key in _KEY_MESSAGES:
@@ -88,4 +91,18 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
     ):
         allowed = allowed.replace(pydantic_phrase, our_phrase)
     shown = "an empty value (null)" if value is None else _value_repr.repr(value)
-    return Problem(key, f"{shown} is not allowed: {allowed}", source=source)
+    reason = f"{shown} is not allowed: {allowed}"
+    match detail["type"]:
+        case "literal_error":
+            return Problem(key, reason, source=source, code="unknown-value")
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            return Problem(key, reason, source=source, code="out-of-range")
+        case "finite_number":
+            return Problem(key, reason, source=source, code="non-finite")
+        case "run_name":
+            return Problem(key, reason, source=source, code="invalid-name")
+        case "missing" | "too_short":
+            return Problem(key, reason, source=source, code="missing-value")
+        case "too_long" | "too_many_values":
+            return Problem(key, reason, source=source, code="too-many")
+    return Problem(key, reason, source=source, code="invalid-value")

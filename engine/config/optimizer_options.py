@@ -203,14 +203,16 @@ def option_problems(optim: OptimConfig, options: Mapping[str, OptimizerOption]) 
     extra_keys = [key for key in options if not (key in COMMON_OPTIONS and accepts_key(options, key))]
     for key, value in optim.options.items():
         if key in COMMON_OPTIONS and accepts_key(options, key):
-            yield Problem("optim.options", f"{key} has its own config key; use optim.{key}", others=others)
+            yield Problem(
+                "optim.options", f"{key} has its own config key; use optim.{key}", others=others, code="unknown-key"
+            )
         elif key not in extra_keys:
             available = f"it has {', '.join(extra_keys)}" if extra_keys else "it has no options"
             reason = f"{optim.name} has no option {key!r}; {available}{did_you_mean(key, extra_keys)}"
-            yield Problem("optim.options", reason, others=others)
+            yield Problem("optim.options", reason, others=others, code="unknown-key")
         elif not options[key].rule.is_valid(value):
             reason = f"{key} must be {options[key].rule.allowed}, not {_short_repr(value)}"
-            yield Problem("optim.options", reason, others=others)
+            yield Problem("optim.options", reason, others=others, code="invalid-value")
 
 
 def _short_repr(value: object) -> str:
@@ -226,10 +228,10 @@ def torch_optimizer_problems(optim: OptimConfig) -> Iterator[Problem]:
     if optim.name == "sgd" and optim.nesterov:
         if optim.momentum == 0:
             reason = "needs optim.momentum greater than 0"
-            yield Problem("optim.nesterov", reason, others=("optim.name", "optim.momentum"))
+            yield Problem("optim.nesterov", reason, others=("optim.name", "optim.momentum"), code="needs-key")
         if optim.options.get("dampening"):
             reason = "dampening must be 0 with optim.nesterov=true"
-            yield Problem("optim.options", reason, others=("optim.name", "optim.nesterov"))
+            yield Problem("optim.options", reason, others=("optim.name", "optim.nesterov"), code="conflict")
 
 
 def state_copies(optim: OptimConfig) -> int:

@@ -64,6 +64,7 @@ def immutable_key_problems(changes: list[KeyChange]) -> list[Problem]:
             key,
             f"cannot change when a run is resumed: it began with {_shown(before)}, not {_shown(value)}",
             f"set {key} to {_shown(before)} again, or use a new name with --name to start a new run",
+            code="resume-differs",
         )
         for key, before, value in changes
         if key in IMMUTABLE_KEYS

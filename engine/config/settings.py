@@ -40,15 +40,17 @@ def read_code_packages() -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError.one(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError.one(
+            str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}", code="not-readable"
+        ) from error
     if (problem := user_path_problem(config_folder(), SETTINGS_FILE)) is not None:
         reason = f"is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}"
-        raise UsageError.one(str(path), reason)
+        raise UsageError.one(str(path), reason, code="foreign-writable")
     try:
         return _parse(parse_yaml(text))
     except (yaml.YAMLError, ValueError) as error:
         reason = "is not valid: its only content is run: {code_packages: [PACKAGE, ...]}"
-        raise UsageError.one(str(path), reason) from error
+        raise UsageError.one(str(path), reason, code="wrong-format") from error
 
 
 def _parse(content: Any) -> tuple[str, ...]:

@@ -31,7 +31,14 @@ from engine.config.user_errors import (
     shadowed_package_hint,
     user_location,
 )
-from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.errors import (
+    Problem,
+    UsageError,
+    collect_problems,
+    did_you_mean,
+    problems_from_json,
+    problems_to_json,
+)
 from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 
@@ -91,6 +98,7 @@ def find_user_module(key: str, name: str, folder: str | None, packages: Collecti
             key,
             f"{name} names a module of Python's standard library; user code is a .py file of your own",
             "rename the file if it is yours",
+            code="standard-library",
         )
     if (files := _find_files(key, name, root)) is not None:
         return UserModule(module, root, files)
@@ -98,11 +106,15 @@ def find_user_module(key: str, name: str, folder: str | None, packages: Collecti
         spec = PathFinder.find_spec(package)
         if spec is not None and spec.origin is not None and _is_standard_library(Path(os.path.realpath(spec.origin))):
             # `sys.stdlib_module_names` lacks the package `test`.
-            raise UsageError.one(key, f"{name}: {package} belongs to Python's standard library, which is not user code")
+            raise UsageError.one(
+                key,
+                f"{name}: {package} belongs to Python's standard library, which is not user code",
+                code="standard-library",
+            )
         return UserModule(module, None)
     if not root.is_dir():
-        raise UsageError.one(key, f"{name}: the folder {root} does not exist (run.code)")
-    raise UsageError.one(key, f"{name}: {_describe_missing(module, root)}")
+        raise UsageError.one(key, f"{name}: the folder {root} does not exist (run.code)", code="not-found")
+    raise UsageError.one(key, f"{name}: {_describe_missing(module, root)}", code="not-found")
 
 
 def _find_files(key: str, name: str, root: Path) -> tuple[Path, ...] | None:
@@ -124,13 +136,21 @@ def _find_files(key: str, name: str, root: Path) -> tuple[Path, ...] | None:
             continue
         file = Path(os.path.realpath(spec.origin or folder))
         if file.suffix != ".py":
-            raise UsageError.one(key, f"{name}: {file} is not a .py file; user code is Python source")
+            raise UsageError.one(
+                key, f"{name}: {file} is not a .py file; user code is Python source", code="wrong-format"
+            )
         if not file.is_relative_to(real_root):
             raise UsageError.one(
-                key, f"{name}: {folder} links to {file}, outside of {real_root}; set run.code to that file's folder"
+                key,
+                f"{name}: {folder} links to {file}, outside of {real_root}; set run.code to that file's folder",
+                code="is-link",
             )
         if _is_standard_library(file):
-            raise UsageError.one(key, f"{name}: {file} belongs to Python's standard library, which is not user code")
+            raise UsageError.one(
+                key,
+                f"{name}: {file} belongs to Python's standard library, which is not user code",
+                code="standard-library",
+            )
         files.append(file)
     return tuple(files)
 
@@ -182,23 +202,29 @@ def load_user_code(key: str, name: str, folder: str | None, packages: Collection
     except (Exception, SystemExit) as error:
         # Importing user code runs it: any exception is possible, and sys.exit().
         reason = f"{name}: {module} cannot be imported: {describe_exception(error, folder, packages)}"
-        raise UsageError.one(key, reason) from error
+        raise UsageError.one(key, reason, code="user-code-failed") from error
     if location.files and not getattr(target, "__file__", None):
-        raise UsageError.one(key, f"{name}: {module} is not the module in {location.files[-1]}; rename that file")
+        raise UsageError.one(
+            key, f"{name}: {module} is not the module in {location.files[-1]}; rename that file", code="ambiguous-name"
+        )
     _check_loaded(key, name, location)
     for attribute_name in attribute.split("."):
         if not hasattr(target, attribute_name):
             public = [candidate for candidate in dir(target) if not candidate.startswith("_")]
-            raise UsageError.one(key, f"{name}: {module} has no {attribute}{did_you_mean(attribute_name, public)}")
+            raise UsageError.one(
+                key, f"{name}: {module} has no {attribute}{did_you_mean(attribute_name, public)}", code="not-found"
+            )
         target = getattr(target, attribute_name)
         if isinstance(target, ModuleType):
             reason = f"{name}: {attribute_name} is the module {target.__name__}, not a function or a class of {module}"
-            raise UsageError.one(key, reason)
+            raise UsageError.one(key, reason, code="invalid-value")
     if not callable(target):
-        raise UsageError.one(key, f"{name} must be a function or a class, not {type(target).__name__}")
+        raise UsageError.one(
+            key, f"{name} must be a function or a class, not {type(target).__name__}", code="invalid-value"
+        )
     if (library := _standard_library_module(target)) is not None:
         reason = f"{name} is defined in Python's module {library}; name a function or class of your own"
-        raise UsageError.one(key, reason)
+        raise UsageError.one(key, reason, code="standard-library")
     return target
 
 
@@ -209,7 +235,9 @@ def _check_loaded(key: str, name: str, location: UserModule) -> None:
     for file in (getattr(module, "__file__", None) for module in loaded):
         if file is not None and location.files and Path(os.path.realpath(file)) not in location.files:
             raise UsageError.one(
-                key, f"{name}: a module of this name is already loaded from {file}; rename {location.files[-1]}"
+                key,
+                f"{name}: a module of this name is already loaded from {file}; rename {location.files[-1]}",
+                code="ambiguous-name",
             )
 
 
@@ -257,13 +285,13 @@ def check_user_code(config: Config) -> list[Problem]:
         helper.send({"names": names, "folder": config.run.code, "packages": config.run.code_packages})
         for key, name in names:
             try:
-                problems += [Problem(key, message) for message in helper.receive(deadline - time.monotonic())]
+                problems += problems_from_json(helper.receive(deadline - time.monotonic()))
             except HelperTimeoutError:
                 reason = f"{name} is still being imported after {_IMPORT_TIMEOUT_SECONDS:.0f} s"
-                return [*problems, Problem(key, reason, "move work out of the module's top level")]
+                return [*problems, Problem(key, reason, "move work out of the module's top level", code="timed-out")]
             except HelperExitedError as error:
                 reason = f"the process that imported {name} {exit_status(error.exit_code or 0)}"
-                return [*problems, Problem(key, reason, RUN_USER_CODE_ADVICE)]
+                return [*problems, Problem(key, reason, RUN_USER_CODE_ADVICE, code="user-code-failed")]
     return problems
 
 
@@ -273,9 +301,6 @@ def main(parent: ParentPipe) -> None:
     sys.dont_write_bytecode = True
     request = parent.receive()
     for key, name in request["names"]:
-        messages: list[str] = []
-        try:
+        with collect_problems(problems := list[Problem]()):
             load_user_code(key, name, request["folder"], request["packages"])
-        except UsageError as error:
-            messages = [problem.message for problem in error.problems]
-        parent.send(messages)
+        parent.send(problems_to_json(problems))

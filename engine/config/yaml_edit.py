@@ -22,14 +22,18 @@ def editable_config(name: str | None) -> Path:
 
     Raises UsageError without a file, for a preset that is part of gputrain, and for a file that cannot be written."""
     if name is None:
-        raise UsageError.one("--set", "needs a CONFIG file to write to; name a YAML file")
+        raise UsageError.one("--set", "needs a CONFIG file to write to; name a YAML file", code="missing-value")
     path = find_config(name)
     if path == presets().get(name) and path.parent != user_presets_folder():
         advice = f"copy it with `gputrain config {name} --diff > my-{name}.yaml`, and use that file"
-        raise UsageError.one("--set", f"{name} is a preset of gputrain, which cannot be changed", advice)
+        raise UsageError.one(
+            "--set", f"{name} is a preset of gputrain, which cannot be changed", advice, code="not-writable"
+        )
     path = path.resolve()
     if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
-        raise UsageError.one("--set", f"{path} or its folder is not writable for you; use a copy of the file")
+        raise UsageError.one(
+            "--set", f"{path} or its folder is not writable for you; use a copy of the file", code="not-writable"
+        )
     return path
 
 
@@ -44,9 +48,9 @@ def set_number(path: Path, key: str, value: float) -> list[str]:
         mode = path.stat().st_mode
         edited = with_number(text, key, value)
     except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
     except (ValueError, yaml.YAMLError) as error:
-        raise UsageError.one(str(path), f"{key} cannot be changed in place", by_hand) from error
+        raise UsageError.one(str(path), f"{key} cannot be changed in place", by_hand, code="not-supported") from error
 
     def write(file: BinaryIO) -> None:
         os.fchmod(file.fileno(), mode & 0o7777)
@@ -55,7 +59,7 @@ def set_number(path: Path, key: str, value: float) -> list[str]:
     try:
         replace_file(path, write, durable=True)
     except OSError as error:
-        raise UsageError.one(str(path), f"cannot be written: {error.strerror}", by_hand) from error
+        raise UsageError.one(str(path), f"cannot be written: {error.strerror}", by_hand, code="not-writable") from error
     diff = difflib.unified_diff(text.splitlines(), edited.splitlines(), n=0, lineterm="")
     return [line for line in list(diff)[2:] if not line.startswith("@@")]
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from engine.utils.errors import UsageError
+
 # A complete config has 6 KB.
 MAX_CONFIG_BYTES = 1 << 20
 # A complete config has 300 values and keys. PyYAML parses 20,000 in about 2 s.
@@ -111,10 +113,13 @@ def compose_yaml(text: str) -> yaml.Node | None:
     return node
 
 
-def yaml_problem(error: yaml.YAMLError) -> str:
-    """Return why text is not accepted as YAML, as the end of a sentence about it."""
+def yaml_error(location: str, error: yaml.YAMLError, subject: str = "") -> UsageError:
+    """Return why the text at `location` is not accepted as YAML. A `subject` begins the sentence."""
+    reason = f"{subject} " if subject else ""
     problem = str(getattr(error, "problem", None) or error)
-    return problem if isinstance(error, YamlLimitError) else f"is not valid YAML: {problem}"
+    if isinstance(error, YamlLimitError):
+        return UsageError.one(location, f"{reason}{problem}", code="too-large")
+    return UsageError.one(location, f"{reason}is not valid YAML: {problem}", code="invalid-yaml")
 
 
 class _QuotingDumper(yaml.SafeDumper):

@@ -102,7 +102,7 @@ def run_in_child(function: Callable[[], JsonObject]) -> JsonObject:
         answer: JsonObject = ours.recv()
     except EOFError:
         process.join()
-        return {"error": describe_exit(process.exitcode or 0)}
+        return {"error": str(describe_exit(process.exitcode or 0))}
     process.join()
     return answer
 
@@ -150,7 +150,7 @@ def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[An
                 answers[rank] = pipes[rank].recv()
             except EOFError:
                 ranks[rank].join()
-                answers[rank] = {"error": describe_exit(ranks[rank].exitcode or 0)}
+                answers[rank] = {"error": str(describe_exit(ranks[rank].exitcode or 0))}
             if "error" in answers[rank]:
                 cause, lost = answers[rank]["error"], answers[rank].get("lost_peer", False)
                 failures.append(RankFailed(rank=rank, device=devices[rank], cause=cause, lost_peer=lost))

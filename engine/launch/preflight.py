@@ -203,11 +203,13 @@ def _keys_without_effect(
         found += keys_without_effect_on_devices(
             config, request.typed, world_size, on_gpu=plan.on_gpu, external=external
         )
-    messages = [*request.warnings, *(part.message for part in found if part.message not in request.warnings)]
+    # A warning names its key itself.
+    warnings = [Problem("", message) for message in request.warnings]
+    warnings += [part.warning for part in found if str(part.warning) not in request.warnings]
     if config.run.requeue and slurm_job_id() is None:
-        messages.append("run.requeue=true has no effect: this is not a Slurm job")
-    # A message names its key.
-    return [Problem("", message) for message in messages]
+        reason = "run.requeue=true has no effect: this is not a Slurm job"
+        warnings.append(Problem("", reason, code="no-effect"))
+    return warnings
 
 
 def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> list[Problem]:

@@ -152,7 +152,7 @@ class Supervisor:
             return abort_failure(rank, device, read_log_tail(log, self._log_start))
         out_of_memory = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
         prefix = "the process that started the ranks exited: " if self._starter.died_early else ""
-        cause = describe_exit(code, oom_killed=out_of_memory, threaded=uses_threads(self._job.config))
+        cause = str(describe_exit(code, oom_killed=out_of_memory, threaded=uses_threads(self._job.config)))
         return RankFailed(rank=rank, device=device, cause=prefix + cause)
 
     def _find_late_rank(self) -> None:

@@ -66,7 +66,7 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
         config = without_name(resolved.config)
         trust = replace(trust, foreign=resolved.foreign_code)
         # A searched key may give it an effect.
-        warnings += [message for key, message in resolved.no_effect if not spaces.keys() & deciding_keys(key)]
+        warnings += [str(warning) for key, warning in resolved.no_effect if not spaces.keys() & deciding_keys(key)]
     except ConfigError as error:
         problems += error.problems
         config = without_name(error.valid_part)
@@ -111,7 +111,7 @@ def _check_values(
                     key = next(iter(values))
                     _check_names(changed.config, key)
                     if not spaces.keys() & deciding_keys(key):
-                        warnings.update({part.key: part.message for part in changed.no_effect if part.key == key})
+                        warnings.update({part.key: str(part.warning) for part in changed.no_effect if part.key == key})
             except UsageError as error:
                 shown = ", ".join(overrides_of(values))
                 for problem in error.problems:

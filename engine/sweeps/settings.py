@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from engine.config.resume import PATH_KEYS
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, to_yaml, yaml_problem
+from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, to_yaml, yaml_error
 from engine.sweeps.space import Range, Space, parse_space, split_choices
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
 from engine.utils.files import expand_user, is_file, open_regular_file, read_bytes, replace_file
@@ -264,7 +264,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UsageError.one(str(path), "is not UTF-8 text") from error
     except yaml.YAMLError as error:
-        raise UsageError.one(str(path), yaml_problem(error)) from error
+        raise yaml_error(str(path), error) from error
     if not isinstance(values, dict):
         raise UsageError.one(str(path), "must map the settings of a sweep to their values")
     return values

@@ -107,7 +107,9 @@ def reported_faults() -> Iterator[None]:
     try:
         # Relative paths have no meaning without it, and torch cannot be imported.
         if not _has_working_folder():
-            _exit_with("the working folder does not exist any more; change to another folder", USAGE_ERROR)
+            _exit_with(
+                "the working folder does not exist any more; change to another folder", USAGE_ERROR, code="not-found"
+            )
         try:
             yield
         finally:
@@ -119,16 +121,19 @@ def reported_faults() -> Iterator[None]:
         if error.errno == errno.EPIPE:
             # The reader of a pipe closes it when it has read enough, as `head` does.
             sys.exit(FAILURE)
-        _exit_with(f"stdout cannot be written: {error.strerror}", FAILURE)
+        _exit_with(f"stdout cannot be written: {error.strerror}", FAILURE, code="not-writable")
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        _exit_with("this process may not open more files; raise the limit with `ulimit -n 1024`", FAILURE)
+        _exit_with(
+            "this process may not open more files; raise the limit with `ulimit -n 1024`", FAILURE, code="too-few-files"
+        )
 
 
-def _exit_with(message: str, code: int) -> NoReturn:
+def _exit_with(message: str, exit_code: int, *, code: str) -> NoReturn:
+    """Print the message, without its code, which is for tests, and exit."""
     print(f"error: {message}", file=sys.stderr)
-    sys.exit(code)
+    sys.exit(exit_code)
 
 
 def _end_by_sigint() -> None:

@@ -9,6 +9,8 @@ import re
 import signal
 from pathlib import Path
 
+from engine.utils.errors import Problem
+
 
 def reduce_memory_advice(*, threaded: bool) -> str:
     """Return which keys reduce the memory of the loaders of a rank. The number of decode threads does not change it."""
@@ -28,32 +30,35 @@ def exit_status(code: int) -> str:
     return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
-def describe_exit(code: int, *, oom_killed: bool | None = None, threaded: bool = False) -> str:
+def describe_exit(code: int, *, oom_killed: bool | None = None, threaded: bool = False) -> Problem:
     """Describe the end of a process without an error message of its own. A negative code is a signal number.
 
     `oom_killed` is whether the kernel's OOM killer killed a process meanwhile; None if that is unknown. `threaded` is
     whether decode threads load the images of the run, not DataLoader workers.
     """
     if code >= 0:
-        return f"it {exit_status(code)} and reported no error; the log may contain the cause"
+        reason = f"it {exit_status(code)} and reported no error"
+        return Problem("", reason, "the log may contain the cause", code="process-failed")
     status = f"it {exit_status(code)}"
     if code != -signal.SIGKILL or oom_killed is False:
-        return status
+        return Problem("", status, code="process-killed")
     advice = reduce_memory_advice(threaded=threaded)
     if oom_killed:
-        return f"{status}: the host ran out of memory; {advice}"
-    return f"{status}; if no user did that, the host ran out of memory: {advice}"
+        return Problem("", f"{status}: the host ran out of memory", advice, code="out-of-memory")
+    advice = f"if no user did that, the host ran out of memory: {advice}"
+    return Problem("", status, advice, code="process-killed")
 
 
-def describe_loader_exit(code: int, *, oom_killed: bool | None, threaded: bool) -> str:
+def describe_loader_exit(code: int, *, oom_killed: bool | None, threaded: bool) -> Problem:
     """Describe how a loader process ended. The kernel kills it with SIGBUS when the shared memory is full."""
     if code != -signal.SIGBUS:
         return describe_exit(code, oom_killed=oom_killed, threaded=threaded)
-    return (
+    reason = (
         f"it {exit_status(code)}: the shared memory (/dev/shm) is too small for the batches of the "
         f"{'decode threads' if threaded else 'DataLoader workers'}: {reduce_memory_advice(threaded=threaded)}, or "
         "increase the shared memory (docker run --shm-size)"
     )
+    return Problem("", reason, code="shm-full")
 
 
 def oom_kill_count() -> int | None:

@@ -32,7 +32,7 @@ def expand_user(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise UsageError.one(path, "there is no such user; use the full path") from error
+        raise UsageError.one(path, "there is no such user; use the full path", code="not-found") from error
 
 
 def is_file(path: Path) -> bool:

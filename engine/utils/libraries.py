@@ -21,7 +21,7 @@ def import_library(module: str, key: str) -> Any:
     Raises UsageError for `key` if the library is not installed, or if its import fails in any way."""
     library = module.partition(".")[0]
     if library not in sys.modules and find_spec(library) is None:
-        raise UsageError.one(key, not_installed(library))
+        raise UsageError.one(key, not_installed(library), code="not-installed")
     try:
         # stdout is for data, such as JSON.
         with redirect_stdout(sys.stderr):
@@ -29,7 +29,7 @@ def import_library(module: str, key: str) -> Any:
     except (Exception, SystemExit) as error:
         reason = f"{_with_version(library)} cannot be imported: {_first_line(error)}"
         advice = f"repair it with `pip install --force-reinstall {library}`{ALTERNATIVES.get(module, '')}"
-        raise UsageError.one(key, reason, advice) from error
+        raise UsageError.one(key, reason, advice, code="library-failed") from error
 
 
 def _with_version(library: str) -> str:

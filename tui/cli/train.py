@@ -223,7 +223,7 @@ def build_request(
     try:
         resolved = resolve()
         config, trust = resolved.config, code_trust(resolved, granted=trust_code)
-        typed, warnings = resolved.typed, tuple(message for _, message in resolved.no_effect)
+        typed, warnings = resolved.typed, tuple(str(warning) for _, warning in resolved.no_effect)
     except ConfigError as error:
         config, problems = error.valid_part, tuple(error.problems)
     name = name_from_stem(stem or f"{config.data.dataset}-{config.model.name}")

@@ -70,7 +70,7 @@ class Form:
     def warnings(self) -> list[str]:
         """Return what the values give reason to warn of, such as keys without effect; none if some are invalid."""
         try:
-            return [message for _, message in self._resolve().no_effect]
+            return [str(warning) for _, warning in self._resolve().no_effect]
         except UsageError:
             return []
 

@@ -31,10 +31,11 @@ from engine.data.sampler import BatchRequest
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.stage_times import LoaderCounters
+from engine.utils.errors import CodedError
 from engine.utils.exits import describe_loader_exit, oom_kill_count
 
 
-class LoaderProcessError(Exception):
+class LoaderProcessError(CodedError):
     """A loader process exited; the message says how."""
 
 
@@ -147,9 +148,9 @@ class BatchLoader:
             if process.exitcode:
                 oom_killed = None if self._oom_kills_at_start is None else oom_kill_count() != self._oom_kills_at_start
                 threaded = self.thread_count is not None
-                reason = describe_loader_exit(process.exitcode, oom_killed=oom_killed, threaded=threaded)
+                problem = describe_loader_exit(process.exitcode, oom_killed=oom_killed, threaded=threaded)
                 name = "a loader process" if threaded else "a DataLoader worker"
-                raise LoaderProcessError(f"{name} exited: {reason}")
+                raise LoaderProcessError(f"{name} exited: {problem}", code=problem.code)
 
 
 def _load(source: ImageSource, dataset: BatchDataset, decoder: DecoderSwitch, request: BatchRequest) -> Batch:
