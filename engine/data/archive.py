@@ -94,15 +94,18 @@ def download_archive(archive: Archive, folder: Path, checksum: str | None, notif
             "data.download",
             f"{archive.url} cannot be downloaded: {reason}",
             f"check the network and start again, which continues, or unpack the archive to {folder}",
+            code="download-failed",
         ) from error
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         partial.unlink(missing_ok=True)
-        raise UsageError.one("data.download", f"{archive.url} is not a valid archive: {error}") from error
-    except OSError as error:
-        advice = "free space and start again" if error.errno == errno.ENOSPC else "choose another data.path"
         raise UsageError.one(
-            "data.path", f"{folder} cannot be written to: {error.strerror or error}", advice
+            "data.download", f"{archive.url} is not a valid archive: {error}", code="damaged"
         ) from error
+    except OSError as error:
+        reason = f"{folder} cannot be written to: {error.strerror or error}"
+        if error.errno == errno.ENOSPC:
+            raise UsageError.one("data.path", reason, "free space and start again", code="disk-full") from error
+        raise UsageError.one("data.path", reason, "choose another data.path", code="not-writable") from error
     finally:
         if is_new:
             with suppress(OSError):
@@ -160,14 +163,19 @@ def _verify(archive: Archive, file: BufferedRandom, checksum: str | None, partia
             "data.download",
             f"the connection ended after {format_bytes(size)} of {format_bytes(archive.size_bytes)}",
             "start again, which continues",
+            code="download-failed",
         )
     if size > archive.size_bytes:
         partial.unlink()
-        raise UsageError.one("data.download", f"{archive.url} has another size than {archive.size_bytes:,} bytes")
+        raise UsageError.one(
+            "data.download", f"{archive.url} has another size than {archive.size_bytes:,} bytes", code="data-changed"
+        )
     file.seek(0)
     if checksum is not None and (actual := hashlib.file_digest(file, "sha256").hexdigest()) != checksum.lower():
         partial.unlink()
-        raise UsageError.one("data.checksum", f"the SHA-256 of {archive.url} is {actual}, not {checksum}")
+        raise UsageError.one(
+            "data.checksum", f"the SHA-256 of {archive.url} is {actual}, not {checksum}", code="checksum-mismatch"
+        )
 
 
 def _unpack(archive: Archive, file: BufferedRandom, folder: Path) -> None:

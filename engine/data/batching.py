@@ -63,21 +63,23 @@ def sampler_problems(sampler: DistributedBatchSampler) -> list[Problem]:
                 f"{sampler.batch_size * sampler.accumulate} images), but there are {sampler.train_images} training "
                 "images",
                 "reduce data.batch_size or set data.drop_last=false",
+                code="too-large",
             )
         )
     if sampler.val_images == 0:
-        problems.append(Problem("data.val_split", "leaves no validation images", "increase it"))
+        problems.append(Problem("data.val_split", "leaves no validation images", "increase it", code="no-images"))
     return problems
 
 
-def sampler_warnings(sampler: DistributedBatchSampler) -> list[str]:
+def sampler_warnings(sampler: DistributedBatchSampler) -> list[Problem]:
     """Return a warning if `data.drop_last` drops more than `MAX_DROPPED_SHARE` of the training images."""
     if sampler.dropped_images <= MAX_DROPPED_SHARE * sampler.train_images:
         return []
-    return [
+    reason = (
         f"{sampler.dropped_images} of {sampler.train_images} training images do not fill a step and are dropped in "
-        "each epoch; set data.drop_last=false to train on them"
-    ]
+        "each epoch"
+    )
+    return [Problem("", reason, "set data.drop_last=false to train on them", code="images-dropped")]
 
 
 def check_source(config: Config, source: ImageSource, sampler: DistributedBatchSampler) -> None:
@@ -89,6 +91,7 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
                 "data.num_classes",
                 f"is {data.num_classes}, but {data.dataset} has {len(source.classes)} classes",
                 "remove it",
+                code="conflict",
             )
         )
     problems += sampler_problems(sampler)
@@ -101,6 +104,7 @@ def check_source(config: Config, source: ImageSource, sampler: DistributedBatchS
                     f"data.{key}",
                     f"has {len(values)} values, but the images have {channels} channels",
                     "use one value per channel",
+                    code="conflict",
                 )
             )
     if source.format.is_float:
@@ -118,7 +122,7 @@ def _float_image_problems(config: Config) -> list[Problem]:
     reason = f"is not available for the floating-point tensors of {config.data.dataset}"
     defaults = Config()
     return [
-        Problem(f"{section}.{key}", reason, "do it in the dataset, or in augment.transform")
+        Problem(f"{section}.{key}", reason, "do it in the dataset, or in augment.transform", code="not-supported")
         for section, names in keys.items()
         for key in names
         if getattr(getattr(config, section), key) != getattr(getattr(defaults, section), key)
@@ -131,7 +135,13 @@ def empty_class_warnings(source: ImageSource) -> list[Problem]:
     if not empty:
         return []
     subject = "a class has" if len(empty) == 1 else f"{len(empty)} classes have"
-    return [Problem("data.allow_empty", f"{subject} no training image and cannot be learned: {list_names(empty)}")]
+    return [
+        Problem(
+            "data.allow_empty",
+            f"{subject} no training image and cannot be learned: {list_names(empty)}",
+            code="empty-class",
+        )
+    ]
 
 
 def class_counts(source: ImageSource) -> NDArray[np.int64]:

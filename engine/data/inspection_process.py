@@ -56,13 +56,14 @@ def _ask_process(key: str, name: str | None, request: dict[str, Any]) -> dict[st
             helper.send(request)
             reply: dict[str, Any] = helper.receive(USER_CODE_TIMEOUT_SECONDS)
     except HelperTimeoutError as error:
-        reason = f"has not loaded the first images after {USER_CODE_TIMEOUT_SECONDS:.0f} s"
-        raise UsageError.one(key, f"{name} {reason}", RUN_USER_CODE_ADVICE) from error
+        reason = f"{name} has not loaded the first images after {USER_CODE_TIMEOUT_SECONDS:.0f} s"
+        raise UsageError.one(key, reason, RUN_USER_CODE_ADVICE, code="timed-out") from error
     except HelperExitedError as error:
         raise UsageError.one(
             key,
             f"the process that tested {name} {exit_status(error.exit_code or 0)}",
             RUN_USER_CODE_ADVICE,
+            code="user-code-failed",
         ) from error
     if "problems" in reply:
         raise UsageError(problems_from_json(reply["problems"]))
@@ -88,9 +89,11 @@ def try_first_images(config: Config, world_size: int) -> ImageCounts:
         try:
             batches[BatchRequest(part, 1, np.array([0]))]
         except UnreadableImageError as error:
-            raise UsageError.one("data.dataset", str(error)) from error
+            raise UsageError.one("data.dataset", str(error), code=error.code) from error
         except UserTransformError as error:
-            raise UsageError.one("augment.transform", str(error).removeprefix("augment.transform ")) from error
+            raise UsageError.one(
+                "augment.transform", str(error).removeprefix("augment.transform "), code=error.code
+            ) from error
     return ImageCounts(source.num_images("train"), source.num_images("val"))
 
 

@@ -14,8 +14,8 @@ from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.rules import key_of_image_transform
 from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat
-from engine.utils.errors import UsageError
-from engine.utils.host import Shortage, format_bytes, free_bytes, max_open_files
+from engine.utils.errors import Problem, UsageError
+from engine.utils.host import format_bytes, free_bytes, max_open_files
 from engine.utils.text import pluralize
 
 SHM_PATH = Path("/dev/shm")  # noqa: S108 (a mount point, not a temporary file)
@@ -106,7 +106,7 @@ class LoaderFootprint:
         return self.local_world_size * (self.batches * self.batch_bytes + nccl_bytes)
 
 
-def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage | None:
+def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Problem | None:
     """Return a shortage if the batches of all ranks and NCCL exceed the free shared memory.
 
     A DataLoader worker that writes to a full /dev/shm is killed by SIGBUS.
@@ -124,23 +124,27 @@ def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Shortage |
         terms.append(f"{ranks} x {footprint.batches} batches of {format_bytes(footprint.batch_bytes)}")
         advice.append(f"reduce {_reducible_keys(footprint)}")
     size = f"--shm-size={ceil(1.5 * needed_bytes / 2**30)}g"
-    return Shortage(
+    return Problem(
+        "",
         f"{SHM_PATH} has {format_bytes(available_bytes)} free, but {' and '.join(users)} can take "
         f"{format_bytes(needed_bytes)} ({', '.join(terms)})",
         ", or ".join([*advice, f"increase the shared memory (docker run {size})"]),
+        code="shm-full",
     )
 
 
-def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Shortage | None:
+def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Problem | None:
     """Return a shortage if a rank can exceed the hard open-file limit; a `limit` of None means unlimited."""
     needed_files = OPEN_FILES_PER_BATCH * footprint.batches + BASE_OPEN_FILES
     if footprint.processes == 0 or limit is None or needed_files <= limit:
         return None
-    return Shortage(
+    return Problem(
+        "",
         f"the open-file limit is {limit}, but a rank can need {needed_files} ({footprint.batches} batches x "
         f"{OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
         f"reduce {_reducible_keys(footprint)}, or increase the limit (nofile in /etc/security/limits.conf, "
         f"docker run --ulimit nofile={max(65536, needed_files)})",
+        code="too-few-files",
     )
 
 
@@ -157,10 +161,10 @@ def check_open_files(limit: int | None) -> None:
     """Raise UsageError if the hard open-file limit is too low for any rank; None means unlimited."""
     if limit is not None and limit < BASE_OPEN_FILES:
         reason = f"a process may open only {limit} files, but a run needs {BASE_OPEN_FILES}"
-        raise UsageError.one("open files", reason, "raise the limit with `ulimit -n 1024`")
+        raise UsageError.one("open files", reason, "raise the limit with `ulimit -n 1024`", code="too-few-files")
 
 
-def loader_warnings(footprint: LoaderFootprint) -> list[str]:
+def loader_warnings(footprint: LoaderFootprint) -> list[Problem]:
     """Return warnings about too little shared memory for NCCL and the DataLoader workers of this node, or too few open
     files.
 
@@ -169,7 +173,7 @@ def loader_warnings(footprint: LoaderFootprint) -> list[str]:
     shortages = [open_files_shortage(footprint, max_open_files())]
     with suppress(OSError):
         shortages.append(shm_shortage(footprint, free_bytes(SHM_PATH)))
-    return [str(shortage) for shortage in shortages if shortage is not None]
+    return [shortage for shortage in shortages if shortage is not None]
 
 
 # Of the 1.1 ms that a packed photo of 500x375 takes, about 0.15 ms hold the GIL: 4 threads hold it half of the time.

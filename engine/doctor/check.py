@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from engine.utils.host import Shortage
+from engine.utils.errors import Problem
 
 CheckArea = Literal["machine", "GPUs", "torch", "run"]
 CheckState = Literal["ok", "warning", "problem", "unknown"]
@@ -31,8 +31,8 @@ class Check:
         return {key: value for key, value in asdict(self).items() if key not in ("gpu", "refuses_run")}
 
 
-def shortage_check(area: CheckArea, name: str, shortage: Shortage | None, ok_message: str) -> Check:
+def shortage_check(area: CheckArea, name: str, shortage: Problem | None, ok_message: str) -> Check:
     """Return a warning about a shortage, or an "ok" check if there is none."""
     if shortage is None:
         return Check(area, name, "ok", ok_message)
-    return Check(area, name, "warning", shortage.found, shortage.advice)
+    return Check(area, name, "warning", shortage.reason, shortage.advice)

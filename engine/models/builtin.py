@@ -68,7 +68,9 @@ def cnn(channels: int, classes: int, size: int, width: int = 32, dropout: float 
     dropout and a linear layer. Raises UsageError if images are smaller than 4x4."""
     _check_width(width)
     if size < 4:
-        raise UsageError.one("data.image_size", f"cnn needs images of at least 4x4, not {size}x{size}")
+        raise UsageError.one(
+            "data.image_size", f"cnn needs images of at least 4x4, not {size}x{size}", code="too-small"
+        )
     return nn.Sequential(
         *(nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
         *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(inplace=True)),
@@ -85,7 +87,9 @@ def linear(channels: int, classes: int, size: int) -> nn.Module:
 
 def _check_width(width: int) -> None:
     if not isinstance(width, int) or width < 1:
-        raise UsageError.one("model.options", f"width must be an integer of at least 1, not {width!r}")
+        raise UsageError.one(
+            "model.options", f"width must be an integer of at least 1, not {width!r}", code="invalid-value"
+        )
 
 
 BUILTIN_BUILDERS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "linear": linear, "resnet18-small": SmallResNet18}

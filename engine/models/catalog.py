@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
-from engine.utils.errors import UsageError, did_you_mean, not_installed
+from engine.utils.errors import UsageError, did_you_mean, not_installed, problems_from_json
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ask_helper, start_helper
 
@@ -68,7 +68,7 @@ def check_model_name(model: ModelConfig) -> None:
         else did_you_mean(model.name, candidates)
     )
     reason = f"{prefix} is named {model.name!r}; list them with `gputrain models`{hint}{unavailable}"
-    raise UsageError.one("model.name", reason)
+    raise UsageError.one("model.name", reason, code="unknown-value")
 
 
 def _has_model(source: str, name: str) -> bool:
@@ -115,7 +115,7 @@ def read_listing(source: str, kind: Literal["models", "inputs"], parse: Callable
     or broken."""
     installed = library_version(source)
     if installed is None:
-        raise UsageError.one("model.source", not_installed(source))
+        raise UsageError.one("model.source", not_installed(source), code="not-installed")
     name = f"{kind}-{source}-{installed}.json"
     try:
         return parse(read_user_json(cache_folder(), name))
@@ -124,9 +124,11 @@ def read_listing(source: str, kind: Literal["models", "inputs"], parse: Callable
     try:
         listing = ask_helper(_HELPER_MODULE, {"task": kind, "source": source})
     except HelperError as error:
-        raise UsageError.one("model.source", f"the models of {source} cannot be listed: {error}") from error
-    if "problem" in listing:
-        raise UsageError.one("model.source", listing["problem"])
+        raise UsageError.one(
+            "model.source", f"the models of {source} cannot be listed: {error}", code="library-failed"
+        ) from error
+    if "problems" in listing:
+        raise UsageError(problems_from_json(listing["problems"]))
     _write_cache(name, listing)
     return parse(listing)
 

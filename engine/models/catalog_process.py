@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.models.input_listing import INPUT_LISTERS
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, problems_to_json
 from engine.utils.helper_process import ParentPipe
 from engine.utils.host import available_cores
 from engine.utils.libraries import import_library
@@ -27,7 +27,7 @@ def main(parent: ParentPipe) -> None:
     """Answer the tasks `models` and `inputs` with one JSON object, the task `count` with one line per name: its
     parameters or null.
 
-    If the library cannot be imported, the only answer is an object with the `problem`."""
+    If the library cannot be imported, the only answer is an object with the `problems`."""
     request = parent.receive()
     source = request["source"]
     try:
@@ -35,7 +35,7 @@ def main(parent: ParentPipe) -> None:
             # Before the fork of `parameter_counts`, so that it is imported once.
             import_library(source, "model.source")
     except UsageError as error:
-        parent.send({"problem": error.problems[0].message})
+        parent.send({"problems": problems_to_json(error.problems)})
         return
     if request["task"] == "models":
         parent.send({"known": MODEL_LISTERS[source]()})

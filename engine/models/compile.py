@@ -23,7 +23,7 @@ from engine.models.compile_cache import (
     save_compiled_code,
     write_libraries,
 )
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import make_user_folder
 from engine.utils.host import CPU_INFO, CPU_INFO_BYTES
 
@@ -62,14 +62,15 @@ class CompileCache:
 
     `shapes` is what the graphs depend on besides the config, such as the size of the images. Each key has its own
     compile folder, so that all libraries in it are those of the key. If the user has set TORCHINDUCTOR_CACHE_DIR, torch
-    keeps its code there, and this class does nothing. `problem` is a sentence about a file that is not used.
+    keeps its code there, and this class does nothing. `problem` is about a file that is not used.
     """
 
     def __init__(self, config: Config, device: torch.device, shapes: dict[str, Any]) -> None:
         self._key = cache_key({**_code_parts(config), **_host_parts(device), **shapes})
         self._folder: Path | None = None
         self._misses = 0
-        self.loaded, self.problem = False, ""
+        self.loaded = False
+        self.problem: Problem | None = None
 
     def load(self) -> None:
         """Set torch's compile folder, and restore the code of an earlier run. Call it before the first compilation."""
@@ -85,9 +86,9 @@ class CompileCache:
                 return
             write_libraries(self._folder, code.libraries)
             if torch.compiler.load_cache_artifacts(code.artifacts) is None:
-                raise CompileCacheError("is damaged: torch cannot read its artifacts")
+                raise CompileCacheError("is damaged: torch cannot read its artifacts", code="damaged")
         except (CompileCacheError, OSError) as error:
-            self.problem = f"the compiled code in {cache_path(self._key)} {error}; the model is compiled again"
+            self.problem = self._warning(error, "the model is compiled again")
             return
         self.loaded = True
         _skip_precompiled_headers()
@@ -101,7 +102,11 @@ class CompileCache:
             if artifacts is not None:
                 save_compiled_code(self._key, CompiledCode(artifacts[0], read_libraries(self._folder)))
         except (CompileCacheError, OSError) as error:
-            self.problem = f"the compiled code in {cache_path(self._key)} {error}; the next run compiles again"
+            self.problem = self._warning(error, "the next run compiles again")
+
+    def _warning(self, error: CompileCacheError | OSError, effect: str) -> Problem:
+        code = error.code if isinstance(error, CompileCacheError) else "not-readable"
+        return Problem("", f"the compiled code in {cache_path(self._key)} {error}; {effect}", code=code)
 
 
 def _code_parts(config: Config) -> dict[str, Any]:
@@ -186,7 +191,9 @@ def compile_usage_error(config: Config, error: Exception) -> UsageError | None:
     cause = getattr(error, "inner_exception", error)
     why = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
     return UsageError.one(
-        "model.compile", f"torch.compile cannot compile {config.model.name} here ({why}); set model.compile=false"
+        "model.compile",
+        f"torch.compile cannot compile {config.model.name} here ({why}); set model.compile=false",
+        code="library-failed",
     )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
+from engine.utils.errors import CodedError
 from engine.utils.files import (
     cache_folder,
     delete_oldest_files,
@@ -41,7 +42,7 @@ _ARTIFACTS, _LIBRARIES = "artifacts", "libraries/"
 _LIBRARY_NAME = re.compile(r"(?:[\w-][\w.-]*/){1,6}[\w-][\w.-]*\.so")
 
 
-class CompileCacheError(Exception):
+class CompileCacheError(CodedError):
     """A cache file cannot be used or written. The message is a clause about the file."""
 
 
@@ -72,7 +73,7 @@ def load_compiled_code(key: str) -> CompiledCode | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CompileCacheError(error.strerror or str(error)) from error
+        raise CompileCacheError(error.strerror or str(error), code="not-readable") from error
     code = _unpack(data)
     # The time of the last use: the file that was not used for longest is deleted first.
     with suppress(OSError):
@@ -83,12 +84,12 @@ def load_compiled_code(key: str) -> CompiledCode | None:
 def _read_private(path: Path) -> bytes:
     """Return the content of a file that only this user can read and change. Raises OSError and CompileCacheError."""
     if problem := user_path_problem(cache_folder(), str(path.relative_to(cache_folder()))):
-        raise CompileCacheError(f"is not used: {problem}")
+        raise CompileCacheError(f"is not used: {problem}", code="foreign-writable")
     with open_regular_file(path, MAX_FILE_BYTES) as file:
         status = os.fstat(file.fileno())
         # Not even root's: a file that this program wrote belongs to this user.
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise CompileCacheError("is not used: it must belong to this user and have mode 0600")
+            raise CompileCacheError("is not used: it must belong to this user and have mode 0600", code="foreign-owner")
         return file.read(MAX_FILE_BYTES)
 
 
@@ -97,15 +98,17 @@ def _unpack(data: bytes) -> CompiledCode:
         with ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > MAX_FILE_BYTES:
-                raise CompileCacheError(f"is damaged: its content exceeds {format_bytes(MAX_FILE_BYTES)}")
+                raise CompileCacheError(
+                    f"is damaged: its content exceeds {format_bytes(MAX_FILE_BYTES)}", code="damaged"
+                )
             # Each entry has a CRC-32, which `read` checks.
             content = {entry.filename: archive.read(entry) for entry in entries}
     except (BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError, OSError) as error:
-        raise CompileCacheError(f"is damaged: {error}") from error
+        raise CompileCacheError(f"is damaged: {error}", code="damaged") from error
     artifacts = content.pop(_ARTIFACTS, None)
     libraries = {name.removeprefix(_LIBRARIES): library for name, library in content.items()}
     if artifacts is None or not all(map(_LIBRARY_NAME.fullmatch, libraries)):
-        raise CompileCacheError("is damaged: it has other entries than gputrain writes")
+        raise CompileCacheError("is damaged: it has other entries than gputrain writes", code="damaged")
     return CompiledCode(artifacts, libraries)
 
 
@@ -118,14 +121,14 @@ def save_compiled_code(key: str, code: CompiledCode) -> None:
             archive.writestr(_LIBRARIES + name, library)
     data = buffer.getvalue()
     if max(len(data), len(code.artifacts) + sum(map(len, code.libraries.values()))) > MAX_FILE_BYTES:
-        raise CompileCacheError(f"is not written: it would exceed {format_bytes(MAX_FILE_BYTES)}")
+        raise CompileCacheError(f"is not written: it would exceed {format_bytes(MAX_FILE_BYTES)}", code="too-large")
     try:
         folder = make_user_folder(cache_folder(), FOLDER)
         folder.chmod(0o700)
         _write(folder / f"{key}.zip", data, 0o600)
         delete_oldest_files(folder, "*.zip", MAX_TOTAL_BYTES)
     except OSError as error:
-        raise CompileCacheError(f"cannot be written: {error.strerror or error}") from error
+        raise CompileCacheError(f"cannot be written: {error.strerror or error}", code="not-writable") from error
 
 
 def read_libraries(folder: Path) -> dict[str, bytes]:

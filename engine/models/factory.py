@@ -40,7 +40,7 @@ def build_model(config: Config, channels: int, num_classes: int, image_size: int
             built = call_builder(model, BUILTIN_BUILDERS[model.name], channels, num_classes, image_size)
         except (TypeError, ValueError) as error:
             raise UsageError.one(
-                "model.options", f"{model.name} cannot be built with {model.options}: {error}"
+                "model.options", f"{model.name} cannot be built with {model.options}: {error}", code="invalid-value"
             ) from error
     elif source == "torchvision":
         built = build_torchvision_model(model, channels, num_classes, image_size)
@@ -70,13 +70,15 @@ def resolve_model_source(model: ModelConfig) -> ModelSource:
     if source in ("auto", "timm"):
         if find_spec("timm") is None and source == "auto":
             hint = f"{did_you_mean(name, candidates)} ({not_installed('timm')})"
-            raise UsageError.one("model.name", f"there is no model {name!r}{hint}")
+            raise UsageError.one("model.name", f"there is no model {name!r}{hint}", code="unknown-value")
         timm = import_library("timm", "model.source")
         if timm.is_model(name):
             return "timm"
         candidates += timm.list_models()
     prefix = "" if source == "auto" else f" {source}"
-    raise UsageError.one("model.name", f"there is no{prefix} model {name!r}{did_you_mean(name, candidates)}")
+    raise UsageError.one(
+        "model.name", f"there is no{prefix} model {name!r}{did_you_mean(name, candidates)}", code="unknown-value"
+    )
 
 
 def torchvision_model_names() -> list[str]:
@@ -91,16 +93,20 @@ def build_user_model(config: Config, channels: int, num_classes: int, image_size
     name, folder = config.model.name, config.run.code
     builder = load_user_code("model.name", name, folder, config.run.code_packages)
     if isinstance(builder, nn.Module):
-        raise UsageError.one("model.name", f"{name} is a model instance; use a function or class that builds one")
+        raise UsageError.one(
+            "model.name", f"{name} is a model instance; use a function or class that builds one", code="invalid-value"
+        )
     try:
         built = call_builder(config.model, builder, channels, num_classes, image_size)
     except UsageError:
         raise
     except Exception as error:
         reason = describe_exception(error, folder, config.run.code_packages)
-        raise UsageError.one("model.name", f"{name} failed: {reason}") from error
+        raise UsageError.one("model.name", f"{name} failed: {reason}", code="user-code-failed") from error
     if not isinstance(built, nn.Module):
-        raise UsageError.one("model.name", f"{name} must return a torch.nn.Module, not {type(built).__name__}")
+        raise UsageError.one(
+            "model.name", f"{name} must return a torch.nn.Module, not {type(built).__name__}", code="invalid-value"
+        )
     return built
 
 
@@ -126,7 +132,9 @@ def call_builder(
         problems += [_unknown_option_problem(model.name, name, option_names) for name in unknown]
     for name in option_names:
         if parameters[name].default is inspect.Parameter.empty and name not in model.options:
-            problems.append(Problem("model.options", f"{model.name} requires {name}; set it here"))
+            problems.append(
+                Problem("model.options", f"{model.name} requires {name}; set it here", code="missing-value")
+            )
     if problems:
         raise UsageError(problems)
     return builder(**size_kwargs, **model.options)
@@ -181,7 +189,9 @@ def timm_img_size_kwargs(name: str, image_size: int) -> dict[str, Any]:
         pretrained_cfg = timm.models.get_pretrained_cfg(name)
     except RuntimeError as error:
         tags = sorted(timm.list_pretrained(f"{name.partition('.')[0]}.*"))
-        raise UsageError.one("model.name", f"timm has no weights {name!r}{did_you_mean(name, tags)}") from error
+        raise UsageError.one(
+            "model.name", f"timm has no weights {name!r}{did_you_mean(name, tags)}", code="unknown-value"
+        ) from error
     return {"img_size": image_size} if pretrained_cfg is not None and pretrained_cfg.fixed_input_size else {}
 
 
@@ -206,7 +216,9 @@ def _build_library_model(
         options = f" with {model.options}" if model.options else ""
         key = "model.options" if model.options else "model.name"
         raise UsageError.one(
-            key, f"{model.name} cannot be built for {image_size}x{image_size} images{options}: {text}"
+            key,
+            f"{model.name} cannot be built for {image_size}x{image_size} images{options}: {text}",
+            code="library-failed",
         ) from error
 
 
@@ -222,13 +234,16 @@ def _optional_arguments(model: nn.Module, reserved: Iterable[str]) -> list[str]:
 
 def _reserved_option_problems(model: ModelConfig, reserved: Iterable[str]) -> list[Problem]:
     """Return a problem per option that gputrain sets itself."""
-    reason = "is derived from the data and other keys; remove it"
-    return [Problem("model.options", f"{name} {reason}") for name in reserved if name in model.options]
+    return [
+        Problem("model.options", f"{name} is derived from the data and other keys; remove it", code="conflict")
+        for name in reserved
+        if name in model.options
+    ]
 
 
 def _unknown_option_problem(model_name: str, option: str, options: list[str]) -> Problem:
     hint = did_you_mean(option, options) or (f"; it has {', '.join(options)}" if options else "; it has no options")
-    return Problem("model.options", f"{model_name} has no option {option!r}{hint}")
+    return Problem("model.options", f"{model_name} has no option {option!r}{hint}", code="unknown-key")
 
 
 def first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
@@ -301,7 +316,9 @@ def check_model(
             text = str(error).partition("\n")[0] or type(error).__name__
             text += f"; change model.name or {size_key}"
         raise UsageError.one(
-            "model.name", f"{name} does not accept {channels}x{image_size}x{image_size} images: {text}"
+            "model.name",
+            f"{name} does not accept {channels}x{image_size}x{image_size} images: {text}",
+            code="not-supported",
         ) from error
     finally:
         model.train(training)
@@ -310,5 +327,7 @@ def check_model(
     if not isinstance(out, Tensor) or tuple(out.shape) != (1, num_classes):
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise UsageError.one(
-            "model.name", f"{name} must return logits of shape {(1, num_classes)} for one image, not {shape}"
+            "model.name",
+            f"{name} must return logits of shape {(1, num_classes)} for one image, not {shape}",
+            code="invalid-value",
         )

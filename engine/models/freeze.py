@@ -27,7 +27,7 @@ def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
         if frozen(name):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError.one("model.freeze", "all parameters are frozen; freeze fewer modules")
+        raise UsageError.one("model.freeze", "all parameters are frozen; freeze fewer modules", code="invalid-value")
     return [
         part
         for path, part in model.named_modules()
@@ -77,6 +77,7 @@ def _prefix_matcher(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str]
         Problem(
             "model.freeze",
             f"the model has no weights named {prefix!r}{did_you_mean(prefix, parts) or _top_level_hint(parts)}",
+            code="unknown-value",
         )
         for prefix in prefixes
         if not any(_has_prefix(name, [prefix]) for name in inside)
@@ -131,6 +132,8 @@ def _sync_batch_norm_converter(path: str, layer: nn.Module) -> Callable[[nn.Modu
         return convert_sync_batchnorm
     if type(layer).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
         raise UsageError.one(
-            "model.sync_bn", f"{path} is a {type(layer).__name__} with its own forward, which cannot be converted"
+            "model.sync_bn",
+            f"{path} is a {type(layer).__name__} with its own forward, which cannot be converted",
+            code="not-supported",
         )
     return nn.SyncBatchNorm.convert_sync_batchnorm

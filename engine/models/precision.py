@@ -114,7 +114,19 @@ def precision_problems(precision: PrecisionConfig, device: torch.device) -> list
         and device.type == "cuda"
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
-        problems.append(Problem("precision.amp", f"{name} does not support bfloat16; set precision.amp to fp16 or off"))
+        problems.append(
+            Problem(
+                "precision.amp",
+                f"{name} does not support bfloat16; set precision.amp to fp16 or off",
+                code="not-supported",
+            )
+        )
     if precision.tf32 == "on" and not uses_tf32(precision, device_capability(device)):
-        problems.append(Problem("precision.tf32", f"{name} does not support TF32; set precision.tf32 to auto or off"))
+        problems.append(
+            Problem(
+                "precision.tf32",
+                f"{name} does not support TF32; set precision.tf32 to auto or off",
+                code="not-supported",
+            )
+        )
     return problems

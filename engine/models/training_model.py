@@ -31,7 +31,7 @@ class TrainingModel:
     master: nn.Module | None
     frozen: list[nn.Module]
     ema: ModelEma | None
-    notes: list[str]
+    notes: list[Problem]
 
     @property
     def optimized_model(self) -> nn.Module:
@@ -49,7 +49,7 @@ def build_training_model(
 ) -> TrainingModel:
     """Build the model; `checkpoint` is the one to resume from. Problems with weights and frozen parts are appended to
     `problems`. Raises UsageError if the model cannot be built."""
-    notes: list[str] = []
+    notes: list[Problem] = []
     model = build_model(config, image_format.channels, len(classes), image_format.size)
     check_model(model, config, image_format.channels, image_format.size, len(classes))
     for size in set(image_format.train_sizes) - {image_format.size}:
@@ -61,7 +61,7 @@ def build_training_model(
             load_checkpoint_weights(model, checkpoint, config)
         elif config.model.weights is not None:
             loaded = load_weights(model, config, image_format.size, classes)
-            notes += [loaded.describe()] if loaded is not None else []
+            notes += [Problem("", loaded.describe(), code="weights-loaded")] if loaded is not None else []
     frozen: list[nn.Module] = []
     with collect_problems(problems):
         frozen = freeze(model, config.model)
@@ -69,7 +69,7 @@ def build_training_model(
         # The preflight warns that it has no effect on the CPU and with DataParallel.
         if config.model.sync_bn and device.type != "cpu" and config.device.parallel == "ddp":
             if reason := nothing_to_synchronize(model, frozen):
-                notes.append(f"model.sync_bn=true has no effect {reason}")
+                notes.append(Problem("", f"model.sync_bn=true has no effect {reason}", code="no-effect"))
             model = convert_to_sync_batch_norm(model, frozen)
     apply_memory_format(model.to(device), resolve_memory_format(config, model, device))
     ema, master = None, None
@@ -80,7 +80,11 @@ def build_training_model(
         # deepcopy fails on non-leaf tensors, which torch's old weight_norm keeps.
         key = "model.ema" if config.model.ema else "precision.amp"
         problems.append(
-            Problem(key, f"requires a copy of the model, and {config.model.name} cannot be copied: {error}")
+            Problem(
+                key,
+                f"requires a copy of the model, and {config.model.name} cannot be copied: {error}",
+                code="not-supported",
+            )
         )
     compile_in_place(model, config)
     return TrainingModel(model, master, frozen, ema, notes)
@@ -94,4 +98,5 @@ def load_checkpoint_weights(model: nn.Module, checkpoint: Mapping[str, Any], con
         raise UsageError.one(
             "model.name",
             f"the checkpoint does not match {config.model.name}: {error}; resume with the config of the run",
+            code="conflict",
         ) from error

@@ -130,7 +130,9 @@ def copy_matching_weights(
     # A bias alone can match a different network by chance.
     if not any(name in matching for name, parameter in model.named_parameters() if parameter.ndim > 1):
         hint = did_you_mean(_strip_wrapper_prefixes(next(iter(weights))), model_state)
-        raise UsageError.one("model.weights", f"{source}: no entry matches the model: {', '.join(skipped[:3])}{hint}")
+        raise UsageError.one(
+            "model.weights", f"{source}: no entry matches the model: {', '.join(skipped[:3])}{hint}", code="conflict"
+        )
     model.load_state_dict(matching, strict=False)
     return LoadedWeights(source, len(matching), len(weights), tuple(skipped), adapted)
 
@@ -147,8 +149,8 @@ def _format_shape(value: Tensor) -> str:
 def read_weights_file(path: Path) -> WeightsFile:
     """Read weights without running code: safetensors, or a state dict, a gputrain checkpoint or another program's
     checkpoint saved by `torch.save`. Raises UsageError."""
-    if wrong := weights_file_problem(path):
-        raise UsageError.one("model.weights", wrong)
+    if problem := weights_file_problem(path):
+        raise UsageError([problem])
     try:
         with path.open("rb") as file:
             # A safetensors file begins with the length of a JSON header (8 bytes) and that header.
@@ -161,18 +163,19 @@ def read_weights_file(path: Path) -> WeightsFile:
             if isinstance(stored, Mapping) and stored.keys() >= CHECKPOINT_KEYS:
                 verify_checksum(file)
     except DamagedCheckpointError as error:
-        raise UsageError.one("model.weights", f"{path} {error}") from error
+        raise UsageError.one("model.weights", f"{path} {error}", code="damaged") from error
     except pickle.UnpicklingError as error:
         # torch has no exception type for a disallowed global, only this text.
-        needs_code = "GLOBAL" in str(error)
-        why = "contains pickled code, which is not loaded; save the model's state_dict() instead"
-        raise UsageError.one(
-            "model.weights", f"{path} {why if needs_code else 'is damaged or not a weights file'}"
-        ) from error
+        if "GLOBAL" in str(error):
+            reason = f"{path} contains pickled code, which is not loaded; save the model's state_dict() instead"
+            raise UsageError.one("model.weights", reason, code="untrusted-code") from error
+        raise UsageError.one("model.weights", f"{path} is damaged or not a weights file", code="damaged") from error
     except Exception as error:
         # The readers raise many exception types for malformed files.
         text = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError.one("model.weights", f"{path} is damaged or not a weights file: {text}") from error
+        raise UsageError.one(
+            "model.weights", f"{path} is damaged or not a weights file: {text}", code="damaged"
+        ) from error
     return _extract_state_dict(stored, path)
 
 
@@ -195,6 +198,7 @@ def _extract_state_dict(content: Any, path: Path) -> WeightsFile:
     raise UsageError.one(
         "model.weights",
         f"{path} contains no state dict, neither at the top level nor under {', '.join(_STATE_DICT_KEYS)}",
+        code="wrong-format",
     )
 
 
@@ -204,7 +208,9 @@ def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
     source = resolve_model_source(model)
     if source in ("user", "builtin"):
         raise UsageError.one(
-            "model.weights", f"there are no pretrained weights for {model.name}; set model.weights to a file"
+            "model.weights",
+            f"there are no pretrained weights for {model.name}; set model.weights to a file",
+            code="not-found",
         )
     try:
         return (
@@ -221,6 +227,7 @@ def pretrained_weights(model: ModelConfig, image_size: int) -> StateDict:
             "model.weights",
             f"the pretrained weights of {model.name} cannot be loaded: {type(error).__name__}: {text}; "
             "without a network connection, set model.weights to a file",
+            code="download-failed",
         ) from error
 
 
@@ -231,7 +238,9 @@ def _torchvision_weights(name: str, image_size: int) -> StateDict:
     offered = models.get_model_weights(name)
     if not len(offered):
         raise UsageError.one(
-            "model.weights", f"torchvision has no pretrained weights for {name}; set model.weights to a file"
+            "model.weights",
+            f"torchvision has no pretrained weights for {name}; set model.weights to a file",
+            code="not-found",
         )
     default: Any = offered["DEFAULT"]
     with download_lock(default.url):
@@ -253,7 +262,9 @@ def _timm_weights(name: str, image_size: int) -> StateDict:
     img_size_kwargs = timm_img_size_kwargs(name, image_size)
     pretrained_cfg = timm.models.get_pretrained_cfg(name)
     if pretrained_cfg is None or not pretrained_cfg.has_weights:
-        raise UsageError.one("model.weights", f"timm has no pretrained weights for {name}; set model.weights to a file")
+        raise UsageError.one(
+            "model.weights", f"timm has no pretrained weights for {name}; set model.weights to a file", code="not-found"
+        )
     url = pretrained_cfg.url if isinstance(pretrained_cfg.url, str) and not pretrained_cfg.hf_hub_id else None
     with download_lock(url), _weights_only():
         model = timm.create_model(name, pretrained=True, **img_size_kwargs)
@@ -278,6 +289,7 @@ def _check_cached_weights(url: str) -> None:
             "model.weights",
             f"the weights in {path} are not used: the file {reason} and is not the published one",
             "delete it, or set TORCH_HOME to a folder of your own",
+            code="foreign-writable",
         )
 
 

@@ -15,20 +15,22 @@ def weights_problems(config: Config) -> list[Problem]:
     if weights is None or weights == "pretrained":
         return []
     problem = weights_file_problem(Path(weights))
-    return [Problem("model.weights", problem)] if problem else []
+    return [problem] if problem else []
 
 
-def weights_file_problem(path: Path) -> str | None:
+def weights_file_problem(path: Path) -> Problem | None:
     """Return why the file cannot contain weights, None if it may."""
+    key = "model.weights"
     try:
         if path.is_dir():
             inside = next(iter(sorted(path.glob("checkpoints/best.pt"))), None)
-            return f"{path} is a folder; set model.weights to a file" + (f", such as {inside}" if inside else "")
+            example = f", such as {inside}" if inside else ""
+            return Problem(key, f"{path} is a folder; set model.weights to a file{example}", code="not-a-file")
         if not path.exists():
             names = [file.name for file in path.parent.glob("*") if file.is_file()] if path.parent.is_dir() else []
-            return f"{path} does not exist{did_you_mean(path.name, names)}"
+            return Problem(key, f"{path} does not exist{did_you_mean(path.name, names)}", code="not-found")
         if not os.access(path, os.R_OK):
-            return f"{path} is not readable by this user"
-        return f"{path} is empty" if path.stat().st_size == 0 else None
+            return Problem(key, f"{path} is not readable by this user", code="not-readable")
+        return Problem(key, f"{path} is empty", code="damaged") if path.stat().st_size == 0 else None
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
+        return Problem(key, f"{path} cannot be read: {error.strerror}", code="not-readable")

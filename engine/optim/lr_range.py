@@ -45,11 +45,21 @@ class LrRange:
         """Raise UsageError if the range is not one."""
         problems = []
         if not (math.isfinite(self.low) and self.low > 0):
-            problems.append(Problem("--from", f"must be a learning rate above 0, not {self.low:g}"))
+            problems.append(
+                Problem("--from", f"must be a learning rate above 0, not {self.low:g}", code="out-of-range")
+            )
         elif not (math.isfinite(self.high) and self.high > self.low):
-            problems.append(Problem("--to", f"must be a learning rate above --from, {self.low:g}, not {self.high:g}"))
+            problems.append(
+                Problem(
+                    "--to",
+                    f"must be a learning rate above --from, {self.low:g}, not {self.high:g}",
+                    code="out-of-range",
+                )
+            )
         if not MIN_STEPS <= self.steps <= MAX_STEPS:
-            problems.append(Problem("--steps", f"must be from {MIN_STEPS} to {MAX_STEPS}, not {self.steps}"))
+            problems.append(
+                Problem("--steps", f"must be from {MIN_STEPS} to {MAX_STEPS}, not {self.steps}", code="out-of-range")
+            )
         if problems:
             raise UsageError(problems)
 

@@ -108,13 +108,17 @@ def schedule_length_problems(schedule: ScheduleConfig, steps_per_epoch: int, epo
     if schedule.warmup_steps > steps and schedule.name != "onecycle":
         problems.append(
             Problem(
-                "schedule.warmup_steps", f"must be at most the {steps} steps of this run, not {schedule.warmup_steps}"
+                "schedule.warmup_steps",
+                f"must be at most the {steps} steps of this run, not {schedule.warmup_steps}",
+                code="out-of-range",
             )
         )
     if schedule.name == "multistep" and not by_epoch(schedule) and min(schedule.milestones, default=0) >= steps:
         problems.append(
             Problem(
-                "schedule.milestones", f"no milestone is reached: this run has {steps} steps; use smaller milestones"
+                "schedule.milestones",
+                f"no milestone is reached: this run has {steps} steps; use smaller milestones",
+                code="conflict",
             )
         )
     return problems

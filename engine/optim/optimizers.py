@@ -26,7 +26,7 @@ from engine.optim.muon import FILTER_DIMENSIONS, MuonAdamW, muon_dimensions
 from engine.optim.param_groups import ParamGroup, build_param_groups
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
 from engine.optim.user_optimizer import build_user_optimizer, restored_groups
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.libraries import import_library
 
 OPTIMIZER_CLASSES: dict[str, type[Optimizer]] = {
@@ -58,7 +58,7 @@ def build_optimizer(
     model: nn.Module,
     world_size: int = 1,
     run: RunConfig | None = None,
-    notes: list[str] | None = None,
+    notes: list[Problem] | None = None,
 ) -> Optimizer:
     """Build the optimizer for the trainable parameters of `model`; see `build_param_groups`. `run` says where user code
     is imported from; messages about it are appended to `notes`.
@@ -102,7 +102,7 @@ def _build_muon(config: OptimConfig, param_groups: list[ParamGroup], lr: float, 
     if not dimensions & muon_dimensions(config.muon_conv):
         hint = " or set optim.muon_conv=on" if FILTER_DIMENSIONS in dimensions else ""
         reason = f"muon trains matrices, and this model has no trainable matrix; use adamw{hint}"
-        raise UsageError.one("optim.name", reason)
+        raise UsageError.one("optim.name", reason, code="not-supported")
     betas = {"betas": arguments.pop("betas")} if "betas" in arguments else {}
     eps = {"eps": arguments["eps"]} if "eps" in arguments else {}
     adamw = {"lr": lr, "weight_decay": arguments["weight_decay"], **betas, **eps, "fused": True}
@@ -129,7 +129,7 @@ def _build_timm(config: OptimConfig, param_groups: list[ParamGroup], lr: float) 
     except Exception as error:
         # timm rejects invalid options with exceptions of any type.
         reason = f"{config.name} cannot be created with these options: {type(error).__name__}: {error}"
-        raise UsageError.one("optim.options", reason) from error
+        raise UsageError.one("optim.options", reason, code="invalid-value") from error
     return built
 
 

@@ -41,7 +41,7 @@ def build_param_groups(config: OptimConfig, model: nn.Module) -> list[ParamGroup
     parameters = list(model.named_parameters())
     _check_names(config, [name for name, _ in parameters])
     if not any(parameter.requires_grad for _, parameter in parameters):
-        raise UsageError.one("model.freeze", "all parameters are frozen; freeze fewer modules")
+        raise UsageError.one("model.freeze", "all parameters are frozen; freeze fewer modules", code="invalid-value")
     layers = layer_ids(model) if config.layer_decay != 1.0 else {}
     last = max(layers.values(), default=0)
     decay_of = _weight_decay(config, model)
@@ -82,7 +82,11 @@ def _check_names(config: OptimConfig, names: list[str]) -> None:
         if not (any(fnmatchcase(name, key) for name in names) if _is_pattern(key) else key in parts)
     ]
     problems = [
-        Problem(key, f"the model has no weights named {name!r}{did_you_mean(name, parts) or _top_level_hint(parts)}")
+        Problem(
+            key,
+            f"the model has no weights named {name!r}{did_you_mean(name, parts) or _top_level_hint(parts)}",
+            code="unknown-value",
+        )
         for key, name in keys
     ]
     if problems:

@@ -21,7 +21,7 @@ from engine.config.optimizer_options import (
     option_problems,
 )
 from engine.config.training_sections import TIMM_PREFIX, OptimConfig
-from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
+from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed, problems_from_json, problems_to_json
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 from engine.utils.libraries import import_library
@@ -43,13 +43,15 @@ def timm_options(name: str) -> dict[str, OptimizerOption]:
     catalog = _catalog()
     timm_name = name.removeprefix(TIMM_PREFIX)
     if timm_name.startswith("lookahead_"):
-        raise UsageError.one("optim.name", f"{name}: timm's lookahead wrapper is not supported")
+        raise UsageError.one("optim.name", f"{name}: timm's lookahead wrapper is not supported", code="not-supported")
     if timm_name not in catalog:
         usable = _usable_names(catalog)
         hint = did_you_mean(name, usable) or f"; choose from {', '.join(usable)}"
-        raise UsageError.one("optim.name", f"timm has no optimizer {timm_name!r}{hint}")
+        raise UsageError.one("optim.name", f"timm has no optimizer {timm_name!r}{hint}", code="unknown-value")
     if "refused" in catalog[timm_name]:
-        raise UsageError.one("optim.name", f"{name} cannot be used: it {catalog[timm_name]['refused']}")
+        raise UsageError.one(
+            "optim.name", f"{name} cannot be used: it {catalog[timm_name]['refused']}", code="not-supported"
+        )
     return {key: _option_from_default(key, **entry) for key, entry in catalog[timm_name]["options"].items()}
 
 
@@ -94,7 +96,7 @@ def _catalog() -> dict[str, Any]:
     try:
         installed = version("timm")
     except PackageNotFoundError as error:
-        raise UsageError.one("optim.name", not_installed("timm")) from error
+        raise UsageError.one("optim.name", not_installed("timm"), code="not-installed") from error
     name = f"optimizers-timm-{installed}.json"
     cached = read_user_json(cache_folder(), name)
     if cached is not None and _is_catalog(cached.get("optimizers")):
@@ -102,9 +104,11 @@ def _catalog() -> dict[str, Any]:
     try:
         catalog: dict[str, Any] = ask_helper("engine.optim.timm_optimizers")
     except HelperError as error:
-        raise UsageError.one("optim.name", f"timm's optimizers cannot be listed: {error}") from error
-    if isinstance(catalog.get("problem"), str):
-        raise UsageError.one("optim.name", catalog["problem"])
+        raise UsageError.one(
+            "optim.name", f"timm's optimizers cannot be listed: {error}", code="library-failed"
+        ) from error
+    if "problems" in catalog:
+        raise UsageError(problems_from_json(catalog["problems"]))
     try:
         write_user_json(cache_folder(), name, {"optimizers": catalog})
     except OSError:
@@ -129,11 +133,11 @@ def _are_options(value: object) -> bool:
 
 
 def main(parent: ParentPipe) -> None:
-    """Entry point of the helper process, which imports timm: send its optimizers, or the `problem` of the import."""
+    """Entry point of the helper process, which imports timm: send its optimizers, or the `problems` of the import."""
     try:
         import_library("timm.optim", "optim.name")
     except UsageError as error:
-        parent.send({"problem": error.problems[0].message})
+        parent.send({"problems": problems_to_json(error.problems)})
         return
     parent.send(describe_optimizers())
 

@@ -24,7 +24,7 @@ from engine.config.training_sections import OptimConfig
 from engine.config.user_code import describe_value, load_user_code
 from engine.config.user_errors import describe_exception
 from engine.optim.param_groups import ParamGroup
-from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.text import list_names
 
 OPTIMIZER_KEY = "optim.name"
@@ -35,7 +35,7 @@ Restore = Callable[[Optimizer, dict[str, Any]], None]
 
 
 def build_user_optimizer(
-    config: OptimConfig, run: RunConfig, groups: list[ParamGroup], lr: float, restore: Restore, notes: list[str]
+    config: OptimConfig, run: RunConfig, groups: list[ParamGroup], lr: float, restore: Restore, notes: list[Problem]
 ) -> Optimizer:
     """Build the user's optimizer for `groups`, whose `params` are pairs of name and parameter.
 
@@ -57,7 +57,7 @@ def build_user_optimizer(
     return build(groups)
 
 
-def _arguments(config: OptimConfig, factory: Any, lr: float, notes: list[str]) -> dict[str, Any]:
+def _arguments(config: OptimConfig, factory: Any, lr: float, notes: list[Problem]) -> dict[str, Any]:
     """Return the keyword arguments of the factory. Raises UsageError for options that it does not take."""
     try:
         signature = list(inspect.signature(factory).parameters.values())
@@ -75,13 +75,14 @@ def _arguments(config: OptimConfig, factory: Any, lr: float, notes: list[str]) -
     for key, value in settings.items():
         # A function may read the weight decay of the groups.
         if value and key not in names and not takes_any and (key != "weight_decay" or isinstance(factory, type)):
-            notes.append(f"optim.{key}={value} has no effect with optim.name={config.name}, which has no {key}")
+            reason = f"optim.{key}={value} has no effect with optim.name={config.name}, which has no {key}"
+            notes.append(Problem("", reason, code="no-effect"))
     for key, value in config.options.items():
         if key in settings:
-            raise UsageError.one("optim.options", f"{key} has its own config key; use optim.{key}")
+            raise UsageError.one("optim.options", f"{key} has its own config key; use optim.{key}", code="unknown-key")
         if key not in names and not takes_any:
             reason = f"{config.name} has no argument {key!r}{did_you_mean(key, names)}"
-            raise UsageError.one("optim.options", reason)
+            raise UsageError.one("optim.options", reason, code="unknown-key")
         arguments[key] = tuple(value) if isinstance(value, list) else value
     return arguments
 
@@ -103,20 +104,24 @@ def _check(config: OptimConfig, built: Any, groups: list[ParamGroup], lr: float)
     """Return the optimizer with names and `lr_scale` in each group. Raises UsageError if it cannot train the model."""
     if not isinstance(built, Optimizer):
         reason = f"{config.name} must return a torch.optim.Optimizer, not {describe_value(built)}"
-        raise UsageError.one(OPTIMIZER_KEY, reason)
+        raise UsageError.one(OPTIMIZER_KEY, reason, code="invalid-value")
     names = {id(parameter): name for group in groups for name, parameter in group["params"]}
     scales = {id(parameter): group["lr_scale"] for group in groups for _, parameter in group["params"]}
     received = [id(parameter) for group in built.param_groups for parameter in group["params"]]
     if missing := [name for key, name in names.items() if key not in set(received)]:
         listed = list_names(missing, MAX_LISTED_PARAMETERS)
         reason = f"{config.name} does not train {len(missing)} of {len(names)} parameters: {listed}"
-        raise UsageError.one(OPTIMIZER_KEY, reason, "give it all groups, or freeze them with model.freeze")
+        raise UsageError.one(
+            OPTIMIZER_KEY, reason, "give it all groups, or freeze them with model.freeze", code="invalid-value"
+        )
     if not names.keys() >= set(received):
-        raise UsageError.one(OPTIMIZER_KEY, f"{config.name} has parameters that are not in the groups it received")
+        raise UsageError.one(
+            OPTIMIZER_KEY, f"{config.name} has parameters that are not in the groups it received", code="invalid-value"
+        )
     step = list(inspect.signature(built.step).parameters.values())
     if step and step[0].default is inspect.Parameter.empty and step[0].kind is step[0].POSITIONAL_OR_KEYWORD:
         reason = f"{config.name} needs a closure in step(), which training does not pass"
-        raise UsageError.one(OPTIMIZER_KEY, reason)
+        raise UsageError.one(OPTIMIZER_KEY, reason, code="not-supported")
     for group in built.param_groups:
         group["param_names"] = [names[id(parameter)] for parameter in group["params"]]
         own_lr = group.get("lr")
@@ -133,7 +138,7 @@ def _try_steps(
     groups: list[ParamGroup],
     build: Callable[[list[ParamGroup]], Optimizer],
     restore: Restore,
-    notes: list[str],
+    notes: list[Problem],
 ) -> None:
     """Take two steps with copies of the parameters, and the second again with a state that was saved and restored.
 
@@ -157,7 +162,7 @@ def _try_steps(
                 f"{config.name} has a state that a checkpoint cannot hold ({type(error).__name__}); keep tensors, "
                 "numbers, text, lists and dicts in optimizer.state and the groups"
             )
-            raise UsageError.one(OPTIMIZER_KEY, reason) from error
+            raise UsageError.one(OPTIMIZER_KEY, reason, code="not-supported") from error
         with torch.no_grad():
             for group, copied in zip(whole, resumed, strict=True):
                 for (_, value), (_, copy) in zip(group["params"], copied["params"], strict=True):
@@ -176,10 +181,11 @@ def _try_steps(
             raise _failure(config, run, "fails when its state is restored", error) from error
     pairs = zip(_parameters(whole), _parameters(resumed), strict=True)
     if not all(torch.equal(value, other) for value, other in pairs):
-        notes.append(
-            f"optim.name: a resumed run will differ from an uninterrupted one, because {config.name} keeps a part of "
-            "its state outside of optimizer.state and the parameter groups"
+        reason = (
+            f"a resumed run will differ from an uninterrupted one, because {config.name} keeps a part of its state "
+            "outside of optimizer.state and the parameter groups"
         )
+        notes.append(Problem(OPTIMIZER_KEY, reason, code="resume-differs"))
 
 
 def _parameters(groups: list[ParamGroup]) -> list[nn.Parameter]:
@@ -203,7 +209,7 @@ def _step(optimizer: Optimizer, groups: list[ParamGroup], seed: int) -> None:
 
 def _failure(config: OptimConfig, run: RunConfig, what: str, error: Exception) -> UsageError:
     reason = f"{config.name} {what}: {describe_exception(error, run.code, run.code_packages)}"
-    return UsageError.one(OPTIMIZER_KEY, reason)
+    return UsageError.one(OPTIMIZER_KEY, reason, code="user-code-failed")
 
 
 def restored_groups(current: list[ParamGroup], saved: list[ParamGroup], own_options: set[str]) -> list[ParamGroup]:

@@ -60,7 +60,7 @@ def load_user_schedule(config: Config, steps_per_epoch: int) -> Sequence[float]:
     count = config.run.epochs * (1 if by_epoch(config.schedule) else steps_per_epoch)
     if count > MAX_POSITIONS:
         reason = f"{config.schedule.name} would be called for {count:,} steps; set schedule.by=epoch"
-        raise UsageError.one(SCHEDULE_KEY, reason)
+        raise UsageError.one(SCHEDULE_KEY, reason, code="too-many")
     name, run = config.schedule.name, config.run
     function: Any = load_user_code(SCHEDULE_KEY, name, run.code, run.code_packages)
     if isinstance(function, type):
@@ -68,9 +68,11 @@ def load_user_schedule(config: Config, steps_per_epoch: int) -> Sequence[float]:
             function = function()
         except Exception as error:
             reason = f"{name} cannot be created: {describe_exception(error, run.code, run.code_packages)}"
-            raise UsageError.one(SCHEDULE_KEY, reason) from error
+            raise UsageError.one(SCHEDULE_KEY, reason, code="user-code-failed") from error
         if not callable(function):
-            raise UsageError.one(SCHEDULE_KEY, f"{name} has no __call__(epoch); define it, or name a function")
+            raise UsageError.one(
+                SCHEDULE_KEY, f"{name} has no __call__(epoch); define it, or name a function", code="invalid-value"
+            )
     factors = array("d", (_factor(config, function, position) for position in range(count)))
     for position in {0, count // 2, count - 1}:
         if _factor(config, function, position) != factors[position]:
@@ -79,7 +81,7 @@ def load_user_schedule(config: Config, steps_per_epoch: int) -> Sequence[float]:
                 f"{name} returns another factor for {unit} {position} when it is called again; it must depend on its "
                 "argument alone"
             )
-            raise UsageError.one(SCHEDULE_KEY, reason)
+            raise UsageError.one(SCHEDULE_KEY, reason, code="invalid-value")
     return factors
 
 
@@ -90,7 +92,9 @@ def _factor(config: Config, function: Callable[[int], Any], position: int) -> fl
         value = function(position)
     except Exception as error:
         reason = describe_exception(error, config.run.code, config.run.code_packages)
-        raise UsageError.one(SCHEDULE_KEY, f"{name} fails with {unit} {position}: {reason}") from error
+        raise UsageError.one(
+            SCHEDULE_KEY, f"{name} fails with {unit} {position}: {reason}", code="user-code-failed"
+        ) from error
     try:
         factor = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -100,7 +104,7 @@ def _factor(config: Config, function: Callable[[int], Any], position: int) -> fl
         shown = f"{factor:g}"
     if not (math.isfinite(factor) and factor >= 0):
         reason = f"{name} returns {shown} for {unit} {position} instead of a factor of at least 0"
-        raise UsageError.one(SCHEDULE_KEY, reason)
+        raise UsageError.one(SCHEDULE_KEY, reason, code="invalid-value")
     return factor
 
 
@@ -119,10 +123,10 @@ def check_user_schedule(config: Config, steps_per_epoch: int | None) -> SampledS
             reply = helper.receive(EVALUATION_TIMEOUT_SECONDS)
     except HelperTimeoutError as error:
         reason = f"{name} has not returned all factors after {EVALUATION_TIMEOUT_SECONDS:.0f} s"
-        raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE) from error
+        raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE, code="timed-out") from error
     except HelperExitedError as error:
         reason = f"the process that called {name} {exit_status(error.exit_code or 0)}"
-        raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE) from error
+        raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE, code="user-code-failed") from error
     if "problems" in reply:
         raise UsageError(problems_from_json(reply["problems"]))
     return SampledSchedule(name, reply["positions"], reply["factors"])

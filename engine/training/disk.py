@@ -9,23 +9,26 @@ from engine.config.optimizer_options import state_copies
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
+from engine.utils.errors import Problem
 from engine.utils.files import shown_path
-from engine.utils.host import Shortage, format_bytes, free_bytes
+from engine.utils.host import format_bytes, free_bytes
 from engine.utils.text import pluralize
 
 # In addition to the newest `checkpoint.keep`: the best one, and the one being written.
 EXTRA_CHECKPOINTS = 2
 
 
-def disk_shortage(folder: Path, available_bytes: int, file_bytes: int, file_count: int) -> Shortage | None:
+def disk_shortage(folder: Path, available_bytes: int, file_bytes: int, file_count: int) -> Problem | None:
     """Return a shortage if `file_count` more files of `file_bytes` each exceed the free space, else None."""
     needed_bytes = file_bytes * file_count
     if needed_bytes <= available_bytes:
         return None
-    return Shortage(
+    return Problem(
+        "",
         f"{shown_path(folder)} has {format_bytes(available_bytes)} free, and the checkpoints can take "
         f"{format_bytes(needed_bytes)} ({pluralize(file_count, 'file')} of {format_bytes(file_bytes)})",
         f"free disk space, reduce checkpoint.keep, or {OTHER_RUNS_FOLDER_ADVICE}",
+        code="disk-full",
     )
 
 
@@ -47,7 +50,7 @@ def max_new_checkpoints(config: Config, folder: Path | None = None) -> int:
     return max(config.checkpoint.keep + EXTRA_CHECKPOINTS - len(inodes), 1)
 
 
-def disk_warnings(config: Config, checkpoint_folder: Path, weight_bytes: int) -> list[str]:
+def disk_warnings(config: Config, checkpoint_folder: Path, weight_bytes: int) -> list[Problem]:
     """Return a warning if the disk is too small for the checkpoints of a run, else nothing."""
     file_bytes = checkpoint_bytes(weight_bytes, config.optim)
     file_count = max_new_checkpoints(config, checkpoint_folder)
@@ -55,4 +58,4 @@ def disk_warnings(config: Config, checkpoint_folder: Path, weight_bytes: int) ->
         shortage = disk_shortage(checkpoint_folder.parent, free_bytes(checkpoint_folder), file_bytes, file_count)
     except OSError:
         return []
-    return [] if shortage is None else [str(shortage)]
+    return [] if shortage is None else [shortage]

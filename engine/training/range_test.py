@@ -17,9 +17,10 @@ from engine.training.loop import train_step
 from engine.training.memory import manual_gc
 from engine.training.rank_state import RankState
 from engine.training.trainer import Trainer
+from engine.utils.errors import Problem
 
 
-def run_range_test(trainer: Trainer, lr_range: LrRange, warnings: Sequence[str]) -> Outcome:
+def run_range_test(trainer: Trainer, lr_range: LrRange, warnings: Sequence[Problem]) -> Outcome:
     """Train with the learning rates of `lr_range` until its end, until the loss diverges or all ranks agree to stop.
 
     `warnings` are emitted before the first step.

@@ -101,7 +101,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     recorded = checkpoint.get("decoder", "cpu") if checkpoint else None
     choices = choose_input(job, source, recorded, rank_info, store)
     data, pipeline_notes = _start_pipeline(job, source, sampler, position, *choices)
-    warnings = [*notes, *pipeline_notes]
+    warnings = [*(Problem("", note) for note in notes), *pipeline_notes]
     try:
         # 4. Build device, model, optimizer and process group, and restore their state.
         trainer = build_trainer(job, rank_info, store, channel, data, checkpoint)
@@ -125,7 +125,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     return outcome
 
 
-def run_training(trainer: Trainer, warnings: Sequence[str]) -> Outcome:
+def run_training(trainer: Trainer, warnings: Sequence[Problem]) -> Outcome:
     """Train to the end or to a stop; `warnings` are emitted before the first step."""
     trainer.start_run(warnings)
     try:
@@ -140,7 +140,7 @@ def run_training(trainer: Trainer, warnings: Sequence[str]) -> Outcome:
     return outcome
 
 
-def dry_run(trainer: Trainer, warnings: Sequence[str]) -> Outcome:
+def dry_run(trainer: Trainer, warnings: Sequence[Problem]) -> Outcome:
     """Run forward and backward on one batch; `warnings` are emitted before it. Changes no weights and no files."""
     state = trainer.state
     # First, because a batch that does not fit into shared memory may never arrive.
@@ -167,7 +167,7 @@ def _start_pipeline(
     position: Position,
     pipeline_choice: PipelineChoice,
     decoder_choice: DecoderChoice,
-) -> tuple[TrainingData, list[str]]:
+) -> tuple[TrainingData, list[Problem]]:
     """Start loading the batches from a position on. Also returns warnings for the log."""
     config, plan = job.config, job.plan
     image_format = model_input_format(config, source)

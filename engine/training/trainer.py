@@ -51,6 +51,7 @@ from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
 from engine.training.timing import EpochClock, data_wait_share, gather_timings
 from engine.training.warmup import WarmupResult
+from engine.utils.errors import Problem
 from engine.utils.files import read_json, replace_file, write_json
 from engine.utils.text import pluralize
 
@@ -75,7 +76,7 @@ class Trainer:
     source: ImageSource
     cpu_group: dist.ProcessGroup
     rank_devices: list[RankDevice]
-    notes: Sequence[str]
+    notes: Sequence[Problem]
     pipeline_choice: PipelineChoice
     decoder_choice: DecoderChoice
     warmup: WarmupResult
@@ -97,7 +98,7 @@ class Trainer:
         self._is_training, self._start_step = False, self.state.position.step
         self.collect_garbage: Callable[[], None] = lambda: None
 
-    def start_run(self, warnings: Sequence[str]) -> None:
+    def start_run(self, warnings: Sequence[Problem]) -> None:
         """Emit the first events of the run, and `warnings`; write the class names."""
         started = self.run_started()
         if self.job.resumed:
@@ -348,13 +349,13 @@ class Trainer:
             )
         )
 
-    def emit_warnings(self, warnings: Sequence[str]) -> None:
+    def emit_warnings(self, warnings: Sequence[Problem]) -> None:
         """Emit the notes of the setup, `warnings`, and those about disk space."""
-        disk_problems: list[str] = []
+        disk_problems: list[Problem] = []
         if self.rank_info.rank == 0 and self.job.folder is not None:
             disk_problems = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.state.model))
-        for message in (*self.notes, *warnings, *disk_problems):
-            self.emit(WarningEvent(message=message))
+        for problem in (*self.notes, *warnings, *disk_problems):
+            self.emit(WarningEvent(message=str(problem)))
 
     def _write_classes(self) -> None:
         if self.rank_info.rank == 0 and self.job.folder is not None:

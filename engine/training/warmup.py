@@ -236,7 +236,7 @@ def _load_compiled_code(state: RankState) -> CompileCache:
     cache.load()
     if sampler.rank == 0:
         if cache.problem:
-            state.channel.send(WarningEvent(message=cache.problem))
+            state.channel.send(WarningEvent(message=str(cache.problem)))
         what = f"{model.name} (model.compile_mode {model.compile_mode})"
         message = f"compiling {what}, which can take minutes"
         if cache.loaded:
@@ -248,10 +248,10 @@ def _load_compiled_code(state: RankState) -> CompileCache:
 def _save_compiled_code(state: RankState, cache: CompileCache) -> None:
     """Keep the compiled code for later runs, on rank 0."""
     if state.sampler.rank == 0:
-        cache.problem = ""
+        cache.problem = None
         cache.save()
         if cache.problem:
-            state.channel.send(WarningEvent(message=cache.problem))
+            state.channel.send(WarningEvent(message=str(cache.problem)))
 
 
 def _warm_up_compiled(state: RankState) -> None:

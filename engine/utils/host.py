@@ -6,7 +6,6 @@ import os
 import resource
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -41,16 +40,6 @@ def free_memory() -> tuple[int, int]:
 
 
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-class Shortage(NamedTuple):
-    """A missing resource: what was found, and what to do about it."""
-
-    found: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.found}; {self.advice}"
 
 
 def free_bytes(path: Path) -> int:

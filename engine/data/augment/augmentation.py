@@ -26,14 +26,18 @@ from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_
 from engine.data.rng import fork_all_rngs, fork_torch_rng, single_torch_thread
 from engine.data.sampler import Indices, RandomStream, random_bits, random_integers
 from engine.data.sources.base import Box, CropSpec, ImageFormat
-from engine.utils.errors import UsageError
+from engine.utils.errors import CodedError, UsageError
 
 # Maps a C x H x W uint8 image to one of the same shape and dtype.
 ImageTransform = Callable[[Tensor], Tensor]
 
 
-class UserTransformError(Exception):
+class UserTransformError(CodedError):
     """The user's transform raised an exception or returned an invalid image. The message names the transform."""
+
+    def __init__(self, message: str, code: str = "user-code-failed") -> None:
+        # The DataLoader recreates an exception of its worker from the message alone.
+        super().__init__(message, code)
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,9 @@ def _user_transform(name: str, run: RunConfig) -> ImageTransform:
     transform = load_user_code("augment.transform", name, run.code, run.code_packages)
     if not callable(transform):
         raise UsageError.one(
-            "augment.transform", f"{name} is {describe_value(transform)}; it must be a callable that takes an image"
+            "augment.transform",
+            f"{name} is {describe_value(transform)}; it must be a callable that takes an image",
+            code="invalid-value",
         )
 
     def checked_transform(image: Tensor) -> Tensor:
@@ -246,13 +252,14 @@ def _user_transform(name: str, run: RunConfig) -> ImageTransform:
             result = transform(image)
         except Exception as error:
             reason = describe_exception(error, run.code, run.code_packages)
-            raise UserTransformError(f"augment.transform {name} failed: {reason}") from error
+            raise UserTransformError(f"augment.transform {name} failed: {reason}", code="user-code-failed") from error
         if isinstance(result, Tensor) and result.dtype == image.dtype and result.shape == shape:
             return result
         dtype = str(image.dtype).removeprefix("torch.")
         expected = f"a Tensor of {dtype}, {' x '.join(map(str, shape))}, like its input"
         raise UserTransformError(
-            f"augment.transform {name} returned {describe_value(result)}; it must return {expected}"
+            f"augment.transform {name} returned {describe_value(result)}; it must return {expected}",
+            code="invalid-value",
         )
 
     return checked_transform

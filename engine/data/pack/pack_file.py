@@ -56,7 +56,7 @@ from numpy.typing import NDArray
 
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.image_file import MAX_IMAGE_BYTES
-from engine.utils.errors import UsageError
+from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import open_regular_file, parse_json
 
 MAGIC = b"\x89GPK\r\n\x1a\n"
@@ -80,7 +80,7 @@ UInt32s = NDArray[np.uint32]
 UInt64s = NDArray[np.uint64]
 
 
-class InvalidPackError(Exception):
+class InvalidPackError(CodedError):
     """A file is no packed set, or is damaged. The message is a clause that follows the path."""
 
     advice = PACK_AGAIN
@@ -166,7 +166,7 @@ class Pack:
         weakref.finalize(self, os.close, self.fd)
         self._read_header()
         if digest is not None and digest != self.digest:
-            raise InvalidPackError("was replaced by another packed set")
+            raise InvalidPackError("was replaced by another packed set", code="data-changed")
         self._read_index()
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
@@ -180,17 +180,19 @@ class Pack:
         header = os.pread(self.fd, HEADER_BYTES, 0)
         file_bytes = os.fstat(self.fd).st_size
         if header == bytes(len(header)):
-            raise UnfinishedPackError("is not finished")
+            raise UnfinishedPackError("is not finished", code="unfinished")
         if not (header + MAGIC[len(header) :]).startswith(MAGIC):
-            raise ForeignFileError("is not a packed set of gputrain")
+            raise ForeignFileError("is not a packed set of gputrain", code="wrong-format")
         if len(header) < HEADER_BYTES:
-            raise InvalidPackError("is truncated")
+            raise InvalidPackError("is truncated", code="damaged")
         fields = _HEADER.unpack(header)
         version, info_bytes, size, self.index_offset, self.num_train, self.num_val, names_bytes, _, digest = fields[1:]
         if version != VERSION:
-            raise InvalidPackError(f"has format {version}, which this version of gputrain does not know")
+            raise InvalidPackError(
+                f"has format {version}, which this version of gputrain does not know", code="wrong-version"
+            )
         if file_bytes < size:
-            raise InvalidPackError(f"is truncated: {file_bytes:,} of {size:,} bytes")
+            raise InvalidPackError(f"is truncated: {file_bytes:,} of {size:,} bytes", code="damaged")
         self._header = header[:-_DIGEST_BYTES]
         self.digest: str = digest.hex()
         self._names_offset: int = self.index_offset + ROW_BYTES * self.num_images
@@ -203,7 +205,7 @@ class Pack:
             and self.index_offset >= HEADER_BYTES
         )
         if not is_bounded:
-            raise InvalidPackError("is damaged: its header is wrong")
+            raise InvalidPackError("is damaged: its header is wrong", code="damaged")
 
     def _read_index(self) -> None:
         digest, offset = hashlib.sha256(self._header), self.index_offset
@@ -221,7 +223,7 @@ class Pack:
         info = self._read_at(self._info_offset, file_bytes - self._info_offset)
         digest.update(info)
         if digest.hexdigest() != self.digest:
-            raise InvalidPackError("is damaged: the checksum of its index is wrong")
+            raise InvalidPackError("is damaged: the checksum of its index is wrong", code="damaged")
         self.info = parse_json(info) or {}
         self._check_tables(name_ends, labels)
         # ImageNet has 1,000 classes.
@@ -231,22 +233,22 @@ class Pack:
         """Raise InvalidPackError if a table leads out of the file. The file may be made to mislead."""
         classes = self.info.get("classes")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise InvalidPackError("is damaged: it has no classes")
+            raise InvalidPackError("is damaged: it has no classes", code="damaged")
         self.classes = tuple(classes)
         if len(set(self.classes)) < len(self.classes) or len(self.classes) < 2:
-            raise InvalidPackError("is damaged: its classes are wrong")
+            raise InvalidPackError("is damaged: its classes are wrong", code="damaged")
         if int(labels.max()) >= len(self.classes):
-            raise InvalidPackError("is damaged: it has images of an unknown class")
+            raise InvalidPackError("is damaged: it has images of an unknown class", code="damaged")
         lengths = np.diff(name_ends.astype(np.int64), prepend=0)
         if int(lengths.min()) < 1 or int(lengths.max()) > MAX_NAME_BYTES or name_ends[-1] != self._names_bytes:
-            raise InvalidPackError("is damaged: its names are wrong")
+            raise InvalidPackError("is damaged: its names are wrong", code="damaged")
         if (
             int(self.offsets.max()) > self.index_offset
             or not 0 < self.sizes.min() <= self.sizes.max() <= MAX_IMAGE_BYTES
         ):
-            raise InvalidPackError("is damaged: it has images outside of the file")
+            raise InvalidPackError("is damaged: it has images outside of the file", code="damaged")
         if int(self.offsets.min()) < HEADER_BYTES or int((self.offsets + self.sizes).max()) > self.index_offset:
-            raise InvalidPackError("is damaged: it has images outside of the file")
+            raise InvalidPackError("is damaged: it has images outside of the file", code="damaged")
 
     @property
     def _names_bytes(self) -> int:
@@ -258,13 +260,17 @@ class Pack:
         try:
             data = self._read_at(int(self.offsets[row]), size)
         except InvalidPackError as error:
-            raise UnreadableImageError(f"{self.path} {error}: {self.describe(row)} is missing; {PACK_AGAIN}") from error
+            raise UnreadableImageError(
+                f"{self.path} {error}: {self.describe(row)} is missing; {PACK_AGAIN}", code="bad-image"
+            ) from error
         except OSError as error:
             reason = error.strerror or str(error)
-            raise UnreadableImageError(f"{self.path}: {self.describe(row)} cannot be read: {reason}") from error
+            raise UnreadableImageError(
+                f"{self.path}: {self.describe(row)} cannot be read: {reason}", code="bad-image"
+            ) from error
         if zlib.crc32(data) != self.checksums[row]:
             raise UnreadableImageError(
-                f"{self.path}: {self.describe(row)} is damaged: its checksum is wrong; {PACK_AGAIN}"
+                f"{self.path}: {self.describe(row)} is damaged: its checksum is wrong; {PACK_AGAIN}", code="bad-image"
             )
         return data
 
@@ -290,7 +296,7 @@ class Pack:
             bounds = (ends if before else np.insert(ends, 0, 0)).tolist()
             # Verified when the file was opened, but its owner may have changed it.
             if not 0 <= bounds[-1] - bounds[0] <= MAX_NAME_BYTES * CHUNK_ROWS or bounds[-1] > self._names_bytes:
-                raise InvalidPackError("has changed")
+                raise InvalidPackError("has changed", code="data-changed")
             text = self._read_at(self._names_offset + bounds[0], bounds[-1] - bounds[0])
             for low, high in pairwise(bounds):
                 yield text[low - bounds[0] : high - bounds[0]].decode("utf-8", "surrogateescape")
@@ -308,7 +314,7 @@ class Pack:
         while len(view):
             count = os.preadv(self.fd, [view], offset)
             if count == 0:
-                raise InvalidPackError("is truncated")
+                raise InvalidPackError("is truncated", code="damaged")
             view, offset = view[count:], offset + count
 
 
@@ -324,10 +330,10 @@ def reported_pack_errors(path: str, location: str) -> Iterator[None]:
     try:
         yield
     except InvalidPackError as error:
-        raise UsageError.one(location, f"{path} {error}", error.advice) from error
+        raise UsageError.one(location, f"{path} {error}", error.advice, code=error.code) from error
     except OSError as error:
         if Path(path).is_dir():
             advice = f"set it to the file that `gputrain pack {shlex.quote(path)} -o FILE` writes"
-            raise UsageError.one(location, f"{path} is a folder", advice) from error
+            raise UsageError.one(location, f"{path} is a folder", advice, code="not-a-file") from error
         reason = f"{path} cannot be read: {error.strerror or error}"
-        raise UsageError.one(location, reason, ForeignFileError.advice) from error
+        raise UsageError.one(location, reason, ForeignFileError.advice, code="not-readable") from error

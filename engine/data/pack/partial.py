@@ -173,11 +173,15 @@ class PartialPack:
 def _open(path: Path) -> int:
     """Return a descriptor of a regular file, which is created if it does not exist. Raises OSError."""
     if path.is_symlink():
-        raise UsageError.one("--output", f"{path} is a link", "delete it, or choose another output file")
+        raise UsageError.one(
+            "--output", f"{path} is a link", "delete it, or choose another output file", code="is-link"
+        )
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UsageError.one("--output", f"{path} is not a regular file", "choose another output file")
+        raise UsageError.one(
+            "--output", f"{path} is not a regular file", "choose another output file", code="not-a-file"
+        )
     return fd
 
 
@@ -191,7 +195,12 @@ def _open_locked(path: Path) -> int:
     except (BlockingIOError, FileNotFoundError):
         pass
     os.close(fd)
-    raise UsageError.one("--output", f"another process packs into {path}", "wait for it, or choose another output file")
+    raise UsageError.one(
+        "--output",
+        f"another process packs into {path}",
+        "wait for it, or choose another output file",
+        code="already-running",
+    )
 
 
 def _read_all(fd: int) -> bytes:

@@ -36,7 +36,7 @@ def damaged_images(
     starts = pack.offsets[order]
     ends = starts + pack.sizes[order]
     if starts[0] != HEADER_BYTES or ends[-1] != pack.index_offset or np.any(starts[1:] != ends[:-1]):
-        raise InvalidPackError("is damaged: its images overlap or leave a gap")
+        raise InvalidPackError("is damaged: its images overlap or leave a gap", code="damaged")
     with ThreadPoolExecutor(min(MAX_THREADS, available_cores())) as pool:
         for start in range(0, len(order), BATCH_IMAGES):
             rows = order[start : start + BATCH_IMAGES].tolist()

@@ -120,7 +120,10 @@ class PackPlan:
             status = path.stat()
         if (status.st_size, status.st_mtime_ns, len(data)) != (self.sizes[row], self._mtimes_ns[row], self.sizes[row]):
             raise UsageError.one(
-                str(path), "changed while it was packed", "run the same command again, which continues"
+                str(path),
+                "changed while it was packed",
+                "run the same command again, which continues",
+                code="data-changed",
             )
         if self.request.encoding is None:
             return data
@@ -132,15 +135,21 @@ def make_plan(request: PackRequest, on_progress: OnProgress = lambda _: None) ->
     """Scan the folder of a request. Raises UsageError, also if the output exists."""
     output = request.output
     if is_folder(output):
-        raise UsageError.one("--output", f"{output} is a folder", f"name a file, such as {output / 'photos.gpk'}")
+        raise UsageError.one(
+            "--output", f"{output} is a folder", f"name a file, such as {output / 'photos.gpk'}", code="not-a-file"
+        )
     if os.path.lexists(output) and not request.force:
-        raise UsageError.one("--output", f"{output} exists; choose another file, or replace it with --force")
+        raise UsageError.one(
+            "--output", f"{output} exists; choose another file, or replace it with --force", code="name-in-use"
+        )
     # Now, because the scan of a large folder takes minutes.
     if not is_folder(output.parent):
-        raise UsageError.one("--output", f"there is no folder {output.parent}", "create it, or choose another one")
+        raise UsageError.one(
+            "--output", f"there is no folder {output.parent}", "create it, or choose another one", code="not-found"
+        )
     if not os.access(output.parent, os.W_OK | os.X_OK):
         reason = f"nothing can be written to the folder {output.parent}"
-        raise UsageError.one("--output", reason, "choose another one, or change its permissions")
+        raise UsageError.one("--output", reason, "choose another one, or change its permissions", code="not-writable")
     try:
         scan = scan_folder(request.folder, allow_empty=request.allow_empty, on_progress=on_progress)
         return PackPlan(request, scan)
@@ -197,15 +206,16 @@ def _reported(request: PackRequest) -> Iterator[None]:
         yield
     except UnreadableImageError as error:
         advice = "repair or remove it, and run the same command again, which continues"
-        raise UsageError.one("FOLDER", str(error), advice) from error
+        raise UsageError.one("FOLDER", str(error), advice, code=error.code) from error
     except OSError as error:
         reason = f"{request.output} cannot be written: {error.strerror or error}"
-        advice = "choose another output file"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             advice = "free disk space, and run the same command again, which continues"
+            raise UsageError.one("--output", reason, advice, code="disk-full") from error
         if error.errno == errno.EFBIG:
             advice = "raise the limit of the shell (ulimit -f) or use another disk, and run the same command again"
-        raise UsageError.one("--output", reason, advice) from error
+            raise UsageError.one("--output", reason, advice, code="too-large") from error
+        raise UsageError.one("--output", reason, "choose another output file", code="not-writable") from error
 
 
 def _write_images(

@@ -27,6 +27,7 @@ from engine.data.sampler import BatchRequest, Indices, RandomStream, random_bits
 from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, Labels, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.stage_times import stage
+from engine.utils.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Batch:
     augment_params: AugmentParams | None = None
     readable: Indices | None = None
     encoded: EncodedRows | None = None
-    warning: str = ""
+    warning: Problem | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all but the images by value: a shared-memory file and a socket connection for each small tensor would

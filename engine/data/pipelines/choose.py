@@ -60,17 +60,16 @@ def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) 
     return PipelineChoice("memory", f"the decoded images take {format_bytes(size)}")
 
 
-def pipeline_warnings(config: Config, pipeline_choice: PipelineChoice) -> list[str]:
+def pipeline_warnings(config: Config, pipeline_choice: PipelineChoice) -> list[Problem]:
     """Return warnings about config keys that the pipeline ignores and about results that mean nothing."""
     if pipeline_choice.pipeline == "fixed":
-        return ["data.pipeline=fixed repeats a single batch: the trained weights and the accuracy are meaningless"]
+        reason = "data.pipeline=fixed repeats a single batch: the trained weights and the accuracy are meaningless"
+        return [Problem("", reason, code="repeated-batch")]
     workers = config.data.workers
     # `engine.config.effects` warns of it if the pipeline was set.
     if config.data.pipeline == "auto" and pipeline_choice.pipeline == "memory" and workers != "auto" and workers > 0:
-        return [
-            f"data.workers={workers} has no effect in the memory pipeline ({pipeline_choice.why}); set "
-            "data.pipeline=stream to load with workers"
-        ]
+        reason = f"data.workers={workers} has no effect in the memory pipeline ({pipeline_choice.why})"
+        return [Problem("", reason, "set data.pipeline=stream to load with workers", code="no-effect")]
     return []
 
 
@@ -94,7 +93,10 @@ def pipeline_problems(config: Config, source: ImageSource | None, local_world_si
 
 def _memory_problem(reason: str) -> Problem:
     return Problem(
-        "data.pipeline", f"memory is impossible: {reason}", "set data.pipeline=stream or reduce data.image_size"
+        "data.pipeline",
+        f"memory is impossible: {reason}",
+        "set data.pipeline=stream or reduce data.image_size",
+        code="not-supported",
     )
 
 

@@ -69,7 +69,7 @@ def choose_decoder(
     if requested == "cpu" or not isinstance(source, EncodedSource) or pipeline != "stream":
         if requested == "gpu":
             refused = f"gpu decodes image files in the stream pipeline, but this run uses {pipeline}"
-            raise UsageError.one("data.decoder", refused, "set data.decoder=auto")
+            raise UsageError.one("data.decoder", refused, "set data.decoder=auto", code="conflict")
         return CPU_DECODER
     reason = _reason_against_gpu(config, image_format, on_gpu=on_gpu)
     if requested == "gpu":
@@ -94,7 +94,7 @@ def decoder_problems(config: Config, *, on_gpu: bool) -> list[Problem]:
 
 
 def _gpu_problem(reason: str) -> Problem:
-    return Problem("data.decoder", f"gpu is impossible: {reason}", "set data.decoder=auto")
+    return Problem("data.decoder", f"gpu is impossible: {reason}", "set data.decoder=auto", code="not-supported")
 
 
 def _reason_against_device(*, on_gpu: bool) -> str | None:

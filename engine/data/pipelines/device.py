@@ -23,6 +23,7 @@ from engine.data.pipelines.gpu_decoder import GpuDecoder
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sources.base import ImageFormat
 from engine.data.stage_times import StageTimes, stage
+from engine.utils.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class DeviceBatch:
     loss_weight: float
     ends_step: bool = True
     unread: tuple[str, ...] = ()
-    warning: str = ""
+    warning: Problem | None = None
 
 
 class DeviceLoader(Protocol):

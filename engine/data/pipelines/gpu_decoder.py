@@ -21,6 +21,7 @@ from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.encoded import EncodedSource, new_batch
+from engine.utils.errors import CodedError, Problem
 
 # Pixels that one call decodes. They take 192 MiB of device memory as RGB.
 MAX_PIXELS_PER_CALL = 1 << 26
@@ -29,7 +30,7 @@ MAX_PIXELS_PER_CALL = 1 << 26
 DeviceStage = Callable[[str], AbstractContextManager[None]]
 
 
-class DecoderUnavailableError(Exception):
+class DecoderUnavailableError(CodedError):
     """nvJPEG cannot be used. The message says why, as a clause."""
 
 
@@ -81,8 +82,8 @@ class GpuDecoder:
             # It is reported as such.
             return batch
         self._has_warned = True
-        warning = f"nvJPEG rejects {name}: the CPU loads such images again; if they are many, set data.decoder=cpu"
-        return replace(batch, warning=warning)
+        reason = f"nvJPEG rejects {name}: the CPU loads such images again; if they are many, set data.decoder=cpu"
+        return replace(batch, warning=Problem("", reason, code="bad-image"))
 
     def _load_on_cpu(self, batch: Batch, rows: Sequence[int], request: BatchRequest) -> Batch:
         """Load some images of a batch from their source, and drop those that the CPU cannot decode either."""
@@ -162,7 +163,7 @@ def check_nvjpeg(device: torch.device) -> None:
         decode_jpeg([torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)], mode="RGB", device=device)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise DecoderUnavailableError(f"nvJPEG does not work on {device} ({reason})") from error
+        raise DecoderUnavailableError(f"nvJPEG does not work on {device} ({reason})", code="library-failed") from error
 
 
 @cache
@@ -170,13 +171,17 @@ def load_decoder() -> Any:
     """Return torchcodec's `decode_jpeg`. It does not need FFmpeg. Raises DecoderUnavailableError."""
     # torchcodec decodes images since version 0.16, which needs this torch. A TorchVersion compares numbers.
     if torch.__version__ < "2.11":
-        raise DecoderUnavailableError(f"nvJPEG needs torch 2.11 or later, and this is torch {torch.__version__}")
+        raise DecoderUnavailableError(
+            f"nvJPEG needs torch 2.11 or later, and this is torch {torch.__version__}", code="wrong-version"
+        )
     try:
         from torchcodec.decoders import decode_jpeg
     except ImportError as error:
-        raise DecoderUnavailableError(f"torchcodec cannot be imported ({error})") from error
+        raise DecoderUnavailableError(f"torchcodec cannot be imported ({error})", code="library-failed") from error
     except (OSError, RuntimeError) as error:
         # Its libraries are built for certain versions of torch and CUDA.
         reason = str(error).partition("\n")[0]
-        raise DecoderUnavailableError(f"torchcodec does not work with torch {torch.__version__} ({reason})") from error
+        raise DecoderUnavailableError(
+            f"torchcodec does not work with torch {torch.__version__} ({reason})", code="library-failed"
+        ) from error
     return decode_jpeg

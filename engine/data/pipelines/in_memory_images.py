@@ -30,6 +30,7 @@ from engine.data.sources.base import (
 from engine.data.sources.decoded_cache import DecodedChunks, DecodedImages, cache_key_of_stamps, load_or_decode
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.image import is_decoded_at_reduced_scale
+from engine.utils.errors import Problem
 from engine.utils.host import available_cores
 
 # Images decoded or converted at a time.
@@ -48,7 +49,7 @@ class InMemoryImages:
     rows: Mapping[Part, Indices]
     labels: Mapping[Part, Labels]
     unread: Mapping[Part, Mapping[int, str]] = field(default_factory=dict)
-    warning: str | None = None
+    warning: Problem | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -67,7 +68,7 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
         encoded_images = _load_encoded(source, image_format, labels)
         reasons = [reason for part in PARTS for reason in encoded_images.unread.get(part, {}).values()]
         if reasons and config.data.on_bad == "fail":
-            raise UnreadableImageError(reasons[0])
+            raise UnreadableImageError(reasons[0], code="bad-image")
         return encoded_images
     formats = {part: in_memory_format(part, config, source.format, image_format) for part in PARTS}
     rows = {part: np.arange(source.num_images(part)) for part in PARTS}
@@ -242,7 +243,9 @@ class _LoadedEntry:
         try:
             key = entry.cache_key
         except OSError as error:
-            raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
+            raise UnreadableImageError(
+                f"the image {error.filename} cannot be read: {error.strerror}", code="bad-image"
+            ) from error
         return cls(entry, load_or_decode(key, entry.decode, entry.is_valid))
 
     @property
@@ -275,7 +278,7 @@ def _has_format(source: ArraySource, part: Part, target_format: ImageFormat) -> 
     )
 
 
-def _converted_part(source: ArraySource, part: Part, target_format: ImageFormat) -> tuple[Images, str | None]:
+def _converted_part(source: ArraySource, part: Part, target_format: ImageFormat) -> tuple[Images, Problem | None]:
     """Return the images of a part in the target format, cached if the source has a cache key, and a warning or None."""
     images, size = source.images[part], _part_preprocessing(part, target_format).size
     if _has_format(source, part, target_format):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from engine.data.fingerprint import Fingerprint, hash_integers
 from engine.data.sampler import Indices, Part
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
+from engine.utils.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class ArraySource:
     images: dict[Part, Images]
     labels: dict[Part, Labels]
     cache_key: str = ""
-    warning: str | None = None
+    warning: Problem | None = None
     in_memory: bool = field(default=True, init=False)
     skipped: tuple[str, ...] = field(default=(), init=False)
 

@@ -13,7 +13,7 @@ from engine.config.data_sections import DataConfig, Fit, Interpolation
 from engine.config.rules import val_resize_problem
 from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import Indices, Part
-from engine.utils.errors import UsageError
+from engine.utils.errors import CodedError, UsageError
 
 # uint8, or float32 for user datasets whose items are floating-point tensors, see `ImageFormat.dtype`.
 Images = NDArray[Any]
@@ -173,8 +173,12 @@ class ItemFormat:
     is_float: bool = False
 
 
-class UnreadableImageError(Exception):
+class UnreadableImageError(CodedError):
     """An image cannot be read or decoded. The message names it."""
+
+    def __init__(self, message: str, code: str = "bad-image") -> None:
+        # The DataLoader recreates an exception of its worker from the message alone.
+        super().__init__(message, code)
 
 
 class ImageSource(Protocol):

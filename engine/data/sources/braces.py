@@ -6,18 +6,20 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
+from engine.utils.errors import CodedError
+
 # Each level is a recursion, and multiplies the names.
 MAX_BRACES = 16
 _RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?")
 
 
 def expand_braces(pattern: str, max_names: int) -> list[str]:
-    """Return the names that a pattern stands for, in its order. Raises ValueError if they are more than `max_names`."""
+    """Return the names that a pattern stands for, in its order. Raises CodedError if they are more than `max_names`."""
     if pattern.count("{") > MAX_BRACES:
-        raise ValueError(f"has more than {MAX_BRACES} braces")
+        raise CodedError(f"has more than {MAX_BRACES} braces", code="too-many")
     names = list(islice(_expand(pattern), max_names + 1))
     if len(names) > max_names:
-        raise ValueError(f"stands for more than {max_names:,} files")
+        raise CodedError(f"stands for more than {max_names:,} files", code="too-many")
     return names
 
 

@@ -91,6 +91,7 @@ def check_torchvision_files(data: DataConfig) -> None:
             "data.path",
             f"{data.dataset} is not in {root}: {root / image_set.folder / missing[0]} is missing",
             f"set data.path to the folder that contains {image_set.folder}, or download it with data.download=true",
+            code="not-found",
         )
 
 
@@ -150,9 +151,11 @@ def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
         if data.download:
             advice = f"check the network, or copy {image_set.folder} there"
             raise UsageError.one(
-                "data.path", f"{data.dataset} cannot be downloaded to {root}: {reason}", advice
+                "data.path", f"{data.dataset} cannot be downloaded to {root}: {reason}", advice, code="download-failed"
             ) from error
-        raise UsageError.one("data.path", f"{data.dataset} in {root} cannot be read: {reason}") from error
+        raise UsageError.one(
+            "data.path", f"{data.dataset} in {root} cannot be read: {reason}", code="not-readable"
+        ) from error
     shape = (sum(map(len, images)), *images[0].shape[1:])
     return DecodedChunks(shape, images, {"labels": labels, "classes": classes})
 
@@ -197,7 +200,9 @@ def _download_lock(folder: Path, root: Path) -> Iterator[None]:
                 locks.close()
         except OSError as error:
             reason = f"{folder} cannot be created and locked: {error.strerror}"
-            raise UsageError.one("data.path", reason, "choose a folder that you can write to") from error
+            raise UsageError.one(
+                "data.path", reason, "choose a folder that you can write to", code="not-writable"
+            ) from error
         try:
             yield
         finally:

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.data.sources.base import Images
+from engine.utils.errors import Problem
 from engine.utils.files import (
     cache_folder,
     exclusive_lock,
@@ -75,7 +76,7 @@ class DecodedImages:
 
     images: Images
     metadata: Mapping[str, Any]
-    warning: str | None = None
+    warning: Problem | None = None
 
 
 def compute_cache_key(parameters: Mapping[str, Any], files: Iterable[Path], root: Path) -> str:
@@ -153,7 +154,8 @@ def load_or_decode(
     for chunk in decoded.chunks:
         images[start : start + len(chunk)] = chunk
         start += len(chunk)
-    return DecodedImages(images, decoded.metadata, f"decoded images {_not_cached(problem)}")
+    warning = Problem("", f"decoded images {_not_cached(problem)}", code="not-writable")
+    return DecodedImages(images, decoded.metadata, warning)
 
 
 def cache_write_problem(size_bytes: int) -> str | None:

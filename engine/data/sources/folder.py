@@ -157,7 +157,7 @@ def _usage_error_on_os_error(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         path = error.filename or root
-        raise UsageError.one("data.path", f"{path} cannot be read: {error.strerror}") from error
+        raise UsageError.one("data.path", f"{path} cannot be read: {error.strerror}", code="not-readable") from error
 
 
 def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
@@ -165,8 +165,10 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     if not root.is_dir():
         if root.is_file():
             others = ", or data.dataset to packed for a file of gputrain pack, or to webdataset for tar shards"
-            raise UsageError.one("data.path", f"{root} is a file", CLASS_FOLDERS_ADVICE + others)
-        raise UsageError.one("data.path", f"{root} does not exist or is not a folder", CLASS_FOLDERS_ADVICE)
+            raise UsageError.one("data.path", f"{root} is a file", CLASS_FOLDERS_ADVICE + others, code="not-a-folder")
+        raise UsageError.one(
+            "data.path", f"{root} does not exist or is not a folder", CLASS_FOLDERS_ADVICE, code="not-found"
+        )
     parts: dict[Part, Path] = {"train": root}
     if _subfolders(root / "train"):
         parts = {"train": root / "train"}
@@ -178,10 +180,13 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
         advice = CLASS_FOLDERS_ADVICE
         if any(root.glob("*.tar")):
             advice += ", or train on the tar shards with data.dataset=webdataset"
-        raise UsageError.one("data.path", f"{parts['train']} contains {contents}", advice)
+        raise UsageError.one("data.path", f"{parts['train']} contains {contents}", advice, code="no-images")
     if {name.lower() for name in classes} <= PART_FOLDER_NAMES:
         raise UsageError.one(
-            "data.path", f"{root} contains splits, not classes ({', '.join(classes)})", "rename them to train and val"
+            "data.path",
+            f"{root} contains splits, not classes ({', '.join(classes)})",
+            "rename them to train and val",
+            code="wrong-format",
         )
     return parts, classes
 
@@ -205,7 +210,10 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
     prefix = "" if root == Path() else f"{str(root).rstrip('/')}/"
     for part, folder in parts.items():
         unknown = sorted(set(_subfolders(folder)) - set(classes))
-        problems += [Problem("data.path", f"{folder / name} is not a class of {parts['train']}") for name in unknown]
+        problems += [
+            Problem("data.path", f"{folder / name} is not a class of {parts['train']}", code="bad-label")
+            for name in unknown
+        ]
         empty: list[tuple[Path, list[str]]] = []
         # Arrays per class: lists of a million strings and numbers take 300 MB, which the process keeps.
         part_paths, counts, part_stamps = PathBuffer(), list[int](), [np.empty((0, 2), np.int64)]
@@ -222,7 +230,7 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
         if not len(part_paths):
             other = f"delete this folder to split {parts['train']}" if part == "val" else "set another data.path"
             reason = f"{folder} contains no readable image{_list_files([file for _, files in empty for file in files])}"
-            problems.append(Problem("data.path", reason, f"add images, or {other}"))
+            problems.append(Problem("data.path", reason, f"add images, or {other}", code="no-images"))
         elif empty and not allow_empty:
             problems.append(_empty_class_problem(empty))
         paths[part], labels[part] = part_paths.finish(), np.repeat(np.arange(len(classes)), counts)
@@ -239,10 +247,20 @@ def _empty_class_problem(empty: Sequence[tuple[Path, Sequence[str]]]) -> Problem
     folder, files = empty[0]
     if len(empty) == 1:
         reason = f"the class folder {folder} contains no readable image{_list_files(files)}"
-        return Problem("data.path", reason, f"add images, delete the folder, or keep its class with {ALLOW_EMPTY}")
+        return Problem(
+            "data.path",
+            reason,
+            f"add images, delete the folder, or keep its class with {ALLOW_EMPTY}",
+            code="empty-class",
+        )
     names = list_names([folder.name for folder, _ in empty])
     reason = f"{len(empty)} class folders of {folder.parent} contain no readable image ({names})"
-    return Problem("data.path", reason, f"add images, delete the folders, or keep their classes with {ALLOW_EMPTY}")
+    return Problem(
+        "data.path",
+        reason,
+        f"add images, delete the folders, or keep their classes with {ALLOW_EMPTY}",
+        code="empty-class",
+    )
 
 
 def _list_files(files: Sequence[str]) -> str:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
+from engine.utils.errors import CodedError
+
 # Pillow tries them in this order. Its other formats are rarely used, have no decoder, or run programs: it decodes EPS
 # with Ghostscript.
 IMAGE_FORMATS = (
@@ -36,7 +38,7 @@ MAX_IMAGE_BYTES = 1 << 28
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-class UnusableImageError(Exception):
+class UnusableImageError(CodedError):
     """A file is not an image that gputrain decodes. The message is a noun phrase that says what it is instead."""
 
 
@@ -76,9 +78,11 @@ def read_image_file(path: Path | str) -> bytes:
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise UnusableImageError("not a regular file")
+            raise UnusableImageError("not a regular file", code="not-a-file")
         if status.st_size > MAX_IMAGE_BYTES:
-            raise UnusableImageError(f"a file of more than {MAX_IMAGE_BYTES >> 20} MiB; reduce its size")
+            raise UnusableImageError(
+                f"a file of more than {MAX_IMAGE_BYTES >> 20} MiB; reduce its size", code="too-large"
+            )
         data = os.read(handle, status.st_size)
         # A network file system may return less.
         while len(data) < status.st_size and (rest := os.read(handle, status.st_size - len(data))):
@@ -94,10 +98,12 @@ def open_image(data: bytes | memoryview) -> Iterator[Image.Image]:
     try:
         image = Image.open(BytesIO(data), formats=IMAGE_FORMATS)
     except UnidentifiedImageError as error:
-        raise UnusableImageError(_describe_other_file(bytes(data[:16]))) from error
+        raise UnusableImageError(_describe_other_file(bytes(data[:16])), code="bad-image") from error
     except Image.DecompressionBombError as error:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise UnusableImageError(f"an image of more than {limit:,} pixels; reduce its size") from error
+        raise UnusableImageError(
+            f"an image of more than {limit:,} pixels; reduce its size", code="too-large"
+        ) from error
     with image:
         yield image
 

@@ -13,6 +13,7 @@ from typing import Any
 from engine.data.sources.base import Box, Images
 from engine.data.sources.jpeg_crop import cut_jpeg, skip_rows_below
 from engine.data.sources.jpeg_header import JpegHeader
+from engine.utils.errors import Problem
 
 # simplejpeg's names of color spaces, by Pillow mode.
 _COLOR_SPACES = {"L": "GRAY", "RGB": "RGB"}
@@ -80,14 +81,15 @@ def choose_denominator(header: JpegHeader, min_width: int, min_height: int) -> i
     return next((denominator for denominator in _DENOMINATORS if denominator <= scale), 1)
 
 
-def decoder_warning() -> str | None:
+def decoder_warning() -> Problem | None:
     """Return a warning if JPEG files are decoded by Pillow because simplejpeg cannot be imported."""
     if _load_simplejpeg() is not None:
         return None
-    return (
+    reason = (
         "simplejpeg cannot be imported, so Pillow decodes JPEG files, which takes about twice the time: "
         "pip install simplejpeg"
     )
+    return Problem("", reason, code="not-installed")
 
 
 @cache

@@ -83,6 +83,7 @@ def open_source_for_preflight(config: Config) -> ImageSource | None:
             "data.path",
             f"{data.path} does not exist",
             f"download {data.archive} with data.download=true, or set data.path (--data-path) to your images",
+            code="not-found",
         )
     if is_user_code(config.data.dataset):
         return None

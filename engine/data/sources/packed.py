@@ -143,4 +143,9 @@ def _check_classes(pack: Pack, data: DataConfig) -> None:
     if len(empty) and not data.allow_empty:
         names = list_names([pack.classes[label] for label in empty])
         reason = f"{pack.path} has classes without a training image ({names})"
-        raise UsageError.one("data.path", reason, f"add images and pack again, or keep the classes with {ALLOW_EMPTY}")
+        raise UsageError.one(
+            "data.path",
+            reason,
+            f"add images and pack again, or keep the classes with {ALLOW_EMPTY}",
+            code="empty-class",
+        )

@@ -19,7 +19,7 @@ class _Descriptor:
         self._shard = shard
         self.fd = open_shard(shard.path)
         if not self.is_unchanged():
-            raise ShardError(CHANGED)
+            raise ShardError(CHANGED, code="data-changed")
 
     def is_unchanged(self) -> bool:
         # The inode differs between mounts of some network file systems.

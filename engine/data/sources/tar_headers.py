@@ -13,6 +13,8 @@ from itertools import islice
 from typing import NamedTuple
 from zlib import adler32
 
+from engine.utils.errors import CodedError
+
 BLOCK_BYTES = 512
 # One read covers a label, other small members and the header of the next image.
 READ_BYTES = 8 << 10
@@ -25,7 +27,7 @@ NOT_REGULAR = "not a regular file"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-class TarError(Exception):
+class TarError(CodedError):
     """An archive cannot be read. The message is a clause that follows its name."""
 
 
@@ -56,7 +58,7 @@ class TarReader:
             self._buffer, self._start, begin = os.pread(self._fd, max(size, READ_BYTES), offset), offset, 0
         data = self._buffer[begin : begin + size]
         if len(data) < size:
-            raise TarError("is truncated; copy or download it again")
+            raise TarError("is truncated; copy or download it again", code="damaged")
         return data
 
     def members(self) -> Iterator[TarMember]:
@@ -75,15 +77,15 @@ class TarReader:
             if header == _ZERO_BLOCK:
                 return
             if not has_valid_checksum(header):
-                raise TarError(self._describe_invalid_header(header, position))
+                raise TarError(self._describe_invalid_header(header, position), code="damaged")
             type_flag, offset = header[156:157], position + BLOCK_BYTES
             content_size = parse_number(header[124:136]) if size is None else size
             position = offset + -(-content_size // BLOCK_BYTES) * BLOCK_BYTES
             if position > self.size:
-                raise TarError("is truncated; copy or download it again")
+                raise TarError("is truncated; copy or download it again", code="damaged")
             if type_flag in (b"L", b"x"):
                 if content_size > MAX_EXTENSION_BYTES:
-                    raise TarError(f"has a header of more than {MAX_EXTENSION_BYTES >> 20} MiB")
+                    raise TarError(f"has a header of more than {MAX_EXTENSION_BYTES >> 20} MiB", code="too-large")
                 extension = self.read(offset, content_size)
                 if type_flag == b"L":
                     name = extension.rstrip(b"\0")
@@ -131,7 +133,7 @@ def parse_number(field: bytes) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise TarError("is damaged: a header contains an invalid number")
+        raise TarError("is damaged: a header contains an invalid number", code="damaged")
     return number
 
 
@@ -148,7 +150,7 @@ def _parse_pax(attributes: bytes, name: bytes) -> tuple[bytes, int | None]:
     while attributes:
         length, _, _ = attributes.partition(b" ")
         if not length.isdigit() or not len(length) < int(length[:9]) <= len(attributes):
-            raise TarError("is damaged: a PAX header is invalid")
+            raise TarError("is damaged: a PAX header is invalid", code="damaged")
         key, _, value = attributes[len(length) + 1 : int(length) - 1].partition(b"=")
         if key == b"path":
             name = value
@@ -178,4 +180,4 @@ def _tarfile_members(fd: int) -> Iterator[TarMember]:
                         yield TarMember(name, 0, 0, NOT_REGULAR)
         # tarfile raises ValueError for invalid numbers of a sparse file, RecursionError for many headers of one member.
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-            raise TarError(f"is damaged: {error}") from error
+            raise TarError(f"is damaged: {error}", code="damaged") from error

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from engine.data.sources.image_file import MAX_IMAGE_BYTES
 from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, TarMember, TarReader
+from engine.utils.errors import CodedError
 from engine.utils.text import printable
 
 IMAGE_EXTENSIONS = {
@@ -36,7 +37,7 @@ MAX_SKIPPED = 1000
 MAX_SHOWN_BYTES = 500
 
 
-class ShardError(Exception):
+class ShardError(CodedError):
     """A shard cannot be used. The message is a clause that follows its path."""
 
 
@@ -81,24 +82,24 @@ def open_shard(path: str) -> int:
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise ShardError("is not a regular file")
+    raise ShardError("is not a regular file", code="not-a-file")
 
 
 def build_index(fd: int, stamp: ShardStamp) -> ShardIndex:
     """Read the headers and labels of an open shard. Raises ShardError and OSError."""
     if stamp.size > MAX_SHARD_BYTES:
-        raise ShardError(f"has more than {MAX_SHARD_BYTES >> 40} TiB; split it into several shards")
+        raise ShardError(f"has more than {MAX_SHARD_BYTES >> 40} TiB; split it into several shards", code="too-large")
     # Without this, the kernel reads much of the images between the headers.
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     builder = _IndexBuilder(TarReader(fd, stamp.size))
     try:
         index = builder.build()
     except TarError as error:
-        raise ShardError(str(error)) from error
+        raise ShardError(str(error), code=error.code) from error
     finally:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
     if ShardStamp.of(fd) != stamp:
-        raise ShardError("changed while it was indexed; start again when it is complete")
+        raise ShardError("changed while it was indexed; start again when it is complete", code="data-changed")
     return index
 
 
@@ -126,7 +127,9 @@ class _IndexBuilder:
                 self._add(current, sample)
                 sample, current = {}, key
             if extension in sample:
-                raise ShardError(f"contains {_shown(member.name)} twice; make the key of each sample unique")
+                raise ShardError(
+                    f"contains {_shown(member.name)} twice; make the key of each sample unique", code="name-in-use"
+                )
             sample[extension] = member
         self._add(current, sample)
         if self._num_skipped > len(self._skipped):
@@ -158,13 +161,13 @@ class _IndexBuilder:
             return _check_label(text.strip().decode("ascii", "replace"), member)
         if (member := sample.get(b"json")) is None:
             advice = "add a .cls file with its class index, or a .json file with label, directly before or behind it"
-            raise ShardError(f"contains {_shown(image.name)} without a label; {advice}")
+            raise ShardError(f"contains {_shown(image.name)} without a label; {advice}", code="bad-label")
         if member.size > MAX_JSON_LABEL_BYTES:
-            raise ShardError(f"contains {_shown(member.name)}, which is too large for a label")
+            raise ShardError(f"contains {_shown(member.name)}, which is too large for a label", code="bad-label")
         try:
             values = json.loads(self._reader.read(member.offset, member.size))
         except (ValueError, RecursionError) as error:
-            raise ShardError(f"contains {_shown(member.name)}, which is not JSON") from error
+            raise ShardError(f"contains {_shown(member.name)}, which is not JSON", code="bad-label") from error
         label = values.get("label") if isinstance(values, dict) else None
         return _check_label(str(label) if type(label) is int else "", member)
 
@@ -189,7 +192,9 @@ def _check_label(text: str, member: TarMember) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= MAX_LABEL:
         return int(text)
     what = "label, the class index" if member.name.endswith(b"json") else "the class index"
-    raise ShardError(f"contains {_shown(member.name)}, which does not have {what} as an integer from 0 on")
+    raise ShardError(
+        f"contains {_shown(member.name)}, which does not have {what} as an integer from 0 on", code="bad-label"
+    )
 
 
 def _shown(name: bytes) -> str:

@@ -111,7 +111,7 @@ def _build_again(shard: IndexedShard) -> ShardIndex:
     fd = open_shard(shard.path)
     try:
         if ShardStamp.of(fd) != shard.stamp:
-            raise ShardError("has changed since it was indexed")
+            raise ShardError("has changed since it was indexed", code="data-changed")
         index = build_index(fd, shard.stamp)
     finally:
         os.close(fd)

@@ -81,15 +81,19 @@ class UserDataset:
         try:
             item = dataset[index]
         except Exception as error:
-            raise UnreadableImageError(f"{item_name} cannot be read: {self.describe_error(error)}") from error
+            raise UnreadableImageError(
+                f"{item_name} cannot be read: {self.describe_error(error)}", code="user-code-failed"
+            ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise UnreadableImageError(f"{item_name} is {describe_value(item)}; it must be an (image, label) pair")
+            raise UnreadableImageError(
+                f"{item_name} is {describe_value(item)}; it must be an (image, label) pair", code="bad-image"
+            )
         image, label = item
         try:
             class_index = operator.index(label)
         except TypeError as error:
             raise UnreadableImageError(
-                f"{item_name} has {describe_value(label)} as its label; it must be an integer"
+                f"{item_name} has {describe_value(label)} as its label; it must be an integer", code="bad-label"
             ) from error
         return _to_image(image, item_name), class_index
 
@@ -126,12 +130,14 @@ class UserDatasetSource:
             image, label = self.dataset.item(part, int(index))
             item_name = f"item {index} of {self.dataset.describe(part)}"
             if not 0 <= label < len(self.classes):
-                raise UnreadableImageError(f"{item_name} has {_label_out_of_range(int(label), len(self.classes))}")
+                raise UnreadableImageError(
+                    f"{item_name} has {_label_out_of_range(int(label), len(self.classes))}", code="bad-label"
+                )
             try:
                 images[row] = self._to_format(image, crop, int(index))
             except Exception as error:
                 # Pillow decodes lazily: a damaged file fails here.
-                raise UnreadableImageError(f"{item_name} cannot be used: {error}") from error
+                raise UnreadableImageError(f"{item_name} cannot be used: {error}", code="bad-image") from error
             labels[row] = label
         return images, labels
 
@@ -158,7 +164,7 @@ def first_item_format(data: DataConfig, run: RunConfig) -> ItemFormat:
         with fork_all_rngs():
             first, _ = dataset.item("train", 0)
     except UnreadableImageError as error:
-        raise UsageError.one(DATASET_KEY, str(error)) from error
+        raise UsageError.one(DATASET_KEY, str(error), code=error.code) from error
     if not isinstance(first, Image.Image):
         channels, height, width = first.shape
         return ItemFormat(width if width == height else None, channels, is_float=True)
@@ -178,7 +184,7 @@ def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
             first, _ = dataset.item("train", 0)
             dataset.item("val", 0)
     except UnreadableImageError as error:
-        raise UsageError.one(DATASET_KEY, str(error)) from error
+        raise UsageError.one(DATASET_KEY, str(error), code=error.code) from error
     image_format = _item_format(data, dataset, first)
     classes = _class_names(dataset, data.num_classes)
     for part in counts:
@@ -189,6 +195,7 @@ def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
             raise UsageError.one(
                 DATASET_KEY,
                 f"{dataset.describe(part)} has {_label_out_of_range(max_label, len(classes))}",
+                code="bad-label",
             )
     return UserDatasetSource(dataset, image_format, classes, counts)
 
@@ -202,6 +209,7 @@ def _item_format(data: DataConfig, dataset: UserDataset, first: Image.Image | Fl
                 DATASET_KEY,
                 f"the first tensor of {dataset.describe('train')} is {_format_shape(first.shape)}, not square",
                 "pad or resize the tensors in the dataset",
+                code="bad-image",
             )
         return ImageFormat(width, channels, (0.0,) * channels, (1.0,) * channels, dtype="float32")
     if data.max_train_size is None and first.width != first.height:
@@ -209,6 +217,7 @@ def _item_format(data: DataConfig, dataset: UserDataset, first: Image.Image | Fl
             "data.image_size",
             f"the first image of {dataset.describe('train')} is {first.width} x {first.height}, not square",
             "set data.image_size, such as 224",
+            code="missing-value",
         )
     channels = data.channels or _num_channels(first)
     mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS
@@ -229,6 +238,7 @@ def _build_dataset(dataset: UserDataset, part: Part) -> Any:
                 f'{dataset.name} is {describe_value(build)}; it must be a function or a class that takes "train" or '
                 '"val"'
             ),
+            code="invalid-value",
         )
     kwargs: dict[str, str] = {}
     try:
@@ -238,14 +248,19 @@ def _build_dataset(dataset: UserDataset, part: Part) -> Any:
     if path is not None and dataset.path is not None:
         kwargs = {"path": dataset.path}
     elif path is not None and path.default is inspect.Parameter.empty:
-        raise UsageError.one("data.path", f"{dataset.name} requires the argument path", "set data.path (--data-path)")
+        raise UsageError.one(
+            "data.path",
+            f"{dataset.name} requires the argument path",
+            "set data.path (--data-path)",
+            code="missing-value",
+        )
     try:
         with fork_all_rngs() as seed_rng:
             seed_rng(dataset.seed)
             return build(part, **kwargs)
     except Exception as error:
         raise UsageError.one(
-            DATASET_KEY, f"{dataset.describe(part)} failed: {dataset.describe_error(error)}"
+            DATASET_KEY, f"{dataset.describe(part)} failed: {dataset.describe_error(error)}", code="user-code-failed"
         ) from error
 
 
@@ -256,15 +271,18 @@ def _length(dataset: UserDataset, part: Part) -> int:
             DATASET_KEY,
             f"{dataset.describe(part)} returned {describe_value(built)}; it must return a dataset with __getitem__ and "
             "__len__",
+            code="invalid-value",
         )
     try:
         length = len(built)
     except Exception as error:
         raise UsageError.one(
-            DATASET_KEY, f"len() of {dataset.describe(part)} failed: {dataset.describe_error(error)}"
+            DATASET_KEY,
+            f"len() of {dataset.describe(part)} failed: {dataset.describe_error(error)}",
+            code="user-code-failed",
         ) from error
     if length == 0:
-        raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} is empty")
+        raise UsageError.one(DATASET_KEY, f"{dataset.describe(part)} is empty", code="no-images")
     return length
 
 
@@ -278,9 +296,12 @@ def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ..
         raise UsageError.one(
             DATASET_KEY,
             f"the classes of {dataset.describe('train')} are {describe_value(names)}; they must be a list of names",
+            code="invalid-value",
         )
     if len(names) < 2:
-        raise UsageError.one(DATASET_KEY, f"{dataset.describe('train')} has fewer than two classes")
+        raise UsageError.one(
+            DATASET_KEY, f"{dataset.describe('train')} has fewer than two classes", code="too-few-classes"
+        )
     return tuple(str(name) for name in names)
 
 
@@ -300,15 +321,18 @@ def _all_labels(dataset: UserDataset, part: Part) -> Labels:
                 raw_labels = [dataset.item(part, index)[1] for index in range(count)]
         labels = np.asarray(raw_labels)
     except UnreadableImageError as error:
-        raise UsageError.one(DATASET_KEY, str(error)) from error
+        raise UsageError.one(DATASET_KEY, str(error), code=error.code) from error
     except Exception as error:
         raise UsageError.one(
-            DATASET_KEY, f"the labels of {dataset.describe(part)} cannot be read: {dataset.describe_error(error)}"
+            DATASET_KEY,
+            f"the labels of {dataset.describe(part)} cannot be read: {dataset.describe_error(error)}",
+            code="user-code-failed",
         ) from error
     if labels.dtype.kind not in "iu" or labels.shape != (count,) or labels.min() < 0:
         raise UsageError.one(
             DATASET_KEY,
             f"the labels of {dataset.describe(part)} must be {count} non-negative integers, one per item",
+            code="bad-label",
         )
     return labels.astype(np.int64)
 
@@ -331,11 +355,13 @@ def _to_image(image: Any, item_name: str) -> Image.Image | FloatImage:
         array = image.detach().cpu().numpy().transpose(1, 2, 0)
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise UnreadableImageError(
-            f"{item_name} has {describe_value(image)} as its image; it must be {SUPPORTED_IMAGE_TYPES}"
+            f"{item_name} has {describe_value(image)} as its image; it must be {SUPPORTED_IMAGE_TYPES}",
+            code="bad-image",
         )
     if array.shape[2:] not in ((), (1,), (3,), (4,)):
         raise UnreadableImageError(
             f"{item_name} has a uint8 image with {array.shape[2]} channels; it must have 1, 3 or 4, or be a "
-            "floating-point tensor"
+            "floating-point tensor",
+            code="bad-image",
         )
     return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))

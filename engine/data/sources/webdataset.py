@@ -38,7 +38,7 @@ from engine.data.sources.tar_index_cache import (
     read_columns,
     read_names,
 )
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import CodedError, Problem, UsageError
 from engine.utils.files import is_file, is_folder, read_bytes
 from engine.utils.text import list_names, pluralize, printable
 
@@ -48,7 +48,7 @@ MAX_SHARDS = 1 << 16
 INDEX_THREADS = 16
 PROGRESS_SECONDS = 2.0
 MAX_PROBLEMS = 3
-SHARD_EXAMPLE = "shards/train-{000..146}.tar"
+SET_SHARDS_ADVICE = "set it to the shards, such as shards/train-{000..146}.tar"
 # Beside the shards, one name per line. The second is that of the CLIP benchmark.
 CLASS_FILES = ("classes.txt", "classnames.txt")
 MAX_CLASS_FILE_BYTES = 1 << 24
@@ -105,9 +105,9 @@ class TarSource(EncodedSource):
             data = os.pread(file.fd, BLOCK_BYTES + size, offset - BLOCK_BYTES)
             is_same = _has_size(data, size) and file.is_unchanged()
         except (OSError, ShardError) as error:
-            raise UnreadableImageError(f"the shard {shard.path} {_describe(error)}") from error
+            raise UnreadableImageError(f"the shard {shard.path} {_describe(error)}", code="bad-image") from error
         if not is_same:
-            raise UnreadableImageError(f"the shard {shard.path} {CHANGED}")
+            raise UnreadableImageError(f"the shard {shard.path} {CHANGED}", code="bad-image")
         return EncodedImage(memoryview(data)[BLOCK_BYTES:], lambda: f"{shard.path}: {_member_name(data, offset)}")
 
     @property
@@ -135,8 +135,7 @@ class TarSource(EncodedSource):
                 read_columns(shard, {"blocks": blocks})
                 members = read_names(shard)
             except (OSError, ShardError) as error:
-                reason = f"the shard {shard.path} {_describe(error)}"
-                raise UsageError.one("data.path", reason, "start again") from error
+                raise UsageError([_shard_problem("data.path", shard.path, error, "start again")]) from error
             rows = np.searchsorted(blocks, images.blocks[start:end]).tolist()
             names += [f"{Path(shard.path).name}/{os.fsdecode(members[row])}" for row in rows]
             start = end
@@ -187,7 +186,8 @@ def _reopen(
 ) -> TarSource:
     source = open_webdataset(data, seed)
     if any(source.fingerprint(part) != fingerprint for part, fingerprint in fingerprints.items()):
-        raise UsageError.one("data.path", "the shards have changed while the run was starting", "start it again")
+        reason = "the shards have changed while the run was starting"
+        raise UsageError.one("data.path", reason, "start it again", code="data-changed")
     return source.with_format(image_format)
 
 
@@ -240,12 +240,12 @@ def _load_shards(key: str, pattern: str) -> _LoadedShards:
     pool = ThreadPoolExecutor(min(INDEX_THREADS, len(paths)))
     progress = _Progress(pattern, len(paths))
     try:
-        for path, shard in zip(paths, pool.map(_index_or_problem, paths), strict=True):
+        for path, shard in zip(paths, pool.map(_index_or_error, paths), strict=True):
             progress.done += 1
             if isinstance(shard, IndexedShard):
                 shards.append(shard)
                 continue
-            problems.append(Problem(key, f"the shard {path} {shard}"))
+            problems.append(_shard_problem(key, path, shard))
             if len(problems) == MAX_PROBLEMS:
                 break
     finally:
@@ -261,21 +261,26 @@ def _load_shards(key: str, pattern: str) -> _LoadedShards:
         try:
             read_columns(shard, {name: column[place] for name, column in columns.items()})
         except (OSError, ShardError) as error:
-            raise UsageError.one(key, f"the shard {shard.path} {_describe(error)}") from error
+            raise UsageError([_shard_problem(key, shard.path, error)]) from error
     if any(shard.is_new for shard in shards):
         delete_unused_indices()
     loaded = _LoadedShards(key, tuple(shards), ends, columns)
     if not ends[-1]:
         reason = f"the shards contain no image{f' ({list_names(loaded.skipped)})' if loaded.skipped else ''}"
-        raise UsageError.one(key, reason, "they need members such as 0001.jpg and 0001.cls")
+        raise UsageError.one(key, reason, "they need members such as 0001.jpg and 0001.cls", code="no-images")
     return loaded
 
 
-def _index_or_problem(path: str) -> IndexedShard | str:
+def _index_or_error(path: str) -> IndexedShard | OSError | ShardError:
     try:
         return index_shard(path)
     except (OSError, ShardError) as error:
-        return _describe(error)
+        return error
+
+
+def _shard_problem(key: str, path: str, error: OSError | ShardError, advice: str = "") -> Problem:
+    code = "not-readable" if isinstance(error, OSError) else error.code
+    return Problem(key, f"the shard {path} {_describe(error)}", advice, code=code)
 
 
 def _describe(error: OSError | ShardError) -> str:
@@ -312,21 +317,16 @@ def _shard_paths(key: str, pattern: str) -> list[str]:
         return [pattern]
     try:
         paths = expand_braces(pattern, MAX_SHARDS)
-    except ValueError as error:
-        raise UsageError.one(key, f"{pattern} {error}", "name fewer shards") from error
+    except CodedError as error:
+        raise UsageError.one(key, f"{pattern} {error}", "name fewer shards", code=error.code) from error
     if any(is_folder(Path(path)) for path in paths):
-        raise UsageError.one(key, f"{pattern} is a folder", f"set it to the shards, such as {SHARD_EXAMPLE}")
+        raise UsageError.one(key, f"{pattern} is a folder", SET_SHARDS_ADVICE, code="not-a-file")
     missing = [path for path in paths if not is_file(Path(path))]
     if len(missing) == len(paths):
-        raise UsageError.one(
-            key, f"{pattern} does not exist or is no file", f"set it to the shards, such as {SHARD_EXAMPLE}"
-        )
+        raise UsageError.one(key, f"{pattern} does not exist or is no file", SET_SHARDS_ADVICE, code="not-found")
     if missing:
-        raise UsageError.one(
-            key,
-            f"{len(missing)} of {len(paths)} shards do not exist ({list_names(missing)})",
-            "add them, or shorten the range in braces",
-        )
+        reason = f"{len(missing)} of {len(paths)} shards do not exist ({list_names(missing)})"
+        raise UsageError.one(key, reason, "add them, or shorten the range in braces", code="not-found")
     return paths
 
 
@@ -336,7 +336,8 @@ def _class_names(data: DataConfig, loaded: Sequence[_LoadedShards]) -> tuple[str
     needed = int(greatest.labels.max()) + 1
     example = f"{greatest.shard_of(int(greatest.labels.argmax())).path} contains the class index {needed - 1}"
     if needed > MAX_CLASSES:
-        raise UsageError.one(greatest.key, f"{example}, but at most {MAX_CLASSES:,} classes are supported")
+        reason = f"{example}, but at most {MAX_CLASSES:,} classes are supported"
+        raise UsageError.one(greatest.key, reason, code="too-many")
     folder = Path(loaded[0].shards[0].path).parent
     for file in (folder / name for name in CLASS_FILES):
         if not file.is_file():
@@ -344,12 +345,13 @@ def _class_names(data: DataConfig, loaded: Sequence[_LoadedShards]) -> tuple[str
         try:
             lines = read_bytes(file.resolve(), MAX_CLASS_FILE_BYTES).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise UsageError.one("data.path", f"the class names {file} cannot be read: {reason}") from error
+            cause = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            reason = f"the class names {file} cannot be read: {cause}"
+            raise UsageError.one("data.path", reason, code="not-readable") from error
         names = tuple(line.strip() for line in lines if line.strip())
         if len(names) < needed:
             reason = f"{file} has {pluralize(len(names), 'class name')}, but the shard {example}"
-            raise UsageError.one("data.path", reason, "add the missing names, or remove the file")
+            raise UsageError.one("data.path", reason, "add the missing names, or remove the file", code="bad-label")
         return _distinct(names)
     return tuple(map(str, range(max(needed, data.num_classes or 0))))
 
@@ -367,7 +369,8 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 def _check_classes(data: DataConfig, train: _LoadedShards, classes: Sequence[str]) -> None:
     """Raise UsageError if there are too few classes, or some without an image."""
     if len(classes) < 2:
-        raise UsageError.one("data.path", "all images have the class index 0", "a dataset needs at least two classes")
+        reason = "all images have the class index 0"
+        raise UsageError.one("data.path", reason, "a dataset needs at least two classes", code="too-few-classes")
     counts = np.bincount(train.labels, minlength=len(classes))
     empty = [
         f"{index}" if name == str(index) else f"{index}, {name}"
@@ -378,7 +381,8 @@ def _check_classes(data: DataConfig, train: _LoadedShards, classes: Sequence[str
         subject = f"the class {empty[0]} has" if len(empty) == 1 else f"{len(empty)} of {len(classes)} classes have"
         examples = "" if len(empty) == 1 else f" ({list_names(empty)})"
         reason = f"{subject} no image in the shards{examples}"
-        raise UsageError.one("data.path", reason, f"count classes from 0, or keep them with {ALLOW_EMPTY}")
+        advice = f"count classes from 0, or keep them with {ALLOW_EMPTY}"
+        raise UsageError.one("data.path", reason, advice, code="empty-class")
 
 
 def _has_size(data: bytes, size: int) -> bool:
