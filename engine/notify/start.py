@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from engine.config.notify_section import URLS_KEY
 from engine.config.schema import Config
@@ -34,12 +34,12 @@ class RunNotifier:
     process: subprocess.Popen[bytes] | None = None
     journal_start: int = 0
     """See `WatchOptions`."""
-    _warnings: list[str] = field(default_factory=list, init=False)
+    _warnings: list[Problem] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._sink = Sink("the process that sends messages", self._warnings.append)
 
-    def keep_alive(self, folder: RunFolder, config: Config) -> list[str]:
+    def keep_alive(self, folder: RunFolder, config: Config) -> list[Problem]:
         """Start another watcher if this one has failed, some time after; return warnings. Called at each tick."""
         code = None if self.process is None else self.process.poll()
         if not code:
@@ -57,7 +57,7 @@ class RunNotifier:
         # Without `waited_s`: the message that the run has its GPUs was sent.
         notifier, warnings = start_watcher(folder, config, journal_start=self.journal_start)
         if notifier.process is None:
-            raise SinkError("; ".join(warnings))
+            raise SinkError("; ".join(map(str, warnings)))
         self.process = notifier.process
 
     def wait_for_last_message(self) -> None:
@@ -74,14 +74,16 @@ def is_notified(config: Config) -> bool:
 
 def notify_problems(config: Config) -> list[Problem]:
     """Return why messages of a new run could not be sent. A resumed run warns instead: it must not fail over this."""
-    return [Problem(URLS_KEY, problem) for problem in _problems(config)] if config.notify.urls else []
+    return [replace(problem, location=URLS_KEY) for problem in _problems(config)] if config.notify.urls else []
 
 
-def _problems(config: Config) -> list[str]:
+def _problems(config: Config) -> list[Problem]:
     if not is_notified(config):
         return []
-    missing = [] if importlib.util.find_spec("apprise") else [not_installed("apprise")]
-    return missing + read_destinations(config.notify.urls).problems
+    problems = [Problem("", text, code="invalid-value") for text in read_destinations(config.notify.urls).problems]
+    if importlib.util.find_spec("apprise"):
+        return problems
+    return [Problem("", not_installed("apprise"), code="not-installed"), *problems]
 
 
 def start_watcher(
@@ -91,7 +93,7 @@ def start_watcher(
     waited_s: float = 0.0,
     gpus: Sequence[str] = (),
     journal_start: int | None = None,
-) -> tuple[RunNotifier, list[str]]:
+) -> tuple[RunNotifier, list[Problem]]:
     """Start the watcher of a session in a held folder, and return it with warnings.
 
     Without destinations there is none. `waited_s` is how long the run waited for its GPUs; `journal_start` is
@@ -117,7 +119,7 @@ def start_watcher(
         gpus=tuple(gpus),
         retry_delays_s=RETRY_DELAYS_SECONDS,
     )
-    warnings = [f"{problem}; the run goes on without" for problem in _problems(config)]
+    warnings = [replace(problem, reason=f"{problem}; the run goes on without") for problem in _problems(config)]
     try:
         # Its environment has the variables of `env:NAME`. close_fds: it must hold no lock and no pipe of the run.
         process = subprocess.Popen(  # noqa: S603 (our own module)
@@ -132,5 +134,6 @@ def start_watcher(
         with process.stdin:
             process.stdin.write(json.dumps(asdict(options)).encode())
     except OSError as error:
-        return RunNotifier(), [*warnings, f"no messages are sent: their process cannot be started: {error.strerror}"]
+        reason = f"no messages are sent: their process cannot be started: {error.strerror}"
+        return RunNotifier(), [*warnings, Problem("", reason, code="internal-error")]
     return RunNotifier(process, journal_start), warnings

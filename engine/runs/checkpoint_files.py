@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from engine.runs.folder import RunFolder
-from engine.utils.errors import UsageError
+from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import expand_user, is_file, open_regular_file
 
 CHECKPOINT_FORMAT = 3
@@ -30,7 +30,7 @@ _READ_CHUNK_BYTES = 1 << 20
 _MAX_PICKLE_BYTES = 1 << 26
 
 
-class DamagedCheckpointError(Exception):
+class DamagedCheckpointError(CodedError):
     """A checkpoint file is damaged. The message follows the file name in a sentence."""
 
 
@@ -64,13 +64,15 @@ def find_checkpoint(folder: RunFolder, which: str) -> Path:
     if which not in names:
         path = expand_user(which)
         if not is_file(path):
-            raise UsageError.one("--checkpoint", f"{which} is not a file; use best, last or a file")
+            raise UsageError.one("--checkpoint", f"{which} is not a file; use best, last or a file", code="not-a-file")
         # A link that the user names is followed, one in a run folder is not.
         return path.resolve()
     for name in names[which]:
         if is_file(folder.checkpoints / name):
             return folder.checkpoints / name
-    raise UsageError.one(folder.name, "has no checkpoint yet; the first is saved at the end of an epoch")
+    raise UsageError.one(
+        folder.name, "has no checkpoint yet; the first is saved at the end of an epoch", code="no-checkpoint"
+    )
 
 
 def read_digest(path: Path) -> str:
@@ -86,7 +88,7 @@ def _stated_checksum(file: BinaryIO) -> bytes:
     file.seek(max(os.fstat(file.fileno()).st_size - COMMENT_BYTES, 0))
     comment = file.read(COMMENT_BYTES)
     if not comment.startswith(CHECKSUM_PREFIX):
-        raise DamagedCheckpointError("is truncated or not a gputrain checkpoint")
+        raise DamagedCheckpointError("is truncated or not a gputrain checkpoint", code="damaged")
     return comment
 
 
@@ -103,7 +105,7 @@ def verify_checksum(file: BinaryIO) -> None:
         checksum.update(block)
         remaining_bytes -= len(block)
     if comment != CHECKSUM_PREFIX + checksum.hexdigest().encode():
-        raise DamagedCheckpointError("is damaged: its checksum does not match")
+        raise DamagedCheckpointError("is damaged: its checksum does not match", code="checksum-mismatch")
 
 
 def check_expansion(file: BinaryIO) -> None:
@@ -120,7 +122,9 @@ def check_expansion(file: BinaryIO) -> None:
     except BadZipFile:
         return
     if compressed or content_bytes > os.fstat(file.fileno()).st_size:
-        raise DamagedCheckpointError("contains compressed or overlapping data, which torch.save does not write")
+        raise DamagedCheckpointError(
+            "contains compressed or overlapping data, which torch.save does not write", code="damaged"
+        )
 
 
 def read_saved_config(folder: Path) -> Mapping[str, Any] | None:

@@ -274,11 +274,11 @@ def check_unclaimed(owner: Path, name: str, running_advice: str, command: str, *
         return
     claim = observed.claim
     if observed.moves:
-        raise UsageError.one(name, f"is already running as {claim.process}", running_advice)
+        raise UsageError.one(name, f"is already running as {claim.process}", running_advice, code="already-running")
     if claim.is_recent and claim.origin is Origin.ELSEWHERE and not take_over:
         reason = (
             f"is claimed by {claim.process}, whose heartbeat has not moved for {format_duration(observed.still_s)} "
             f"(the last one: {claim.last_heartbeat()})"
         )
         advice = f"if that process has ended, go on with `{command} --take-over`"
-        raise UsageError.one(name, reason, advice)
+        raise UsageError.one(name, reason, advice, code="already-running")

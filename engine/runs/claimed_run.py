@@ -143,19 +143,23 @@ def _check_name(name: str | None) -> None:
     """Raise UsageError if a new run must not have this name."""
     if name == LAST_RUN:
         reason = f"{name} is reserved: it stands for the newest run, as in `gputrain attach {name}`"
-        raise UsageError.one("run.name", reason, "use another name with --name")
+        raise UsageError.one("run.name", reason, "use another name with --name", code="invalid-name")
 
 
 def _name_in_use(root: Path, name: str) -> UsageError:
     if (root / name).is_symlink():
-        return UsageError.one("run.name", f"{name} is a symbolic link in {root}", "use a new name with --name")
+        return UsageError.one(
+            "run.name", f"{name} is a symbolic link in {root}", "use a new name with --name", code="name-in-use"
+        )
     if not is_run_folder(root / name):
         # Resuming cannot work here.
         reason = f"{name} already exists in {root} and is not a run"
-        return UsageError.one("run.name", reason, "use a new name with --name")
+        return UsageError.one("run.name", reason, "use a new name with --name", code="name-in-use")
     advice = "resume it with --resume, or use a new name with --name"
-    return UsageError.one("run.name", f"the run {name} already exists in {root}", advice)
+    return UsageError.one("run.name", f"the run {name} already exists in {root}", advice, code="name-in-use")
 
 
 def _not_writable(root: Path, error: OSError) -> UsageError:
-    return UsageError.one("runs folder", f"{root} cannot be written to: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE)
+    return UsageError.one(
+        "runs folder", f"{root} cannot be written to: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE, code="not-writable"
+    )

@@ -233,9 +233,9 @@ def _datasets_differ(runs: Sequence[ComparedRun], keys: set[str]) -> bool:
 def require_comparable(count: int) -> None:
     """Raise UsageError if this number of runs cannot be compared."""
     if count > MAX_RUNS:
-        raise UsageError.one("compare", f"takes at most {MAX_RUNS} runs, not {count}; choose fewer")
+        raise UsageError.one("compare", f"takes at most {MAX_RUNS} runs, not {count}; choose fewer", code="too-many")
     if count == 0:
-        raise UsageError.one("compare", "needs at least one run")
+        raise UsageError.one("compare", "needs at least one run", code="missing-value")
 
 
 def _seed_groups(runs: Sequence[ComparedRun]) -> tuple[tuple[int, ...], ...]:

@@ -128,7 +128,9 @@ def send_request(control_folder: Path, request: RequestName | QueueRequestName, 
         owner = _owner_uid(control_folder)
         if owner is not None and os.geteuid() not in (owner, 0):
             # The owner would refuse the request, and `gputrain stop` would wait for it forever.
-            raise UsageError.one(location, f"no permission to {request} this run: it belongs to uid {owner}")
+            raise UsageError.one(
+                location, f"no permission to {request} this run: it belongs to uid {owner}", code="foreign-owner"
+            )
         control_folder.mkdir(exist_ok=True)
         # A link could lead to a folder in which another program executes files.
         with opened_folder(control_folder) as folder:
@@ -142,7 +144,7 @@ def send_request(control_folder: Path, request: RequestName | QueueRequestName, 
         problem = disk_problem(error)
         reason = f"no permission to {request} this run: {error.strerror}"
         reason = reason if problem is None else f"cannot {request} this run: {problem}; free space there"
-        raise UsageError.one(location, reason) from error
+        raise UsageError.one(location, reason, code="not-writable") from error
 
 
 def _send_without_content(control_folder: Path, path: Path, request: str) -> None:

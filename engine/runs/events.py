@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
+from engine.utils.errors import Problem
 
 JOURNAL_FORMAT = 1
 
@@ -226,8 +227,15 @@ class WarningEvent(Event):
     type: ClassVar[str] = "warning"
     message: str
     """The warning, as text."""
+    code: str = ""
+    """Kind of warning, such as no-effect; stays the same when the text changes. "" in old journals."""
     cpu_fallback: bool = False
     """Whether it says why the run trains on the CPU although the host has GPUs."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> WarningEvent:
+        """Create the event of a problem that does not end the run."""
+        return cls(message=str(problem), code=problem.code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +314,8 @@ class RankFailed(Event):
     """UUID of its GPU, or "cpu"."""
     cause: str
     """What happened, in one sentence."""
+    code: str = ""
+    """Kind of failure, such as out-of-memory; stays the same when the text changes. "" in old journals."""
     traceback: str = ""
     """Python traceback; "" if there is none, for example after a signal."""
     repeats: bool = False
@@ -375,26 +385,6 @@ class FlushJournal(Event):
     type: ClassVar[str] = "flush"
 
 
-EVENT_TYPES: dict[str, type[Event]] = {
-    kind.type: kind
-    for kind in (
-        RunStarted,
-        RunResumed,
-        StepEvent,
-        EpochEvent,
-        GpuEvent,
-        CheckpointSaved,
-        WarningEvent,
-        WaitingForGpus,
-        GpusGranted,
-        ControlEvent,
-        RunPaused,
-        RunContinued,
-        Profiled,
-        PhaseChanged,
-        RankFailed,
-        RunFinished,
-        ConfigRejected,
-        FlushJournal,
-    )
-}
+# A resumed run is a kind of started one. All others derive from `Event` itself.
+_KINDS: list[type[Event]] = [*Event.__subclasses__(), RunResumed]
+EVENT_TYPES = {kind.type: kind for kind in _KINDS}

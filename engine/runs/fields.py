@@ -151,9 +151,11 @@ def find_field(name: str) -> Field:
     if len(matches) == 1:
         return _config_field(matches[0])
     if matches:
-        raise UsageError.one(name, f"is part of several config keys: {', '.join(matches)}; write one of them")
+        raise UsageError.one(
+            name, f"is part of several config keys: {', '.join(matches)}; write one of them", code="ambiguous-name"
+        )
     advice = did_you_mean(wanted, known_names())
-    raise UsageError.one(name, f"is no figure of a run and no config key{advice}")
+    raise UsageError.one(name, f"is no figure of a run and no config key{advice}", code="unknown-key")
 
 
 def known_names() -> list[str]:

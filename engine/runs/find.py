@@ -28,7 +28,7 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
     if `last` could also mean an older run of that name.
     """
     if not reference:
-        raise UsageError.one("RUN", "is empty; type the name of a run, its folder, or last")
+        raise UsageError.one("RUN", "is empty; type the name of a run, its folder, or last", code="missing-value")
     runs = list_runs(root)
     usable = [run for run in runs if trust_owner or run.is_own]
     names = [run.name for run in runs]
@@ -51,13 +51,20 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
         return _hold_own(matches[0], trust_owner=trust_owner)
     if matches:
         listed = ", ".join(sorted(run.name for run in matches))
-        raise UsageError.one(reference, f"matches several runs: {listed}; type more of the name")
+        raise UsageError.one(reference, f"matches several runs: {listed}; type more of the name", code="ambiguous-name")
     if not runs:
-        raise UsageError.one(reference, f"there are no runs in {root}", OTHER_RUNS_FOLDER_ADVICE)
+        raise UsageError.one(reference, f"there are no runs in {root}", OTHER_RUNS_FOLDER_ADVICE, code="unknown-run")
     if not usable:
-        raise UsageError.one(reference, f"{root} contains only runs that other users can change", TRUST_OWNER_ADVICE)
+        raise UsageError.one(
+            reference,
+            f"{root} contains only runs that other users can change",
+            TRUST_OWNER_ADVICE,
+            code="foreign-writable",
+        )
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    raise UsageError.one(reference, f"no run of this name in {root}, only {shown}{did_you_mean(reference, names)}")
+    raise UsageError.one(
+        reference, f"no run of this name in {root}, only {shown}{did_you_mean(reference, names)}", code="unknown-run"
+    )
 
 
 def check_last(root: Path, newest: str, names: Collection[str]) -> None:
@@ -68,7 +75,7 @@ def check_last(root: Path, newest: str, names: Collection[str]) -> None:
         path = root / LAST_RUN
         reason = f"means the newest run, {newest}, but an older run has this name"
         advice = f"type {newest} or {path}, and rename the other with `gputrain runs rename {path} NAME`"
-        raise UsageError.one(LAST_RUN, reason, advice)
+        raise UsageError.one(LAST_RUN, reason, advice, code="ambiguous-name")
 
 
 def _hold_own(run: RunFolder, *, trust_owner: bool) -> RunFolder:
@@ -76,7 +83,7 @@ def _hold_own(run: RunFolder, *, trust_owner: bool) -> RunFolder:
     try:
         held = run.hold()
     except OSError as error:
-        raise UsageError.one(str(run.path), f"cannot be opened: {error.strerror}") from error
+        raise UsageError.one(str(run.path), f"cannot be opened: {error.strerror}", code="not-readable") from error
     require_own(held, trust_owner=trust_owner)
     return held
 
@@ -84,7 +91,9 @@ def _hold_own(run: RunFolder, *, trust_owner: bool) -> RunFolder:
 def require_own(run: RunFolder, *, trust_owner: bool) -> None:
     """Raise UsageError if the run contains a link, or if other users can change it and they are not trusted."""
     if (problem := run.link_problem()) is not None:
-        raise UsageError.one(str(run.path), f"this run {problem}", "replace the link by what it leads to")
+        raise UsageError.one(
+            str(run.path), f"this run {problem}", "replace the link by what it leads to", code="is-link"
+        )
     if not trust_owner and (problem := run.foreign_reason()) is not None:
         advice = "remove write permission for others with `chmod -R go-w`, or " if run.is_of_this_user else ""
-        raise UsageError.one(str(run.path), f"this run {problem}", advice + TRUST_OWNER_ADVICE)
+        raise UsageError.one(str(run.path), f"this run {problem}", advice + TRUST_OWNER_ADVICE, code="foreign-writable")

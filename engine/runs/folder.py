@@ -313,7 +313,7 @@ def list_runs(root: Path) -> list[RunFolder]:
         return []
     except OSError as error:
         reason = f"{root} cannot be read: {error.strerror}"
-        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
+        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
     return sorted(
         (RunFolder(path) for path in paths if is_listed(path.name) and is_run_folder(path)),
         key=lambda run: (-_start_time(run), run.name),

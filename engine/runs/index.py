@@ -151,7 +151,7 @@ class RunIndex:
             modified, found = 0, {}
         except OSError as error:
             reason = f"{self.root} cannot be read: {error.strerror}"
-            raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
+            raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
         self._root_stamp = modified
         gone = self._starts.keys() - found.keys()
         for name in gone:

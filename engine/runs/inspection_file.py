@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import MAX_IMAGES, PART_NAMES, Inspection, InspectionInfo
+from engine.utils.errors import CodedError
 from engine.utils.files import open_regular_file, parse_json, replace_file
 
 INSPECTION_FORMAT = 1
@@ -51,7 +52,7 @@ _COLUMNS: Mapping[str, str] = {
 _DTYPES: Mapping[str, str] = {**_COLUMNS, "info": "|u1", "paths": "|u1", "thumbnail_rows": "<i8", "thumbnails": "|u1"}
 
 
-class InvalidInspectionError(Exception):
+class InvalidInspectionError(CodedError):
     """The file is not an inspection. The message is a clause that follows its name."""
 
 
@@ -104,18 +105,18 @@ def read_inspection(run: RunFolder) -> Inspection | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InvalidInspectionError(f"cannot be read: {error.strerror or error}") from error
+        raise InvalidInspectionError(f"cannot be read: {error.strerror or error}", code="not-readable") from error
     # zipfile and numpy raise many kinds of errors for damaged files.
     except (BadZipFile, ValueError, TypeError, EOFError, LookupError, RuntimeError, zlib.error) as error:
-        raise InvalidInspectionError(f"is damaged: {error}") from error
+        raise InvalidInspectionError(f"is damaged: {error}", code="damaged") from error
     info = _parse_info(arrays.pop("info"))
     paths = arrays.pop("paths", None)
     table = None if paths is None else PathTable(paths.tobytes())
     if table is not None and table.longest > MAX_PATH_BYTES:
-        raise InvalidInspectionError(f"is damaged: a path has more than {MAX_PATH_BYTES} bytes")
+        raise InvalidInspectionError(f"is damaged: a path has more than {MAX_PATH_BYTES} bytes", code="damaged")
     inspection = Inspection(info, **arrays, paths=table)
     if problem := _problem(inspection):
-        raise InvalidInspectionError(f"is damaged: {problem}")
+        raise InvalidInspectionError(f"is damaged: {problem}", code="damaged")
     return inspection
 
 
@@ -174,7 +175,9 @@ def _parse_info(data: NDArray[np.uint8]) -> InspectionInfo:
     """Return the description of an inspection. Raises InvalidInspectionError."""
     values = parse_json(data.tobytes()) or {}
     if values.pop("format", None) != INSPECTION_FORMAT:
-        raise InvalidInspectionError(f"has another format than {INSPECTION_FORMAT}; run `gputrain inspect` again")
+        raise InvalidInspectionError(
+            f"has another format than {INSPECTION_FORMAT}; run `gputrain inspect` again", code="wrong-format"
+        )
     try:
         known = {item.name: values[item.name] for item in fields(InspectionInfo)}
         for name in ("classes", "overrides", "unread"):
@@ -195,7 +198,7 @@ def _parse_info(data: NDArray[np.uint8]) -> InspectionInfo:
         if known["part"] not in (*PART_NAMES, "all") or not known["classes"]:
             raise ValueError("part")
     except (LookupError, TypeError, ValueError) as error:
-        raise InvalidInspectionError("is damaged: its description is incomplete") from error
+        raise InvalidInspectionError("is damaged: its description is incomplete", code="damaged") from error
     return InspectionInfo(**known)
 
 

@@ -79,14 +79,18 @@ def check_labels(labels: RunLabels) -> None:
     for tag in labels.tags:
         if not is_tag(tag):
             advice = "use 1 to 40 letters, digits and . _ - / : and begin with a letter or digit"
-            raise UsageError.one(tag, "is not a valid tag", advice)
+            raise UsageError.one(tag, "is not a valid tag", advice, code="invalid-value")
     if len(labels.tags) > MAX_TAGS:
-        raise UsageError.one("tags", f"{len(labels.tags)} are more than the {MAX_TAGS} that a run can have")
+        raise UsageError.one(
+            "tags", f"{len(labels.tags)} are more than the {MAX_TAGS} that a run can have", code="too-many"
+        )
     if len(labels.note) > MAX_NOTE_CHARACTERS:
         length = len(labels.note)
-        raise UsageError.one("note", f"has {length} characters; at most {MAX_NOTE_CHARACTERS} are stored")
+        raise UsageError.one(
+            "note", f"has {length} characters; at most {MAX_NOTE_CHARACTERS} are stored", code="too-large"
+        )
     if not _is_unicode(labels.note):
-        raise UsageError.one("note", "is not valid UTF-8")
+        raise UsageError.one("note", "is not valid UTF-8", code="invalid-value")
 
 
 def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -> RunLabels:
@@ -95,7 +99,7 @@ def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -
     Raises UsageError if the labels are not valid, if other users can change the run, or if it cannot be written to.
     """
     if (problem := folder.owner_problem()) is not None:
-        raise UsageError.one(folder.name, f"this run {problem}, so its labels cannot be changed")
+        raise UsageError.one(folder.name, f"this run {problem}, so its labels cannot be changed", code="foreign-owner")
     try:
         with _held(folder) as held, _locked(held.held_fd):
             stored = read_json(held.labels, MAX_LABELS_BYTES) or {}
@@ -106,7 +110,9 @@ def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -
             # No file of a run is more open than its folder.
             held.labels.chmod(0o644 & os.fstat(held.held_fd).st_mode)
     except OSError as error:
-        raise UsageError.one(folder.name, f"its labels cannot be written: {error.strerror}") from error
+        raise UsageError.one(
+            folder.name, f"its labels cannot be written: {error.strerror}", code="not-writable"
+        ) from error
     return labels
 
 

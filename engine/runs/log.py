@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from engine.utils.errors import Problem
 from engine.utils.files import append_to_file, open_regular_file
 from engine.utils.text import printable
 
@@ -36,14 +37,15 @@ class LogWriter:
         if text and len(self._unwritten) < MAX_UNWRITTEN_BYTES:
             self._unwritten += text.encode(errors="backslashreplace")
 
-    def flush(self) -> str | None:
+    def flush(self) -> Problem | None:
         """Write the text. Return a warning if the log was deleted, which begins a new one. Raises OSError."""
         if not self._unwritten:
             return None
         warning = None
         if self._fd is not None and os.fstat(self._fd).st_nlink == 0:
             self.close()
-            warning = f"{self._path.name} was deleted; a new one begins here, without what the ranks print"
+            reason = f"{self._path.name} was deleted; a new one begins here, without what the ranks print"
+            warning = Problem("", reason, code="recovered")
         if self._fd is None:
             self._fd = append_to_file(self._path)
         while self._unwritten:

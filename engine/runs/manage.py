@@ -28,7 +28,7 @@ def rename_run(folder: RunFolder, name: str, *, take_over: bool = False) -> RunF
     name = check_new_name(name)
     require_own(folder, trust_owner=False)
     if name == folder.name:
-        raise UsageError.one(name, "is the name that the run has")
+        raise UsageError.one(name, "is the name that the run has", code="name-in-use")
     root = folder.path.parent
     try:
         command = f"gputrain runs rename {folder.name} {name}"
@@ -36,9 +36,9 @@ def rename_run(folder: RunFolder, name: str, *, take_over: bool = False) -> RunF
             move_folder(folder.path, root, name)
             _store_name(held, name)
     except FileExistsError as error:
-        raise UsageError.one(name, f"already exists in {root}", "use another name") from error
+        raise UsageError.one(name, f"already exists in {root}", "use another name", code="name-in-use") from error
     except OSError as error:
-        raise UsageError.one(folder.name, f"cannot be renamed: {error.strerror}") from error
+        raise UsageError.one(folder.name, f"cannot be renamed: {error.strerror}", code="not-writable") from error
     return RunFolder(root / name)
 
 
@@ -46,9 +46,9 @@ def check_new_name(name: str) -> str:
     """Return the normalized name. Raises UsageError if a run cannot have it."""
     name = normalize_name(name)
     if (problem := name_problem(name)) is not None:
-        raise UsageError.one(name, f"is not a valid name of a run: {problem}")
+        raise UsageError.one(name, f"is not a valid name of a run: {problem}", code="invalid-name")
     if name == LAST_RUN:
-        raise UsageError.one(name, "is reserved: it stands for the newest run", "use another name")
+        raise UsageError.one(name, "is reserved: it stands for the newest run", "use another name", code="invalid-name")
     return name
 
 

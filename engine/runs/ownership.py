@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from engine.runs.claim import check_unclaimed, observe_claim, read_claim, watch_claims
 from engine.runs.folder import RunFolder
-from engine.utils.errors import UsageError
+from engine.utils.errors import CodedError, Problem, UsageError
 from engine.utils.files import file_size, overwrite_json, shown_path, write_json
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
 
@@ -32,7 +32,7 @@ HEARTBEAT_INTERVAL_SECONDS = 5.0
 LATE_HEARTBEAT_SECONDS = 10.0
 
 
-class OwnershipLostError(Exception):
+class OwnershipLostError(CodedError):
     """This process owns its run folder no longer, and must end. The message says why in a sentence."""
 
 
@@ -75,7 +75,7 @@ class Ownership:
         self._earlier_claim = read_claim(folder.owner)
         self._renew()
 
-    def renew_heartbeat(self, problem: str | None = None) -> str | None:
+    def renew_heartbeat(self, problem: str | None = None) -> Problem | None:
         """Write the heartbeat if it is due, and return a warning if the folder was moved or opened to others since.
 
         `problem` is why the run is not recorded; if it changes, the heartbeat is due. Errors are ignored, because a
@@ -100,31 +100,35 @@ class Ownership:
         if claim is not None and claim.token != self._token and claim != self._earlier_claim:
             raise RunTakenOverError(
                 f"{claim.process} has taken over the run, whose heartbeat it had not seen for a while; this process "
-                "ends without a checkpoint"
+                "ends without a checkpoint",
+                code="taken-over",
             )
 
-    def _renew(self) -> str | None:
+    def _renew(self) -> Problem | None:
         self._last_heartbeat = seconds_since_boot()
         if self.folder.is_deleted:
-            raise RunFolderDeletedError(f"the run folder {self._location} was deleted, so the run cannot save anything")
+            raise RunFolderDeletedError(
+                f"the run folder {self._location} was deleted, so the run cannot save anything", code="run-deleted"
+            )
         self._write_owner(round(time.time(), 3))
         return self._check_location() or self._check_owner()
 
-    def _check_location(self) -> str | None:
+    def _check_location(self) -> Problem | None:
         """Return a warning if the path of the folder leads elsewhere since the last call."""
         location = shown_path(self.folder.root)
         if location == self._location or is_same_folder(self.folder, self._location):
             return None
         previous, self._location = self._location, location
-        return f"the run folder {previous} was moved to {location}; the run continues there"
+        reason = f"the run folder {previous} was moved to {location}"
+        return Problem("", reason, "the run continues there", code="run-changed")
 
-    def _check_owner(self) -> str | None:
+    def _check_owner(self) -> Problem | None:
         """Return a warning if other users can change the folder since the last call."""
         previous, self._owner_problem = self._owner_problem, self.folder.owner_problem()
         if self._owner_problem in (None, previous):
             return None
         advice = "remove write permission for others with `chmod -R go-w`"
-        return f"the run folder {self._location} {self._owner_problem}; {advice}"
+        return Problem("", f"the run folder {self._location} {self._owner_problem}", advice, code="foreign-writable")
 
     def _write_owner(self, heartbeat: float | None) -> None:
         values = {
@@ -242,9 +246,13 @@ def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageErro
     if observed is not None and not observed.moves:
         # The lock of a host that is gone stays until the file server notices.
         reason = f"is locked, perhaps still by {process}"
-        return UsageError.one(folder.name, reason, "try again later, or use a new name with --name")
+        return UsageError.one(
+            folder.name, reason, "try again later, or use a new name with --name", code="already-running"
+        )
     does = "waiting for GPUs" if _is_waiting(folder) else "running"
-    return UsageError.one(folder.name, f"is already {does} as {process}", advice or _stop_advice(folder))
+    return UsageError.one(
+        folder.name, f"is already {does} as {process}", advice or _stop_advice(folder), code="already-running"
+    )
 
 
 def _is_waiting(folder: RunFolder) -> bool:
@@ -259,4 +267,4 @@ def _stop_advice(folder: RunFolder) -> str:
 
 
 def _moved(folder: RunFolder) -> UsageError:
-    return UsageError.one(folder.name, f"{folder.path} was moved or deleted meanwhile")
+    return UsageError.one(folder.name, f"{folder.path} was moved or deleted meanwhile", code="run-changed")

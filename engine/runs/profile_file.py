@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.runs.folder import RunFolder
+from engine.utils.errors import CodedError
 from engine.utils.files import open_folder, open_regular_file, opened_folder, path_of_descriptor, replace_file
 
 PROFILE_FORMAT = 1
@@ -129,7 +130,7 @@ class Profile(_Record):
     ranks: Annotated[list[RankProfile], Field(min_length=1, max_length=MAX_RANKS)]
 
 
-class InvalidProfileError(Exception):
+class InvalidProfileError(CodedError):
     """A file is not a profile. The message is a clause that follows its name."""
 
 
@@ -210,7 +211,7 @@ def list_profiles(run: RunFolder) -> list[str]:
 def read_profile(run: RunFolder, name: str) -> Profile:
     """Return a profile by the name of its folder. Raises InvalidProfileError."""
     if not _FOLDER_NAME.fullmatch(name):
-        raise InvalidProfileError("is not the name of a profile")
+        raise InvalidProfileError("is not the name of a profile", code="invalid-name")
     try:
         with opened_folder(run.profiles) as profiles:
             folder = open_folder(profiles / name)
@@ -220,13 +221,13 @@ def read_profile(run: RunFolder, name: str) -> Profile:
         finally:
             os.close(folder)
     except OSError as error:
-        raise InvalidProfileError(f"cannot be read: {error.strerror or error}") from error
+        raise InvalidProfileError(f"cannot be read: {error.strerror or error}", code="not-readable") from error
     try:
         profile = Profile.model_validate_json(data)
     except (ValidationError, ValueError, RecursionError) as error:
-        raise InvalidProfileError("is damaged") from error
+        raise InvalidProfileError("is damaged", code="damaged") from error
     if profile.format != PROFILE_FORMAT:
-        raise InvalidProfileError(f"has another format than {PROFILE_FORMAT}")
+        raise InvalidProfileError(f"has another format than {PROFILE_FORMAT}", code="wrong-format")
     return profile
 
 

@@ -129,16 +129,18 @@ def _parse_plain(word: str) -> Predicate:
 
 def _parse_condition(field: Field, sign: str, text: str) -> Predicate:
     if not text:
-        raise UsageError.one(f"{field.name}{sign}", f"needs a value: {field.name}{sign}VALUE")
+        raise UsageError.one(f"{field.name}{sign}", f"needs a value: {field.name}{sign}VALUE", code="missing-value")
     if sign in ("~", "!~"):
         part = text.casefold()
         return _on_values(field, lambda value: part in _shown(field, value).casefold(), negated=sign == "!~")
     if sign in _COMPARISONS:
         if field.kind in (Kind.TAGS, Kind.FLAG):
-            raise UsageError.one(f"{field.name}{sign}{text}", f"{field.name} has no order; use = or !=")
+            raise UsageError.one(
+                f"{field.name}{sign}{text}", f"{field.name} has no order; use = or !=", code="not-supported"
+            )
         compare, operand = _COMPARISONS[sign], parse_operand(field, text)
         if field.kind is Kind.CONFIG and operand.number is None and _is_numeric(field):
-            raise UsageError.one(field.name, f"{text} is not {_FORMS[Kind.NUMBER]}")
+            raise UsageError.one(field.name, f"{text} is not {_FORMS[Kind.NUMBER]}", code="invalid-value")
         # A day is later than all of its minutes.
         bound = operand.end if sign in (">", "<=") and operand.end is not None else operand.number
         if operand.end is not None and sign in (">", "<="):
@@ -251,10 +253,12 @@ def parse_operand(field: Field, text: str, *, is_equality: bool = False) -> Oper
         case Kind.FLAG:
             operand = Operand("true" if _FLAGS[folded] else "false") if folded in _FLAGS else None
     if operand is None:
-        raise UsageError.one(field.name, f"{text} is not {_FORMS[field.kind]}")
+        raise UsageError.one(field.name, f"{text} is not {_FORMS[field.kind]}", code="invalid-value")
     if field.name == "state" and is_equality and folded not in set(RunState):
         known = ", ".join(RunState)
-        raise UsageError.one("state", f"{text} is no state of a run: {known}{did_you_mean(folded, list(RunState))}")
+        raise UsageError.one(
+            "state", f"{text} is no state of a run: {known}{did_you_mean(folded, list(RunState))}", code="unknown-value"
+        )
     return operand
 
 
@@ -333,5 +337,5 @@ def parse_columns(text: str) -> list[Field]:
     if problems:
         raise UsageError(problems)
     if not fields:
-        raise UsageError.one("columns", "names no column, such as name,state,lr")
+        raise UsageError.one("columns", "names no column, such as name,state,lr", code="missing-value")
     return list({field.name: field for field in fields}.values())

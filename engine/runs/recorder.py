@@ -28,6 +28,7 @@ from engine.runs.journal import Journal
 from engine.runs.log import LogWriter
 from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
+from engine.utils.errors import Problem
 from engine.utils.files import replace_file, shown_path, write_json
 from engine.utils.text import pluralize, printable
 
@@ -129,7 +130,7 @@ class Recorder:
         self._write_sinks(force=True)
         listener(event)
         if self._journal.is_behind:
-            self._warn(f"the end of the run is not recorded: {self.problem}")
+            self._warn(Problem("", f"the end of the run is not recorded: {self.problem}", code="not-recorded"))
         # The journal ends with `run_finished`, so these are only shown.
         for warning in self._take_warnings():
             self._listener(warning)
@@ -143,7 +144,8 @@ class Recorder:
 
     def _sync_journal(self) -> None:
         if self._journal.sync():
-            self._warn(f"{self.folder.journal.name} was deleted; its events are written anew")
+            reason = f"{self.folder.journal.name} was deleted; its events are written anew"
+            self._warn(Problem("", reason, code="recovered"))
 
     def _write_journal(self, write: Callable[[], None]) -> None:
         was_behind = self._journal.is_behind
@@ -166,7 +168,8 @@ class Recorder:
     def _report_problem(self, problem: str) -> None:
         self.problem = problem
         place = printable(str(shown_path(self.folder.root)))
-        self._warn(f"{problem}: training continues, and its events wait in memory until {place} can be written again")
+        reason = f"{problem}: training continues, and its events wait in memory until {place} can be written again"
+        self._warn(Problem("", reason, code="not-writable"))
 
     def _report_recovery(self) -> None:
         if self.problem is None or self._journal.is_behind or any(sink.handled for sink in self._sinks):
@@ -174,7 +177,7 @@ class Recorder:
         self.problem = None
         lost = self._journal.dropped
         lost_text = f"{pluralize(lost, 'reading')} did not fit into the memory" if lost else "no event is lost"
-        self._warn(f"the run folder can be written again; {lost_text}")
+        self._warn(Problem("", f"the run folder can be written again; {lost_text}", code="recovered"))
 
     def _write_sinks(self, *, force: bool = False) -> None:
         """Write what is due to the files that a run can do without."""
@@ -197,7 +200,7 @@ class Recorder:
             text += "".join(f"{printable(row)}\n" for row in event.traceback.splitlines())
         return text
 
-    def _write_curves(self) -> str | None:
+    def _write_curves(self) -> Problem | None:
         warning = self._tensorboard.write(self.history.epochs, self.history.latest_step)
         self._curves_are_due = False
         return warning
@@ -215,10 +218,10 @@ class Recorder:
         replace_file(self.folder.config, lambda file: file.write(text.encode()), durable=True)
         self._config_is_due = False
 
-    def _warn(self, message: str) -> None:
+    def _warn(self, problem: Problem) -> None:
         # The owner ends the run of a deleted folder, with one sentence.
         if not self.folder.is_deleted:
-            self._warnings.append(WarningEvent(message=message))
+            self._warnings.append(WarningEvent.of(problem))
 
     def _take_warnings(self) -> list[WarningEvent]:
         warnings, self._warnings = self._warnings, []

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.utils.errors import Problem
+
 RETRY_SECONDS = 30.0
 # An output that fails again and again is reported no more often.
 WARNING_INTERVAL_SECONDS = 600.0
@@ -63,7 +65,7 @@ class Sink:
     def __init__(
         self,
         name: str,
-        warn: Callable[[str], object],
+        warn: Callable[[Problem], object],
         *,
         on_error: Callable[[Exception], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
@@ -77,7 +79,7 @@ class Sink:
         self._warned_at: float | None = None
         self._is_reported = False
 
-    def attempt(self, write: Callable[[], str | None], *, force: bool = False) -> None:
+    def attempt(self, write: Callable[[], Problem | None], *, force: bool = False) -> None:
         """Call `write`, unless the output failed less than `RETRY_SECONDS` ago; `force` calls it anyway.
 
         `write` may return a warning. Never raises an Exception.
@@ -94,7 +96,7 @@ class Sink:
         if self.failed:
             self.failed = self.handled = False
             if self._is_reported:
-                self._warn(f"{self._name} works again")
+                self._warn(Problem("", f"{self._name} works again", code="recovered"))
 
     def retry_now(self) -> None:
         """Make the next attempt one that calls `write`."""
@@ -110,7 +112,8 @@ class Sink:
         if self.handled or (self._warned_at is not None and now - self._warned_at < WARNING_INTERVAL_SECONDS):
             return
         self._warned_at, self._is_reported = now, True
-        self._warn(
+        reason = (
             f"{self._name} is switched off ({describe_error(error)}); the run goes on without it and tries again "
             f"every {RETRY_SECONDS:g} s"
         )
+        self._warn(Problem("", reason, code="switched-off"))

@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from engine.runs.events import EpochEvent, StepEvent
+from engine.utils.errors import Problem
 from engine.utils.files import append_to_file
 
 FILE_VERSION = "brain.Event:2"
@@ -40,7 +41,7 @@ class TensorBoardWriter:
         self.close()
         self._written_step = from_step
 
-    def write(self, epochs: Sequence[EpochEvent], latest_step: StepEvent | None) -> str | None:
+    def write(self, epochs: Sequence[EpochEvent], latest_step: StepEvent | None) -> Problem | None:
         """Write the metrics of all `epochs` of the run that are not written yet, of the last one with `latest_step`.
 
         Return a warning if the files were deleted; all epochs are then written again. Raises OSError, after which the
@@ -49,7 +50,8 @@ class TensorBoardWriter:
         warning = None
         if any(file.is_deleted for file in self._files.values()):
             self.restart(0)
-            warning = f"{self._folder.name}/ was deleted; its curves are written anew"
+            reason = f"{self._folder.name}/ was deleted; its curves are written anew"
+            warning = Problem("", reason, code="recovered")
         due = [epoch for epoch in epochs if epoch.step > self._written_step]
         try:
             for epoch in due:

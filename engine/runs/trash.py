@@ -100,7 +100,7 @@ def move_to_trash(folder: RunFolder, *, take_over: bool = False) -> TrashedRun:
         advice = ""
         if error.errno in (errno.EXDEV, errno.EBUSY):
             advice = f"it is on a file system of its own; delete it with `rm -r {folder.path}`"
-        raise UsageError.one(folder.name, reason, advice) from error
+        raise UsageError.one(folder.name, reason, advice, code="not-writable") from error
     return _entry(path)
 
 
@@ -142,10 +142,12 @@ def find_in_trash(root: Path, reference: str) -> TrashedRun:
     if matches:
         return matches[0]
     if not runs:
-        raise UsageError.one(reference, f"the trash of {root} is empty")
+        raise UsageError.one(reference, f"the trash of {root} is empty", code="unknown-run")
     names = [run.entry for run in runs]
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    raise UsageError.one(reference, f"is not in the trash of {root}, only {shown}{did_you_mean(reference, names)}")
+    raise UsageError.one(
+        reference, f"is not in the trash of {root}, only {shown}{did_you_mean(reference, names)}", code="unknown-run"
+    )
 
 
 def restore_run(root: Path, run: TrashedRun, name: str | None = None) -> RunFolder:
@@ -156,13 +158,13 @@ def restore_run(root: Path, run: TrashedRun, name: str | None = None) -> RunFold
     target = run.name if name is None else check_new_name(name)
     advice = f"restore it under another name with `gputrain runs restore {run.entry} --name NAME`"
     if target == LAST_RUN:
-        raise UsageError.one(target, "is reserved: it stands for the newest run", advice)
+        raise UsageError.one(target, "is reserved: it stands for the newest run", advice, code="invalid-name")
     try:
         return RunFolder(move_folder(run.path, root, target))
     except FileExistsError as error:
-        raise UsageError.one(target, f"already exists in {root}", advice) from error
+        raise UsageError.one(target, f"already exists in {root}", advice, code="name-in-use") from error
     except OSError as error:
-        raise UsageError.one(run.entry, f"cannot be restored: {error.strerror}") from error
+        raise UsageError.one(run.entry, f"cannot be restored: {error.strerror}", code="not-writable") from error
 
 
 def delete_for_good(run: TrashedRun) -> None:
@@ -173,13 +175,15 @@ def delete_for_good(run: TrashedRun) -> None:
     try:
         with opened_folder(run.path.parent) as trash:
             if not _is_own(trash.stat()):
-                raise UsageError.one(str(run.path.parent), "is no folder that only you can change")
+                raise UsageError.one(
+                    str(run.path.parent), "is no folder that only you can change", code="foreign-writable"
+                )
             # The deletion has already checked that no process owns the run.
             with locked_ended_run(RunFolder(trash / run.entry), "gputrain runs trash --empty", take_over=True):
                 # rmtree opens each folder without following links, so nobody can lead it elsewhere.
                 shutil.rmtree(trash / run.entry)
     except OSError as error:
-        raise UsageError.one(run.entry, f"cannot be deleted: {error.strerror}") from error
+        raise UsageError.one(run.entry, f"cannot be deleted: {error.strerror}", code="not-writable") from error
 
 
 def _is_entry(name: str) -> bool:
@@ -201,7 +205,9 @@ def check_deletable(folder: RunFolder, *, take_over: bool = False) -> None:
         with locked_ended_run(folder, _command(folder), take_over=take_over):
             pass
     except OSError as error:
-        raise UsageError.one(folder.name, f"cannot be moved to the trash: {error.strerror}") from error
+        raise UsageError.one(
+            folder.name, f"cannot be moved to the trash: {error.strerror}", code="not-writable"
+        ) from error
 
 
 def _command(folder: RunFolder) -> str:
@@ -213,11 +219,15 @@ def _check_folder(folder: RunFolder) -> None:
     try:
         is_of_this_user = folder.is_of_this_user
     except OSError as error:
-        raise UsageError.one(folder.name, f"cannot be examined: {error.strerror}") from error
+        raise UsageError.one(folder.name, f"cannot be examined: {error.strerror}", code="not-readable") from error
     if not is_of_this_user:
-        raise UsageError.one(folder.name, f"this run {folder.owner_problem()}, so you cannot delete it")
+        raise UsageError.one(
+            folder.name, f"this run {folder.owner_problem()}, so you cannot delete it", code="foreign-owner"
+        )
     if folder.path.parent.name.startswith(TRASH_FOLDER):
-        raise UsageError.one(folder.name, "is in the trash already", "empty it with `gputrain runs trash --empty`")
+        raise UsageError.one(
+            folder.name, "is in the trash already", "empty it with `gputrain runs trash --empty`", code="wrong-state"
+        )
 
 
 def _trash_candidates(root: Path) -> tuple[Path, Path]:
@@ -248,4 +258,6 @@ def _make_trash(root: Path) -> Path:
             path.mkdir(0o700)
         if _is_own_trash(path):
             return path
-    raise UsageError.one(str(path), "is no folder that only you can change", "rename or remove it")
+    raise UsageError.one(
+        str(path), "is no folder that only you can change", "rename or remove it", code="foreign-writable"
+    )
