@@ -31,7 +31,7 @@ from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import why_not_free
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.exits import exit_status
 from engine.utils.files import replace_file
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
@@ -63,7 +63,7 @@ class BenchPlan:
     on_gpu: bool
     named_gpus: tuple[str, ...] = ()
     limit: bool = False
-    cpu_fallback: str | None = None
+    cpu_fallback: Problem | None = None
     """Why it measures the CPU although this host has GPUs."""
 
 

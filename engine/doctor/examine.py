@@ -35,7 +35,7 @@ from engine.gpus.unmonitored import has_driver_library, mark_reserved
 from engine.gpus.visible_devices import visible_devices
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import RunRequest, run_preflight
-from engine.utils.errors import UsageError, problems_from_json
+from engine.utils.errors import Problem, UsageError, problems_from_json
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 
 # Generous for a busy server, or torch on a network file system.
@@ -80,9 +80,9 @@ class _Examination:
                 self._snapshot = first_snapshot(monitor, DRIVER_TIMEOUT_SECONDS)
             finally:
                 monitor.close()
-        ignored: list[str] = []
+        ignored: list[Problem] = []
         reservations = read_reservations(report=ignored.append)
-        checks = [Check("GPUs", "reservations", "warning", sentence) for sentence in ignored]
+        checks = [Check("GPUs", "reservations", "warning", str(problem)) for problem in ignored]
         if not recorded and (unmonitored := gpus_unknown_to_nvml(self._snapshot)):
             self._devices = mark_reserved(unmonitored, reservations)
             found = f"{UNMONITORED_WARNING} ({describe_driver_failure(self._snapshot)})"
@@ -134,7 +134,8 @@ class _Examination:
                     device.gpus, self._snapshot, wait=self._config.waits, share=self._config.queue.share
                 )
             except NotFreeError as error:
-                allocation.warnings = [f"the run waits: {error.problems[0].reason}"]
+                reason = f"the run waits: {error.problems[0].reason}"
+                allocation.warnings = [Problem("", reason, code="gpu-in-use")]
                 raise
             return allocation.devices
 

@@ -48,7 +48,7 @@ def preflight_checks(config: Config, preflight: Preflight, allocation: GpuAlloca
     if preflight.plan is not None and "devices" not in names:
         yield device_check(config, preflight.plan, allocation)
     elif preflight.plan is None and allocation.warnings:
-        yield Check("run", "devices", "warning", "; ".join(allocation.warnings), BUSY_GPUS_ADVICE)
+        yield Check("run", "devices", "warning", "; ".join(map(str, allocation.warnings)), BUSY_GPUS_ADVICE)
     for warning in preflight.warnings:
         name = warning.location.partition(".")[0] or "config"
         found = f"{warning.label}: {warning.reason}" if warning.location else warning.reason
@@ -69,7 +69,7 @@ def device_check(config: Config, plan: NodePlan, allocation: GpuAllocation) -> C
     if allocation.warnings:
         # The reason for the CPU contains its advice.
         advice = "" if allocation.cpu_fallback else BUSY_GPUS_ADVICE
-        return Check("run", "devices", "warning", "; ".join([found, *allocation.warnings]), advice)
+        return Check("run", "devices", "warning", "; ".join([found, *map(str, allocation.warnings)]), advice)
     return Check("run", "devices", "ok", found)
 
 

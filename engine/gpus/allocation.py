@@ -21,7 +21,7 @@ from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.unmonitored import has_driver_library, mark_reserved, unmonitored_gpus
 from engine.gpus.visible_devices import visible_devices
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
@@ -30,7 +30,11 @@ WAIT_POLL_SECONDS = 1.0
 CLOCK_STEP_SECONDS = 5.0  # a larger change of the system time is published
 MAX_PROBLEMS = 10
 MAX_CONFLICTS = 5  # with runs that reserve the same GPUs at the same time
-UNMONITORED_WARNING = "NVML reports no GPU, but torch does: their readings and other users' processes are unknown"
+UNMONITORED_WARNING = Problem(
+    "",
+    "NVML reports no GPU, but torch does: their readings and other users' processes are unknown",
+    code="driver-unavailable",
+)
 RECORDING_REASON = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
 
 # The devices of this host, marked as unavailable if one of the reservations holds them.
@@ -48,10 +52,10 @@ class GpuAllocation:
     """
 
     devices: list[CudaDevice] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
     reservation: Reservation = field(default_factory=Reservation)
-    cpu_fallback: str | None = None
-    reservation_problems: list[str] = field(default_factory=list)
+    cpu_fallback: Problem | None = None
+    reservation_problems: list[Problem] = field(default_factory=list)
     """What other users did to the shared folder of reservations; these are warnings, too."""
 
     def choose(
@@ -63,14 +67,19 @@ class GpuAllocation:
             self.cpu_fallback = describe_cpu_fallback(snapshot, devices, os.environ)
             self.warnings += [] if self.cpu_fallback is None else [self.cpu_fallback]
         if shared := why_not_free(chosen):
-            self.warnings.append(f"sharing GPUs that are not free: {shared}")
+            self.warnings.append(Problem("", f"sharing GPUs that are not free: {shared}", code="gpu-in-use"))
         self.warnings += [_describe_sharing(device) for device in chosen if device.sharers]
-        self.warnings += [f"GPU {device} counts as free: {device.doubt}" for device in chosen if device.doubt]
+        self.warnings += [
+            Problem("", f"GPU {device} counts as free: {device.doubt}", code="gpu-in-use")
+            for device in chosen
+            if device.doubt
+        ]
 
 
-def _describe_sharing(device: CudaDevice) -> str:
+def _describe_sharing(device: CudaDevice) -> Problem:
     used = "" if device.memory_used is None else f", which use {device.memory_used / 2**30:.1f} GiB of its memory"
-    return f"sharing GPU {device} with {pluralize(device.sharers, 'other run')}{used} (queue.share)"
+    reason = f"sharing GPU {device} with {pluralize(device.sharers, 'other run')}{used} (queue.share)"
+    return Problem("", reason, code="gpu-in-use")
 
 
 def allocate_devices(
@@ -178,9 +187,13 @@ def _fall_back_to_cpu(selection: str, snapshot: Snapshot | None) -> GpuAllocatio
     allocation, is_recorded = GpuAllocation(), recording_path() is not None
     if selection not in ("auto", "cpu"):
         reason = RECORDING_REASON if is_recorded else describe_driver_failure(snapshot)
-        raise UsageError.one("device.gpus", f"{selection} cannot be used: {reason}; train on the CPU with --gpus cpu")
+        raise UsageError.one(
+            "device.gpus",
+            f"{selection} cannot be used: {reason}; train on the CPU with --gpus cpu",
+            code="driver-unavailable",
+        )
     if is_recorded and selection == "auto":
-        allocation.warnings.append(f"{RECORDING_REASON}; {TRAINING_ON_CPU}")
+        allocation.warnings.append(Problem("", f"{RECORDING_REASON}; {TRAINING_ON_CPU}", code="gpu-fallback"))
     else:
         allocation.choose([], [], snapshot, selection)
     return allocation
@@ -200,7 +213,7 @@ class _Allocator:
     _terms: QueueTerms = field(default_factory=QueueTerms, init=False)
     _conflicts: int = field(default=0, init=False)
     _lock_timeout_s: float | None = field(default=None, init=False)
-    _problems: dict[str, None] = field(default_factory=dict, init=False)
+    _problems: dict[Problem, None] = field(default_factory=dict, init=False)
     """Each distinct `GpuAllocation.reservation_problems`, in the order in which they were found."""
 
     def __post_init__(self) -> None:
@@ -286,7 +299,8 @@ class _Allocator:
             return reason
         with allocation_lock(self._lock_timeout_s) as lock_problem:
             if lock_problem is not None and self._lock_timeout_s is None:
-                self._warn(f"GPUs are selected without the lock of this host: {lock_problem}")
+                reason = f"GPUs are selected without the lock of this host: {lock_problem}"
+                self._warn(Problem("", reason, code="not-writable"))
                 self._lock_timeout_s = 0.0
             devices = self._current_devices(list_devices, visible_ids, reservation)
             is_claimed_soon = self._queue.is_moving and any(device.is_queued for device in devices)
@@ -359,7 +373,7 @@ class _Allocator:
         }
         self._conflicts += bool(taken)
         if self._conflicts > MAX_CONFLICTS:
-            self._warn("sharing GPUs that another run reserves again and again")
+            self._warn(Problem("", "sharing GPUs that another run reserves again and again", code="gpu-in-use"))
             return False
         return bool(taken)
 
@@ -367,7 +381,7 @@ class _Allocator:
         reservations = read_reservations(remove_stale=True, report=self._warn)
         return [reservation for reservation in reservations if reservation.key != own.key]
 
-    def _warn(self, message: str) -> None:
+    def _warn(self, problem: Problem) -> None:
         # Another user can change the entries while the run waits.
         if len(self._problems) < MAX_PROBLEMS:
-            self._problems[message] = None
+            self._problems[problem] = None

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from engine.gpus.selection import CudaDevice, why_not_free
 from engine.gpus.snapshot import Snapshot
 from engine.gpus.unmonitored import gpu_device_files, has_driver_library
+from engine.utils.errors import Problem
 from engine.utils.text import pluralize
 
 TRAINING_ON_CPU = "training uses the CPU"
@@ -19,7 +20,7 @@ DOCTOR_ADVICE = "see `gputrain doctor`"
 
 def describe_cpu_fallback(
     snapshot: Snapshot | None, devices: Sequence[CudaDevice], environ: Mapping[str, str]
-) -> str | None:
+) -> Problem | None:
     """Return why no GPU is used, None if this host has none.
 
     `snapshot` is None without the NVML library, or if the driver does not answer. `devices` are the visible ones, none
@@ -30,18 +31,21 @@ def describe_cpu_fallback(
         # The run ahead may wait for long, or never reserve the GPU, and a desktop never leaves it.
         if shared := next((device for device in devices if device.may_be_shared), None):
             advice = f"share a GPU with --gpus {shared.selector}, or wait for one with --wait"
-        return f"no GPU is free ({why_not_free(devices)}); {TRAINING_ON_CPU}; {advice}"
+        return Problem("", f"no GPU is free ({why_not_free(devices)}); {TRAINING_ON_CPU}", advice, code="gpu-fallback")
     if snapshot is not None and snapshot.gpus:
         gpus, variable = pluralize(len(snapshot.gpus), "GPU"), environ.get("CUDA_VISIBLE_DEVICES")
         if variable is None:
-            return f"the driver reports no UUID of {gpus}; {TRAINING_ON_CPU}; {DOCTOR_ADVICE}"
-        return f"CUDA_VISIBLE_DEVICES={variable!r} hides {gpus} of this host; {TRAINING_ON_CPU}; unset it to use them"
+            reason = f"the driver reports no UUID of {gpus}; {TRAINING_ON_CPU}"
+            return Problem("", reason, DOCTOR_ADVICE, code="gpu-fallback")
+        reason = f"CUDA_VISIBLE_DEVICES={variable!r} hides {gpus} of this host; {TRAINING_ON_CPU}"
+        return Problem("", reason, "unset it to use them", code="gpu-fallback")
     failure, files = describe_driver_failure(snapshot), gpu_device_files()
     if has_driver_library() and (snapshot is None or snapshot.pending):
-        return f"{failure}; {TRAINING_ON_CPU}; {DOCTOR_ADVICE}"
+        return Problem("", f"{failure}; {TRAINING_ON_CPU}", DOCTOR_ADVICE, code="gpu-fallback")
     if not files:
         return None
-    return f"{failure} and torch sees no GPU, but {files[0]} exists; {TRAINING_ON_CPU}; {DOCTOR_ADVICE}"
+    reason = f"{failure} and torch sees no GPU, but {files[0]} exists; {TRAINING_ON_CPU}"
+    return Problem("", reason, DOCTOR_ADVICE, code="gpu-fallback")
 
 
 def describe_driver_failure(snapshot: Snapshot | None) -> str:

@@ -45,7 +45,9 @@ def recording_path() -> Path | None:
         return None
     if not value.startswith(REPLAY_PREFIX) or value == REPLAY_PREFIX:
         raise UsageError.one(
-            "GPUTRAIN_NVML", f"{value!r} is not allowed: must be replay:FILE; unset it to query the driver"
+            "GPUTRAIN_NVML",
+            f"{value!r} is not allowed: must be replay:FILE; unset it to query the driver",
+            code="invalid-value",
         )
     return expand_user(value.removeprefix(REPLAY_PREFIX))
 

@@ -15,6 +15,7 @@ from typing import Any
 import pynvml as nv
 
 from engine.gpus.snapshot import MigInstance, Missing, Reading
+from engine.utils.errors import CodedError
 
 # NVML_VALUE_NOT_AVAILABLE is -1, so unsigned 32-bit and 64-bit fields without a value have all bits set.
 VALUES_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
@@ -35,7 +36,7 @@ THROTTLE_REASONS = {
 }
 
 
-class DriverUnavailableError(Exception):
+class DriverUnavailableError(CodedError):
     """NVML is unusable in this process; only a new process can initialize it again. The message says why."""
 
 
@@ -43,7 +44,7 @@ def unavailable_reason(error: Exception) -> str:
     """Map an NVML error to the reason of a missing value. Raises DriverUnavailableError if NVML became unusable."""
     code = getattr(error, "value", None)
     if code in (nv.NVML_ERROR_UNINITIALIZED, nv.NVML_ERROR_DRIVER_NOT_LOADED, nv.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
-        raise DriverUnavailableError(error_message(error)) from error
+        raise DriverUnavailableError(error_message(error), code="driver-unavailable") from error
     if code == nv.NVML_ERROR_NOT_SUPPORTED:
         return Missing.NOT_SUPPORTED
     if code == nv.NVML_ERROR_NO_PERMISSION:
@@ -319,7 +320,7 @@ def initialize() -> DriverVersions:
     try:
         nv.nvmlInit()
     except nv.NVMLError as error:
-        raise DriverUnavailableError(error_message(error)) from error
+        raise DriverUnavailableError(error_message(error), code="driver-unavailable") from error
     return DriverVersions(query(lambda: decode(nv.nvmlSystemGetDriverVersion())), query(cuda_version))
 
 
@@ -334,7 +335,7 @@ def gpu_count() -> int:
     try:
         return int(nv.nvmlDeviceGetCount())
     except nv.NVMLError as error:
-        raise DriverUnavailableError(error_message(error)) from error
+        raise DriverUnavailableError(error_message(error), code="driver-unavailable") from error
 
 
 def open_gpu(index: int) -> Reading[tuple[Any, str]]:

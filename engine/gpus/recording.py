@@ -22,7 +22,7 @@ def read_recording(path: Path) -> list[Snapshot]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
     snapshots = []
     for number, line in enumerate(lines, 1):
         try:
@@ -32,9 +32,11 @@ def read_recording(path: Path) -> list[Snapshot]:
             # A partial last line is left when the recorder was killed.
             if number == len(lines) and snapshots:
                 break
-            raise UsageError.one(str(path), f"is not a GPU recording: line {number}: {error}") from error
+            raise UsageError.one(
+                str(path), f"is not a GPU recording: line {number}: {error}", code="wrong-format"
+            ) from error
     if not snapshots:
-        raise UsageError.one(str(path), "is not a GPU recording: the file is empty")
+        raise UsageError.one(str(path), "is not a GPU recording: the file is empty", code="wrong-format")
     return snapshots
 
 

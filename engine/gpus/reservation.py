@@ -236,6 +236,7 @@ def _unusable(path: Path, error: OSError) -> UsageError:
         "device.gpus",
         f"GPUs cannot be reserved in {path}: {error.strerror}; set GPUTRAIN_RESERVATIONS to another folder, the same "
         "for all users of this host",
+        code="not-writable",
     )
 
 

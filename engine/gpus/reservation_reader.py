@@ -34,6 +34,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from engine.utils.errors import Problem
 from engine.utils.files import open_regular_file, parse_json
 from engine.utils.text import pluralize, printable
 from engine.utils.trust import describe_user, name_of_user
@@ -143,18 +144,18 @@ def remove_entry(folder: Path, lock_name: str) -> None:
 
 
 def read_reservations(
-    *, remove_stale: bool = False, report: Callable[[str], object] = lambda _: None
+    *, remove_stale: bool = False, report: Callable[[Problem], object] = lambda _: None
 ) -> list[ReservationInfo]:
     """Return the reservations of the live runs of all users, in queue order. Never raises.
 
-    With `remove_stale`, also delete files that dead runs of this user left. `report` receives a sentence for each user
+    With `remove_stale`, also delete files that dead runs of this user left. `report` receives a problem for each user
     whose entries are not valid.
     """
     reader = _Reader(reservations_root(), remove_stale)
     with suppress(OSError):
         reader.read()
-    for sentence in reader.describe_ignored():
-        report(sentence)
+    for problem in reader.ignored_problems():
+        report(problem)
     return sorted(reader.reservations, key=lambda reservation: (reservation.since, reservation.key))
 
 
@@ -181,10 +182,15 @@ class _Reader:
         finally:
             os.close(root_fd)
 
-    def describe_ignored(self) -> list[str]:
+    def ignored_problems(self) -> list[Problem]:
         return [
-            f"ignored {pluralize(count, 'invalid GPU reservation')} of {describe_user(uid)} in {self._root}: "
-            f"{'' if count == 1 else 'for example, '}{reason}; only that user can remove them"
+            Problem(
+                "",
+                f"ignored {pluralize(count, 'invalid GPU reservation')} of {describe_user(uid)} in {self._root}: "
+                f"{'' if count == 1 else 'for example, '}{reason}",
+                "only that user can remove them",
+                code="damaged",
+            )
             for uid, (count, reason) in self._ignored.items()
         ]
 

@@ -206,7 +206,7 @@ def select(
         return chosen if share == 1 else sorted(chosen, key=_preference)[:1]
     if selection == "all":
         if not devices:
-            raise UsageError.one("device.gpus", "all: no GPU is visible here", CPU_ADVICE)
+            raise UsageError.one("device.gpus", "all: no GPU is visible here", CPU_ADVICE, code="no-gpu")
         whole = [device for device in devices if device.mig_ids is None]
         return _validate(whole or list(devices), only_free)
     if match := re.fullmatch(r"free:(\d+)", selection):
@@ -223,29 +223,31 @@ def _select_auto(usable: Sequence[CudaDevice], devices: Sequence[CudaDevice], on
     free = [device for device in usable if device.is_free]
     chosen = [device for device in free if device.mig_ids is None] or free[:1]
     if not chosen and usable and only_free:
-        raise NotFreeError.one("device.gpus", f"no GPU is free: {why_not_free(devices)}")
+        raise NotFreeError.one("device.gpus", f"no GPU is free: {why_not_free(devices)}", code="gpu-in-use")
     return chosen
 
 
 def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[CudaDevice]:
     """Return the `count` free devices that `_preference` puts first."""
     if count == 0:
-        raise UsageError.one("device.gpus", "free:0 requests no GPU", CPU_ADVICE)
+        raise UsageError.one("device.gpus", "free:0 requests no GPU", CPU_ADVICE, code="out-of-range")
     usable = [device for device in _usable(devices, wait) if device.mig_ids is None or count == 1]
     if count > len(usable):
         reason = f"{pluralize(count, 'free GPU')} requested, but only {len(usable)} can be used"
         instances = any(device.mig_ids is not None for device in devices)
         advice = [_describe_devices(devices), *([NCCL_MIG_MESSAGE, MIG_ADVICE] if instances else [])]
-        raise UsageError.one("device.gpus", reason, "; ".join(advice))
+        raise UsageError.one("device.gpus", reason, "; ".join(advice), code="no-gpu")
     free = [device for device in usable if device.is_free]
     if count > len(free):
         reason = f"{pluralize(count, 'free GPU')} requested, {len(free)} available: {why_not_free(devices)}"
         claimed = [device for device in usable if device.may_be_shared][: count - len(free)]
         if len(free) + len(claimed) < count:
-            raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE)
+            raise NotFreeError.one("device.gpus", reason, WAIT_ADVICE, code="gpu-in-use")
         # The run ahead may wait for long, or never reserve the GPUs.
         shared = ",".join(device.selector for device in sorted([*free, *claimed], key=lambda device: device.index))
-        raise NotFreeError.one("device.gpus", reason, f"share GPUs with --gpus {shared}, {WAIT_ADVICE}")
+        raise NotFreeError.one(
+            "device.gpus", reason, f"share GPUs with --gpus {shared}, {WAIT_ADVICE}", code="gpu-in-use"
+        )
     free.sort(key=_preference)
     return sorted(free[:count], key=lambda device: device.index)
 
@@ -271,18 +273,23 @@ def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevi
         ]
         if mig_instances:
             uuids = ", ".join(device.uuid for device in mig_instances)
-            raise UsageError.one("device.gpus", f"GPU {part!r} is in MIG mode", f"select one of its instances: {uuids}")
+            raise UsageError.one(
+                "device.gpus", f"GPU {part!r} is in MIG mode", f"select one of its instances: {uuids}", code="conflict"
+            )
         if not matches:
             raise UsageError.one(
                 "device.gpus",
                 f"there is no GPU {part!r}",
                 f"{_describe_devices(devices)}; use auto, all, cpu, free:N, indices or UUIDs",
+                code="gpu-not-found",
             )
         if len(matches) > 1:
             advice = f"{_describe_devices(devices)}; use more characters of the UUID"
-            raise UsageError.one("device.gpus", f"{part!r} matches several GPUs", advice)
+            raise UsageError.one("device.gpus", f"{part!r} matches several GPUs", advice, code="ambiguous-name")
         if matches[0] in chosen:
-            raise UsageError.one("device.gpus", f"GPU {matches[0]} is listed twice in {selection!r}")
+            raise UsageError.one(
+                "device.gpus", f"GPU {matches[0]} is listed twice in {selection!r}", code="duplicate-key"
+            )
         chosen += matches
     return chosen
 
@@ -295,12 +302,14 @@ def _validate(chosen: list[CudaDevice], only_free: bool) -> list[CudaDevice]:
     for device in chosen:
         if device.unavailable is not None and not device.usable(wait=only_free):
             reason = f"GPU {device} cannot be used: {device.unavailable.message}"
-            raise UsageError.one("device.gpus", reason, "select other GPUs with --gpus")
+            raise UsageError.one("device.gpus", reason, "select other GPUs with --gpus", code="not-supported")
     if len(chosen) > 1 and any(device.mig_ids is not None for device in chosen):
         reason = f"{len(chosen)} devices selected, including MIG instances: {NCCL_MIG_MESSAGE}"
-        raise UsageError.one("device.gpus", reason, MIG_ADVICE)
+        raise UsageError.one("device.gpus", reason, MIG_ADVICE, code="not-supported")
     if only_free and any(not device.is_free for device in chosen):
-        raise NotFreeError.one("device.gpus", f"not all selected GPUs are free: {why_not_free(chosen)}")
+        raise NotFreeError.one(
+            "device.gpus", f"not all selected GPUs are free: {why_not_free(chosen)}", code="gpu-in-use"
+        )
     return chosen
 
 

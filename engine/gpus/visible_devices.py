@@ -91,6 +91,7 @@ def query_cuda_uuids(environ: Mapping[str, str]) -> list[str]:
             f"{environ.get('CUDA_VISIBLE_DEVICES')!r} contains CUDA device indices, and CUDA could not be queried for "
             "their order",
             "use UUIDs, or set CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            code="driver-unavailable",
         ) from error
 
 

@@ -50,7 +50,7 @@ def reserve_device(name: str, run: str, notify: Callable[[str], None]) -> Iterat
 def _use(allocation: GpuAllocation, name: str, run: str, notify: Callable[[str], None]) -> str:
     """Show only the allocated GPU to CUDA, if it is used; return the name of the device."""
     for problem in allocation.reservation_problems:
-        notify(problem)
+        notify(str(problem))
     if not allocation.devices:
         return name
     [gpu] = allocation.devices

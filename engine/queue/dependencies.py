@@ -16,13 +16,13 @@ from engine.queue.state import Dependency, is_interrupted, read_queue_state
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.watcher import RunWatcher
-from engine.utils.errors import UsageError
+from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import shown_path
 
 KEY = "queue.after"
 
 
-class DependencyError(Exception):
+class DependencyError(CodedError):
     """A run that this one waits for did not finish. The message says so in a sentence."""
 
 
@@ -35,7 +35,7 @@ def find_dependencies(root: Path, references: Sequence[str], *, trust_owner: boo
             folder = find_run(root, name, trust_owner=trust_owner)
         except UsageError as error:
             reasons = [f"{problem.location}: {problem.message}" for problem in error.problems]
-            raise UsageError.one(KEY, "; ".join(reasons)) from error
+            raise UsageError.one(KEY, "; ".join(reasons), code=error.problems[0].code) from error
         status = os.fstat(folder.held_fd)
         os.close(folder.held_fd)
         found.append(Dependency(folder.name, reference.endswith(ANY_END), status.st_dev, status.st_ino))
@@ -48,7 +48,7 @@ def check_cycles(name: str, root: Path, dependencies: Sequence[Dependency]) -> N
     while unseen:
         current = unseen.pop()
         if current == name:
-            raise UsageError.one(KEY, f"{name} would wait for itself; wait for another run")
+            raise UsageError.one(KEY, f"{name} would wait for itself; wait for another run", code="conflict")
         if current not in seen:
             seen.add(current)
             state = read_queue_state(RunFolder(root / current))
@@ -80,7 +80,9 @@ class FollowedRun:
         if self.folder is None or self.watcher is None or os.fstat(self.folder.held_fd).st_nlink == 0:
             if self.dependency.any_end:
                 return ""
-            raise DependencyError(f"the run {self.dependency.name}, which this run waited for, was deleted")
+            raise DependencyError(
+                f"the run {self.dependency.name}, which this run waited for, was deleted", code="run-deleted"
+            )
         name, state = shown_path(self.folder.root).name, self.folder.state(self.watcher.poll())
         if not state.live:
             # It may have ended between the two readings of journal and lock.
@@ -95,7 +97,8 @@ class FollowedRun:
         cause = f" ({message})" if message else ""
         raise DependencyError(
             f"the run {name}, which this run waited for, {_ENDS[state]}{cause}; to start a run however it ends, use "
-            f"--after {name}{ANY_END}"
+            f"--after {name}{ANY_END}",
+            code="wrong-state",
         )
 
     def close(self) -> None:

@@ -53,16 +53,20 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
             return matches[0]
         if matches:
             listed = ", ".join(row.name if row in here else row.folder for row in matches)
-            raise UsageError.one(reference, f"matches several waiting runs: {listed}; type more of the name")
+            raise UsageError.one(
+                reference, f"matches several waiting runs: {listed}; type more of the name", code="ambiguous-name"
+            )
     foreign = next((row for row in rows if not row.is_own and row.name == reference), None)
     if foreign is not None:
-        raise UsageError.one(reference, f"belongs to {foreign.user}; only that user can change its place")
+        raise UsageError.one(
+            reference, f"belongs to {foreign.user}; only that user can change its place", code="foreign-owner"
+        )
     # Says that there is no such run, if there is none.
     folder = find_run(root, reference)
     state = folder.state(RunWatcher(folder).poll())
     names = [row.name for row in own]
     hint = did_you_mean(reference, names) if names else ""
-    raise UsageError.one(folder.name, f"is not in the queue: it is {state}{hint}")
+    raise UsageError.one(folder.name, f"is not in the queue: it is {state}{hint}", code="wrong-state")
 
 
 def hold(row: QueueRow) -> str:
@@ -78,7 +82,9 @@ def release(row: QueueRow) -> str:
 def set_priority(row: QueueRow, priority: int) -> str:
     """Order a run among those of this user: the highest priority first. Raises UsageError."""
     if abs(priority) > MAX_PRIORITY:
-        raise UsageError.one("priority", f"{priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+        raise UsageError.one(
+            "priority", f"{priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}", code="out-of-range"
+        )
     return _order(row, priority, row.position, f"has priority {priority}")
 
 
@@ -100,10 +106,10 @@ def move(row: QueueRow, rows: Sequence[QueueRow], before: QueueRow | Destination
     if before == "last":
         return _order(row, others[-1].priority, others[-1].position + 1)
     if before.key == row.key:
-        raise UsageError.one(row.name, "cannot be moved before itself")
+        raise UsageError.one(row.name, "cannot be moved before itself", code="conflict")
     index = next((index for index, each in enumerate(others) if each.key == before.key), None)
     if index is None:
-        raise UsageError.one(before.name, "is not one of your waiting runs")
+        raise UsageError.one(before.name, "is not one of your waiting runs", code="wrong-state")
     return _order(row, before.priority, _position_before(others, index))
 
 
@@ -112,7 +118,9 @@ def shift(row: QueueRow, rows: Sequence[QueueRow], step: Literal[-1, 1]) -> str:
     own = sorted((each for each in rows if each.is_own and each.is_live), key=_rank)
     index = next((index for index, each in enumerate(own) if each.key == row.key), None)
     if index is None:
-        raise UsageError.one(row.name, row.reason if row.is_own else f"belongs to {row.user}")
+        if not row.is_own:
+            raise UsageError.one(row.name, f"belongs to {row.user}", code="foreign-owner")
+        raise UsageError.one(row.name, row.reason, code="not-running")
     if not 0 <= index + step < len(own):
         return f"{row.name} is already the {'first' if step < 0 else 'last'} of your runs."
     # To be behind the next run is to be before the one after it.
@@ -155,7 +163,7 @@ def _request(
 ) -> str:
     """Send a request and wait until the supervisor has carried it out. Return the result as a sentence."""
     if not row.is_live:
-        raise UsageError.one(row.name, row.reason)
+        raise UsageError.one(row.name, row.reason, code="not-running")
     send_request(RunFolder(Path(row.folder)).control, request, **fields)
     deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
     while time.monotonic() < deadline:

@@ -26,13 +26,14 @@ from engine.runs.control import QUEUE_REQUEST_NAMES, REFUSAL_OUTCOMES, ControlRe
 from engine.runs.events import ControlEvent, GpusGranted, WaitingForGpus
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Recorder
+from engine.utils.errors import CodedError
 from engine.utils.files import shown_path
 
 # A reason may change every second, for as long as a run waits.
 RECORD_INTERVAL_SECONDS = 30.0
 
 
-class CancelledError(Exception):
+class CancelledError(CodedError):
     """A stop request arrived while the run waited; the message says from whom."""
 
 
@@ -93,7 +94,7 @@ class QueuePlace:
         outcome = self._outcome(request)
         self.recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))
         if request.request == "stop":
-            raise CancelledError(f"cancelled by {request.by} while it waited")
+            raise CancelledError(f"cancelled by {request.by} while it waited", code="stopped")
 
     def _outcome(self, request: ControlRequest) -> str:
         if request.request == "stop":

@@ -102,7 +102,7 @@ def bench(
         plan = plan_bench(resolved.config, rank_counts, epochs, repeats, strong=strong, limit=limit, on_wait=on_wait)
     typer.echo(describe_bench_plan(plan), err=True)
     if plan.cpu_fallback is not None:
-        typer.echo(f"warning: {printable(plan.cpu_fallback)}", err=True)
+        typer.echo(f"warning: {printable(str(plan.cpu_fallback))}", err=True)
     runs: list[BenchRun] = []
     total = len(plan.rank_counts) * plan.repeats * (2 if plan.limit else 1)
     interrupted = False
