@@ -86,11 +86,15 @@ def main(parent: ParentPipe) -> None:
             if not plan.on_gpu:
                 memory = f"the {format_bytes(request['memory'])} available to a rank"
                 advice = "reduce data.image_size or device.ranks, or use another model.name"
-            raise UsageError.one(BATCH_SIZE_KEY, f"auto: not even one image fits into {memory}", advice)
+            raise UsageError.one(
+                BATCH_SIZE_KEY, f"auto: not even one image fits into {memory}", advice, code="out-of-memory"
+            )
     except UsageError as error:
         parent.send({"problems": problems_to_json(error.problems)})
     except Exception as error:
-        problem = Problem(BATCH_SIZE_KEY, f"auto failed: {describe_cause(error)}", "set a number")
+        problem = Problem(
+            BATCH_SIZE_KEY, f"auto failed: {describe_cause(error)}", "set a number", code="internal-error"
+        )
         parent.send({"problems": problems_to_json([problem])})
 
 

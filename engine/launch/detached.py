@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 from engine.runs.claim import Claim, Origin, read_claim
 from engine.runs.folder import RunFolder, list_runs
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.process import process_start_ticks
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class LaunchedRun:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     runs_dir: Path
-    warning: str | None
+    warning: Problem | None
     launched_at: float
     """Unix seconds."""
     title: str = "new run"
@@ -146,11 +146,11 @@ def start_detached(command: Sequence[str], runs_dir: Path, title: str = "new run
         )
     except OSError as error:
         output.close()
-        raise UsageError.one(command[0], f"cannot be started: {error.strerror}") from error
+        raise UsageError.one(command[0], f"cannot be started: {error.strerror}", code="internal-error") from error
     return LaunchedRun(process, output, runs_dir, warning, launched_at, title, process_start_ticks(process.pid))
 
 
-def systemd_scope_prefix() -> tuple[list[str], str | None]:
+def systemd_scope_prefix() -> tuple[list[str], Problem | None]:
     """Return a command prefix that keeps a process alive after logout, or a warning if there is none.
 
     With KillUserProcesses=yes (logind.conf(5)), systemd kills the processes of a user at logout. A scope of the user's
@@ -160,10 +160,11 @@ def systemd_scope_prefix() -> tuple[list[str], str | None]:
         return [], None
     if shutil.which("systemd-run") and _loginctl_enabled("Linger", str(os.getuid())):
         return ["systemd-run", "--user", "--scope", "--quiet", "--collect", "--"], None
-    return [], (
+    reason = (
         "this host kills your processes at logout (KillUserProcesses=yes): the run will NOT survive it. "
         "To keep it running: loginctl enable-linger"
     )
+    return [], Problem("", reason, code="not-supported")
 
 
 def _loginctl_enabled(name: str, *user: str) -> bool:

@@ -59,7 +59,7 @@ from engine.runs.ownership import OwnershipLostError, RunTakenOverError
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.sinks import Sink
 from engine.training.job import ExitCode, Job, RunResult, StartMethod
-from engine.utils.errors import Problem, UsageError, collect_problems
+from engine.utils.errors import CodedError, Problem, UsageError, collect_problems
 from engine.utils.process import STOP_SIGNALS, die_with_parent, exit_now
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class _ExternalRank:
             exit_code_of_rank_0(self.store)
 
 
-class _RendezvousError(Exception):
+class _RendezvousError(CodedError):
     """The rank could not connect to the other ranks; the message says why."""
 
 
@@ -123,7 +123,8 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     except RankZeroEndedError as error:
         code = error.exit_code
     except _RendezvousError as error:
-        print(f"rank {this_rank.rank} could not connect to the other ranks: {error}", file=sys.stderr)
+        reason = f"rank {this_rank.rank} could not connect to the other ranks: {error}"
+        print(Problem("", reason, code=error.code), file=sys.stderr)
         code = ExitCode.FAILED
     except PeerFailedError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -134,7 +135,7 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
         code = ExitCode.FAILED
     except KeyboardInterrupt:
         run.discard()
-        print(f"rank {this_rank.rank} was stopped before the run began", file=sys.stderr)
+        print(Problem("", f"rank {this_rank.rank} was stopped before the run began", code="stopped"), file=sys.stderr)
         code = ExitCode.STOPPED
         this_rank.share_exit_code(code)
     except UsageError as error:
@@ -215,7 +216,7 @@ def _connect(run: OwnedRun, this_rank: _ExternalRank) -> None:
     try:
         this_rank.opened = open_store(config, rank_info)
     except (RuntimeError, ValueError) as error:
-        raise _RendezvousError(describe_cause(error)) from error
+        raise _RendezvousError(describe_cause(error), code="connection-failed") from error
     import torch.distributed as dist
 
     name, agents = handshake(this_rank.store, rank_info, this_rank.stop_flag)
@@ -363,7 +364,7 @@ def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuU
 
     Not earlier, because DataLoader workers are forked before and must not inherit the thread."""
     control = recorder.folder.control
-    readings = Sink("the reading of the GPUs", lambda message: run.emit(WarningEvent(message=message)))
+    readings = Sink("the reading of the GPUs", lambda problem: run.emit(WarningEvent.of(problem)))
 
     def read_gpus() -> None:
         for event in nodes.poll():

@@ -161,7 +161,7 @@ def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_
     if divergence is not None:
         details.insert(0, divergence.message)
     cause = describe_stall(f"no progress for {timeout_s:g} s (run.watchdog)", late, len(stalled), *details)
-    return RankFailed(rank=rank, device=device, cause=cause)
+    return RankFailed(rank=rank, device=device, cause=cause, code="rank-hung")
 
 
 def publish_failure(failure: RankFailed, store: Store) -> None:

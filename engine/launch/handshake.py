@@ -30,7 +30,7 @@ from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.recorder import Listener
 from engine.training.job import ExitCode
-from engine.utils.errors import UsageError
+from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import read_json
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RankZeroEndedError(Exception):
         self.exit_code = exit_code
 
 
-class PeerFailedError(Exception):
+class PeerFailedError(CodedError):
     """Another rank failed or stopped responding before the run began; the text says which one and why."""
 
 
@@ -115,12 +115,15 @@ def wait_for_key(store: Store, key: str, stop_flag: StopFlag, sender: int = 0) -
             if polls * STORE_POLL_SECONDS > timeout_s:
                 raise PeerFailedError(
                     f"rank {sender} stopped responding before the run began: no heartbeat for {timeout_s:g} s "
-                    "(device.timeout)"
+                    "(device.timeout)",
+                    code="timed-out",
                 )
             time.sleep(STORE_POLL_SECONDS)
         return store.get(key).decode()
     except RuntimeError as error:
-        raise UsageError.one("", "rank 0 ended before the run began", "see its output for the error") from error
+        raise UsageError.one(
+            "", "rank 0 ended before the run began", "see its output for the error", code="rank-failed"
+        ) from error
 
 
 def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[str, list[str]]:
@@ -151,7 +154,9 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[s
         if time.monotonic() > deadline:
             if stop_flag.is_set:
                 raise KeyboardInterrupt
-            raise PeerFailedError(f"not all ranks responded within {_timeout_s(store):g} s (device.timeout)")
+            raise PeerFailedError(
+                f"not all ranks responded within {_timeout_s(store):g} s (device.timeout)", code="timed-out"
+            )
         time.sleep(STORE_POLL_SECONDS)
     return own_name, list(agents.values())
 
@@ -224,7 +229,7 @@ def find_run_of_agents(
                 check_stop()
                 if not is_announced:
                     message = f"waiting up to {timeout_s:g} s for the process that trained {run.name} before to end"
-                    listener(WarningEvent(message=message))
+                    listener(WarningEvent(message=message, code="not-running"))
                     is_announced = True
                 time.sleep(1)
             return run

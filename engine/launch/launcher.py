@@ -70,7 +70,7 @@ def launch(request: RunRequest, listener: Listener) -> int:
         if run.is_kept:
             return run.end_before_start("failed", str(error))
         run.discard()
-        raise UsageError.one("queue.after", str(error)) from error
+        raise UsageError.one("queue.after", str(error), code=error.code) from error
     except CancelledError as error:
         return run.end_before_start("stopped", str(error))
     except AlreadyFinishedError:
@@ -90,7 +90,7 @@ def launch(request: RunRequest, listener: Listener) -> int:
 
 
 def _stopped_early(listener: Listener) -> ExitCode:
-    listener(WarningEvent(message="stopped before the run began; nothing was created"))
+    listener(WarningEvent(message="stopped before the run began; nothing was created", code="stopped"))
     return ExitCode.FAILED
 
 
@@ -145,7 +145,7 @@ def _train(run: OwnedRun, job: Job, signals: SignalHandler, rank_starter: RankSt
     recorder, restart, max_restarts = run.recorder, 0, job.config.run.max_restarts
     limit_min, began = job.config.queue.time_limit, time.monotonic()
     usage = GpuUsagePoller([device.uuid for device in run.allocation.devices] if recorder else [])
-    readings = Sink("the reading of the GPUs", lambda message: run.emit(WarningEvent(message=message)))
+    readings = Sink("the reading of the GPUs", lambda problem: run.emit(WarningEvent.of(problem)))
 
     def read_gpus() -> None:
         if (event := usage.poll()) is not None:

@@ -36,7 +36,7 @@ from engine.runs.recorder import Listener, Recorder
 from engine.runs.start_events import BatchSizeFound, RunStarting
 from engine.runs.watcher import RunWatcher
 from engine.training.job import ExitCode, Job, RunResult
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import shown_path
 from engine.utils.process import redirect_output
 
@@ -71,8 +71,8 @@ class OwnedRun:
     def show_gpu_warnings(self) -> None:
         """Show the warnings of the allocation."""
         fallback = self.allocation.cpu_fallback
-        for message in self.allocation.warnings:
-            self._show_early_warning(WarningEvent(message=message, cpu_fallback=message == fallback))
+        for problem in self.allocation.warnings:
+            self._show_early_warning(replace(WarningEvent.of(problem), cpu_fallback=problem == fallback))
 
     def _show_early_warning(self, warning: WarningEvent) -> None:
         """Show a warning before there is a journal, which will contain it, too."""
@@ -116,7 +116,7 @@ class OwnedRun:
         fails."""
         job = self._claim(preflight)
         for warning in preflight.warnings if job is not None else ():
-            self._show_early_warning(WarningEvent(message=str(warning)))
+            self._show_early_warning(WarningEvent.of(warning))
         if job is not None:
             job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
             self._record(job)
@@ -147,7 +147,7 @@ class OwnedRun:
         """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""
         claimed = claim_if_unfinished(self.request)
         if claimed is None:
-            self.listener(WarningEvent(message=_nothing_left(self.request)))
+            self.listener(WarningEvent.of(_nothing_left(self.request)))
             raise AlreadyFinishedError
         return claimed
 
@@ -191,7 +191,7 @@ class OwnedRun:
         gpus = [device.uuid for device in self.allocation.devices]
         self._notifier, warnings = start_watcher(folder, config, waited_s=waited_s, gpus=gpus)
         for warning in warnings:
-            self.emit(WarningEvent(message=warning))
+            self.emit(WarningEvent.of(warning))
 
     def emit(self, event: Event) -> None:
         """Record an event of the ranks or of their GPUs; a dry run only shows it.
@@ -223,11 +223,11 @@ class OwnedRun:
         self.allocation.reservation.touch()
         problem = None if self.recorder is None else self.recorder.problem
         if self.claimed is not None and (warning := self.claimed.ownership.renew_heartbeat(problem)) is not None:
-            self.emit(WarningEvent(message=warning))
+            self.emit(WarningEvent.of(warning))
         if self.recorder is not None:
             self.recorder.catch_up()
-            for message in self._notifier.keep_alive(self.recorder.folder, self.request.config):
-                self.emit(WarningEvent(message=message))
+            for warning in self._notifier.keep_alive(self.recorder.folder, self.request.config):
+                self.emit(WarningEvent.of(warning))
 
     def end(self, result: RunResult, *, should_requeue: bool = False) -> ExitCode:
         """Record how the run ended, requeue its Slurm job if `should_requeue`, and return the exit code."""
@@ -241,7 +241,7 @@ class OwnedRun:
         job = slurm_job_id() if should_requeue and result.state in ("stopped", "killed") else None
         code = record_result(result, self.recorder, f"; job {job} is requeued" if job else "")
         if job is not None and (problem := requeue(job)) is not None:
-            self.listener(WarningEvent(message=problem))
+            self.listener(WarningEvent.of(problem))
         return code
 
     @property
@@ -268,7 +268,7 @@ class OwnedRun:
         assert self.place is not None and self.recorder is not None  # noqa: S101 - see `is_kept`
         name = shown_path(self.recorder.folder.root).name
         message = f"interrupted by a signal before it started; `gputrain queue resume {name}` starts it"
-        self.recorder.record(WarningEvent(message=message))
+        self.recorder.record(WarningEvent(message=message, code="interrupted"))
         return ExitCode.FAILED
 
     def discard(self) -> None:
@@ -290,14 +290,15 @@ class OwnedRun:
         self._notifier.wait_for_last_message()
 
 
-def _nothing_left(request: RunRequest) -> str:
-    """Return why a finished run does not resume, as a sentence."""
+def _nothing_left(request: RunRequest) -> Problem:
+    """Return why a finished run does not resume."""
     run = request.config.run
     name, epochs = run.name or "the run", len(RunFolder(request.runs_dir / str(run.name)).history().epochs)
     if epochs >= run.epochs:
-        return f"{name} has already finished {run.epochs} epochs; increase run.epochs to resume"
+        reason = f"{name} has already finished {run.epochs} epochs"
+        return Problem("", reason, "increase run.epochs to resume", code="already-finished")
     advice = f"set run.early_stop=0 or more than {run.early_stop} to resume"
-    return f"{name} has already stopped early after {epochs} epochs; {advice}"
+    return Problem("", f"{name} has already stopped early after {epochs} epochs", advice, code="already-finished")
 
 
 def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
@@ -347,7 +348,10 @@ def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Reco
         return Recorder(folder, config, listener)
     except OSError as error:
         raise UsageError.one(
-            "runs folder", f"{folder.path} cannot be written to: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE
+            "runs folder",
+            f"{folder.path} cannot be written to: {error.strerror}",
+            OTHER_RUNS_FOLDER_ADVICE,
+            code="not-writable",
         ) from error
 
 
@@ -369,7 +373,7 @@ def record_restart(result: RunResult, recorder: Recorder, restart: int, max_rest
     recorder.record(result.failure)
     where = "its last checkpoint" if recorder.folder.resumable else "the beginning"
     message = f"{describe_failure(result.failure)}; restarting from {where} (restart {restart} of {max_restarts})"
-    recorder.record(WarningEvent(message=message))
+    recorder.record(WarningEvent(message=message, code="rank-failed"))
 
 
 def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> ExitCode:

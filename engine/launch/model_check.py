@@ -89,7 +89,7 @@ def torch_gpu_problems() -> list[Problem]:
             torch.cuda.init()
         except (AssertionError, RuntimeError) as error:
             reason = f"torch {torch.__version__} cannot use the GPUs of this host: {describe_cause(error)}"
-    return [Problem("device.gpus", reason, advice)] if reason else []
+    return [Problem("device.gpus", reason, advice, code="not-supported")] if reason else []
 
 
 def _stand_in_source(config: Config) -> ImageSource:

@@ -132,7 +132,9 @@ def collect_rank_problems(
         if message["stopped"]:
             raise KeyboardInterrupt
         if message["failure"]:
-            raise PeerFailedError(f"rank {rank} failed in the preflight: {message['failure']} (on {message['host']})")
+            raise PeerFailedError(
+                f"rank {rank} failed in the preflight: {message['failure']} (on {message['host']})", code="rank-failed"
+            )
         for problem in problems_from_json(message["problems"]):
             if str(problem) not in problems:
                 elsewhere = replace(problem, reason=f"{problem.reason} (on {message['host']})")

@@ -86,7 +86,7 @@ class RunRequest:
     lr_range: LrRange | None = None
     detached: bool = False
     typed: frozenset[str] = frozenset()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     input_source: str = ""
 
 
@@ -125,7 +125,7 @@ def watch_other_claim(request: RunRequest, listener: Listener, check_stop: Calla
     message = (
         f"{run.name} is claimed by {observed.claim.process}; watching its heartbeat for up to {max(waits.values()):g} s"
     )
-    listener(WarningEvent(message=message))
+    listener(WarningEvent(message=message, code="already-running"))
     watch_claims([owner], take_over=request.take_over, check_stop=check_stop)
 
 
@@ -203,13 +203,10 @@ def _keys_without_effect(
         found += keys_without_effect_on_devices(
             config, request.typed, world_size, on_gpu=plan.on_gpu, external=external
         )
-    # A warning names its key itself.
-    warnings = [Problem("", message) for message in request.warnings]
-    warnings += [part.warning for part in found if str(part.warning) not in request.warnings]
+    warnings = [part.warning for part in found]
     if config.run.requeue and slurm_job_id() is None:
-        reason = "run.requeue=true has no effect: this is not a Slurm job"
-        warnings.append(Problem("", reason, code="no-effect"))
-    return warnings
+        warnings.append(Problem("", "run.requeue=true has no effect: this is not a Slurm job", code="no-effect"))
+    return list(dict.fromkeys([*request.warnings, *warnings]))
 
 
 def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> list[Problem]:
@@ -256,8 +253,8 @@ def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInf
             check_dependencies(request)
     else:
         reason = "is not available under torchrun and srun; start the run with gputrain"
-        problems += [Problem("queue.after", reason)] if config.queue.after else []
-        problems += [Problem("queue.time_limit", reason)] if config.queue.time_limit else []
+        problems += [Problem("queue.after", reason, code="not-supported")] if config.queue.after else []
+        problems += [Problem("queue.time_limit", reason, code="not-supported")] if config.queue.time_limit else []
     if request.lr_range is None and (rank_info is None or rank_info.rank == 0):
         with collect_problems(problems):
             _check_run_folder(request)
@@ -287,7 +284,7 @@ def check_dependencies(request: RunRequest) -> list[Dependency]:
         try:
             followed.waits_because()
         except DependencyError as error:
-            raise UsageError.one("queue.after", str(error)) from error
+            raise UsageError.one("queue.after", str(error), code=error.code) from error
         finally:
             followed.close()
     return dependencies

@@ -15,12 +15,12 @@ from engine.config.schema import Config
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import expected_input_format
 from engine.data.sources.open import open_source_for_preflight
-from engine.gpus.allocation import preview_allocation
+from engine.gpus.allocation import GpuAllocation, preview_allocation
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import Preflight, RunRequest, run_preflight
-from engine.utils.errors import UsageError, problems_from_json, problems_to_json
+from engine.utils.errors import Problem, UsageError, problems_from_json, problems_to_json
 from engine.utils.helper_process import ParentPipe
 
 # Values of other keys leave the scan of a dataset valid.
@@ -52,21 +52,21 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         dry_run=True,
         problems=problems,
         typed=frozenset(values["typed"]),
-        warnings=tuple(values["warnings"]),
+        warnings=tuple(Problem("", text, code="no-effect") for text in values["warnings"]),
     )
     request = with_input_keys(request)
 
-    cpu_fallback, warnings = "", list[str]()
+    allocation = GpuAllocation()
 
     def choose_gpus(wait: bool) -> list[CudaDevice]:
-        nonlocal cpu_fallback, warnings
+        nonlocal allocation
         device = request.config.device
         snapshot = Snapshot.from_line(values["snapshot"]) if values["snapshot"] else None
         try:
             allocation = preview_allocation(
                 device.gpus, snapshot, wait=request.config.waits, share=request.config.queue.share
             )
-            gpus, warnings, cpu_fallback = allocation.devices, allocation.warnings, allocation.cpu_fallback or ""
+            gpus = allocation.devices
         except UsageError:
             if snapshot is not None and not snapshot.pending:
                 raise
@@ -86,9 +86,9 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
     return {
         "problems": problems_to_json(preflight.problems),
         "devices": 0 if plan is None else plan.local_world_size * plan.devices_per_rank,
-        "cpu_fallback": cpu_fallback,
+        "cpu_fallback": "" if allocation.cpu_fallback is None else str(allocation.cpu_fallback),
         "warnings": [
-            *(warning for warning in warnings if warning != cpu_fallback),
+            *(str(warning) for warning in allocation.warnings if warning != allocation.cpu_fallback),
             *map(str, preflight.warnings),
         ],
         "on_gpu": None if plan is None else plan.on_gpu,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+from engine.utils.errors import Problem
 from engine.utils.exits import exit_status
 
 SCONTROL_TIMEOUT_SECONDS = 30
@@ -16,8 +17,8 @@ def slurm_job_id() -> str | None:
     return job if job.isdigit() else None
 
 
-def requeue(job_id: str) -> str | None:
-    """Requeue a job. Slurm then ends its processes, so save everything before. Return an error message, or None."""
+def requeue(job_id: str) -> Problem | None:
+    """Requeue a job. Slurm then ends its processes, so save everything before. Return a problem, or None."""
     try:
         done = subprocess.run(  # noqa: S603 (the job ID is a number)
             ["scontrol", "requeue", job_id],  # noqa: S607 (Slurm is on the PATH)
@@ -27,8 +28,8 @@ def requeue(job_id: str) -> str | None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"job {job_id} could not be requeued: {error}"
+        return Problem("", f"job {job_id} could not be requeued: {error}", code="library-failed")
     if done.returncode != 0:
         reason = " ".join(done.stderr.split()) or f"scontrol {exit_status(done.returncode)}"
-        return f"job {job_id} could not be requeued: {reason}"
+        return Problem("", f"job {job_id} could not be requeued: {reason}", code="library-failed")
     return None

@@ -28,7 +28,7 @@ def choose_start_method(requested: Literal["auto", "spawn", "fork"]) -> StartMet
     if requested == "auto":
         return "spawn"
     reason = f"the ranks cannot be forked, because the process that starts them {obstacle}"
-    raise UsageError.one("device.start_method", reason, "use auto or spawn")
+    raise UsageError.one("device.start_method", reason, "use auto or spawn", code="not-supported")
 
 
 def find_fork_obstacle() -> str | None:

@@ -152,8 +152,8 @@ class Supervisor:
             return abort_failure(rank, device, read_log_tail(log, self._log_start))
         out_of_memory = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
         prefix = "the process that started the ranks exited: " if self._starter.died_early else ""
-        cause = str(describe_exit(code, oom_killed=out_of_memory, threaded=uses_threads(self._job.config)))
-        return RankFailed(rank=rank, device=device, cause=prefix + cause)
+        end = describe_exit(code, oom_killed=out_of_memory, threaded=uses_threads(self._job.config))
+        return RankFailed(rank=rank, device=device, cause=f"{prefix}{end}", code=end.code)
 
     def _find_late_rank(self) -> None:
         """If ranks failed only because a collective timed out, record the rank that they waited for as failed."""
@@ -181,7 +181,9 @@ class Supervisor:
         if states[first] or first in alive:
             details.append(states[first] or "its traceback is in the log")
         cause = describe_stall(problem, blamed, len(heartbeats), *details)
-        self._failures[first] = RankFailed(rank=first, device=self._job.plan.devices[first], cause=cause)
+        self._failures[first] = RankFailed(
+            rank=first, device=self._job.plan.devices[first], cause=cause, code="rank-hung"
+        )
 
     def _compare_collectives(self, pids: dict[int, int]) -> Divergence | None:
         """Keep the last collectives of the ranks in the run folder; return which rank is not in that of the others."""

@@ -163,7 +163,7 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     rest = [argument for argument in arguments[1:] if argument not in ("--detach", "--headless")]
     launched = launch_run([arguments[0], "--headless", "--detached", *rest], runs_root(runs_dir))
     for warning in (*([launched.warning] if launched.warning is not None else []), *request.warnings):
-        print_warning(warning)
+        print_warning(str(warning))
     if request.config.run.resume:
         # That command does it, but its output is shown only if it refuses the request.
         announce_watch([RunFolder(request.runs_dir / str(request.config.run.name))], take_over=request.take_over)
@@ -218,12 +218,12 @@ def build_request(
     from engine.runs.folder import runs_root
 
     problems: tuple[Problem, ...] = ()
-    typed, warnings = frozenset[str](), tuple[str, ...]()
+    typed, warnings = frozenset[str](), tuple[Problem, ...]()
     trust = trust_option(granted=trust_code)
     try:
         resolved = resolve()
         config, trust = resolved.config, code_trust(resolved, granted=trust_code)
-        typed, warnings = resolved.typed, tuple(str(warning) for _, warning in resolved.no_effect)
+        typed, warnings = resolved.typed, tuple(part.warning for part in resolved.no_effect)
     except ConfigError as error:
         config, problems = error.valid_part, tuple(error.problems)
     name = name_from_stem(stem or f"{config.data.dataset}-{config.model.name}")

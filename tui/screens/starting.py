@@ -62,7 +62,7 @@ class StartingScreen(GputrainScreen):
             return
         if folder is not None:
             if self.launched.warning is not None:
-                self.gputrain_app.show_toast(self.launched.warning, warning=True, timeout_s=15)
+                self.gputrain_app.show_toast(str(self.launched.warning), warning=True, timeout_s=15)
             self.gputrain_app.pending_runs.remove(self.launched)
             self.gputrain_app.switch_to_run(folder)
             return
@@ -74,7 +74,7 @@ class StartingScreen(GputrainScreen):
         self.show_line("#launch-state", self._state_line(code))
         texts = [Text(printable(line), BAD if line.startswith("error:") else "") for line in launched.output_lines()]
         if launched.warning is not None:
-            texts.append(Text(launched.warning, WARNING))
+            texts.append(Text(str(launched.warning), WARNING))
         lines = self.query_one("#output", Lines)
         lines.set_texts([part for text in texts for part in wrap_text(text, lines.text_width)])
 
