@@ -11,7 +11,7 @@ import re
 import signal
 from pathlib import Path
 
-from engine.distributed.cuda_errors import describe_known_error, nccl_last_error, shorten
+from engine.distributed.cuda_errors import find_known_error, nccl_last_error, shorten
 from engine.runs.events import RankFailed
 from engine.utils.exits import exit_status
 from engine.utils.files import open_regular_file
@@ -55,17 +55,17 @@ def abort_failure(rank: int, device: str, log_text: str) -> RankFailed:
     """Return the failure of a rank that was killed by SIGABRT; `log_text` holds the lines of all ranks."""
     status = f"it {exit_status(-signal.SIGABRT)}"
     text = _lines_of_rank(log_text, rank)
-    if (known := describe_known_error(text)) is not None:
-        return RankFailed(rank=rank, device=device, cause=printable(known))
+    if (known := find_known_error(text)) is not None:
+        return RankFailed(rank=rank, device=device, cause=printable(known.reason), code=known.code)
     if (match := _TIMED_OUT.search(text)) is not None:
         cause = f"{status} by torch, because it waited too long for another rank ({_quote(match[0])})"
-        return RankFailed(rank=rank, device=device, cause=cause, lost_peer=True, timed_out=True)
+        return RankFailed(rank=rank, device=device, cause=cause, code="timed-out", lost_peer=True, timed_out=True)
     if (match := _LOST_PEER.search(text)) is not None:
         cause = f"{status} by torch, because it lost the connection to another rank ({_quote(match[0])})"
-        return RankFailed(rank=rank, device=device, cause=cause, lost_peer=True)
+        return RankFailed(rank=rank, device=device, cause=cause, code="connection-failed", lost_peer=True)
     message = nccl_last_error(text) or next((found[found.lastindex or 0] for found in _EXCEPTION.finditer(text)), "")
     reason = f": {_quote(message)}" if message else "; the log may contain the cause"
-    return RankFailed(rank=rank, device=device, cause=status + reason)
+    return RankFailed(rank=rank, device=device, cause=status + reason, code="rank-killed")
 
 
 def _lines_of_rank(log_text: str, rank: int) -> str:

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+
+from engine.utils.errors import Problem
 
 MAX_MESSAGE_CHARS = 160
 
@@ -16,83 +19,149 @@ _XID = "look for the Xid of this GPU in dmesg"
 _KNOWN_ERRORS = (
     (
         r"creating shared memory segment|create shared memory file",
-        "the shared memory (/dev/shm) is too small for NCCL: enlarge it; a container needs --shm-size=1g or --ipc=host",
+        Problem(
+            "",
+            "the shared memory (/dev/shm) is too small for NCCL: enlarge it; a container needs --shm-size=1g "
+            "or --ipc=host",
+            code="shm-full",
+        ),
     ),
     (
         r"ibv_\w+ failed with error Cannot allocate memory",
-        "the limit on locked memory is too low for InfiniBand: raise it with `ulimit -l unlimited`; a container needs "
-        "--ulimit memlock=-1",
+        Problem(
+            "",
+            "the limit on locked memory is too low for InfiniBand: raise it with `ulimit -l unlimited`; a container "
+            "needs --ulimit memlock=-1",
+            code="out-of-memory",
+        ),
     ),
     (
         r"no socket interface found|no NCCL_SOCKET_IFNAME|neither AF_INET",
-        "NCCL found no network interface: unset NCCL_SOCKET_IFNAME, or set it to an interface that `ip address` lists",
+        Problem(
+            "",
+            "NCCL found no network interface: unset NCCL_SOCKET_IFNAME, or set it to an interface that `ip address` "
+            "lists",
+            code="connection-failed",
+        ),
     ),
-    (r"Duplicate GPU detected", "two ranks use the same GPU: start one rank per GPU"),
+    (r"Duplicate GPU detected", Problem("", "two ranks use the same GPU: start one rank per GPU", code="conflict")),
     (
         r"Mismatched NCCL version|NCCL version mismatch",
-        "the hosts have different versions of NCCL: install the same torch on all of them",
+        Problem(
+            "", "the hosts have different versions of NCCL: install the same torch on all of them", code="wrong-version"
+        ),
     ),
     (
         r"peer access is not supported",
-        "these GPUs cannot access each other's memory: set NCCL_P2P_DISABLE=1",
+        Problem("", "these GPUs cannot access each other's memory: set NCCL_P2P_DISABLE=1", code="not-supported"),
     ),
     (
         r"peer mapping resources exhausted",
-        "CUDA allows peer access between at most 8 GPUs: use fewer GPUs, or set NCCL_P2P_DISABLE=1",
+        Problem(
+            "",
+            "CUDA allows peer access between at most 8 GPUs: use fewer GPUs, or set NCCL_P2P_DISABLE=1",
+            code="not-supported",
+        ),
     ),
     (
         r"driver on your system is too old|driver version is insufficient|not supported in the installed CUDA driver"
         r"|Insufficient driver",
-        "the NVIDIA driver is too old for this torch: update the driver, or install torch for the CUDA version that "
-        "nvidia-smi shows",
+        Problem(
+            "",
+            "the NVIDIA driver is too old for this torch: update the driver, or install torch for the CUDA version "
+            "that nvidia-smi shows",
+            code="wrong-version",
+        ),
     ),
     (
         r"unsupported display driver / cuda driver combination|Driver/library version mismatch",
-        "the kernel module and the libraries of the NVIDIA driver have different versions: reboot the host; in a "
-        "container, remove its own libcuda",
+        Problem(
+            "",
+            "the kernel module and the libraries of the NVIDIA driver have different versions: reboot the host; in a "
+            "container, remove its own libcuda",
+            code="wrong-version",
+        ),
     ),
     (
         r"forward compatibility was attempted on non supported HW",
-        "this GPU does not support the CUDA compatibility libraries: remove cuda-compat from LD_LIBRARY_PATH, or "
-        "update the driver",
+        Problem(
+            "",
+            "this GPU does not support the CUDA compatibility libraries: remove cuda-compat from LD_LIBRARY_PATH, or "
+            "update the driver",
+            code="not-supported",
+        ),
     ),
     (
         r"system not yet initialized",
-        "the NVSwitches of this host are not initialized: start nvidia-fabricmanager in the version of the driver",
+        Problem(
+            "",
+            "the NVSwitches of this host are not initialized: start nvidia-fabricmanager in the version of the driver",
+            code="driver-unavailable",
+        ),
     ),
     (
         r"no kernel image is available",
-        "this torch has no kernels for this GPU: install a torch for its compute capability",
+        Problem(
+            "",
+            "this torch has no kernels for this GPU: install a torch for its compute capability",
+            code="not-supported",
+        ),
     ),
     (
         r"uncorrectable ECC error|ECC_UNCORRECTABLE",
-        f"the memory of this GPU is faulty (ECC): reset it with nvidia-smi --gpu-reset, train without it, and {_XID}",
+        Problem(
+            "",
+            f"the memory of this GPU is faulty (ECC): reset it with nvidia-smi --gpu-reset, train without it, "
+            f"and {_XID}",
+            code="gpu-failed",
+        ),
     ),
     (
         r"uncorrectable NVLink error|peer GPU memory over nvlink",
-        f"an NVLink of this GPU is faulty: check `nvidia-smi nvlink --errorcounters`, and {_XID}",
+        Problem(
+            "",
+            f"an NVLink of this GPU is faulty: check `nvidia-smi nvlink --errorcounters`, and {_XID}",
+            code="gpu-failed",
+        ),
     ),
     (
         r"GPU is lost|fallen off the bus|NVRM: Xid",
-        f"the driver lost this GPU: {_XID}, check power and cooling, and reboot the host",
+        Problem(
+            "", f"the driver lost this GPU: {_XID}, check power and cooling, and reboot the host", code="gpu-failed"
+        ),
     ),
     (
         r"busy or unavailable",
-        "another process uses this GPU exclusively: end it, or allow several with nvidia-smi --compute-mode=DEFAULT",
+        Problem(
+            "",
+            "another process uses this GPU exclusively: end it, or allow several with nvidia-smi "
+            "--compute-mode=DEFAULT",
+            code="gpu-in-use",
+        ),
     ),
     (
         # Not "device-side assertions", which torch advises after any CUDA error.
         r"device-side assert triggered",
-        "an index is out of range in a GPU kernel, for example a label that is not a class: see `Assertion` in the "
-        "log; with device.gpus=cpu, the traceback shows the operation",
+        Problem(
+            "",
+            "an index is out of range in a GPU kernel, for example a label that is not a class: see `Assertion` in the "
+            "log; with device.gpus=cpu, the traceback shows the operation",
+            code="bad-label",
+        ),
     ),
     (
         r"illegal memory access|misaligned address|illegal instruction",
-        f"a GPU kernel crashed: set CUDA_LAUNCH_BLOCKING=1 to see which; if only one GPU has the error, {_XID}",
+        Problem(
+            "",
+            f"a GPU kernel crashed: set CUDA_LAUNCH_BLOCKING=1 to see which; if only one GPU has the error, {_XID}",
+            code="gpu-failed",
+        ),
     ),
     (
         r"unspecified launch failure|hardware stack error|CUDA error: unknown error|Cuda failure.*'unknown error'",
-        f"this GPU or its driver failed: {_XID}, and reset it with nvidia-smi --gpu-reset",
+        Problem(
+            "", f"this GPU or its driver failed: {_XID}, and reset it with nvidia-smi --gpu-reset", code="gpu-failed"
+        ),
     ),
 )
 
@@ -101,14 +170,14 @@ _KNOWN_ERRORS = (
 _SOURCE = re.compile(r"cuda|nccl|nvidia|nvml|nvrm", re.IGNORECASE)
 
 
-def describe_known_error(text: str) -> str | None:
+def find_known_error(text: str) -> Problem | None:
     """Return cause and remedy of a message of CUDA, NCCL or the driver, with the line that says so; None if it is not a
     known one."""
     last_error = nccl_last_error(text)
     lines = [line for line in map(str.strip, text.splitlines()) if line == last_error or _SOURCE.search(line)]
-    for pattern, cause in _KNOWN_ERRORS:
+    for pattern, known in _KNOWN_ERRORS:
         if (line := next(filter(re.compile(pattern).search, lines), None)) is not None:
-            return f"{cause} ({shorten(line)})"
+            return replace(known, reason=f"{known.reason} ({shorten(line)})")
     return None
 
 

@@ -10,9 +10,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from engine.distributed.cuda_errors import describe_known_error, nccl_last_error, shorten
+from engine.distributed.cuda_errors import find_known_error, nccl_last_error, shorten
 from engine.distributed.watchdog import Heartbeat, lagging_ranks
 from engine.runs.events import RankFailed
+from engine.utils.errors import CodedError, Problem, UsageError
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
@@ -40,11 +41,11 @@ _HOST_OOM = re.compile(r"DefaultCPUAllocator: |std::bad_alloc|Cannot allocate me
 _GIB_PER_UNIT = {"MiB": 2**-10, "GiB": 1.0}
 
 
-class FinalCheckpointError(Exception):
+class FinalCheckpointError(CodedError):
     """Training is complete, but its last checkpoint could not be written. The message says why."""
 
 
-class NonFiniteLossError(Exception):
+class NonFiniteLossError(CodedError):
     """A loss or gradient is NaN or infinite. The message names step and rank."""
 
 
@@ -71,9 +72,9 @@ def timed_out(error: BaseException) -> bool:
     return lost_peer(error) and _TIMED_OUT.search(_line_of(error)) is not None
 
 
-def _known_error(error: BaseException) -> str | None:
+def _known_error(error: BaseException) -> Problem | None:
     """Return cause and remedy of an exception of torch that CUDA, NCCL or the driver has caused, else None."""
-    return describe_known_error(str(error)) if isinstance(error, RuntimeError) else None
+    return find_known_error(str(error)) if isinstance(error, RuntimeError) else None
 
 
 def _line_of(error: BaseException) -> str:
@@ -89,7 +90,12 @@ def _line_of(error: BaseException) -> str:
 
 
 def describe_cause(error: BaseException, config: Config | None = None) -> str:
-    """Describe an exception in one sentence.
+    """Describe an exception in one sentence, as `find_cause`."""
+    return find_cause(error, config).reason
+
+
+def find_cause(error: BaseException, config: Config | None = None) -> Problem:
+    """Return what an exception means, in one sentence.
 
     With the `config` of the run, advise changes to it for an out-of-memory error, and name the line of user code that
     raised any other."""
@@ -97,24 +103,26 @@ def describe_cause(error: BaseException, config: Config | None = None) -> str:
     if (location := oom_location(error)) is not None:
         return _describe_oom(error, location, config)
     if type(error).__module__.startswith("engine."):
-        return re.sub(r"^engine\.[\w.]+: ", "", text)
+        return Problem("", re.sub(r"^engine\.[\w.]+: ", "", text), code=_code_of(error))
     if (known := _known_error(error)) is not None:
         return known
     # The text of a DistStoreError already names the missing ranks or the key.
     if timed_out(error) and name != "DistStoreError":
-        return f"it waited too long for another rank ({text}); that rank hangs or is unreachable, see the log"
+        reason = f"it waited too long for another rank ({text}); that rank hangs or is unreachable, see the log"
+        return Problem("", reason, code="timed-out")
     if lost_peer(error) and name != "DistStoreError":
-        return (
+        reason = (
             f"it lost the connection to another rank ({text}); that rank failed or is unreachable, see the log for its "
             "error"
         )
+        return Problem("", reason, code="connection-failed")
     place = ""
     if config is not None:
         # Imported here because it imports pydantic, which the watcher of messages does not need.
         from engine.config.user_code import locate_in_user_code
 
         place = locate_in_user_code(error, config)
-    return f"{name}: {text}{place}" if text else f"{name}{place}"
+    return Problem("", f"{name}: {text}{place}" if text else f"{name}{place}", code="rank-failed")
 
 
 def has_known_cause(error: BaseException) -> bool:
@@ -122,15 +130,23 @@ def has_known_cause(error: BaseException) -> bool:
     return oom_location(error) is not None or lost_peer(error) or _known_error(error) is not None
 
 
-def _describe_oom(error: BaseException, location: Literal["gpu", "host"], config: Config | None) -> str:
+def _code_of(error: BaseException) -> str:
+    if isinstance(error, UsageError):
+        return next((problem.code for problem in error.problems), "rank-failed")
+    return error.code if isinstance(error, CodedError) else "rank-failed"
+
+
+def _describe_oom(error: BaseException, location: Literal["gpu", "host"], config: Config | None) -> Problem:
     """Describe an out-of-memory error, and advise changes to `config`."""
     text = str(error)
     advice = ": reduce data.batch_size" if config is None else f" {_oom_advice(config, location)}"
     if location == "host":
-        return f"the host is out of memory{advice} ({_line_of(error) or type(error).__name__})"
+        reason = f"the host is out of memory{advice} ({_line_of(error) or type(error).__name__})"
+        return Problem("", reason, code="out-of-memory")
     if _PROBABLE_GPU_OOM.search(text):
-        return f"the GPU is probably out of memory{advice} ({shorten(_line_of(error))})"
-    return f"the GPU is out of memory{_gpu_memory_usage(text)}{advice}"
+        reason = f"the GPU is probably out of memory{advice} ({shorten(_line_of(error))})"
+        return Problem("", reason, code="out-of-memory")
+    return Problem("", f"the GPU is out of memory{_gpu_memory_usage(text)}{advice}", code="out-of-memory")
 
 
 def _gpu_memory_usage(text: str) -> str:
@@ -167,10 +183,12 @@ def _oom_advice(config: Config, location: Literal["gpu", "host"]) -> str:
 
 def rank_failure(rank: int, device: str, error: BaseException, config: Config | None = None) -> RankFailed:
     """Return the event for the exception that is being handled, with its traceback."""
+    cause = find_cause(error, config)
     return RankFailed(
         rank=rank,
         device=device,
-        cause=describe_cause(error, config),
+        cause=cause.reason,
+        code=cause.code,
         traceback=traceback.format_exc(),
         repeats=isinstance(error, NonFiniteLossError | FinalCheckpointError),
         lost_peer=lost_peer(error),

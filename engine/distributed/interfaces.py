@@ -56,6 +56,7 @@ def choose_interfaces(rank_info: RankInfo, store: Store, host: str, environ: Map
                 "device.launcher",
                 f"the host name {name} resolves to loopback there, and no interface of it leads to the other hosts",
                 f"set {GLOO_VARIABLE} on that host to the interface that connects them",
+                code="connection-failed",
             )
     return {GLOO_VARIABLE: found} if found else {}
 

@@ -128,13 +128,13 @@ def plan_node(
         ranks = local_world_size or len(gpus)
         if 1 < len(gpus) < ranks:
             reason = f"{ranks} ranks on this host need one GPU each, but only {len(gpus)} are available"
-            raise UsageError.one("device.gpus", reason, "start fewer ranks on this host")
+            raise UsageError.one("device.gpus", reason, "start fewer ranks on this host", code="too-many")
         return plan(ranks, _backend(config, world_size or ranks), gpus[:ranks])
     ranks = local_world_size or config.device.ranks
     max_ranks = MAX_RANKS_PER_CORE * available_cores()
     if ranks > max_ranks:
         reason = f"{ranks} ranks are too many for {available_cores()} cores"
-        raise UsageError.one("device.ranks", reason, f"use at most {max_ranks} (4 per core)")
+        raise UsageError.one("device.ranks", reason, f"use at most {max_ranks} (4 per core)", code="too-many")
     return plan(ranks, "gloo")
 
 
@@ -180,15 +180,19 @@ def _plan_problems(config: Config, gpus: Sequence[CudaDevice], *, external_launc
     device, problems = config.device, []
     if device.backend not in ("auto", "gloo") and not gpus:
         reason = f"{device.backend} needs GPUs, but this run is on the CPU"
-        problems.append(Problem("device.backend", reason, "use gloo or auto"))
+        problems.append(Problem("device.backend", reason, "use gloo or auto", code="no-gpu"))
     if device.parallel == "dp":
         if external_launcher:
             reason = "dp uses one process for all GPUs, but torchrun and srun start one per GPU"
-            problems.append(Problem("device.parallel", reason, "start gputrain without them, or use ddp"))
+            problems.append(
+                Problem("device.parallel", reason, "start gputrain without them, or use ddp", code="conflict")
+            )
         elif len(gpus) < 2:
             available = "one GPU" if gpus else "the CPU"
             reason = f"dp splits each batch across several GPUs, but this run is on {available}"
-            problems.append(Problem("device.parallel", reason, "request more GPUs with --gpus, or use ddp"))
+            problems.append(
+                Problem("device.parallel", reason, "request more GPUs with --gpus, or use ddp", code="too-few-gpus")
+            )
     return problems
 
 

@@ -41,7 +41,7 @@ def wrap_model(
         if config.compress == "bf16":
             if torch.version.cuda is None and torch.version.hip is None:
                 reason = f"torch {torch.__version__} is built without CUDA, and its DDP cannot send bf16 gradients"
-                raise UsageError.one("device.compress", reason, "use off")
+                raise UsageError.one("device.compress", reason, "use off", code="not-supported")
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
             parallel_model.register_comm_hook(None, bf16_compress_hook)

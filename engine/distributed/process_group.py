@@ -97,7 +97,9 @@ def torch_backend(backend: Backend) -> str:
     if backend == "nccl-legacy":
         return torch_backend("nccl")
     remedy = "use nccl" if backend == "nccl2" and dist.is_nccl_available() else "use gloo, or install torch with NCCL"
-    raise UsageError.one("device.backend", f"torch {torch.__version__} has no backend {backend}", remedy)
+    raise UsageError.one(
+        "device.backend", f"torch {torch.__version__} has no backend {backend}", remedy, code="not-supported"
+    )
 
 
 def nccl_heartbeat_timeout_s(timeout_s: float) -> int:

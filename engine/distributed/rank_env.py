@@ -88,7 +88,11 @@ def rank_info_from_env(launcher: Launcher, environ: Mapping[str, str]) -> tuple[
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     address = environ.get("MASTER_ADDR") or (first_slurm_host(nodes) if nodes else None)
     if address is None:
-        raise UsageError.one("--launcher slurm", "SLURM_STEP_NODELIST is not set; start with srun, or set MASTER_ADDR")
+        raise UsageError.one(
+            "--launcher slurm",
+            "SLURM_STEP_NODELIST is not set; start with srun, or set MASTER_ADDR",
+            code="missing-value",
+        )
     rank_info = RankInfo(rank, world, local, slurm_local_world_size(environ, world))
     port = environ.get("MASTER_PORT") or str(slurm_step_port(environ))
     return rank_info, {"MASTER_ADDR": address, "MASTER_PORT": port, **rank_info.variables()}
@@ -104,7 +108,11 @@ def _int_from_env(environ: Mapping[str, str], name: str, launcher: Launcher, def
     if not value.isdecimal():
         command = "torchrun" if launcher == "env" else "srun"
         problem = f"must be a non-negative integer, not {value!r}" if value else "is not set"
-        raise UsageError.one(f"--launcher {launcher}", f"{name} {problem}; start with {command}, or omit --launcher")
+        raise UsageError.one(
+            f"--launcher {launcher}",
+            f"{name} {problem}; start with {command}, or omit --launcher",
+            code="invalid-value",
+        )
     return int(value)
 
 

@@ -20,7 +20,7 @@ import psutil
 
 from engine.config.schema import Config
 from engine.distributed.rank_env import RankInfo
-from engine.utils.errors import UsageError
+from engine.utils.errors import CodedError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -30,7 +30,7 @@ INIT_METHOD_KEY = "device.init_method"
 MAX_CLOCK_SKEW_SECONDS = 5.0
 
 
-class RendezvousTimeoutError(Exception):
+class RendezvousTimeoutError(CodedError):
     """A rank did not respond in time during the setup. The message names it."""
 
 
@@ -50,7 +50,7 @@ def check_external_rendezvous(init_method: str, environ: Mapping[str, str], rank
     if init_method.startswith("file://"):
         if int(environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) > 0:
             reason = "restarted ranks would read the file of the previous attempt; start torchrun with --max-restarts 0"
-            raise UsageError.one(INIT_METHOD_KEY, f"{reason}, or remove {INIT_METHOD_KEY}")
+            raise UsageError.one(INIT_METHOD_KEY, f"{reason}, or remove {INIT_METHOD_KEY}", code="conflict")
         _check_rendezvous_file(
             _file_path(init_method), psutil.Process(os.getppid()).create_time() - MAX_CLOCK_SKEW_SECONDS
         )
@@ -122,7 +122,8 @@ def wait_for_ranks(store: Store, rank_info: RankInfo, timeout_s: float) -> None:
         noun = "rank" if len(missing) == 1 else "ranks"
         raise RendezvousTimeoutError(
             f"{noun} {', '.join(missing)} did not join the process group within {timeout_s:g} s; "
-            "increase device.timeout if their setup takes longer"
+            "increase device.timeout if their setup takes longer",
+            code="timed-out",
         )
 
 
@@ -137,7 +138,8 @@ def get_from_rank(store: Store, rank: int, key: str) -> bytes:
             raise
         raise RendezvousTimeoutError(
             f"rank {rank} did not send its {key.partition('/')[0]} within {timeout_s:g} s; increase device.timeout if "
-            "that takes longer"
+            "that takes longer",
+            code="timed-out",
         ) from error
 
 
@@ -166,7 +168,11 @@ def _host_and_port(init_method: str, environ: Mapping[str, str]) -> tuple[str, i
         host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
         if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
             variables = f"MASTER_ADDR={host!r} and MASTER_PORT={port!r}"
-            raise UsageError.one(INIT_METHOD_KEY, f"env:// needs a host and a port in the environment, but {variables}")
+            raise UsageError.one(
+                INIT_METHOD_KEY,
+                f"env:// needs a host and a port in the environment, but {variables}",
+                code="invalid-value",
+            )
         return host, int(port)
     url = urlsplit(init_method)
     return str(url.hostname), int(url.port or 0)
@@ -179,12 +185,18 @@ def _check_rendezvous_file(path: Path, allowed_since: float | None = None) -> No
     it.
     """
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError.one(INIT_METHOD_KEY, f"{path.parent} is not a writable folder; use a file in another folder")
+        raise UsageError.one(
+            INIT_METHOD_KEY,
+            f"{path.parent} is not a writable folder; use a file in another folder",
+            code="not-writable",
+        )
     with suppress(FileNotFoundError):
         if allowed_since is None or not path.is_file() or path.stat().st_mtime < allowed_since:
             path.lstat()
             raise UsageError.one(
-                INIT_METHOD_KEY, f"{path} already exists, perhaps from an earlier run; delete it or use another file"
+                INIT_METHOD_KEY,
+                f"{path} already exists, perhaps from an earlier run; delete it or use another file",
+                code="name-in-use",
             )
 
 
@@ -198,6 +210,7 @@ def _check_can_listen(host: str, port: int) -> None:
         raise UsageError.one(
             INIT_METHOD_KEY,
             f"{host} is not an address of this host, where rank 0 listens ({error.strerror}); use one that is",
+            code="invalid-value",
         ) from error
     try:
         with socket.socket(family, kind, protocol) as probe:
@@ -207,5 +220,7 @@ def _check_can_listen(host: str, port: int) -> None:
             probe.listen()
     except OSError as error:
         raise UsageError.one(
-            INIT_METHOD_KEY, f"port {port} cannot be used on this host ({error.strerror}); use another port"
+            INIT_METHOD_KEY,
+            f"port {port} cannot be used on this host ({error.strerror}); use another port",
+            code="address-in-use",
         ) from error

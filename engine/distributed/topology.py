@@ -44,4 +44,5 @@ def check_devices_unique(rank_devices: Sequence[RankDevice]) -> None:
                 "device.gpus",
                 f"ranks {first} and {record.rank} on {record.host} both use {record.device}; "
                 "start at most one rank per GPU",
+                code="gpu-in-use",
             )
