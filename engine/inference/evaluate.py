@@ -146,12 +146,12 @@ def evaluate_checkpoint(
                 "data.workers", f"{worker_error}; load images in the main process with data.workers=0"
             ) from error
         raise
-    evaluation, failures = accumulator.local_evaluation(), list[str]()
+    evaluation, failures = accumulator.local_evaluation(), list[Problem]()
     if own:
         outputs = concatenate(accumulator.outputs, len(checkpoint.classes))
         evaluation = replace(evaluation, own=own.compute(outputs, failures.append))
     if failures:
-        raise UsageError([Problem("", failure) for failure in failures])
+        raise UsageError(failures)
     return CheckpointEvaluation(config, evaluation, images_per_class.tolist(), tuple(unread_files))
 
 

@@ -167,6 +167,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
         raise UsageError.one(
             str(shown_path(folder)),
             f"no checkpoint is intact: {'; '.join(damaged)}; use a new name with --name to start a new run",
+            code="damaged",
         )
     return None, {}, damaged
 
@@ -226,13 +227,21 @@ def check_content(state: Mapping[str, Any]) -> None:
         content = _Content.model_validate(state)
     except ValidationError as error:
         location = ".".join(map(str, error.errors()[0]["loc"]))
-        raise DamagedCheckpointError(f"is not a gputrain checkpoint: {location} has no valid value") from error
+        raise DamagedCheckpointError(
+            f"is not a gputrain checkpoint: {location} has no valid value", code="damaged"
+        ) from error
     if {len(content.image_format.mean), len(content.image_format.std)} != {content.image_format.channels}:
-        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.mean has no valid value")
+        raise DamagedCheckpointError(
+            "is not a gputrain checkpoint: image_format.mean has no valid value", code="damaged"
+        )
     if content.image_format.dtype == "uint8" and content.image_format.channels not in (1, 3):
-        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.channels has no valid value")
+        raise DamagedCheckpointError(
+            "is not a gputrain checkpoint: image_format.channels has no valid value", code="damaged"
+        )
     if (content.image_format.val_resize or MAX_IMAGE_SIZE) < content.image_format.val_size:
-        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.val_resize has no valid value")
+        raise DamagedCheckpointError(
+            "is not a gputrain checkpoint: image_format.val_resize has no valid value", code="damaged"
+        )
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -258,18 +267,23 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except (OSError, MemoryError) as error:
         # A fault of the host, not of the file, which may be readable later.
-        raise UsageError.one(str(shown_path(path)), f"cannot be read now: {error or 'out of memory'}") from error
+        raise UsageError.one(
+            str(shown_path(path)), f"cannot be read now: {error or 'out of memory'}", code="not-readable"
+        ) from error
     except Exception as error:
         # A file with a valid checksum need not be a checkpoint. For other content, the unpickler raises exceptions of
         # any type.
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}") from error
+        raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}", code="damaged") from error
     if version != CHECKPOINT_FORMAT:
         raise UsageError.one(
             str(shown_path(path)),
             f"has checkpoint format {version}, but this gputrain reads format {CHECKPOINT_FORMAT}",
             "use the version of gputrain that wrote it",
+            code="wrong-format",
         )
     if missing := CHECKPOINT_KEYS - state.keys():
-        raise DamagedCheckpointError(f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}")
+        raise DamagedCheckpointError(
+            f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}", code="damaged"
+        )
     return checkpoint_with_current_names(state)

@@ -178,7 +178,7 @@ class CheckpointWriter:
             if not self._warned_of_memory:
                 self._warned_of_memory = True
                 message = f"training waits while checkpoints are written: {error}"
-                self._state.channel.send(WarningEvent(message=message))
+                self._state.channel.send(WarningEvent(message=message, code="out-of-memory"))
             return None
 
     def _save(self, content: dict[str, Any], folder: Path, save: Save, progress: SaveProgress) -> Path:
@@ -230,5 +230,7 @@ class CheckpointWriter:
         if save.requested or last is None or now - last > SAVE_WARNING_INTERVAL_SECONDS:
             self._last_save_warning = now
             self._state.channel.send(
-                WarningEvent(message=f"the checkpoint of step {save.step} could not be written: {reason}")
+                WarningEvent(
+                    message=f"the checkpoint of step {save.step} could not be written: {reason}", code="not-writable"
+                )
             )

@@ -10,7 +10,7 @@ from engine.config.schema import Config
 from engine.distributed.node_plan import NodePlan
 from engine.distributed.rank_env import RankInfo
 from engine.models.precision import precision_problems, set_tf32
-from engine.utils.errors import UsageError
+from engine.utils.errors import CodedError, UsageError
 from engine.utils.process import keep_freed_memory
 
 
@@ -30,6 +30,7 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
                 "device.gpus",
                 f"torch {torch.__version__} cannot use the GPUs that the driver reports; train on the CPU with "
                 "--gpus cpu",
+                code="not-supported",
             )
         device = torch.device("cuda", plan.device_index(rank_info.local_rank))
         torch.cuda.set_device(device)
@@ -42,7 +43,7 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
     return device
 
 
-class WrongDeviceError(RuntimeError):
+class WrongDeviceError(CodedError):
     """CUDA assigned a rank another GPU than the planned one."""
 
 
@@ -59,5 +60,6 @@ def check_device(expected: str, parent: str | None, actual: str) -> None:
     if not any(uuid is not None and uuid.split("-", 1)[-1] == actual for uuid in (expected, parent)):
         raise WrongDeviceError(
             f"CUDA assigned this rank GPU {actual} instead of {expected}: the driver's order of GPUs or "
-            "CUDA_VISIBLE_DEVICES has changed; start the run again"
+            "CUDA_VISIBLE_DEVICES has changed; start the run again",
+            code="gpu-not-found",
         )

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.utils.errors import CodedError
 from engine.utils.host import format_bytes, free_memory
 
 # Stays free for loader processes and other programs.
@@ -27,7 +28,7 @@ CUDA_HOST_REGISTER_PORTABLE = 1  # cudaHostRegisterPortable of the CUDA runtime:
 Memory = tuple[int, torch.device, torch.dtype, torch.Size, tuple[int, ...]]
 
 
-class NoHostMemoryError(Exception):
+class NoHostMemoryError(CodedError):
     """The host has too little memory for a copy of the training state. The message says how much."""
 
 
@@ -72,14 +73,16 @@ class HostCopy:
         if size_bytes + RESERVED_BYTES > free_bytes:
             raise NoHostMemoryError(
                 f"a copy of the training state takes {format_bytes(size_bytes)} of host memory, and "
-                f"{format_bytes(free_bytes)} are free"
+                f"{format_bytes(free_bytes)} are free",
+                code="out-of-memory",
             )
         try:
             self._memory = torch.empty(size_bytes, dtype=torch.uint8).numpy()
         except (RuntimeError, MemoryError) as error:
             # A limit of the address space.
             raise NoHostMemoryError(
-                f"{format_bytes(size_bytes)} of host memory for a copy of the training state cannot be allocated"
+                f"{format_bytes(size_bytes)} of host memory for a copy of the training state cannot be allocated",
+                code="out-of-memory",
             ) from error
         if self._device.type == "cuda":
             _pin(self._memory, self._device)

@@ -25,7 +25,7 @@ from engine.data.sources.formats import model_input_format
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import get_from_rank
 from engine.training.job import Job
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, problems_from_json, problems_to_json
 
 
 def choose_input(
@@ -72,7 +72,9 @@ def settle_decoder(
             check_nvjpeg(device)
         except DecoderUnavailableError as error:
             advice = "set data.decoder=cpu, or install a torchcodec that fits torch and the driver"
-            raise UsageError.one("data.decoder", f"gpu is impossible: {error}", advice) from error
+            raise UsageError.one(
+                "data.decoder", f"gpu is impossible: {error}", advice, code="library-failed"
+            ) from error
 
 
 def _choose_on_rank_0(
@@ -82,14 +84,15 @@ def _choose_on_rank_0(
     if rank_info.rank != 0:
         received: dict[str, Any] = json.loads(get_from_rank(store, 0, key))
         if "refused" in received:
-            raise UsageError([Problem(location, reason) for location, reason in received["refused"]])
+            raise UsageError(problems_from_json(received["refused"]))
         return received
-    message: dict[str, Any] = {"refused": [("", f"rank 0 could not choose a {key}")]}
+    failure = Problem("", f"rank 0 could not choose a {key}", code="rank-failed")
+    message: dict[str, Any] = {"refused": problems_to_json([failure])}
     try:
         message = choose()
         return message
     except UsageError as error:
-        message = {"refused": [(problem.location, problem.message) for problem in error.problems]}
+        message = {"refused": problems_to_json(error.problems)}
         raise
     finally:
         store.set(key, json.dumps(message))

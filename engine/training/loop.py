@@ -205,7 +205,8 @@ def reduce_train_metrics(state: RankState) -> Metrics:
     metrics = state.train_metrics.all_reduce()
     if not math.isfinite(metrics.loss):
         raise NonFiniteLossError(
-            f"every step of epoch {state.position.epoch} was skipped because the loss is not finite; lower optim.lr"
+            f"every step of epoch {state.position.epoch} was skipped because the loss is not finite; lower optim.lr",
+            code="non-finite",
         )
     return metrics
 
@@ -243,7 +244,9 @@ def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluat
     evaluations = [accumulator.all_reduce() for accumulator in accumulators]
     val_loss = evaluations[0].metrics.loss
     if not math.isfinite(val_loss):
-        raise NonFiniteLossError(f"the validation loss of epoch {state.position.epoch} is {val_loss}")
+        raise NonFiniteLossError(
+            f"the validation loss of epoch {state.position.epoch} is {val_loss}", code="non-finite"
+        )
     if state.own_metrics:
         evaluations = [
             replace(evaluation, own=state.compute_own_metrics(accumulator.outputs))

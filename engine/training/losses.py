@@ -98,9 +98,14 @@ def _user_loss(config: Config, num_classes: int, device: torch.device) -> Criter
         raise UsageError.one(
             "loss.name",
             f"{config.loss.name} fails with logits (N x {num_classes}) and labels (N){or_probabilities}: {reason}",
+            code="user-code-failed",
         ) from error
     if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
         result = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         result = "a scalar without a gradient" if result == "()" else result
-        raise UsageError.one("loss.name", f"{config.loss.name} returns {result} instead of the mean loss as a scalar")
+        raise UsageError.one(
+            "loss.name",
+            f"{config.loss.name} returns {result} instead of the mean loss as a scalar",
+            code="invalid-value",
+        )
     return criterion

@@ -22,7 +22,7 @@ from engine.config.schema import Config
 from engine.config.user_code import describe_value, load_user_code
 from engine.config.user_errors import describe_exception
 from engine.distributed.collectives import gather_bytes
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import CodedError, Problem, UsageError
 
 METRICS_KEY = "eval.metrics"
 MAX_METRIC_VALUES = 64
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.@-]{0,49}")
 Outputs = tuple[Tensor, Tensor]
 
 
-class MetricError(Exception):
+class MetricError(CodedError):
     """A user metric failed, in one sentence."""
 
 
@@ -54,7 +54,7 @@ class OwnMetrics:
                 f"needs the probabilities of {num_images:,} images of {num_classes:,} classes on one rank, which is "
                 f"more than {MAX_GATHERED_BYTES >> 30} GiB; evaluate fewer images"
             )
-            raise UsageError.one(METRICS_KEY, reason)
+            raise UsageError.one(METRICS_KEY, reason, code="too-large")
         for name in names:
             try:
                 self._metrics[name] = self._load(name)
@@ -66,10 +66,12 @@ class OwnMetrics:
                 try:
                     found = self._call(name, _trial_outputs(num_classes))
                     if twice := sorted(values.keys() & found.keys()):
-                        problems.append(Problem(METRICS_KEY, f"{name} has the value {twice[0]} of another metric"))
+                        problems.append(
+                            Problem(METRICS_KEY, f"{name} has the value {twice[0]} of another metric", code="conflict")
+                        )
                     values |= found
                 except MetricError as error:
-                    problems.append(Problem(METRICS_KEY, str(error)))
+                    problems.append(Problem(METRICS_KEY, str(error), code=error.code))
         if problems:
             raise UsageError(problems)
 
@@ -81,7 +83,7 @@ class OwnMetrics:
         logits = logits.float()
         return logits.sigmoid() if self._config.loss.name == "bce" else logits.softmax(1)
 
-    def compute(self, outputs: Outputs, warn: Callable[[str], None]) -> dict[str, float]:
+    def compute(self, outputs: Outputs, warn: Callable[[Problem], None]) -> dict[str, float]:
         """Return the values of all metrics; those of a metric that fails are missing, and `warn` is called once."""
         values: dict[str, float] = {}
         for name in self._metrics:
@@ -90,7 +92,7 @@ class OwnMetrics:
             except MetricError as error:
                 if name not in self._warned:
                     self._warned.add(name)
-                    warn(f"{METRICS_KEY}: {error}")
+                    warn(Problem(METRICS_KEY, str(error), code=error.code))
         return values
 
     def _load(self, name: str) -> Any:
@@ -100,10 +102,10 @@ class OwnMetrics:
             metric = target() if isinstance(target, type) else target
         except Exception as error:
             reason = f"{name} cannot be created: {describe_exception(error, run.code, run.code_packages)}"
-            raise UsageError.one(METRICS_KEY, reason) from error
+            raise UsageError.one(METRICS_KEY, reason, code="user-code-failed") from error
         if _has_state(metric) and not hasattr(metric, "reset"):
             reason = f"{name} has update() and compute(), but no reset(), which is called before each evaluation"
-            raise UsageError.one(METRICS_KEY, reason)
+            raise UsageError.one(METRICS_KEY, reason, code="invalid-value")
         return metric
 
     def _call(self, name: str, outputs: Outputs) -> dict[str, float]:
@@ -121,17 +123,20 @@ class OwnMetrics:
         except Exception as error:
             reason = describe_exception(error, run.code, run.code_packages)
             raise MetricError(
-                f"{name} fails with probabilities (N x {self._num_classes}) and labels (N): {reason}"
+                f"{name} fails with probabilities (N x {self._num_classes}) and labels (N): {reason}",
+                code="user-code-failed",
             ) from error
         values = result if isinstance(result, Mapping) else {name.rpartition(":")[2].rpartition(".")[2]: result}
         if len(values) > MAX_METRIC_VALUES:
-            raise MetricError(f"{name} returns {len(values)} values; the limit is {MAX_METRIC_VALUES}")
+            raise MetricError(f"{name} returns {len(values)} values; the limit is {MAX_METRIC_VALUES}", code="too-many")
         return {self._checked_name(name, key): _as_number(name, value) for key, value in values.items()}
 
     @staticmethod
     def _checked_name(name: str, key: object) -> str:
         if not isinstance(key, str) or _NAME.fullmatch(key) is None:
-            raise MetricError(f"{name} returns a value named {key!r:.60}; use letters, digits, dots, @, - and _")
+            raise MetricError(
+                f"{name} returns a value named {key!r:.60}; use letters, digits, dots, @, - and _", code="invalid-name"
+            )
         return key
 
 
@@ -144,7 +149,9 @@ def _as_number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise MetricError(f"{name} returns {describe_value(value)} instead of a number or a dict of numbers") from None
+        raise MetricError(
+            f"{name} returns {describe_value(value)} instead of a number or a dict of numbers", code="invalid-value"
+        ) from None
 
 
 def _trial_outputs(num_classes: int) -> Outputs:

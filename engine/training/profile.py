@@ -110,7 +110,7 @@ class StepProfiler:
             steps = recording.marks.count - warmup_steps
             message = _why_fewer(steps, requested, max_steps, interruption)
             if steps < 1:
-                raise ProfileError(message)
+                raise ProfileError(message, code="too-small")
             with self._clocks_stopped():
                 folder = write_profile(self._state, self._folder, self._cpu_group, recording, requested, message)
                 del recording
@@ -155,7 +155,7 @@ class StepProfiler:
             ranks: list[list[Any]] = all_gather_json(mine, self._cpu_group)
         for rank, (problem, _, _) in enumerate(ranks):
             if problem:
-                raise ProfileError(f"torch.profiler does not work on rank {rank}: {problem}")
+                raise ProfileError(f"torch.profiler does not work on rank {rank}: {problem}", code="library-failed")
         if interruption is not None:
             yield from _next_step(interruption)
         most_events, most_ready = (max(values[column] for values in ranks) for column in (1, 2))
@@ -221,7 +221,7 @@ def _next_step(interruption: _Resumed = None) -> Generator[None, _Resumed, _Resu
     latest = interruption
     while latest is not None:
         if latest is Interruption.STOP:
-            raise ProfileError(latest.value)
+            raise ProfileError(latest.value, code="interrupted")
         latest = yield
     return interruption
 

@@ -57,6 +57,7 @@ from engine.training.profile_timeline import (
 )
 from engine.training.rank_state import RankState
 from engine.training.step_marks import StepMarks
+from engine.utils.errors import CodedError
 from engine.utils.files import parse_json
 
 # Other ranks have no trace, so that the profile of hundreds of ranks stays small.
@@ -65,7 +66,7 @@ MAX_TRACES = 16
 _LAUNCH_NAME = re.compile(r"cu(da)?[A-Z]")
 
 
-class ProfileError(Exception):
+class ProfileError(CodedError):
     """No profile could be taken. The message says why in a clause."""
 
 
@@ -132,7 +133,7 @@ def write_profile(
         except ValueError:
             problems.append(f"rank {rank} has no profile: {(parse_json(data) or {}).get('problem', 'invalid data')}")
     if not ranks or folder is None:
-        raise ProfileError("; ".join(problems[:1]) or "the run has no folder")
+        raise ProfileError("; ".join(problems[:1]) or "the run has no folder", code="library-failed")
     position, steps = state.position, len(ranks[0].steps)
     result = Profile(
         time=time.time(),
@@ -151,7 +152,7 @@ def write_profile(
                 write_trace(path, rank, data)
             write_record(path, result)
     except OSError as error:
-        raise ProfileError(f"the profile cannot be written: {describe_error(error)}") from error
+        raise ProfileError(f"the profile cannot be written: {describe_error(error)}", code="not-writable") from error
     return f"{folder.profiles.name}/{folder_name(result.step)}"
 
 
@@ -182,7 +183,7 @@ def _profile_of_rank(recording: Recording, state: RankState) -> tuple[str, bytes
     rank = dist.get_rank()
     try:
         if recording.problem:
-            raise ProfileError(recording.problem)
+            raise ProfileError(recording.problem, code="library-failed")
         profiled = _analyze(recording, state)
         trace, problem = b"", f"only the first {MAX_TRACES} ranks have a trace"
         if rank < MAX_TRACES:
@@ -200,7 +201,7 @@ def _analyze(recording: Recording, state: RankState) -> RankProfile:
     activities = read_activities(recording.events(), device.index or 0)
     steps = host_steps(activities, recording.marks.uninterrupted)[recording.warmup_steps :]
     if not steps:
-        raise ProfileError("the trace has no steps")
+        raise ProfileError("the trace has no steps", code="library-failed")
     source: Source = "host"
     parts: list[StepParts] | None = None
     if device.type == "cuda":

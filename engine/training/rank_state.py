@@ -173,7 +173,7 @@ class RankState:
         new_files = [file for file in files if file not in self._reported_files]
         self._reported_files.update(new_files)
         for file in new_files:
-            self.channel.send(WarningEvent(message=f"{file}; skipped"))
+            self.channel.send(WarningEvent(message=f"{file}; skipped", code="bad-image"))
 
     def restart_step_clock(self) -> None:
         """Exclude the time since the last step from the throughput, and from the choice of the decode threads."""
@@ -250,7 +250,7 @@ class RankState:
         gathered = gather_outputs(outputs, self.num_classes, self.cpu_group)
         if gathered is None:
             return {}
-        return self.own_metrics.compute(gathered, lambda message: self.channel.send(WarningEvent(message=message)))
+        return self.own_metrics.compute(gathered, lambda problem: self.channel.send(WarningEvent.of(problem)))
 
     def check_step_log(self) -> None:
         """Raise NonFiniteLossError if the steps that no event has reported yet must halt the run. A collective."""

@@ -34,10 +34,10 @@ RESTORE_DATA_ADVICE = "restore the data, or use a new name with --name to start 
 
 def load_for_resume(
     folder: RunFolder, config: Config, source: ImageSource, rank_info: RankInfo, store: Store
-) -> tuple[dict[str, Any] | None, list[str]]:
+) -> tuple[dict[str, Any] | None, list[Problem]]:
     """Load the newest intact checkpoint, which rank 0 chooses for all ranks; None if there is no checkpoint.
 
-    Also returns what the resumed run does not have in common with it, as sentences for the log. Raises UsageError on
+    Also returns what the resumed run does not have in common with it, as warnings. Raises UsageError on
     all ranks if config or data of one of them must not differ.
     """
     name, checkpoint, notes = _choose_checkpoint_on_all_ranks(folder, rank_info, store)
@@ -54,7 +54,7 @@ def load_for_resume(
 
 def _choose_checkpoint_on_all_ranks(
     folder: RunFolder, rank_info: RankInfo, store: Store
-) -> tuple[str | None, dict[str, Any] | None, list[str]]:
+) -> tuple[str | None, dict[str, Any] | None, list[Problem]]:
     """Return the file name of the newest intact checkpoint; None if there is none.
 
     Also returns, on rank 0, its content, and why newer ones were skipped. Raises UsageError on all ranks.
@@ -62,7 +62,7 @@ def _choose_checkpoint_on_all_ranks(
     if rank_info.rank != 0:
         received = json.loads(get_from_rank(store, 0, "checkpoint"))
         if "refused" in received:
-            raise UsageError.one("", "rank 0 found no intact checkpoint")
+            raise UsageError.one("", "rank 0 found no intact checkpoint", code="damaged")
         return received["name"], None, []
     message: dict[str, Any] = {"refused": True}
     try:
@@ -71,7 +71,10 @@ def _choose_checkpoint_on_all_ranks(
         return (
             message["name"],
             checkpoint,
-            [f"checkpoint {reason}; resuming from the one before it" for reason in damaged],
+            [
+                Problem("", f"checkpoint {reason}; resuming from the one before it", code="damaged")
+                for reason in damaged
+            ],
         )
     finally:
         store.set("checkpoint", json.dumps(message))
@@ -83,7 +86,7 @@ def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
     try:
         return load_checkpoint(path)
     except DamagedCheckpointError as error:
-        raise UsageError.one(str(shown_path(path)), f"{error}, but not on rank 0's host") from error
+        raise UsageError.one(str(shown_path(path)), f"{error}, but not on rank 0's host", code=error.code) from error
 
 
 def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInfo, store: Store) -> None:
@@ -105,18 +108,21 @@ def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInf
         raise UsageError(problems)
 
 
-def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[str]:
-    """Return what differs from the checkpoint, as sentences for the log. Raises UsageError if it must not differ."""
+def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:
+    """Return what differs from the checkpoint, as warnings. Raises UsageError if it must not differ."""
     changes = find_changes(checkpoint["config"], config)
     if problems := immutable_key_problems(changes):
         raise UsageError(problems)
     _check_format(checkpoint, config, source)
-    return describe_changes(changes) + _compare_images(checkpoint, config, source)
+    changed = [Problem("", sentence, code="resume-differs") for sentence in describe_changes(changes)]
+    return changed + _compare_images(checkpoint, config, source)
 
 
 def _data_error(config: Config, reason: str) -> UsageError:
     location = "data.dataset" if config.data.path is None else "data.path"
-    return UsageError.one(location, f"the data has changed since the checkpoint: {reason}", RESTORE_DATA_ADVICE)
+    return UsageError.one(
+        location, f"the data has changed since the checkpoint: {reason}", RESTORE_DATA_ADVICE, code="data-changed"
+    )
 
 
 def _check_format(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> None:
@@ -135,18 +141,22 @@ def _check_format(checkpoint: Mapping[str, Any], config: Config, source: ImageSo
         raise _data_error(config, f"the evaluation uses {evaluation} instead of {saved_evaluation}")
 
 
-def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[str]:
+def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:
     """Compare number, names, labels and file sizes of the images with the checkpoint's.
 
-    Returns sentences for the log: other file sizes are only reported. So is another number of images if an earlier
+    Returns warnings: other file sizes are only reported. So is another number of images if an earlier
     version, which saved no fingerprint, wrote the checkpoint. Raises UsageError.
     """
     counts = [source.num_images(part) for part in PARTS]
     if "data" not in checkpoint:
         if counts == list(checkpoint["images"]):
             return []
-        sentence = "the data has changed: it had {} training and {} validation images, and now has {} and {}"
-        return [sentence.format(*checkpoint["images"], *counts)]
+        (train, val), (now_train, now_val) = checkpoint["images"], counts
+        reason = (
+            f"the data has changed: it had {train} training and {val} validation images, and now has {now_train} and "
+            f"{now_val}"
+        )
+        return [Problem("", reason, code="data-changed")]
     differences, resized = list[str](), list[str]()
     for part, saved_count, count in zip(PARTS, checkpoint["images"], counts, strict=True):
         noun, saved = PART_NOUNS[part], checkpoint["data"].get(part, {})
@@ -165,4 +175,5 @@ def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: Image
         raise _data_error(config, ", ".join(differences) + skipped)
     if not resized:
         return []
-    return [f"the files of the {' and '.join(resized)} images have other sizes than at the checkpoint"]
+    reason = f"the files of the {' and '.join(resized)} images have other sizes than at the checkpoint"
+    return [Problem("", reason, code="data-changed")]

@@ -22,6 +22,7 @@ from engine.optim.optimizers import restore_optimizer
 from engine.training.host_copy import Memory, map_tensors, memory_of
 from engine.training.rank_state import RankState
 from engine.training.rng import rng_state, set_rng_state
+from engine.utils.errors import Problem
 
 LIVE_KEYS = ("model", "ema", "optimizer")
 
@@ -87,13 +88,13 @@ def in_host_memory(live: Mapping[str, Any]) -> dict[str, Any]:
     return {**on_cpu, **weights}
 
 
-def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> list[str]:
+def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> list[Problem]:
     """Restore the training state from a checkpoint, except model and position, which are built from it.
 
     With another number of ranks, rank 0 takes the metrics of all ranks, and random number generators are seeded again.
     Returns warnings about what differs from an uninterrupted run.
     """
-    ranks, warnings = checkpoint["ranks"], []
+    ranks, warnings = checkpoint["ranks"], list[Problem]()
     # Copies, because optimizers keep the tensors that they are given, and these are pages of the checkpoint file.
     restore_optimizer(state.optimizer, map_tensors(checkpoint["optimizer"], Tensor.clone), state.config.optim)
     if checkpoint["scaler"] and state.scaler.is_enabled():
@@ -113,22 +114,25 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
         state.train_metrics.loss_sum += sum(saved_rank["loss"] for saved_rank in ranks).to(state.device)
         state.train_metrics.counts += sum(saved_rank["counts"] for saved_rank in ranks).to(state.device)
     if (checkpoint["ema"] is None) != (state.ema is None):
-        warnings.append(
+        reason = (
             "the EMA weights start from the current weights"
             if state.ema is not None
             else "the EMA weights, which the best epoch so far was chosen by, are dropped"
         )
+        warnings.append(Problem("", reason, code="resume-differs"))
     if state.config.device.parallel == "dp" and state.device.type == "cuda":
-        warnings.append("with device.parallel=dp only the random number generator of the first GPU is restored")
+        reason = "with device.parallel=dp only the random number generator of the first GPU is restored"
+        warnings.append(Problem("", reason, code="resume-differs"))
     if checkpoint.get("tf32", state.uses_tf32) != state.uses_tf32:
-        warnings.append(f"float32 math {'now uses TF32' if state.uses_tf32 else 'does not use TF32 any more'}")
+        reason = f"float32 math {'now uses TF32' if state.uses_tf32 else 'does not use TF32 any more'}"
+        warnings.append(Problem("", reason, code="resume-differs"))
     saved, current = (len(ranks), checkpoint["global_batch"]), (state.sampler.world_size, state.sampler.global_batch)
     if saved == current:
         return warnings
     differences = [] if saved[1] == current[1] else ["the images of each batch"]
     differences += [] if same_ranks else ["the model's random numbers", "the step losses not reported yet"]
-    warnings.append(
+    reason = (
         f"the checkpoint has {saved[0]} ranks and a global batch size of {saved[1]}, this run has {current[0]} and "
         f"{current[1]}: {', '.join(differences)} and the order of summation now differ from an uninterrupted run"
     )
-    return warnings
+    return [*warnings, Problem("", reason, code="resume-differs")]

@@ -157,7 +157,8 @@ class StepLog:
             if too_many or not (self.may_skip or math.isfinite(loss)):
                 step = group.event_fields["step"] - len(losses) + 1 + index
                 raise NonFiniteLossError(
-                    self._describe_nonfinite(step, group.event_fields["epoch"], loss, group.local[0, index])
+                    self._describe_nonfinite(step, group.event_fields["epoch"], loss, group.local[0, index]),
+                    code="non-finite",
                 )
         return losses
 

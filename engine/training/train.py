@@ -89,7 +89,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     _check(job, rank_info, source, sampler)
 
     # 2. Load the newest checkpoint, compare config and data with it, and find the position to resume at.
-    checkpoint, notes = None, list[str]()
+    checkpoint, notes = None, list[Problem]()
     if job.resumed and job.folder is not None:
         checkpoint, notes = load_for_resume(job.folder, config, source, rank_info, store)
         if checkpoint:
@@ -174,7 +174,7 @@ def _start_pipeline(
     workers, max_workers = 0, None
     if pipeline_choice.pipeline == "stream":
         workers, max_workers = _num_workers(job, source, image_format, sampler, position.epoch)
-    warnings = sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)
+    warnings = [Problem("", text) for text in sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)]
     footprint = LoaderFootprint.from_config(
         config,
         plan.local_world_size,
@@ -183,7 +183,7 @@ def _start_pipeline(
         plan.devices_per_rank,
         nccl=plan.uses_nccl,
     )
-    warnings += loader_warnings(footprint)
+    warnings += [Problem("", text) for text in loader_warnings(footprint)]
     if job.lr_range is not None:
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
@@ -200,7 +200,8 @@ def _start_pipeline(
         max_workers=max_workers,
         decoder_choice=decoder_choice,
     )
-    return TrainingData(source, sampler, image_format, pipeline), warnings + pipeline.warnings
+    warnings += [Problem("", text) for text in pipeline.warnings]
+    return TrainingData(source, sampler, image_format, pipeline), warnings
 
 
 def build_trainer(
@@ -220,9 +221,7 @@ def build_trainer(
     network, criterion, optimizer = _build_model(config, data, device, checkpoint)
     cpu_group, rank_devices = join_process_group(config, job.plan, device, rank_info, store)
     if sampler.world_size > 1:
-        explain_grad_strides(
-            lambda message: channel.send(WarningEvent(message=message)) if rank_info.rank == 0 else None
-        )
+        explain_grad_strides(lambda problem: channel.send(WarningEvent.of(problem)) if rank_info.rank == 0 else None)
     parallel_model = wrap_model(network.model, config.device, device, job.plan.devices_per_rank, sampler.world_size)
     step_log = StepLog(
         log_every=config.run.log_every,
@@ -272,7 +271,7 @@ def build_trainer(
         source=data.source,
         cpu_group=cpu_group,
         rank_devices=rank_devices,
-        notes=network.notes,
+        notes=[Problem("", text) for text in network.notes],
         pipeline_choice=data.pipeline.pipeline_choice,
         decoder_choice=data.pipeline.decoder_choice,
         warmup=warm_up(state, cpu_group),

@@ -88,7 +88,7 @@ class Trainer:
         self._evaluation_sink = Sink(
             "evaluation.json",
             # Only rank 0 writes it. A method of this object would be a reference cycle.
-            lambda message: channel.send(WarningEvent(message=message)),
+            lambda problem: channel.send(WarningEvent.of(problem)),
             # The recorder reports a full disk.
             on_error=lambda error: disk_problem(error) is not None,
         )
@@ -256,7 +256,8 @@ class Trainer:
             problem = self._checkpoint_writer.write(best=best, background=not is_last)
             if is_last and problem is not None:
                 raise FinalCheckpointError(
-                    f"training is complete, but its last checkpoint could not be written ({problem}); fix the cause"
+                    f"training is complete, but its last checkpoint could not be written ({problem}); fix the cause",
+                    code="not-writable",
                 )
 
     def _barrier(self) -> None:
@@ -266,13 +267,15 @@ class Trainer:
 
     def warn_no_checkpoint(self) -> None:
         """Warn that a resumed run has no checkpoint."""
-        self.emit(WarningEvent(message="this run has no checkpoint yet: it starts from the beginning"))
+        self.emit(
+            WarningEvent(message="this run has no checkpoint yet: it starts from the beginning", code="no-checkpoint")
+        )
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Restore everything but model and position from a checkpoint; warn of what cannot be restored."""
         self._checkpoint_writer.restore(checkpoint)
         for warning in restore_state(self.state, checkpoint, self.rank_info.rank):
-            self.emit(WarningEvent(message=warning))
+            self.emit(WarningEvent.of(warning))
 
     def emit(self, event: Event) -> None:
         """Emit an event once for all ranks."""
@@ -345,7 +348,8 @@ class Trainer:
                     more += f", all listed in {self.job.folder.skipped_files.name}"
         self.emit(
             WarningEvent(
-                message=f"{pluralize(len(skipped), 'file')} skipped: {', '.join(skipped[:MAX_LISTED_FILES])}{more}"
+                message=f"{pluralize(len(skipped), 'file')} skipped: {', '.join(skipped[:MAX_LISTED_FILES])}{more}",
+                code="bad-image",
             )
         )
 
@@ -355,7 +359,7 @@ class Trainer:
         if self.rank_info.rank == 0 and self.job.folder is not None:
             disk_problems = disk_warnings(self.config, self.job.folder.checkpoints, weight_bytes(self.state.model))
         for problem in (*self.notes, *warnings, *disk_problems):
-            self.emit(WarningEvent(message=str(problem)))
+            self.emit(WarningEvent.of(problem))
 
     def _write_classes(self) -> None:
         if self.rank_info.rank == 0 and self.job.folder is not None:

@@ -124,6 +124,7 @@ def _first_step(state: RankState, batch_size: int) -> None:
             "model.name",
             f"{state.config.model.name} does not use {list_names(unused)} in its forward pass, so they get no "
             "gradient; remove them from the model, or freeze them with model.freeze",
+            code="unused-weights",
         )
 
 
@@ -241,7 +242,7 @@ def _load_compiled_code(state: RankState) -> CompileCache:
         message = f"compiling {what}, which can take minutes"
         if cache.loaded:
             message = f"loading the compiled code of {what} that an earlier run has kept"
-        state.channel.send(WarningEvent(message=message))
+        state.channel.send(WarningEvent(message=message, code="compiling"))
     return cache
 
 
@@ -291,30 +292,35 @@ def _diagnose_failure(state: RankState, batch_size: int, error: Exception) -> Pr
             f"{config.model.name} cannot train deterministically: {layer} uses {operator}, which has no deterministic "
             f"kernel on the {'GPU' if state.device.type == 'cuda' else 'CPU'}",
             "set device.deterministic=false, or use another model.name",
+            code="not-supported",
         )
     if "view size is not compatible" in str(error) and state.memory_format is torch.channels_last:
         return Problem(
             "model.channels_last",
             f"{config.model.name} does not support channels_last: {str(error).rstrip('.')}; set "
             "model.channels_last=off",
+            code="not-supported",
         )
     if "more than 1 value per channel" in str(error):
         return Problem(
             "data.batch_size",
             f"{config.model.name} cannot train on the smallest batch of an epoch, {pluralize(batch_size, 'image')} per "
             f"rank: {str(error).strip().splitlines()[-1]}; change data.batch_size, or set data.drop_last=true",
+            code="too-small",
         )
     place = locate_in_user_code(error, config)
     if state.input_dtype == torch.float16 and isinstance(error, ValueError | RuntimeError):
         reason = f"{config.model.name} cannot compute in pure float16 ({error}){place}; use fp16, bf16 or off"
-        return Problem("precision.amp", f"{config.precision.amp}: {reason}")
+        return Problem("precision.amp", f"{config.precision.amp}: {reason}", code="not-supported")
     images = pluralize(batch_size, "image")
     if place:
         # User code can raise anything.
         reason = describe_exception(error, config.run.code, config.run.code_packages)
-        return Problem("model.name", f"{config.model.name} fails on a batch of {images}: {reason}")
+        return Problem(
+            "model.name", f"{config.model.name} fails on a batch of {images}: {reason}", code="user-code-failed"
+        )
     if isinstance(error, ValueError):
-        return Problem("model.name", f"{config.model.name} fails on a batch of {images}: {error}")
+        return Problem("model.name", f"{config.model.name} fails on a batch of {images}: {error}", code="not-supported")
     return None
 
 
