@@ -11,11 +11,11 @@ import torch
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.reservation_reader import ReservedRank
 from engine.gpus.visible_devices import show_devices
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 
 
 @contextmanager
-def reserve_device(name: str, run: str, notify: Callable[[str], None]) -> Iterator[str]:
+def reserve_device(name: str, run: str, notify: Callable[[Problem], object]) -> Iterator[str]:
     """Reserve a free GPU for "auto" and "cuda", and yield the device name for `resolve_device`.
 
     If no GPU is free, "auto" becomes "cpu", and "cuda" shares a GPU. The GPU becomes the only one that CUDA shows to
@@ -28,7 +28,7 @@ def reserve_device(name: str, run: str, notify: Callable[[str], None]) -> Iterat
         nonlocal is_waiting
         if not is_waiting:
             is_waiting = True
-            notify(f"waiting: {reason}")
+            notify(Problem("", f"waiting: {reason}", code="gpu-in-use"))
 
     if name not in ("auto", "cuda") or not torch.backends.cuda.is_built():
         yield name
@@ -37,7 +37,8 @@ def reserve_device(name: str, run: str, notify: Callable[[str], None]) -> Iterat
         allocation = allocate_devices("auto", run, wait=False, on_wait=notify_once, ranks=1)
     except UsageError as error:
         # Another user can make the shared folder of reservations unusable.
-        notify(f"no GPU is reserved: {error.problems[0].reason}")
+        problem = error.problems[0]
+        notify(Problem("", f"no GPU is reserved: {problem.reason}", code=problem.code))
         yield name
         return
     try:
@@ -47,17 +48,16 @@ def reserve_device(name: str, run: str, notify: Callable[[str], None]) -> Iterat
         allocation.reservation.release()
 
 
-def _use(allocation: GpuAllocation, name: str, run: str, notify: Callable[[str], None]) -> str:
+def _use(allocation: GpuAllocation, name: str, run: str, notify: Callable[[Problem], object]) -> str:
     """Show only the allocated GPU to CUDA, if it is used; return the name of the device."""
     for problem in allocation.reservation_problems:
-        notify(str(problem))
+        notify(problem)
     if not allocation.devices:
         return name
     [gpu] = allocation.devices
     if gpu.unavailable is not None:
-        notify(
-            f"no GPU is free ({gpu.unavailable.message}); using {'the CPU' if name == 'auto' else f'GPU {gpu.index}'}"
-        )
+        used = "the CPU" if name == "auto" else f"GPU {gpu.index}"
+        notify(Problem("", f"no GPU is free ({gpu.unavailable.message}); using {used}", code="gpu-fallback"))
         if name == "auto":
             allocation.reservation.release()
             return "cpu"

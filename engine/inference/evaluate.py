@@ -93,7 +93,9 @@ def evaluate_checkpoint(
         np.concatenate([labels[name] for name in expand_parts(part)]), minlength=len(checkpoint.classes)
     )
     if not images_per_class.any():
-        raise UsageError.one("--part", f"{part} has no images in {config.data.dataset}; select another part")
+        raise UsageError.one(
+            "--part", f"{part} has no images in {config.data.dataset}; select another part", code="no-images"
+        )
     if observer is not None:
         observer.open(config, source, checkpoint.image_format)
 
@@ -133,17 +135,23 @@ def evaluate_checkpoint(
                     observer.add(request.part, indices, logits, targets, criterion)
     except UnreadableImageError as error:
         raise UsageError.one(
-            "data.path", f"{describe_cause(error)}; skip unreadable images with data.on_bad=skip"
+            "data.path",
+            f"{describe_cause(error)}; skip unreadable images with data.on_bad=skip",
+            code=error.code or "bad-image",
         ) from error
     except torch.OutOfMemoryError as error:
         reason = f"a batch of {config.data.numeric_batch_size} images does not fit into the memory of {trained.device}"
-        raise UsageError.one("data.batch_size", f"{reason}; reduce data.batch_size, or use --device cpu") from error
+        raise UsageError.one(
+            "data.batch_size", f"{reason}; reduce data.batch_size, or use --device cpu", code="out-of-memory"
+        ) from error
     except RuntimeError as error:
         try:
             batches.raise_if_worker_died()
         except LoaderProcessError as worker_error:
             raise UsageError.one(
-                "data.workers", f"{worker_error}; load images in the main process with data.workers=0"
+                "data.workers",
+                f"{worker_error}; load images in the main process with data.workers=0",
+                code="worker-failed",
             ) from error
         raise
     evaluation, failures = accumulator.local_evaluation(), list[Problem]()
@@ -178,20 +186,28 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
         key, separator, value = override.partition("=")
         section, _, name = key.strip().partition(".")
         if not separator:
-            problems.append(Problem(override, "must have the form data.key=value or eval.key=value"))
+            problems.append(
+                Problem(override, "must have the form data.key=value or eval.key=value", code="invalid-value")
+            )
         elif section not in OVERRIDABLE:
-            problems.append(Problem(key, "cannot be changed for an evaluation; only keys of data and eval can"))
+            problems.append(
+                Problem(key, "cannot be changed for an evaluation; only keys of data and eval can", code="fixed-value")
+            )
         elif name not in OVERRIDABLE[section].model_fields:
-            problems.append(Problem(key, f"unknown key{did_you_mean(key, _overridable_keys())}"))
+            problems.append(Problem(key, f"unknown key{did_you_mean(key, _overridable_keys())}", code="unknown-key"))
         elif section == "data" and name in CHECKPOINT_DATA_KEYS:
-            problems.append(Problem(key, "is fixed by the checkpoint; omit it"))
+            problems.append(Problem(key, "is fixed by the checkpoint; omit it", code="fixed-value"))
         else:
             try:
                 values[section][name] = parse_value(key.strip(), value)
             except UsageError as error:
                 problems += error.problems
     if data["decoder"] == "gpu":
-        problems.append(Problem("data.decoder", "gpu is for training, an evaluation decodes on the CPU; omit it"))
+        problems.append(
+            Problem(
+                "data.decoder", "gpu is for training, an evaluation decodes on the CPU; omit it", code="not-supported"
+            )
+        )
     if problems:
         raise UsageError(problems)
     if not images.is_float:
@@ -243,6 +259,7 @@ def class_indices(data_classes: Sequence[str], model_classes: Sequence[str]) -> 
                 f"the model has no class {list_names(unknown_names, MAX_LISTED_CLASSES)}; its classes are "
                 f"{list_names(model_classes, MAX_LISTED_CLASSES)}"
             ),
+            code="bad-label",
         )
     return np.array([index_by_name[name] for name in data_classes], np.int64)
 

@@ -81,7 +81,9 @@ def export_model(
                 (staging / name).replace(folder / name)
             fsync_folder(folder)
     except OSError as error:
-        raise UsageError.one(str(shown_path(folder)), f"cannot be written to: {error.strerror or error}") from error
+        raise UsageError.one(
+            str(shown_path(folder)), f"cannot be written to: {error.strerror or error}", code="not-writable"
+        ) from error
     return Export([shown_path(folder / name) for name in names], proof)
 
 
@@ -132,7 +134,7 @@ def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *,
             reason = f"was exported from other weights of {description['run']}"
         else:
             continue
-        raise UsageError.one(str(shown_path(folder / name)), f"{reason}; {replace_advice}")
+        raise UsageError.one(str(shown_path(folder / name)), f"{reason}; {replace_advice}", code="foreign-file")
     return kept
 
 

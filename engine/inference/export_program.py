@@ -86,7 +86,9 @@ class Program(nn.Module):
 def require_format(name: str) -> ExportFormat:
     """Return the export format of this name. Raises UsageError if there is none, or if its libraries are missing."""
     if name not in FORMATS:
-        raise UsageError.one(FORMAT_KEY, f"{name} is not allowed: must be one of {', '.join(FORMATS)}")
+        raise UsageError.one(
+            FORMAT_KEY, f"{name} is not allowed: must be one of {', '.join(FORMATS)}", code="unknown-value"
+        )
     if name == "onnx":
         for library in ONNX_LIBRARIES:
             import_library(library, FORMAT_KEY)
@@ -153,7 +155,7 @@ def _to_onnx(program: ExportedProgram, trained: TrainedModel, metadata: Mapping[
     size = sum(value.numel() * value.element_size() for value in program.state_dict.values())
     if size > MAX_ONNX_WEIGHT_BYTES:
         reason = f"the weights take {size / (1 << 30):.1f} GiB, but an ONNX file has at most 2 GiB"
-        raise UsageError.one(FORMAT_KEY, reason, "use --format torch-export")
+        raise UsageError.one(FORMAT_KEY, reason, "use --format torch-export", code="too-large")
     try:
         with _quiet():
             exported: Any = torch.onnx.export(
@@ -189,7 +191,8 @@ def _not_exportable(checkpoint: TrainedCheckpoint, problem: str, error: Exceptio
         reason = describe_exception(error, run.code, run.code_packages)
     else:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return UsageError.one(FORMAT_KEY, f"{problem} {name}: {reason.rstrip('. ')}", "use --format safetensors")
+    code = "user-code-failed" if is_user_code(name) else "library-failed"
+    return UsageError.one(FORMAT_KEY, f"{problem} {name}: {reason.rstrip('. ')}", "use --format safetensors", code=code)
 
 
 @contextmanager

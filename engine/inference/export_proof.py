@@ -31,7 +31,7 @@ from engine.inference.export_samples import write_sample_images
 from engine.inference.predict import finite_or_none
 from engine.inference.preprocess_script import load_function
 from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 
 DEFAULT_IMAGES = 512
@@ -44,7 +44,7 @@ MAX_PROGRAM_DIFFERENCE = 1e-3
 MAX_PIXEL_DIFFERENCE = 2
 # An evaluation may change them, but an export is preprocessed as the run evaluates.
 PREPROCESSING_KEYS = ("data.val_resize", "data.val_crop", "data.fit", "data.interpolation")
-NOT_REQUESTED = "no images were requested"
+NOT_REQUESTED = Problem("", "no images were requested", code="switched-off")
 MAX_STORED_CHANGES = 20
 
 
@@ -84,8 +84,12 @@ class Proof:
     samples: int = 0
     unread: int = 0
     changes: list[ClassChange] = field(default_factory=list)
-    not_proved: str | None = None
-    faults: list[str] = field(default_factory=list)
+    not_proved: Problem | None = None
+    faults: list[Problem] = field(default_factory=list)
+
+    def add_fault(self, text: str, *, code: str) -> None:
+        """Add something that is wrong with the export."""
+        self.faults.append(Problem("", text, code=code))
 
     @property
     def passed(self) -> bool:
@@ -94,9 +98,9 @@ class Proof:
 
     def describe(self, file_name: str, code: Callable[[str], str] = str) -> str:
         """Return what was compared, and what is wrong, as sentences. `code` formats text from outside."""
-        faults = [f"{code(fault)}." for fault in self.faults]
+        faults = [f"{code(str(fault))}." for fault in self.faults]
         if not self.images:
-            reasons = [f"{code(self.not_proved)}."] if self.not_proved is not None else []
+            reasons = [f"{code(str(self.not_proved))}."] if self.not_proved is not None else []
             return " ".join([f"{file_name} was not compared with `gputrain predict`:", *reasons, *faults])
         through = " through preprocess.py" if self.files else ""
         text = (
@@ -113,6 +117,8 @@ class Proof:
         agreement = self.same_class / self.images if self.images else None
         values = {"passed": self.passed, "top1_agreement": agreement, "another_class": len(self.changes)} | asdict(self)
         values["changes"] = values["changes"][:MAX_STORED_CHANGES]
+        values["not_proved"] = None if self.not_proved is None else str(self.not_proved)
+        values["faults"] = [str(fault) for fault in self.faults]
         for part, names in (
             (values, ("max_difference", "max_program_difference")),
             *((change, ("expected_probability", "exported_probability")) for change in values["changes"]),
@@ -150,10 +156,10 @@ def prove_export(
         raise
     except Exception as error:
         # The libraries raise many types for a damaged file.
-        proof.faults.append(f"{file_name} cannot be loaded: {_first_line(error)}")
+        proof.add_fault(f"{file_name} cannot be loaded: {_first_line(error)}", code="damaged")
         return proof
     if not list(checkpoint.classes) == exported.classes == description["classes"]:
-        proof.faults.append(f"{file_name} has other class names than the run")
+        proof.add_fault(f"{file_name} has other class names than the run", code="export-differs")
     _compare_samples(proof, load, checkpoint.image_format)
     if max_images == 0:
         proof.not_proved = NOT_REQUESTED
@@ -171,12 +177,12 @@ def prove_export(
         if batch:
             _compare_batch(proof, trained, exported, batch)
     except UsageError as error:
-        proof.not_proved = str(error.problems[0])
+        proof.not_proved = error.problems[0]
     except BrokenExportError as error:
-        proof.faults.append(f"{file_name} cannot be run: {error}")
+        proof.add_fault(f"{file_name} cannot be run: {error}", code="library-failed")
         return proof
     if not proof.images and proof.not_proved is None:
-        proof.not_proved = "no validation image can be read"
+        proof.not_proved = Problem("", "no validation image can be read", code="bad-image")
     _find_faults(proof, file_name)
     return proof
 
@@ -185,9 +191,11 @@ def proof_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -> Con
     """Return the config of the data that an export is checked with. Raises UsageError for invalid overrides."""
     for key in (override.partition("=")[0].strip() for override in overrides):
         if key.partition(".")[0] != "data":
-            raise UsageError.one(key, "cannot be changed for an export; only keys of data can")
+            raise UsageError.one(key, "cannot be changed for an export; only keys of data can", code="fixed-value")
         if key in PREPROCESSING_KEYS:
-            raise UsageError.one(key, "cannot be changed for an export: it is that of the run; omit it")
+            raise UsageError.one(
+                key, "cannot be changed for an export: it is that of the run; omit it", code="fixed-value"
+            )
     return evaluation_config(checkpoint, overrides)
 
 
@@ -245,10 +253,11 @@ def _load(load: Callable[[Path], Images], path: Path, expected: Images, proof: P
         pixels = load(path)
     except Exception as error:
         # Decoders raise arbitrary exceptions.
-        proof.faults.append(f"preprocess.py cannot read {path.name}: {error or type(error).__name__}")
+        proof.add_fault(f"preprocess.py cannot read {path.name}: {error or type(error).__name__}", code="bad-image")
         return np.zeros_like(expected)
     if pixels.shape != expected.shape or pixels.dtype != np.uint8:
-        proof.faults.append(f"preprocess.py returns {pixels.dtype} of shape {pixels.shape}, not {expected.shape}")
+        text = f"preprocess.py returns {pixels.dtype} of shape {pixels.shape}, not {expected.shape}"
+        proof.add_fault(text, code="export-differs")
         return np.zeros_like(expected)
     difference = int(np.abs(pixels.astype(np.int16) - expected).max())
     proof.max_pixel_difference = max(proof.max_pixel_difference, difference)
@@ -263,7 +272,7 @@ def _compare_batch(
     expected = trained.probabilities(torch.from_numpy(pixels)).numpy()
     actual = _run(exported, np.stack([image.exported for image in batch]))
     if actual.shape != expected.shape:
-        proof.faults.append(f"the output has the shape {actual.shape}, not {expected.shape}")
+        proof.add_fault(f"the output has the shape {actual.shape}, not {expected.shape}", code="export-differs")
         return
     proof.images += len(batch)
     proof.max_difference = max(proof.max_difference, _greatest_difference(expected, actual))
@@ -306,17 +315,20 @@ def _find_faults(proof: Proof, file_name: str) -> None:
     """Add what the comparison says is wrong."""
     if proof.changes:
         change, count = proof.changes[0], pluralize(len(proof.changes), "image")
-        proof.faults.append(
+        proof.add_fault(
             f"{file_name} gives {count} of {proof.images} another class than `gputrain predict`, such as "
             f"{change.image}: {change.exported} ({change.exported_probability:.4f}) instead of {change.expected} "
-            f"({change.expected_probability:.4f})"
+            f"({change.expected_probability:.4f})",
+            code="export-differs",
         )
     if proof.max_program_difference > MAX_PROGRAM_DIFFERENCE:
-        proof.faults.append(
+        proof.add_fault(
             f"{file_name} gives the same pixels another probability: it differs by up to "
-            f"{proof.max_program_difference:.2g}"
+            f"{proof.max_program_difference:.2g}",
+            code="export-differs",
         )
     if proof.max_pixel_difference > MAX_PIXEL_DIFFERENCE:
-        proof.faults.append(
-            f"preprocess.py reads images differently: pixels differ by up to {proof.max_pixel_difference} of 255"
+        proof.add_fault(
+            f"preprocess.py reads images differently: pixels differ by up to {proof.max_pixel_difference} of 255",
+            code="export-differs",
         )

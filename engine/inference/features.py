@@ -31,7 +31,7 @@ from engine.data.sources.folder import PART_FOLDER_NAMES
 from engine.inference.predict import BATCH_SIZE, InputFile, read_image_or_error
 from engine.inference.trained_model import TrainedModel, check_takes_images
 from engine.models.summary import feature_maps, first_shape, tensors_in, trace_model
-from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.files import replace_file, shown_path
 from engine.utils.host import format_bytes
 from engine.utils.text import list_names
@@ -66,7 +66,7 @@ def extract_features(
     *,
     layer: str | None = None,
     pool: bool = True,
-    report: Callable[[InputFile, str], None] = lambda file, error: None,
+    report: Callable[[InputFile, Problem], None] = lambda file, error: None,
 ) -> ExtractedFeatures:
     """Write the output of a layer for each image to `target`, in batches and atomically.
 
@@ -78,7 +78,7 @@ def extract_features(
     name = find_layer(model, layer)
     unread = 0
 
-    def count_unread(file: InputFile, error: str) -> None:
+    def count_unread(file: InputFile, error: Problem) -> None:
         nonlocal unread
         unread += 1
         report(file, error)
@@ -96,7 +96,9 @@ def extract_features(
             }
             replace_file(target, lambda file: _write_npz(file, shape, rows_file, arrays), durable=True)
     except OSError as error:
-        raise UsageError.one(str(shown_path(target)), f"cannot be written: {error.strerror or error}") from error
+        raise UsageError.one(
+            str(shown_path(target)), f"cannot be written: {error.strerror or error}", code="not-writable"
+        ) from error
     return ExtractedFeatures(name, shape, tuple(classes), unread)
 
 
@@ -111,9 +113,11 @@ def find_layer(model: TrainedModel, layer: str | None) -> str:
     if layer is not None:
         hint = did_you_mean(layer, modules)
         advice = f"{listed}; `gputrain summary` lists all layers"
-        raise UsageError.one("--layer", f"{name} has no layer {layer!r}{hint}", advice)
+        raise UsageError.one("--layer", f"{name} has no layer {layer!r}{hint}", advice, code="not-found")
     if not stages:
-        raise UsageError.one("--layer", f"{name} has no feature maps", "name a layer that `gputrain summary` lists")
+        raise UsageError.one(
+            "--layer", f"{name} has no feature maps", "name a layer that `gputrain summary` lists", code="missing-value"
+        )
     return stages[-1]
 
 
@@ -128,7 +132,7 @@ def _batches(
     layer: str,
     files: Sequence[InputFile],
     pool: bool,
-    report: Callable[[InputFile, str], None],
+    report: Callable[[InputFile, Problem], None],
 ) -> Iterator[tuple[list[Path], np.ndarray[Any, Any]]]:
     """Yield the files of a batch that are readable, and the output of the layer for each. Raises UsageError."""
     image_format, outputs = model.checkpoint.image_format, list[Tensor]()
@@ -145,9 +149,9 @@ def _batches(
             while batch := list(islice(remaining, BATCH_SIZE)):
                 results = list(threads.map(lambda file: read_image_or_error(file.path, image_format), batch))
                 for file, result in zip(batch, results, strict=True):
-                    if isinstance(result, str):
+                    if isinstance(result, Problem):
                         report(file, result)
-                images = [result for result in results if not isinstance(result, str)]
+                images = [result for result in results if not isinstance(result, Problem)]
                 if not images:
                     continue
                 outputs.clear()
@@ -156,12 +160,12 @@ def _batches(
                     features = _checked_output(outputs, layer, len(images))
                     values = (average_positions(features) if pool else features).float().cpu().contiguous().numpy()
                 readable = [
-                    file.path for file, result in zip(batch, results, strict=True) if not isinstance(result, str)
+                    file.path for file, result in zip(batch, results, strict=True) if not isinstance(result, Problem)
                 ]
                 yield readable, values
     except torch.OutOfMemoryError as error:
         reason = f"a batch of {BATCH_SIZE} images does not fit into the memory of {model.device}"
-        raise UsageError.one("--device", reason, "use --device cpu") from error
+        raise UsageError.one("--device", reason, "use --device cpu", code="out-of-memory") from error
     finally:
         handle.remove()
 
@@ -170,10 +174,15 @@ def _checked_output(outputs: Sequence[Tensor], layer: str, batch_size: int) -> T
     """Return the output of the layer, one entry per image. Raises UsageError."""
     shape = first_shape(list(outputs))
     if shape is None:
-        raise UsageError.one("--layer", f"{layer} returned no tensor or was not called", "choose another layer")
+        raise UsageError.one(
+            "--layer", f"{layer} returned no tensor or was not called", "choose another layer", code="not-supported"
+        )
     if not shape or shape[0] != batch_size:
         raise UsageError.one(
-            "--layer", f"the output of {layer} has shape {shape} instead of one entry per image", "choose another layer"
+            "--layer",
+            f"the output of {layer} has shape {shape} instead of one entry per image",
+            "choose another layer",
+            code="not-supported",
         )
     return outputs[0]
 
@@ -211,7 +220,7 @@ def _write_rows(
         file.write(values.data if values.size else b"")
         rows.files.extend(readable)
     if rows is None:
-        raise UsageError.one("FOLDER", "contains no readable image")
+        raise UsageError.one("FOLDER", "contains no readable image", code="no-images")
     return rows
 
 
@@ -224,6 +233,7 @@ def _check_disk(target: Path, size_bytes: int) -> None:
             f"the features have {format_bytes(size_bytes)} and need twice as much while they are written, but "
             f"{format_bytes(free)} are free",
             "omit --no-pool, choose a later layer, or write to another disk with --output",
+            code="disk-full",
         )
 
 

@@ -81,7 +81,7 @@ class _Collector:
         count = sum(source.num_images(part) for part in expand_parts(self._part))
         if count > MAX_IMAGES:
             reason = f"{self._part} has {count:,} images; at most {MAX_IMAGES:,} can be inspected"
-            raise UsageError.one("--part", reason, "select another part")
+            raise UsageError.one("--part", reason, "select another part", code="too-many")
 
     def add(self, part: Part, indices: Indices, logits: Tensor, targets: Tensor, criterion: Criterion) -> None:
         probabilities = to_probabilities(logits, self._config)

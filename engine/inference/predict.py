@@ -18,6 +18,7 @@ from engine.data.sources.folder import walk_files
 from engine.data.sources.image import read_image
 from engine.data.sources.image_file import UnusableImageError
 from engine.inference.trained_model import TrainedModel
+from engine.utils.errors import Problem
 from engine.utils.files import is_file
 
 BATCH_SIZE = 64
@@ -33,11 +34,13 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Top-k classes of an image with their probabilities, most likely first, or the error if it could not be read."""
+    """Top-k classes of an image with their probabilities, most likely first, or the error if it could not be read.
+
+    The reason of the error follows the path of the file in a sentence."""
 
     file: InputFile
     classes: tuple[tuple[str, float], ...] = ()
-    error: str | None = None
+    error: Problem | None = None
 
 
 def find_input_files(paths: Sequence[Path]) -> Iterator[InputFile]:
@@ -56,10 +59,10 @@ def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iter
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         while batch := list(islice(remaining, BATCH_SIZE)):
             results = list(pool.map(lambda file: read_image_or_error(file.path, image_format), batch))
-            images = [result for result in results if not isinstance(result, str)]
+            images = [result for result in results if not isinstance(result, Problem)]
             predictions = iter(_top_k_classes(model, images, top_k) if images else ())
             for file, result in zip(batch, results, strict=True):
-                if isinstance(result, str):
+                if isinstance(result, Problem):
                     yield Prediction(file, error=result)
                 else:
                     yield Prediction(
@@ -67,17 +70,19 @@ def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iter
                     )
 
 
-def read_image_or_error(path: Path, image_format: ImageFormat) -> Images | str:
+def read_image_or_error(path: Path, image_format: ImageFormat) -> Images | Problem:
     """Return the decoded and resized image, or the reason why it cannot be read."""
     if not is_file(path):
-        return "is not a file" if path.exists() else "does not exist"
+        if path.exists():
+            return Problem("", "is not a file", code="not-a-file")
+        return Problem("", "does not exist", code="not-found")
     try:
         return read_image(path, image_format)
     except UnreadableImageError as error:
         cause = error.__cause__
         if isinstance(cause, UnusableImageError):
-            return f"is {cause}"
-        return f"cannot be read: {getattr(cause, 'strerror', None) or cause}"
+            return Problem("", f"is {cause}", code=cause.code)
+        return Problem("", f"cannot be read: {getattr(cause, 'strerror', None) or cause}", code="bad-image")
 
 
 def _top_k_classes(model: TrainedModel, images: Sequence[Images], top_k: int) -> list[list[tuple[int, float]]]:

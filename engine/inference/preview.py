@@ -41,22 +41,24 @@ def load_preview(run: RunFolder, inspection: Inspection, image: InspectedImage) 
         return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
     if inspection.info.root is None or image.path is None:
         reason = "the inspection has pictures of the worst images only"
-        raise UnreadableImageError(f"there is no picture of {image.name}: {reason}")
+        raise UnreadableImageError(f"there is no picture of {image.name}: {reason}", code="not-recorded")
     path = Path(inspection.info.root, image.path)
     try:
         with ExitStack() as opened:
             if run.foreign_reason() is None:
                 return _decode(path)
             if ".." in path.parts or not path.is_absolute():
-                raise UnusableImageError("no path below the folder of the dataset")
+                raise UnusableImageError("no path below the folder of the dataset", code="invalid-value")
             handle = _open_without_links(path, run.path.stat().st_uid)
             opened.callback(os.close, handle)
             return _decode(path_of_descriptor(handle))
     except UnusableImageError as error:
-        raise UnreadableImageError(f"the image {path} cannot be shown: it is {error}") from error
+        raise UnreadableImageError(f"the image {path} cannot be shown: it is {error}", code=error.code) from error
     except Exception as error:
         # Decoders raise arbitrary exceptions for a damaged file.
-        raise UnreadableImageError(f"the image {path} cannot be shown: {decode_error_reason(error)}") from error
+        raise UnreadableImageError(
+            f"the image {path} cannot be shown: {decode_error_reason(error)}", code="bad-image"
+        ) from error
 
 
 def _open_without_links(path: Path, owner: int) -> int:
@@ -79,11 +81,11 @@ def _open_without_links(path: Path, owner: int) -> int:
         os.close(folder)
     if not path_of_descriptor(handle).is_file():
         os.close(handle)
-        raise UnusableImageError("not a regular file")
+        raise UnusableImageError("not a regular file", code="not-a-file")
     status = os.fstat(handle)
     if status.st_uid != owner and not (is_public and status.st_mode & stat.S_IROTH):
         os.close(handle)
-        raise UnusableImageError("a private file of another user than the owner of the run")
+        raise UnusableImageError("a private file of another user than the owner of the run", code="foreign-owner")
     return handle
 
 

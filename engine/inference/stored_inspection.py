@@ -39,9 +39,9 @@ def checkpoint_digest(path: Path) -> str:
     try:
         return read_digest(path)
     except (DamagedCheckpointError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason, code = (error.strerror, "not-readable") if isinstance(error, OSError) else (error, "damaged")
         raise UsageError.one(
-            str(shown_path(path)), f"{reason}; select another with --checkpoint last, or --checkpoint FILE"
+            str(shown_path(path)), f"{reason}; select another with --checkpoint last, or --checkpoint FILE", code=code
         ) from error
 
 

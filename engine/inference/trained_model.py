@@ -128,7 +128,9 @@ def read_trained_checkpoint(
         check_content(state)
     except DamagedCheckpointError as error:
         raise UsageError.one(
-            str(shown_path(path)), f"{error}; select another with --checkpoint last, or --checkpoint FILE"
+            str(shown_path(path)),
+            f"{error}; select another with --checkpoint last, or --checkpoint FILE",
+            code="damaged",
         ) from error
     config, foreign = limit_to_run(config_from_checkpoint(state["config"]), path, folder)
     ema = state["ema"] is not None and not raw
@@ -153,6 +155,7 @@ def check_takes_images(checkpoint: TrainedCheckpoint) -> None:
             str(checkpoint.path),
             f"its model takes floating-point tensors ({shape}), not images",
             "only `gputrain evaluate` and `gputrain inspect` support it",
+            code="not-supported",
         )
 
 
@@ -182,6 +185,7 @@ def build_trained_model(checkpoint: TrainedCheckpoint, device: str = "auto") -> 
             str(checkpoint.path),
             f"the checkpoint does not match {name}: {_first_difference(error)}",
             "use it in the folder of the run that wrote it",
+            code="conflict",
         ) from error
     return TrainedModel(checkpoint, model.float().eval().requires_grad_(False).to(target), target)
 
@@ -214,9 +218,11 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise UsageError.one("--device", f"{name} is not allowed: must be auto, cpu, cuda or cuda:N")
+        raise UsageError.one(
+            "--device", f"{name} is not allowed: must be auto, cpu, cuda or cuda:N", code="unknown-value"
+        )
     if (fault := _device_fault(device)) is not None:
-        raise UsageError.one("--device", f"{name} cannot be used: {fault}; use auto or cpu")
+        raise UsageError.one("--device", f"{name} cannot be used: {fault}; use auto or cpu", code="no-gpu")
     return device
 
 

@@ -37,11 +37,11 @@ def exit_on_usage_error() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def print_warning(message: str) -> None:
+def print_warning(message: object) -> None:
     """Print a warning on stderr, escaped: it may contain the names of other users' runs and files."""
     from engine.utils.text import printable
 
-    typer.echo(f"warning: {printable(message)}", err=True)
+    typer.echo(f"warning: {printable(str(message))}", err=True)
 
 
 def watch_other_hosts(folders: Sequence[RunFolder], *, take_over: bool = False) -> None:

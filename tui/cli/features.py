@@ -71,11 +71,11 @@ def features(
     from engine.inference.trained_model import load_trained_model
     from engine.runs.find import find_run
     from engine.runs.folder import runs_root
-    from engine.utils.errors import UsageError
+    from engine.utils.errors import Problem, UsageError
     from engine.utils.files import expand_user, is_folder, shown_path
     from engine.utils.text import pluralize, printable
 
-    def print_skipped(file: InputFile, error: str) -> None:
+    def print_skipped(file: InputFile, error: Problem) -> None:
         typer.echo(f"skipped: {printable(f'{file.path} {error}')}", err=True)
 
     with exit_on_usage_error(), ExitStack() as reservation:

@@ -11,7 +11,9 @@ import pytest
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.inference.device import reserve_device
+from engine.utils.errors import Problem
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
+from support.messages import has_problem
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def two_gpus(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> F
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_reserve_device_chooses_free_gpu_until_the_end(name: str) -> None:
-    notes: list[str] = []
+    notes: list[Problem] = []
     with reserve_device(name, "digits", notes.append) as device:
         [reservation] = read_reservations()
         assert (reservation.run, reservation.gpus) == ("digits", (gpu_uuid(1),))
@@ -35,52 +37,51 @@ def test_reserve_device_chooses_free_gpu_until_the_end(name: str) -> None:
     assert (notes, read_reservations()) == ([], [])
 
 
-@pytest.mark.parametrize(("name", "device", "rest"), [("auto", "cpu", "the CPU"), ("cuda", "cuda", "GPU 0")])
-def test_reserve_device_without_free_gpu(name: str, device: str, rest: str, two_gpus: FakeGpuHost) -> None:
+@pytest.mark.parametrize(("name", "device", "used"), [("auto", "cpu", "CPU"), ("cuda", "cuda", "GPU 0")])
+def test_reserve_device_without_free_gpu(name: str, device: str, used: str, two_gpus: FakeGpuHost) -> None:
     two_gpus.set_scene([gpu_line(0), f"process 0 {UNKNOWN_PID} 4096 compute"])
-    notes: list[str] = []
-    with reserve_device(name, "digits", notes.append) as used:
-        assert used == device
+    notes: list[Problem] = []
+    with reserve_device(name, "digits", notes.append) as reserved:
+        assert reserved == device
         assert bool(read_reservations()) == (name == "cuda")
-    reason = f"in use by process {UNKNOWN_PID} (user unknown)"
-    assert (notes, read_reservations()) == ([f"no GPU is free ({reason}); using {rest}"], [])
+    assert len(notes) == 1 and has_problem(notes, "gpu-fallback", "", UNKNOWN_PID, used)
+    assert read_reservations() == []
 
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_reserve_device_without_reservation_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path / "missing"))
-    notes: list[str] = []
+    notes: list[Problem] = []
     with reserve_device(name, "digits", notes.append) as device:
         assert (device, os.environ["CUDA_VISIBLE_DEVICES"]) == (name, "0,1")
     [note] = notes
-    assert note.startswith(f"no GPU is reserved: GPUs cannot be reserved in {tmp_path / 'missing'}: No such file")
+    assert str(tmp_path / "missing") in note.reason and "No such file" in note.reason
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_reserve_device_while_reservations_are_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
     monkeypatch.setattr("engine.gpus.reservation.LOCK_TIMEOUT_SECONDS", 0.1)
-    notes: list[str] = []
+    notes: list[Problem] = []
     with (tmp_path / "gputrain.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with reserve_device("auto", "digits", notes.append) as device:
             assert device == "auto"
             assert [reservation.gpus for reservation in read_reservations()] == [(gpu_uuid(1),)]
     [note] = notes
-    assert note.startswith(f"GPUs are selected without the lock of this host: another process has locked {tmp_path}/")
+    assert f"{tmp_path}/" in note.reason
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_reserve_device_passes_over_waiting_run_that_never_reserves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.gpus.run_queue.CLAIM_TIMEOUT_SECONDS", 0.1)
-    idle, notes = Reservation(), list[str]()
+    idle, notes = Reservation(), list[Problem]()
     idle.enqueue("auto", [gpu_uuid(1)], "idle")
     with reserve_device("auto", "digits", notes.append):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu_uuid(1)
     [note] = notes
-    assert note.startswith("waiting: no GPU is free: ")
-    assert "run idle (user " in note
+    assert note.code == "gpu-in-use" and "run idle (user " in note.reason
     idle.release()
 
 
