@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.utils.errors import Problem
 from engine.utils.files import config_folder, own_folder_advice, read_bytes, user_path_problem
 
 USER_FILE = "notify"
@@ -32,10 +33,10 @@ class Destination:
 
 @dataclass(frozen=True)
 class Destinations:
-    """The destinations that could be read, and a sentence for each reference that could not."""
+    """The destinations that could be read, and the problem of each reference that could not."""
 
     found: list[Destination]
-    problems: list[str]
+    problems: list[Problem]
 
 
 def user_file() -> Path:
@@ -60,20 +61,23 @@ def read_destinations(references: Iterable[str], environment: Mapping[str, str] 
     path = user_file()
     if os.path.lexists(path):
         if (problem := user_path_problem(path.parent, USER_FILE)) is not None:
-            result.problems.append(f"{path} is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}")
+            reason = f"{path} is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}"
+            result.problems.append(Problem("", reason, code="foreign-writable"))
         else:
             _read_file(path, str(path), result)
     unique = {destination.url: destination for destination in reversed(result.found)}
     kept = [destination for destination in result.found if unique[destination.url] is destination]
     if len(kept) > MAX_DESTINATIONS:
-        result.problems.append(f"only the first {MAX_DESTINATIONS} of {len(kept)} notification URLs are used")
+        reason = f"only the first {MAX_DESTINATIONS} of {len(kept)} notification URLs are used"
+        result.problems.append(Problem("", reason, code="too-many"))
     return Destinations(kept[:MAX_DESTINATIONS], result.problems)
 
 
 def _read_variable(name: str, label: str, environment: Mapping[str, str], result: Destinations) -> None:
     url = environment.get(name, "").strip()
     if not url:
-        result.problems.append(f"{label}: the environment variable {name} is not set; export {name}=URL")
+        reason = f"{label}: the environment variable {name} is not set; export {name}=URL"
+        result.problems.append(Problem("", reason, code="missing-value"))
     else:
         _add_url(label, url, result)
 
@@ -85,28 +89,32 @@ def _read_file(path: Path, label: str, result: Destinations) -> None:
         target = path.resolve()
         status = target.stat()
         if status.st_uid != os.geteuid():
-            result.problems.append(f"{label} is not used: it belongs to another user; copy it to a file of your own")
+            reason = f"{label} is not used: it belongs to another user; copy it to a file of your own"
+            result.problems.append(Problem("", reason, code="foreign-owner"))
             return
         if stat.S_IMODE(status.st_mode) & 0o077:
-            result.problems.append(f"{label} is not used: other users may read it; run chmod 600 {path}")
+            reason = f"{label} is not used: other users may read it; run chmod 600 {path}"
+            result.problems.append(Problem("", reason, code="foreign-readable"))
             return
         text = read_bytes(target, MAX_FILE_BYTES).decode()
     except UnicodeDecodeError:
-        result.problems.append(f"{label} is not UTF-8 text")
+        result.problems.append(Problem("", f"{label} is not UTF-8 text", code="wrong-format"))
         return
     except (OSError, RuntimeError) as error:
-        result.problems.append(f"{label} cannot be read: {getattr(error, 'strerror', None) or error}")
+        reason = f"{label} cannot be read: {getattr(error, 'strerror', None) or error}"
+        result.problems.append(Problem("", reason, code="not-readable"))
         return
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     urls = [(number, line) for number, line in lines if line and not line.startswith("#")]
     if not urls:
-        result.problems.append(f"{label} contains no URL; write one apprise URL per line")
+        reason = f"{label} contains no URL; write one apprise URL per line"
+        result.problems.append(Problem("", reason, code="missing-value"))
     for number, url in urls:
         _add_url(f"{label} line {number}", url, result)
 
 
 def _add_url(label: str, url: str, result: Destinations) -> None:
     if len(url) > MAX_URL_CHARS or _URL.fullmatch(url) is None:
-        result.problems.append(f"{label} is not an apprise URL such as ntfy://TOPIC")
+        result.problems.append(Problem("", f"{label} is not an apprise URL such as ntfy://TOPIC", code="invalid-value"))
     else:
         result.found.append(Destination(label, url))

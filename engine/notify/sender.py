@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.notify.destinations import Destination, read_destinations
-from engine.utils.errors import not_installed
+from engine.utils.errors import CodedError, Problem, not_installed
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 from engine.utils.process import lower_priority
 from engine.utils.text import printable
@@ -48,6 +48,8 @@ class Delivery:
     reason: str = ""
     can_retry: bool = True
     """Whether another try may succeed."""
+    code: str = ""
+    """The kind of the problem if it was not sent, as in `Problem`."""
 
     @property
     def line(self) -> str:
@@ -74,10 +76,10 @@ def send_message(
     found = read_destinations(references)
     waiting = {item.label: True for item in found.found if labels is None or item.label in labels}
     problems = found.problems if labels is None else []
-    deliveries = [Delivery(problem, sent=False, can_retry=False) for problem in problems]
+    deliveries = [Delivery(str(problem), sent=False, can_retry=False, code=problem.code) for problem in problems]
     if not waiting:
         return deliveries
-    reason, deadline = f"no answer within {timeout_s:g} s", time.monotonic() + timeout_s
+    silent, deadline = Problem("", f"no answer within {timeout_s:g} s", code="timed-out"), time.monotonic() + timeout_s
     try:
         with start_helper("engine.notify.sender") as helper:
             # The helper reads the URLs itself, so that they pass through no pipe.
@@ -97,7 +99,8 @@ def send_message(
         pass
     except (HelperExitedError, OSError) as error:
         reason = f"the process that sends messages ended: {printable(str(error))[:MAX_REASON_CHARS]}"
-    return deliveries + [Delivery(label, sent=False, reason=reason) for label in waiting]
+        silent = Problem("", reason, code="internal-error")
+    return deliveries + [Delivery(label, sent=False, reason=silent.reason, code=silent.code) for label in waiting]
 
 
 def main(parent: ParentPipe) -> None:
@@ -117,7 +120,8 @@ def main(parent: ParentPipe) -> None:
     except ImportError:
         for destination in destinations:
             reason = not_installed("apprise")
-            results.put(Delivery(destination.label, sent=False, reason=reason, can_retry=False))
+            missing = Delivery(destination.label, sent=False, reason=reason, can_retry=False, code="not-installed")
+            results.put(missing)
     else:
         log = _ReasonLog()
         for destination in destinations:
@@ -128,7 +132,7 @@ def main(parent: ParentPipe) -> None:
         parent.send(asdict(delivery))
 
 
-class _UnusableUrlError(Exception):
+class _UnusableUrlError(CodedError):
     """A URL that apprise cannot use. The message says why, without the URL."""
 
 
@@ -153,7 +157,7 @@ class _ReasonLog:
 def _send(destination: Destination, message: dict[str, Any], log: _ReasonLog, results: Any) -> None:
     """Send a message to one destination, and put the delivery into the queue `results`."""
     log.current.set(destination.label)
-    sent, service, can_retry = False, "", True
+    sent, service, can_retry, code = False, "", True, "connection-failed"
     try:
         asset = _make_asset()
         plugin = _make_service(destination.url, asset)
@@ -161,11 +165,11 @@ def _send(destination: Destination, message: dict[str, Any], log: _ReasonLog, re
         sent = _notify(plugin, asset, message)
         reason = "" if sent else log.reasons.get(destination.label, "apprise reports no reason")
     except _UnusableUrlError as error:
-        reason, can_retry = str(error), False
+        reason, can_retry, code = str(error), False, error.code
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     reason = redact(reason, destination.url)[:MAX_REASON_CHARS]
-    results.put(Delivery(destination.label, sent, service, reason, can_retry))
+    results.put(Delivery(destination.label, sent, service, reason, can_retry, code="" if sent else code))
 
 
 def _make_asset() -> Any:
@@ -185,11 +189,11 @@ def _make_service(url: str, asset: Any) -> Any:
 
     parameters = url.partition("?")[2].lower().split("&")
     if any(part.partition("=")[0] in _FILE_PARAMETERS for part in parameters):
-        raise _UnusableUrlError("the URL must not name a template, which is a local file")
+        raise _UnusableUrlError("the URL must not name a template, which is a local file", code="not-supported")
     # Unlike Apprise.add, it accepts one URL of a service only: no list, and no config file.
     plugin = apprise.Apprise.instantiate(url, asset=asset)
     if plugin is None:
-        raise _UnusableUrlError("apprise does not know this service, or its URL is incomplete")
+        raise _UnusableUrlError("apprise does not know this service, or its URL is incomplete", code="invalid-value")
     return plugin
 
 

@@ -80,7 +80,7 @@ def notify_problems(config: Config) -> list[Problem]:
 def _problems(config: Config) -> list[Problem]:
     if not is_notified(config):
         return []
-    problems = [Problem("", text, code="invalid-value") for text in read_destinations(config.notify.urls).problems]
+    problems = read_destinations(config.notify.urls).problems
     if importlib.util.find_spec("apprise"):
         return problems
     return [Problem("", not_installed("apprise"), code="not-installed"), *problems]

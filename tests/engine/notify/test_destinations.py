@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.notify.destinations import MAX_DESTINATIONS, has_destinations, read_destinations, user_file
+from support.messages import has_problem
 
 SECRET = "ntfy://topic-hunter2"  # noqa: S105 (made up)
 
@@ -43,7 +44,8 @@ def test_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> None
     file = make_url_file(tmp_path / "urls", SECRET, mode)
     found = read_destinations([f"file:{file}"])
     assert found.found == []
-    assert found.problems == [f"file:{file} is not used: other users may read it; run chmod 600 {file}"]
+    assert len(found.problems) == 1
+    assert has_problem(found.problems, "foreign-readable", "", f"file:{file}", f"chmod 600 {file}")
 
 
 def test_file_in_folder_that_others_can_write_to_is_not_used_for_all_runs(settings: Path) -> None:
@@ -51,7 +53,7 @@ def test_file_in_folder_that_others_can_write_to_is_not_used_for_all_runs(settin
     settings.parent.chmod(0o777)
     found = read_destinations([])
     assert found.found == []
-    assert "is writable by all users" in found.problems[0]
+    assert has_problem(found.problems, "foreign-writable", "", settings, "XDG_CONFIG_HOME")
 
 
 @pytest.mark.parametrize("text", ["-----BEGIN PRIVATE KEY-----\nhunter2\n", "hunter2", "ntfy://a b hunter2"])
@@ -70,8 +72,11 @@ def test_unusable_references_are_reported(tmp_path: Path) -> None:
         ["env:UNSET", "env:BLANK", "file:/nowhere", f"file:{folder}", f"file:{empty}"], {"BLANK": " "}
     )
     assert found.found == []
-    assert len(found.problems) == 5
-    assert found.problems[0] == "env:UNSET: the environment variable UNSET is not set; export UNSET=URL"
+    assert [problem.code for problem in found.problems] == [
+        *("missing-value", "missing-value", "not-readable", "not-readable", "missing-value")
+    ]
+    assert has_problem(found.problems, "missing-value", "", "env:UNSET", "export UNSET=URL")
+    assert has_problem(found.problems, "missing-value", "", f"file:{empty}")
 
 
 def test_same_url_is_used_once_and_their_number_is_bounded(tmp_path: Path) -> None:
@@ -79,7 +84,7 @@ def test_same_url_is_used_once_and_their_number_is_bounded(tmp_path: Path) -> No
     file = make_url_file(tmp_path / "many", "".join(f"json://host{number}\n" for number in range(30)))
     found = read_destinations([f"file:{file}"])
     assert len(found.found) == MAX_DESTINATIONS
-    assert found.problems == [f"only the first {MAX_DESTINATIONS} of 30 notification URLs are used"]
+    assert len(found.problems) == 1 and has_problem(found.problems, "too-many", "", MAX_DESTINATIONS, 30)
 
 
 def test_run_without_references_and_file_has_no_destinations(settings: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.notify.message import test_message as make_test_message
-from engine.notify.sender import Delivery, redact, send_message
+from engine.notify.sender import redact, send_message
+from support.messages import says
 from support.servers.notify_server import PASSWORD, gone_server, hanging_server, notify_server
 
 
@@ -36,7 +37,9 @@ def test_sender_delivers_to_each_destination_that_answers(monkeypatch: pytest.Mo
     assert by_name["ANSWERS"].line == "env:ANSWERS (JSON at 127.0.0.1): sent"
     assert by_name["HANGS"].reason
     assert "403" in by_name["REFUSES"].reason
-    assert "local file" in by_name["TEMPLATE"].reason
+    assert [by_name[name].code for name in ("TEMPLATE", "UNKNOWN", "GONE")] == [
+        *("not-supported", "invalid-value", "connection-failed")
+    ]
     assert [name for name in names if not by_name[name].can_retry] == ["UNKNOWN", "TEMPLATE", "CONFIG"]
     assert PASSWORD not in str(deliveries)
 
@@ -45,15 +48,16 @@ def test_sender_gives_up_at_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with hanging_server() as hangs:
         # apprise would wait for an answer for ten minutes.
         monkeypatch.setenv("HANGS", f"{hangs.url}?rto=600")
-        assert send_message(make_test_message("host"), ["env:HANGS"], timeout_s=1.5) == [
-            Delivery("env:HANGS", sent=False, reason="no answer within 1.5 s")
-        ]
+        [delivery] = send_message(make_test_message("host"), ["env:HANGS"], timeout_s=1.5)
+    assert (delivery.label, delivery.sent, delivery.can_retry) == ("env:HANGS", False, True)
+    assert delivery.code == "timed-out" and "1.5 s" in delivery.reason
 
 
 def test_sender_without_destinations_starts_no_process() -> None:
     assert send_message(make_test_message("host"), []) == []
-    problem = "env:UNSET_X: the environment variable UNSET_X is not set; export UNSET_X=URL"
-    assert send_message(make_test_message("host"), ["env:UNSET_X"]) == [Delivery(problem, sent=False, can_retry=False)]
+    [delivery] = send_message(make_test_message("host"), ["env:UNSET_X"])
+    assert (delivery.sent, delivery.can_retry, delivery.code) == (False, False, "missing-value")
+    assert says(delivery.line, "missing-value", "env:UNSET_X", "export UNSET_X=URL")
 
 
 def test_redact_hides_user_password_token_and_topic_but_not_host() -> None:

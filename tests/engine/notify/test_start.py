@@ -12,6 +12,7 @@ from engine.notify.start import start_watcher
 from engine.runs import sinks
 from engine.runs.claimed_run import claim_run
 from support.gputrain_command import wait_for
+from support.messages import has_problem
 
 
 def test_killed_watcher_is_reported_once_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,11 +28,9 @@ def test_killed_watcher_is_reported_once_and_started_again(tmp_path: Path, monke
         assert notifier.keep_alive(claimed.folder, config) == []
         killed.kill()
         killed.wait()
-        assert notifier.keep_alive(claimed.folder, config) == [
-            "the process that sends messages is switched off (it was killed by SIGKILL); the run goes on without it "
-            "and tries again every 0 s"
-        ]
-        assert notifier.keep_alive(claimed.folder, config) == ["the process that sends messages works again"]
+        assert has_problem(notifier.keep_alive(claimed.folder, config), "switched-off", "", "SIGKILL", "0 s")
+        [recovered] = notifier.keep_alive(claimed.folder, config)
+        assert "SIGKILL" not in recovered.reason
         assert notifier.process is not killed
         name = b"engine.notify.watcher"
         assert notifier.process is not None
