@@ -30,6 +30,7 @@ from engine.sweeps.space import overrides_of
 from engine.sweeps.study import CRASHES, PRESET, PRUNED_AT, RUN, SweepStudy
 from engine.sweeps.trial_run import Ended, TrialRun, metric_of, result_of
 from engine.training.job import ExitCode
+from engine.utils.errors import Problem
 from engine.utils.files import replace_file
 from engine.utils.process import SignalHandler
 from engine.utils.text import pluralize
@@ -65,7 +66,7 @@ class Controller:
         self._active: dict[int, TrialRun] = {}
         self._queued: list[TrialRun] = []
         self._stopping = self._exhausted = False
-        self._failures: list[str] = []
+        self._failures: list[Problem] = []
         self._has_result = False
 
     @property
@@ -92,7 +93,9 @@ class Controller:
         """Watch the runs of the trials that an earlier controller has left running, and queue those that do not run."""
         for trial in self.study.trials():
             if not trial.state.is_finished() and not self._is_in_space(trial):
-                self.study.fail(trial.number, "its values are not in the space of the sweep")
+                self.study.fail(
+                    trial.number, Problem("", "its values are not in the space of the sweep", code="conflict")
+                )
             elif not trial.state.is_finished():
                 run = TrialRun(trial.number, self.folder.trial(trial.number), may_be_starting=True)
                 if run.folder.is_owned():
@@ -205,13 +208,13 @@ class Controller:
         elif ended is Ended.FAILED:
             self._fail(trial, trial.reason(ended))
         elif pruned_at is not None:
-            self.study.prune(number, f"pruned after epoch {pruned_at}")
+            self.study.prune(number, Problem("", f"pruned after epoch {pruned_at}", code="stopped"))
             self._has_result = True
             self.emit(f"trial {number} pruned after epoch {pruned_at}: {self._value_text(number)}")
         elif self._stopping:
             self.emit(f"trial {number} {ended}; it goes on with the sweep")
         elif ended is Ended.STOPPED_BY_USER:
-            self.study.prune(number, "stopped by a user")
+            self.study.prune(number, Problem("", "stopped by a user", code="stopped"))
             self.emit(f"trial {number} was stopped by a user: {self._value_text(number)}")
         elif ended is Ended.REFUSED and not trial.may_be_starting:
             self._fail(trial, trial.reason(ended))
@@ -233,13 +236,13 @@ class Controller:
         if count < MAX_CRASHES:
             self.emit(f"trial {trial.number} {ended}; it starts again")
             return True
-        self._fail(trial, f"{ended} {count} times without a new epoch")
+        self._fail(trial, Problem("", f"{ended} {count} times without a new epoch", code="run-failed"))
         return False
 
     def _complete(self, trial: TrialRun) -> None:
         value = result_of(trial.history, self.settings.metric)
         if value is None:
-            self._fail(trial, f"no epoch has a finite {self.settings.metric}")
+            self._fail(trial, Problem("", f"no epoch has a finite {self.settings.metric}", code="non-finite"))
             return
         previous = self._best()
         self.study.complete(trial.number, value)
@@ -252,7 +255,7 @@ class Controller:
                 self._write_best(best)
         self.emit(f"trial {trial.number} finished: {self.settings.metric} {shown(value)}{note}")
 
-    def _fail(self, trial: TrialRun, reason: str) -> None:
+    def _fail(self, trial: TrialRun, reason: Problem) -> None:
         self.study.fail(trial.number, reason)
         self._failures.append(reason)
         self.emit(f"trial {trial.number} failed: {reason}")
@@ -297,7 +300,7 @@ class Controller:
         for line in lines:
             self.emit(line)
         for problem in send_end(self.folder, self.plan.config, code, lines):
-            self.emit(problem)
+            self.emit(str(problem))
         return code
 
 

@@ -134,7 +134,7 @@ def list_sweeps(root: Path) -> list[SweepFolder]:
         return []
     except OSError as error:
         reason = f"{root} cannot be read: {error.strerror}"
-        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
+        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
     return sorted((SweepFolder(path) for path in paths), key=lambda sweep: (-_mtime(sweep.journal), sweep.name))
 
 
@@ -163,10 +163,12 @@ def find_sweep(root: Path, reference: str, *, trust_owner: bool = False) -> Swee
         matches = [SweepFolder(Path(os.path.realpath(reference)))]
     if len(matches) > 1:
         listed = ", ".join(sorted(sweep.name for sweep in matches))
-        raise UsageError.one(reference, f"matches several sweeps: {listed}; type more of the name")
+        raise UsageError.one(
+            reference, f"matches several sweeps: {listed}; type more of the name", code="ambiguous-name"
+        )
     if not matches:
         shown = f"no sweep of this name in {root}" + (f", only {', '.join(names[:8])}" if names else "")
-        raise UsageError.one(reference or "NAME", shown + did_you_mean(reference, names))
+        raise UsageError.one(reference or "NAME", shown + did_you_mean(reference, names), code="not-found")
     require_own(matches[0], trust_owner=trust_owner)
     return matches[0]
 
@@ -174,9 +176,11 @@ def find_sweep(root: Path, reference: str, *, trust_owner: bool = False) -> Swee
 def require_own(sweep: SweepFolder, *, trust_owner: bool) -> None:
     """Raise UsageError if the sweep contains a link, or if other users can change it and they are not trusted."""
     if (problem := sweep.link_problem()) is not None:
-        raise UsageError.one(str(sweep.path), f"this sweep {problem}", "replace the link by what it leads to")
+        raise UsageError.one(
+            str(sweep.path), f"this sweep {problem}", "replace the link by what it leads to", code="is-link"
+        )
     if not trust_owner and (problem := sweep.foreign_reason()) is not None:
-        raise UsageError.one(str(sweep.path), f"this sweep {problem}", TRUST_OWNER_ADVICE)
+        raise UsageError.one(str(sweep.path), f"this sweep {problem}", TRUST_OWNER_ADVICE, code="foreign-writable")
 
 
 def make_sweep_folder(sweep: SweepFolder) -> None:
@@ -188,10 +192,10 @@ def make_sweep_folder(sweep: SweepFolder) -> None:
     except FileExistsError:
         if sweep.path.is_symlink() or not _is_incomplete(sweep.path):
             reason = f"{sweep.name} already exists in {root} and is not this sweep"
-            raise UsageError.one("--name", reason, "use another name with --name") from None
+            raise UsageError.one("--name", reason, "use another name with --name", code="name-in-use") from None
     except OSError as error:
         reason = f"{root} cannot be written to: {error.strerror}"
-        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE) from error
+        raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-writable") from error
 
 
 def _is_incomplete(folder: Path) -> bool:
@@ -208,13 +212,13 @@ def controller_lock(sweep: SweepFolder) -> Iterator[None]:
     try:
         handle = os.open(sweep.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise UsageError.one(str(sweep.lock), f"cannot be opened: {error.strerror}") from error
+        raise UsageError.one(str(sweep.lock), f"cannot be opened: {error.strerror}", code="not-writable") from error
     try:
         if not _try_lock(handle):
             advice = (
                 f"watch it with `gputrain sweep show {sweep.name}`, stop it with `gputrain sweep stop {sweep.name}`"
             )
-            raise UsageError.one(sweep.name, "this sweep is already running", advice)
+            raise UsageError.one(sweep.name, "this sweep is already running", advice, code="already-running")
         yield
     finally:
         os.close(handle)

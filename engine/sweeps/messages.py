@@ -14,6 +14,7 @@ from engine.notify.sender import send_message
 from engine.notify.start import is_notified
 from engine.sweeps.folder import SweepFolder
 from engine.training.job import ExitCode
+from engine.utils.errors import Problem
 
 # What a trial of a sweep reports by itself: forty trials would send forty messages about their ends.
 TRIAL_OCCASIONS = ("crashed", "stalled", "slowed")
@@ -24,7 +25,7 @@ def trial_override(config: Config) -> str:
     return f"notify.when=[{','.join(item for item in config.notify.when if item in TRIAL_OCCASIONS)}]"
 
 
-def send_end(folder: SweepFolder, config: Config, code: ExitCode, lines: Sequence[str]) -> list[str]:
+def send_end(folder: SweepFolder, config: Config, code: ExitCode, lines: Sequence[str]) -> list[Problem]:
     """Send the message about the end of a sweep, whose last log `lines` say how it went. Return why it was not sent.
 
     Takes at most `engine.notify.sender.SEND_TIMEOUT_SECONDS`.
@@ -34,4 +35,8 @@ def send_end(folder: SweepFolder, config: Config, code: ExitCode, lines: Sequenc
         return []
     message = make_end_message(occasion, f"sweep {folder.name}", socket.gethostname(), lines)
     deliveries = send_message(message, config.notify.urls)
-    return [f"no message was sent: {delivery.line}" for delivery in deliveries if not delivery.sent]
+    return [
+        Problem("", f"no message was sent: {delivery.line}", code=delivery.code)
+        for delivery in deliveries
+        if not delivery.sent
+    ]

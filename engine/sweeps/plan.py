@@ -45,7 +45,7 @@ class SweepPlan:
     config: Config
     preset: Mapping[str, Value]
     outside: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def config_yaml(self) -> str:
@@ -55,7 +55,7 @@ class SweepPlan:
 
 def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, trust_code: bool = False) -> SweepPlan:
     """Validate the settings and choose the devices of the trials. Raises UsageError with every problem."""
-    problems, warnings = check_numbers(settings), list[str]()
+    problems, warnings = check_numbers(settings), list[Problem]()
     spaces: dict[str, Space] = {}
     try:
         spaces = settings.spaces()
@@ -66,7 +66,7 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
         config = without_name(resolved.config)
         trust = replace(trust, foreign=resolved.foreign_code)
         # A searched key may give it an effect.
-        warnings += [str(warning) for key, warning in resolved.no_effect if not spaces.keys() & deciding_keys(key)]
+        warnings += [part.warning for part in resolved.no_effect if not spaces.keys() & deciding_keys(part.key)]
     except ConfigError as error:
         problems += error.problems
         config = without_name(error.valid_part)
@@ -94,12 +94,12 @@ def without_name(config: Config) -> Config:
 
 def _check_values(
     config: Config, spaces: Mapping[str, Space], known: set[str], *, trust_code: bool
-) -> tuple[list[Problem], list[str]]:
+) -> tuple[list[Problem], list[Problem]]:
     """Return the problems of every end and choice, alone and, if there are few, together with those of other keys.
 
     Also return why searched keys have no effect, unless another searched key can give them one."""
     problems: dict[str, Problem] = {}
-    warnings: dict[str, str] = {}
+    warnings: dict[str, Problem] = {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(to_yaml(as_stored(config)))
@@ -111,7 +111,7 @@ def _check_values(
                     key = next(iter(values))
                     _check_names(changed.config, key)
                     if not spaces.keys() & deciding_keys(key):
-                        warnings.update({part.key: str(part.warning) for part in changed.no_effect if part.key == key})
+                        warnings.update({part.key: part.warning for part in changed.no_effect if part.key == key})
             except UsageError as error:
                 shown = ", ".join(overrides_of(values))
                 for problem in error.problems:

@@ -72,7 +72,9 @@ class SweepSettings:
             with collect_problems(problems):
                 space = parse_space(key, text)
                 if space is None:
-                    raise UsageError.one(key, f"{text!r} is a single value, which leaves nothing to search")
+                    raise UsageError.one(
+                        key, f"{text!r} is a single value, which leaves nothing to search", code="invalid-value"
+                    )
                 parsed[key] = space
         if problems:
             raise UsageError(problems)
@@ -92,9 +94,11 @@ def split_space(values: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict
     for key, text in values:
         with collect_problems(problems):
             if key in space or key in fixed:
-                raise UsageError.one(key, "is given twice; keep one")
+                raise UsageError.one(key, "is given twice; keep one", code="duplicate-key")
             if key in RESERVED_KEYS:
-                raise UsageError.one(key, "cannot be set in a sweep: its trials are runs with names of their own")
+                raise UsageError.one(
+                    key, "cannot be set in a sweep: its trials are runs with names of their own", code="not-supported"
+                )
             if key in PATH_KEYS:
                 # The sweep may be continued from another folder.
                 text = ",".join(map(_absolute, split_choices(text)))
@@ -116,22 +120,30 @@ def check_numbers(settings: SweepSettings) -> list[Problem]:
     for name, maximum in (("trials", MAX_TRIALS), ("parallel", MAX_PARALLEL)):
         value = getattr(settings, name)
         if not _is_integer(value) or not 1 <= value <= maximum:
-            problems.append(Problem(f"--{name}", f"must be an integer from 1 to {maximum:,}, not {value!r}"))
+            problems.append(
+                Problem(f"--{name}", f"must be an integer from 1 to {maximum:,}, not {value!r}", code="out-of-range")
+            )
     if not _is_integer(settings.seed) or not 0 <= settings.seed < 2**32:
-        problems.append(Problem("--seed", f"must be an integer from 0 to {2**32 - 1}, not {settings.seed!r}"))
+        problems.append(
+            Problem("--seed", f"must be an integer from 0 to {2**32 - 1}, not {settings.seed!r}", code="out-of-range")
+        )
     for name, choices in CHOICES.items():
         value = getattr(settings, name)
         if value not in choices:
             hint = did_you_mean(str(value), choices)
             problems.append(
-                Problem(f"--{name}", f"{value!r} is not allowed: must be one of {', '.join(choices)}{hint}")
+                Problem(
+                    f"--{name}",
+                    f"{value!r} is not allowed: must be one of {', '.join(choices)}{hint}",
+                    code="unknown-value",
+                )
             )
     if not settings.space:
         example = "give at least one KEY=SPACE, such as optim.lr=log:1e-3..0.3 or optim.name=sgd,adamw"
-        problems.append(Problem("", f"there is nothing to search; {example}"))
+        problems.append(Problem("", f"there is nothing to search; {example}", code="missing-value"))
     if settings.sampler != "grid":
         problems += [
-            Problem(key, "a number of grid points (/N) needs --sampler grid; remove it")
+            Problem(key, "a number of grid points (/N) needs --sampler grid; remove it", code="conflict")
             for key, text in settings.space.items()
             if isinstance(space := _parsed(key, text), Range) and space.points is not None
         ]
@@ -164,7 +176,11 @@ def read_settings(path: Path) -> SweepSettings:
     """Read the `sweep.yaml` of a sweep's folder. Raises UsageError if it is not valid."""
     values = _read_mapping(path)
     if values.pop("format", 1) != SETTINGS_FORMAT:
-        raise UsageError.one(str(path), "was written by another version of gputrain, whose sweeps this one cannot read")
+        raise UsageError.one(
+            str(path),
+            "was written by another version of gputrain, whose sweeps this one cannot read",
+            code="wrong-version",
+        )
     known = {part.name for part in fields(SweepSettings)}
     return _from_values(path, {key: value for key, value in values.items() if key in known})
 
@@ -190,23 +206,28 @@ def read_sweep_file(path: Path, *, trust_owner: bool = False) -> tuple[SweepSett
     try:
         foreign = foreign_path_reason(path)
     except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
     if foreign is not None and not trust_owner:
-        raise UsageError.one(str(path), foreign, "copy it, or use it anyway with --trust-owner")
+        raise UsageError.one(str(path), foreign, "copy it, or use it anyway with --trust-owner", code="foreign-writable")
     values = _read_mapping(path.resolve())
     name, gpus = values.pop("name", None), values.pop("gpus", None)
     known = {part.name for part in fields(SweepSettings)} - {"fixed", "device"}
     problems = [
         Problem(
-            str(key), f"is no setting of a sweep{did_you_mean(str(key), (*known, 'name', 'gpus'))}", source=str(path)
+            str(key),
+            f"is no setting of a sweep{did_you_mean(str(key), (*known, 'name', 'gpus'))}",
+            source=str(path),
+            code="unknown-key",
         )
         for key in values
         if key not in known
     ]
     if not isinstance(name, str | None):
-        problems.append(Problem("name", "must be text", source=str(path)))
+        problems.append(Problem("name", "must be text", source=str(path), code="invalid-value"))
     if not isinstance(values.get("space"), dict):
-        problems.append(Problem("space", "must map config keys to their values", source=str(path)))
+        problems.append(
+            Problem("space", "must map config keys to their values", source=str(path), code="invalid-value")
+        )
     if problems:
         raise UsageError(problems)
     space, fixed = split_space((str(key), _space_text(value)) for key, value in values.pop("space").items())
@@ -249,7 +270,9 @@ def _from_values(path: Path, values: Mapping[str, Any]) -> SweepSettings:
         else:
             valid = isinstance(value, str)
         if not valid:
-            problems.append(Problem(key, f"{value!r} is not allowed: must be {kind}", source=str(path)))
+            problems.append(
+                Problem(key, f"{value!r} is not allowed: must be {kind}", source=str(path), code="invalid-value")
+            )
     if problems:
         raise UsageError(problems)
     return SweepSettings(**values)
@@ -260,11 +283,11 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     try:
         values = parse_yaml(read_bytes(path, MAX_CONFIG_BYTES).decode())
     except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror}") from error
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
     except UnicodeDecodeError as error:
-        raise UsageError.one(str(path), "is not UTF-8 text") from error
+        raise UsageError.one(str(path), "is not UTF-8 text", code="wrong-format") from error
     except yaml.YAMLError as error:
         raise yaml_error(str(path), error) from error
     if not isinstance(values, dict):
-        raise UsageError.one(str(path), "must map the settings of a sweep to their values")
+        raise UsageError.one(str(path), "must map the settings of a sweep to their values", code="wrong-format")
     return values

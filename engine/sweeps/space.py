@@ -92,14 +92,14 @@ def parse_space(key: str, text: str) -> Space | None:
     # A URL may contain secrets.
     shown = "a text with a URL" if "://" in text else repr(text)
     if re.match(r"(log|int):", text):
-        raise UsageError.one(key, f"{shown} is no range: must be {SPACE_FORMS}")
+        raise UsageError.one(key, f"{shown} is no range: must be {SPACE_FORMS}", code="invalid-value")
     choices = split_choices(text)
     if len(choices) < 2:
         return None
     if "" in choices:
-        raise UsageError.one(key, f"{shown} has an empty choice; write null for an empty value")
+        raise UsageError.one(key, f"{shown} has an empty choice; write null for an empty value", code="missing-value")
     if len(set(choices)) < len(choices):
-        raise UsageError.one(key, f"{shown} has the same choice twice")
+        raise UsageError.one(key, f"{shown} has the same choice twice", code="duplicate-key")
     return Choices(tuple(choices))
 
 
@@ -107,13 +107,17 @@ def _range(key: str, text: str, match: re.Match[str]) -> Range:
     scale, (low, high), points = match[1], (float(match[2]), float(match[3])), match[4]
     integer = scale == "int" or _takes_integers_only(key)
     if not math.isfinite(low) or not math.isfinite(high) or low >= high:
-        raise UsageError.one(key, f"{text!r} is no range: the first number must be less than the second")
+        raise UsageError.one(
+            key, f"{text!r} is no range: the first number must be less than the second", code="out-of-range"
+        )
     if scale == "log" and low <= 0:
-        raise UsageError.one(key, f"{text!r} is no range: a logarithmic range must begin above 0")
+        raise UsageError.one(key, f"{text!r} is no range: a logarithmic range must begin above 0", code="out-of-range")
     if integer and (low != int(low) or high != int(high)):
-        raise UsageError.one(key, f"{text!r} is no range of integers: use whole numbers")
+        raise UsageError.one(key, f"{text!r} is no range of integers: use whole numbers", code="invalid-value")
     if points is not None and not 2 <= int(points) <= MAX_GRID_POINTS:
-        raise UsageError.one(key, f"{text!r}: the number of grid points must be 2 to {MAX_GRID_POINTS}")
+        raise UsageError.one(
+            key, f"{text!r}: the number of grid points must be 2 to {MAX_GRID_POINTS}", code="out-of-range"
+        )
     count = None if points is None else int(points)
     if integer:
         return Range(int(low), int(high), log=scale == "log", integer=True, points=count)

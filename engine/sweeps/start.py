@@ -41,9 +41,11 @@ def check_name(name: str) -> str:
     """Return the normalized name. Raises UsageError if a sweep must not have it."""
     name = normalize_name(name)
     if (problem := name_problem(name, MAX_NAME_CHARACTERS, MAX_NAME_BYTES)) is not None:
-        raise UsageError.one("--name", f"{name!r} is not allowed: {problem}")
+        raise UsageError.one("--name", f"{name!r} is not allowed: {problem}", code="invalid-name")
     if name == LAST_SWEEP:
-        raise UsageError.one("--name", f"{name} is reserved: it stands for the latest sweep", "use another name")
+        raise UsageError.one(
+            "--name", f"{name} is reserved: it stands for the latest sweep", "use another name", code="invalid-name"
+        )
     return name
 
 
@@ -60,9 +62,11 @@ def choose_folder(root: Path, name: str | None, settings: SweepSettings) -> Swee
             if differences := read_settings(folder.settings).differences(settings):
                 reason = f"the sweep {name} already exists in {root} with another {', '.join(differences)}"
                 advice = f"use another --name, or continue it with `gputrain sweep --resume {name}`"
-                raise UsageError.one("--name", reason, advice)
+                raise UsageError.one("--name", reason, advice, code="conflict")
         elif taken := _taken_name(folder):
-            raise UsageError.one("--name", f"{taken} already exists in {root}", "use another name with --name")
+            raise UsageError.one(
+                "--name", f"{taken} already exists in {root}", "use another name with --name", code="name-in-use"
+            )
         return folder
     stem = name_from_stem(Path(settings.config).stem if settings.config else "default")[: MAX_NAME_CHARACTERS - 12]
     for number in count(1):
@@ -93,7 +97,9 @@ def create_sweep(folder: SweepFolder, plan: SweepPlan) -> None:
             replace_file(folder.config, lambda file: file.write(text.encode()), durable=True)
             write_settings(folder.settings, plan.settings)
         except OSError as error:
-            raise UsageError.one(str(folder.path), f"cannot be written to: {error.strerror}") from error
+            raise UsageError.one(
+                str(folder.path), f"cannot be written to: {error.strerror}", code="not-writable"
+            ) from error
 
 
 def load_sweep(
@@ -117,7 +123,9 @@ def load_sweep(
         try:
             write_settings(folder.settings, settings)
         except OSError as error:
-            raise UsageError.one(str(folder.settings), f"cannot be written to: {error.strerror}") from error
+            raise UsageError.one(
+                str(folder.settings), f"cannot be written to: {error.strerror}", code="not-writable"
+            ) from error
     return SweepPlan(settings, config, preset, outside)
 
 
@@ -128,7 +136,7 @@ def refuse_user_code(folder: SweepFolder, settings: SweepSettings, foreign: str)
             config = resolve_config(str(folder.config), overrides_of({key: value})).config
             if key in ("run.code", URLS_KEY) or key in user_code_names(config):
                 reason = f"{value} is not imported: the sweep {folder.name} {foreign}"
-                raise UsageError.one(key, reason, TRUST_ADVICE)
+                raise UsageError.one(key, reason, TRUST_ADVICE, code="untrusted-code")
 
 
 def run_sweep(

@@ -16,7 +16,7 @@ from engine.sweeps.controller import STATE_WORDS, best_trial
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings, read_settings
 from engine.sweeps.space import Value
-from engine.sweeps.study import PRESET, REASON, SweepStudy, open_study
+from engine.sweeps.study import CODE, PRESET, REASON, SweepStudy, open_study
 from engine.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class TrialRow:
     `run` is the name of its run. `state` is running, stopped, complete, pruned or failed; a stopped trial goes on when
     the sweep is continued. `value` is the metric of the best epoch if the trial is complete, else of its latest epoch;
     None without an epoch. `epoch` is the latest recorded epoch. `preset` marks the config itself. `reason` says why the
-    trial was pruned or failed. `seconds` is the time since its start, or from its start to its end.
+    trial was pruned or failed, and `code` is the kind of this reason. `seconds` is the time since its start, or from
+    its start to its end.
     """
 
     number: int
@@ -43,6 +44,7 @@ class TrialRow:
     params: Mapping[str, Value]
     preset: bool
     reason: str
+    code: str
     seconds: float | None
 
 
@@ -110,7 +112,7 @@ class SweepReader:
         # Invalid lines raise whatever the replay of their values raises.
         except Exception as error:
             reason = f"is not a journal of Optuna: {type(error).__name__}: {error}"
-            raise UsageError.one(str(self.folder.journal), reason) from error
+            raise UsageError.one(str(self.folder.journal), reason, code="wrong-format") from error
 
     def _read(self, settings: SweepSettings) -> SweepStatus:
         trials = [] if self._study is None else self._study.trials()
@@ -151,6 +153,7 @@ def _row(run: RunFolder, trial: FrozenTrial, *, is_running: bool) -> TrialRow:
         params=dict(trial.params),
         preset=bool(trial.user_attrs.get(PRESET)),
         reason=str(trial.user_attrs.get(REASON, "")),
+        code=str(trial.user_attrs.get(CODE, "")),
         # Negative if the clock was set back since.
         seconds=None if past_s is None else round(max(past_s, 0.0), 1),
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Range, Space, Value
-from engine.utils.errors import UsageError, not_installed
+from engine.utils.errors import Problem, UsageError, not_installed
 
 if TYPE_CHECKING:
     import optuna
@@ -34,7 +34,7 @@ REDUCTION_FACTOR = 3
 RUNGS = 2
 MIN_TRIALS_FOR_IMPORTANCE = 4
 # Attributes of a trial in the journal.
-RUN, PRESET, REASON, PRUNED_AT, CRASHES = "run", "preset", "reason", "pruned_at", "crashes"
+RUN, PRESET, REASON, CODE, PRUNED_AT, CRASHES = "run", "preset", "reason", "code", "pruned_at", "crashes"
 
 
 def require_optuna() -> None:
@@ -42,7 +42,7 @@ def require_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError as error:
-        raise UsageError.one("sweep", not_installed("optuna")) from error
+        raise UsageError.one("sweep", not_installed("optuna"), code="not-installed") from error
 
 
 class _HeldLock:
@@ -88,7 +88,7 @@ def open_study(folder: SweepFolder, settings: SweepSettings, *, create: bool = F
         # Invalid lines raise whatever the replay of their values raises.
         except Exception as error:
             reason = f"is not a journal of Optuna: {type(error).__name__}: {error}"
-            raise UsageError.one(str(path), reason) from error
+            raise UsageError.one(str(path), reason, code="wrong-format") from error
     return SweepStudy(study, settings)
 
 
@@ -98,13 +98,13 @@ def _check_journal(folder: SweepFolder, *, create: bool) -> None:
     try:
         handle = os.open(folder.journal, flags, 0o644)
     except FileNotFoundError as error:
-        raise UsageError.one(folder.name, "has no trial yet") from error
+        raise UsageError.one(folder.name, "has no trial yet", code="no-journal") from error
     except OSError as error:
-        raise UsageError.one(str(folder.journal), f"cannot be opened: {error.strerror}") from error
+        raise UsageError.one(str(folder.journal), f"cannot be opened: {error.strerror}", code="not-readable") from error
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_JOURNAL_BYTES:
-            raise UsageError.one(str(folder.journal), "is not a journal of Optuna")
+            raise UsageError.one(str(folder.journal), "is not a journal of Optuna", code="wrong-format")
         if create:
             os.ftruncate(handle, _end_of_last_line(handle, status.st_size))
     finally:
@@ -224,19 +224,20 @@ class SweepStudy:
         with _quiet():
             self._study.tell(number, value)
 
-    def prune(self, number: int, reason: str) -> None:
+    def prune(self, number: int, reason: Problem) -> None:
         """Record that a trial was stopped before its end; its latest intermediate value becomes its value."""
         self._end(number, "PRUNED", reason)
 
-    def fail(self, number: int, reason: str) -> None:
+    def fail(self, number: int, reason: Problem) -> None:
         """Record that a trial has no result."""
         self._end(number, "FAIL", reason)
 
-    def _end(self, number: int, state: str, reason: str) -> None:
+    def _end(self, number: int, state: str, reason: Problem) -> None:
         from optuna.trial import TrialState
 
         # First: a trial that has ended takes no attribute.
-        self.set_attribute(number, REASON, reason)
+        self.set_attribute(number, REASON, str(reason))
+        self.set_attribute(number, CODE, reason.code)
         with _quiet():
             self._study.tell(number, state=TrialState[state])
 

@@ -25,7 +25,7 @@ from engine.runs.history import History
 from engine.runs.journal import JournalReader
 from engine.sweeps.settings import Metric
 from engine.training.job import ExitCode
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.process import STOP_SIGNALS
 from engine.utils.text import printable
 
@@ -144,7 +144,7 @@ class TrialRun:
                 with suppress(OSError):
                     os.kill(claim.pid, signal.SIGKILL)
 
-    def reason(self, ended: Ended) -> str:
+    def reason(self, ended: Ended) -> Problem:
         """Return why the trial has no result, as text without the name of its run."""
         if ended is Ended.REFUSED and self.process is not None:
             errors = [line for line in self.process.output_lines() if line.startswith(("error: ", "failed: "))]
@@ -153,7 +153,8 @@ class TrialRun:
             text = self.history.finished.message
         else:
             text = str(ended)
-        return printable(text.replace(self.folder.name, "RUN"))[:MAX_REASON_CHARACTERS] or str(ended)
+        text = printable(text.replace(self.folder.name, "RUN"))[:MAX_REASON_CHARACTERS]
+        return Problem("", text or str(ended), code="run-failed")
 
 
 def metric_of(epoch: EpochEvent, metric: Metric) -> float:

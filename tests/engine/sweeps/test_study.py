@@ -16,7 +16,7 @@ from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Value
 from engine.sweeps.status import SweepReader
 from engine.sweeps.study import SweepStudy, open_study
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from support.runs.sweeps import make_sweep
 
 SETTINGS = SweepSettings(space={"optim.lr": "log:1e-3..1", "optim.name": "sgd,adamw"}, trials=30)
@@ -67,11 +67,11 @@ def test_status_has_order_best_importance_and_reasons(tmp_path: Path) -> None:
     study = open_study(folder, SETTINGS, create=True)
     run_trials(study, 12)
     failed = study.add({"optim.lr": 0.5, "optim.name": "sgd"}, {})
-    study.fail(failed, "no GPU")
+    study.fail(failed, Problem("", "no GPU", code="no-gpu"))
     pruned = study.add({"optim.lr": 0.9, "optim.name": "sgd"}, {})
     study.report(pruned, 1, 0.25)
     study.report(pruned, 1, 0.75)
-    study.prune(pruned, "pruned after epoch 1")
+    study.prune(pruned, Problem("", "pruned after epoch 1", code="stopped"))
     running = study.add({"optim.lr": 0.9, "optim.name": "adamw"}, {"preset": True})
     study.report(running, 2, float("nan"))
     status = reader.poll()
@@ -80,10 +80,8 @@ def test_status_has_order_best_importance_and_reasons(tmp_path: Path) -> None:
     assert status.best == ordered[0]
     assert status.best is not None and status.best.value == max(row.value or 0 for row in status.trials[:12])
     assert dict(status.counts) == {"complete": 12, "failed": 1, "pruned": 1, "stopped": 1}
-    assert (status.trials[failed].reason, status.trials[pruned].value, status.trials[running].value) == (
-        *("no GPU", 0.25),
-        None,
-    )
+    assert (status.trials[failed].reason, status.trials[failed].code) == ("no GPU", "no-gpu")
+    assert (status.trials[pruned].value, status.trials[running].value) == (0.25, None)
     assert set(status.importances) == set(SETTINGS.space)
     assert sum(status.importances.values()) == pytest.approx(1, abs=1e-3)
     assert status.to_dict()["best"]["run"] == f"s-{status.best.number:03d}"
