@@ -67,9 +67,9 @@ class MlflowStore(Service):
             reason = (
                 "is not set; name a server or a database, such as http://127.0.0.1:5000 or sqlite:////DIR/mlflow.db"
             )
-            raise UsageError.one("MLFLOW_TRACKING_URI", reason)
+            raise UsageError.one("MLFLOW_TRACKING_URI", reason, code="missing-value")
         if find_spec("mlflow") is None:
-            raise UsageError.one("--to mlflow", not_installed("mlflow-skinny"))
+            raise UsageError.one("--to mlflow", not_installed("mlflow-skinny"), code="not-installed")
         self._uri = uri
         self._address = without_credentials(uri)
         self._experiment_name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_EXPERIMENT
@@ -157,7 +157,8 @@ class MlflowStore(Service):
         if self._experiment.lifecycle_stage != "active":
             raise SyncError(
                 f"the experiment {self._experiment_name} at {self._address} was deleted; restore it, or select another "
-                "with --experiment"
+                "with --experiment",
+                code="run-deleted",
             )
         return self._experiment
 
@@ -177,7 +178,9 @@ class MlflowStore(Service):
         except SyncError:
             raise
         except ModuleNotFoundError as error:
-            raise SyncError(f"{self._address} needs a library: {not_installed(str(error.name))}") from error
+            raise SyncError(
+                f"{self._address} needs a library: {not_installed(str(error.name))}", code="not-installed"
+            ) from error
         except Exception as error:
             raise self._to_sync_error(error) from error
 
@@ -189,15 +192,19 @@ class MlflowStore(Service):
         if status in (401, 403):
             return SyncError(
                 f"MLflow at {self._address} refuses access (HTTP {status}); set MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+                "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+                code="access-denied",
             )
         if _has_lost_connection(error):
             return SyncError(
                 f"MLflow at {self._address} cannot be reached; start the server or correct MLFLOW_TRACKING_URI",
                 temporary=True,
+                code="connection-failed",
             )
         is_server_fault = status is not None and status >= 500
-        return SyncError(f"MLflow at {self._address} failed: {self._reason(error)}", temporary=is_server_fault)
+        return SyncError(
+            f"MLflow at {self._address} failed: {self._reason(error)}", temporary=is_server_fault, code="service-failed"
+        )
 
     def _reason(self, error: BaseException) -> str:
         return first_line(error).replace(self._uri, self._address)

@@ -13,15 +13,16 @@ from engine.runs.folder import RunState
 from engine.sync.description import RunDescription
 from engine.sync.rows import Row
 from engine.sync.state import RemoteState
+from engine.utils.errors import CodedError
 
 MAX_REASON_CHARACTERS = 300
 
 
-class SyncError(Exception):
+class SyncError(CodedError):
     """A service cannot be used. The message is one sentence. `temporary` errors may go away without the user."""
 
-    def __init__(self, message: str, *, temporary: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, temporary: bool = False, code: str = "") -> None:
+        super().__init__(message, code)
         self.temporary = temporary
 
 

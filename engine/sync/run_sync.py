@@ -184,7 +184,9 @@ class RunSync:
             self._state_file.write(self._service.destination, self.state)
         except OSError as error:
             # Without it, the next sync would send the same steps again.
-            raise SyncError(f"{self.folder.name}: its sync state cannot be written: {error.strerror}") from error
+            raise SyncError(
+                f"{self.folder.name}: its sync state cannot be written: {error.strerror}", code="not-writable"
+            ) from error
 
 
 @dataclass

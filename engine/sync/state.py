@@ -107,12 +107,14 @@ def open_state(folder: RunFolder, service: str) -> Iterator[StateFile]:
         handle = os.open(home / f"{service}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         path = shown_path(Path(str(error.filename or folder.path)))
-        raise UsageError.one(str(path), f"cannot be written: {error.strerror}") from error
+        raise UsageError.one(str(path), f"cannot be written: {error.strerror}", code="not-writable") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError.one(folder.name, f"another `gputrain sync` sends this run to {service}") from error
+            raise UsageError.one(
+                folder.name, f"another `gputrain sync` sends this run to {service}", code="already-running"
+            ) from error
         except OSError:
             # Not every network file system has locks.
             pass

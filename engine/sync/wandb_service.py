@@ -65,15 +65,19 @@ class WandbService(Service):
             try:
                 os.environ["WANDB_DIR"] = str(make_user_folder(state_folder()))
             except OSError as error:
-                raise UsageError.one(str(error.filename), str(error.strerror), "set WANDB_DIR to a folder") from error
+                raise UsageError.one(
+                    str(error.filename), str(error.strerror), "set WANDB_DIR to a folder", code="not-writable"
+                ) from error
         try:
             import wandb
         except ImportError as error:
-            raise UsageError.one("--to wandb", not_installed("wandb")) from error
+            raise UsageError.one("--to wandb", not_installed("wandb"), code="not-installed") from error
         self._library = wandb
         self._settings = wandb.setup().settings
         if self._settings.mode == "disabled":
-            raise UsageError.one("WANDB_MODE", "is disabled, so nothing would be sent; use online or offline")
+            raise UsageError.one(
+                "WANDB_MODE", "is disabled, so nothing would be sent; use online or offline", code="switched-off"
+            )
         self._is_offline = self._settings.mode in ("offline", "dryrun")
         self._address = without_credentials(self._settings.base_url)
         self._project = project or self._settings.project or DEFAULT_PROJECT
@@ -151,13 +155,15 @@ class WandbService(Service):
             raise
         except errors.AuthenticationError as error:
             message = f"W&B at {self._address} refuses the API key: {first_line(error)}"
-            raise SyncError(f"{message}; run `wandb login`, or set WANDB_API_KEY") from error
+            raise SyncError(f"{message}; run `wandb login`, or set WANDB_API_KEY", code="access-denied") from error
         except errors.CommError as error:
             message = f"W&B at {self._address} cannot be used: {first_line(error)}"
             advice = "check WANDB_BASE_URL and WANDB_API_KEY, or write a folder with WANDB_MODE=offline"
-            raise SyncError(f"{message}; {advice}", temporary=True) from error
+            raise SyncError(f"{message}; {advice}", temporary=True, code="connection-failed") from error
         except Exception as error:
-            raise SyncError(f"W&B at {self._address} cannot be used: {first_line(error)}") from error
+            raise SyncError(
+                f"W&B at {self._address} cannot be used: {first_line(error)}", code="service-failed"
+            ) from error
 
     def close(self) -> None:
         # Ends the process of the library. It would also end when this process does.
