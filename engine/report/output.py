@@ -23,12 +23,16 @@ def make_mark(kind: str, names: Sequence[str]) -> str:
 def check_output(path: Path, mark: str, *, force: bool) -> None:
     """Raise UsageError if a file must not be written: it exists and has another mark, unless `force`."""
     if is_folder(path):
-        raise UsageError.one(str(path), "is a folder", f"name a file in it, such as {path / 'report.html'}")
+        raise UsageError.one(
+            str(path), "is a folder", f"name a file in it, such as {path / 'report.html'}", code="not-a-file"
+        )
     if os.path.lexists(path) and not force and not _has_mark(path, mark):
         reason = "exists and was not made from these runs"
-        raise UsageError.one(str(path), reason, "set another -o, or overwrite it with --force")
+        raise UsageError.one(str(path), reason, "set another -o, or overwrite it with --force", code="foreign-file")
     if not is_folder(path.parent):
-        raise UsageError.one(str(path.parent), "there is no such folder", "create it first, or set another -o")
+        raise UsageError.one(
+            str(path.parent), "there is no such folder", "create it first, or set another -o", code="not-found"
+        )
 
 
 def write_output(path: Path, data: bytes, mark: str, *, force: bool) -> Path:
@@ -37,7 +41,7 @@ def write_output(path: Path, data: bytes, mark: str, *, force: bool) -> Path:
     try:
         replace_file(path, lambda file: file.write(data))
     except OSError as error:
-        raise UsageError.one(str(path), f"cannot be written: {error.strerror or error}") from error
+        raise UsageError.one(str(path), f"cannot be written: {error.strerror or error}", code="not-writable") from error
     return shown_path(path)
 
 

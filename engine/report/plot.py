@@ -24,7 +24,7 @@ from engine.runs.comparison import Column, Comparison, compare_runs, require_com
 from engine.runs.curves import X_AXES, XAxis
 from engine.runs.folder import RunFolder
 from engine.runs.reduced_curves import BlockSeries
-from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.libraries import import_library
 from engine.utils.text import printable
 
@@ -106,7 +106,7 @@ def find_metric(name: str) -> str:
     wanted = ALIASES.get(wanted, wanted)
     if wanted not in METRICS:
         advice = did_you_mean(wanted, [*METRICS, *ALIASES]) or f"; choose one of {', '.join(METRICS)}"
-        raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}")
+        raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}", code="unknown-value")
     return wanted
 
 
@@ -115,7 +115,7 @@ def find_axis(name: str) -> XAxis:
     for axis in X_AXES:
         if name.casefold() in (axis, f"{axis}s"):
             return axis
-    raise UsageError.one("--x", f"{name} is not allowed: must be one of {', '.join(X_AXES)}")
+    raise UsageError.one("--x", f"{name} is not allowed: must be one of {', '.join(X_AXES)}", code="unknown-value")
 
 
 def parse_width(text: str) -> float:
@@ -131,7 +131,7 @@ def parse_width(text: str) -> float:
     inches = number / {"": 1.0, "in": 1.0, "cm": CM_PER_INCH, "mm": 10 * CM_PER_INCH}[unit]
     if not MIN_WIDTH <= inches <= MAX_WIDTH:
         allowed = f"must be {MIN_WIDTH:g} to {MAX_WIDTH:g} inches, such as 3.25, 8.2cm, column or page"
-        raise UsageError.one("--width", f"{text} is not allowed: {allowed}")
+        raise UsageError.one("--width", f"{text} is not allowed: {allowed}", code="out-of-range")
     return inches
 
 
@@ -140,12 +140,20 @@ def file_format(path: Path) -> str:
     suffix = path.suffix.casefold().removeprefix(".")
     if suffix not in FORMATS:
         ending = f"{path.name} ends in .{suffix}" if suffix else f"{path.name} has no ending"
-        raise UsageError.one("-o", f"{ending}: must be .svg or .pdf (vector graphics), or .png", "such as curves.pdf")
+        raise UsageError.one(
+            "-o",
+            f"{ending}: must be .svg or .pdf (vector graphics), or .png",
+            "such as curves.pdf",
+            code="wrong-format",
+        )
     return suffix
 
 
 def make_plot(
-    folders: Sequence[RunFolder], options: PlotOptions, kind: str, warn: Callable[[str], object] = lambda message: None
+    folders: Sequence[RunFolder],
+    options: PlotOptions,
+    kind: str,
+    warn: Callable[[Problem], object] = lambda warning: None,
 ) -> bytes:
     """Return the figure of these runs as a file of one of `FORMATS`. The same files give the same figure.
 
@@ -155,14 +163,16 @@ def make_plot(
     runs = [read_reported_run(folder) for folder in folders]
     comparison = compare_runs([run.compared for run in runs])
     for note in comparison.notes:
-        warn(note)
+        warn(Problem("", note, code="not-comparable"))
     columns = comparison.columns(grouped=options.grouped)
     labels = column_labels(comparison, columns)
     groups = [[runs[index] for index in column.runs] for column in columns]
     panels = [_panel_lines(METRICS[name], groups, labels, options) for name in options.metrics]
     for name, lines in zip(options.metrics, panels, strict=True):
         if not lines:
-            raise UsageError.one("--metric", f"no run has a value of {name}, so there is nothing to plot")
+            raise UsageError.one(
+                "--metric", f"no run has a value of {name}, so there is nothing to plot", code="not-recorded"
+            )
     mark = make_mark(MARK_KIND, [folder.name for folder in folders])
     with drawing(COMMAND, PRINT, FONT_SIZE) as figure_class, _glyph_warnings(kind, warn):
         height = options.width_in / len(panels) * PANEL_ASPECT + _legend_rows(panels) * LEGEND_ROW_IN
@@ -288,10 +298,13 @@ def _metadata(kind: str, mark: str) -> dict[str, str | None]:
 
 
 @contextmanager
-def _glyph_warnings(kind: str, warn: Callable[[str], object]) -> Iterator[None]:
+def _glyph_warnings(kind: str, warn: Callable[[Problem], object]) -> Iterator[None]:
     """Report characters that the font of the figure does not have. An SVG takes them from a font of its reader."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
     if kind != "svg" and any("missing from font" in str(warning.message) for warning in caught):
-        warn("The font of the figure lacks some characters of the labels; an .svg takes them from a font of its reader")
+        reason = (
+            "The font of the figure lacks some characters of the labels; an .svg takes them from a font of its reader"
+        )
+        warn(Problem("", reason, code="not-supported"))
