@@ -91,23 +91,28 @@ def plan_bench(
         named = tuple(part.strip() for part in selection.split(","))
     free = [device for device in allocation.devices if device.is_free]
     if named and len(free) < len(named):
-        raise UsageError.one("device.gpus", f"bench uses only free GPUs: {why_not_free(allocation.devices)}")
+        raise UsageError.one(
+            "device.gpus", f"bench uses only free GPUs: {why_not_free(allocation.devices)}", code="gpu-in-use"
+        )
     if allocation.devices and not free:
-        raise UsageError.one("device.gpus", f"no GPU is free: {why_not_free(allocation.devices)}")
+        raise UsageError.one("device.gpus", f"no GPU is free: {why_not_free(allocation.devices)}", code="gpu-in-use")
     max_ranks = len(free) or MAX_RANKS_PER_CORE * available_cores()
     if rejected := [count for count in rank_counts if not 1 <= count <= max_ranks]:
         limited_by = ", one per free GPU" if free else f" on {available_cores()} cores"
         reason = f"{rejected[0]} ranks cannot be measured: must be 1 to {max_ranks}{limited_by}"
-        raise UsageError.one("--ranks-list", reason)
+        raise UsageError.one("--ranks-list", reason, code="out-of-range")
     chosen = tuple(sorted(set(rank_counts))) or default_rank_counts(len(free) or available_cores())
     if epochs < MIN_EPOCHS:
         raise UsageError.one(
-            "run.epochs", f"{epochs} is too few: the first epoch is excluded as warmup; set run.epochs to 2 or more"
+            "run.epochs",
+            f"{epochs} is too few: the first epoch is excluded as warmup; set run.epochs to 2 or more",
+            code="too-small",
         )
     if limit and config.data.pipeline == "fixed":
         raise UsageError.one(
             "data.pipeline",
             "fixed cannot be combined with --limit, which compares with it; set another pipeline, or omit --limit",
+            code="conflict",
         )
     bench = BenchPlan(
         config=config,
@@ -139,9 +144,12 @@ def batch_size_for(bench: BenchPlan, ranks: int) -> int | str:
         raise UsageError.one(
             "data.batch_size",
             "auto cannot be combined with --strong, which divides the batch size among the ranks; set a number",
+            code="conflict",
         )
     if batch % ranks:
-        raise UsageError.one("data.batch_size", f"{batch} is not divisible by {ranks} ranks, as --strong requires")
+        raise UsageError.one(
+            "data.batch_size", f"{batch} is not divisible by {ranks} ranks, as --strong requires", code="invalid-value"
+        )
     return batch // ranks
 
 
