@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from engine.utils.errors import Problem
@@ -16,7 +16,8 @@ class Check:
     """What was `found`, and `advice` if it needs attention.
 
     A problem keeps runs from training, or from training correctly; a warning may slow them down. `gpu` is the index of
-    the GPU that the check is about. `gputrain run` refuses the config if `refuses_run` is set."""
+    the GPU that the check is about. `gputrain run` refuses the config if `refuses_run` is set. `code` is the kind of
+    problem, as in `engine.utils.errors.Problem`; an "ok" check has none."""
 
     area: CheckArea
     name: str
@@ -25,6 +26,7 @@ class Check:
     advice: str = ""
     gpu: int | None = None
     refuses_run: bool = False
+    code: str = field(default="", kw_only=True)
 
     def to_dict(self) -> dict[str, str]:
         """Return the check as a dict for JSON. The name of a GPU's check contains its index, so `gpu` is omitted."""
@@ -35,4 +37,4 @@ def shortage_check(area: CheckArea, name: str, shortage: Problem | None, ok_mess
     """Return a warning about a shortage, or an "ok" check if there is none."""
     if shortage is None:
         return Check(area, name, "ok", ok_message)
-    return Check(area, name, "warning", shortage.reason, shortage.advice)
+    return Check(area, name, "warning", shortage.reason, shortage.advice, code=shortage.code)

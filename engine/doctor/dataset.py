@@ -105,12 +105,14 @@ def contact_sheet(dataset: Dataset, part: Part, per_class: int, *, augmented: bo
     UsageError if the dataset has no images, or if user code fails.
     """
     if dataset.image_format.is_float:
-        raise UsageError.one("data.dataset", "its items are floating-point tensors, which have no picture")
+        raise UsageError.one(
+            "data.dataset", "its items are floating-point tensors, which have no picture", code="not-supported"
+        )
     labels = dataset.source.get_labels(part)
     classes = [label for label in range(len(dataset.source.classes)) if dataset.counts[part][label]]
     rows = [np.flatnonzero(labels == label)[:per_class] for label in classes[:MAX_SHEET_CLASSES]]
     if not rows:
-        raise UsageError.one("--part", f"{part} has no images; select another part")
+        raise UsageError.one("--part", f"{part} has no images; select another part", code="no-images")
     # The user's transform is imported only where it is applied, and where the caller has checked who named it.
     augment = dataset.config.augment if augmented else AugmentConfig()
     data = dataset.config.data.model_copy(update={"on_bad": "skip"})
@@ -126,9 +128,11 @@ def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> 
     try:
         batch = BatchDataset(dataset.source, config, dataset.image_format)[request]
     except UnreadableImageError as error:
-        raise UsageError.one("data.dataset", str(error)) from error
+        raise UsageError.one("data.dataset", str(error), code=error.code) from error
     except UserTransformError as error:
-        raise UsageError.one("augment.transform", str(error).removeprefix("augment.transform ")) from error
+        raise UsageError.one(
+            "augment.transform", str(error).removeprefix("augment.transform "), code="user-code-failed"
+        ) from error
     images = batch.images
     if batch.augment_params is not None:
         images = apply_batch_params(images, batch.augment_params)

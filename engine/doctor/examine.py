@@ -82,11 +82,11 @@ class _Examination:
                 monitor.close()
         ignored: list[Problem] = []
         reservations = read_reservations(report=ignored.append)
-        checks = [Check("GPUs", "reservations", "warning", str(problem)) for problem in ignored]
+        checks = [Check("GPUs", "reservations", "warning", str(problem), code=problem.code) for problem in ignored]
         if not recorded and (unmonitored := gpus_unknown_to_nvml(self._snapshot)):
             self._devices = mark_reserved(unmonitored, reservations)
             found = f"{UNMONITORED_WARNING} ({describe_driver_failure(self._snapshot)})"
-            return [Check("GPUs", "driver", "warning", found), *checks]
+            return [Check("GPUs", "driver", "warning", found, code="not-monitored"), *checks]
         if not has_driver:
             return [no_driver_check("libnvidia-ml.so.1 not found", count_nvidia_cards()), *checks]
         checks = [driver_check(self._snapshot), *checks]
@@ -99,7 +99,8 @@ class _Examination:
             checks += visible_devices_check(os.environ, len(devices), len(self._devices))
         except UsageError as error:
             problem = error.problems[0]
-            checks.append(Check("GPUs", "visible", "problem", f"{problem.label}: {problem.reason}", problem.advice))
+            found = f"{problem.label}: {problem.reason}"
+            checks.append(Check("GPUs", "visible", "problem", found, problem.advice, code=problem.code))
         if recorded:
             self._skip_reason = "GPUTRAIN_NVML replays a recording"
         return checks
@@ -111,7 +112,7 @@ class _Examination:
         except HelperError as error:
             self._probe.close()
             self._skip_reason = "torch does not work"
-            return [*checks, no_answer_check("torch", f"the import failed: {error}")]
+            return [*checks, no_answer_check("torch", f"the import failed: {error}", code="library-failed")]
         checks += torch_checks(self._torch_info)
         if "torch" in self._torch_info["errors"]:
             self._skip_reason = "torch does not work"
@@ -121,7 +122,10 @@ class _Examination:
         except HelperError as error:
             self._probe.close()
             self._skip_reason = "torch cannot initialize CUDA"
-            return [*checks, no_answer_check("CUDA", f"the initialization of CUDA failed: {error}")]
+            return [
+                *checks,
+                no_answer_check("CUDA", f"the initialization of CUDA failed: {error}", code="library-failed"),
+            ]
         return [*checks, *compatibility_checks(self._torch_info, self._cuda_info, self._snapshot, len(self._devices))]
 
     def run(self) -> list[Check]:
@@ -164,7 +168,16 @@ class _Examination:
             self._probe.close()
             self._skip_reason = reason = str(error)
         found = f"{self._config.model.name} was not built: {reason or 'torchvision does not work'}"
-        return [Check("run", "checkpoints", "unknown", found, "try `gputrain run --dry-run` with this config")]
+        return [
+            Check(
+                "run",
+                "checkpoints",
+                "unknown",
+                found,
+                "try `gputrain run --dry-run` with this config",
+                code="not-examined",
+            )
+        ]
 
     def _all_reduce(self, chosen: Sequence[CudaDevice], *, devices_known: bool) -> Check:
         devices = all_reduce_devices(self._config, chosen)
@@ -174,7 +187,7 @@ class _Examination:
         elif chosen and reason is None and not self._cuda_info.get("gpus"):
             reason = "torch cannot use the GPUs"
         if reason is not None:
-            return Check("run", "all-reduce", "unknown", f"skipped: {reason}")
+            return Check("run", "all-reduce", "unknown", f"skipped: {reason}", code="not-examined")
         self._probe.send({"devices": devices})
         try:
             return all_reduce_check(devices, self._probe.receive(ALL_REDUCE_TIMEOUT_SECONDS))

@@ -46,16 +46,20 @@ def driver_check(snapshot: Snapshot | None) -> Check:
     """`snapshot` is None if the driver did not answer."""
     name = "driver"
     if snapshot is None:
-        return Check("GPUs", name, "problem", "the NVIDIA driver does not answer", NO_ANSWER_ADVICE)
+        return Check(
+            "GPUs", name, "problem", "the NVIDIA driver does not answer", NO_ANSWER_ADVICE, code="driver-hangs"
+        )
     if snapshot.error is not None:
         found = f"the NVIDIA driver is not available: {snapshot.error}"
         if snapshot.pending:
-            return Check("GPUs", name, "problem", found, NO_ANSWER_ADVICE)
+            return Check("GPUs", name, "problem", found, NO_ANSWER_ADVICE, code="driver-hangs")
         return no_driver_check(found, count_nvidia_cards())
     driver, cuda = snapshot.driver.value or "unknown", snapshot.cuda.value or "unknown"
     found = f"version {driver}, supports CUDA {cuda}, {pluralize(len(snapshot.gpus), 'GPU')}"
     if snapshot.source.notice is not None:
-        return Check("GPUs", name, "warning", f"{found}; {snapshot.source.notice}", "unset GPUTRAIN_NVML")
+        return Check(
+            "GPUs", name, "warning", f"{found}; {snapshot.source.notice}", "unset GPUTRAIN_NVML", code="not-monitored"
+        )
     return Check("GPUs", name, "ok", found)
 
 
@@ -66,11 +70,11 @@ def no_driver_check(found: str, cards: int) -> Check:
     """
     if cards == 0 and (files := gpu_device_files()):
         found = f"{found} and torch sees no GPU, but {files[0]} exists: training uses the CPU"
-        return Check("GPUs", "driver", "warning", found, UNSEEN_GPU_ADVICE)
+        return Check("GPUs", "driver", "warning", found, UNSEEN_GPU_ADVICE, code="driver-unavailable")
     if cards == 0:
         return Check("GPUs", "driver", "ok", f"no NVIDIA GPU ({found}): training uses the CPU")
     found = f"{found}, but this host has {pluralize(cards, 'NVIDIA card')}"
-    return Check("GPUs", "driver", "problem", found, INSTALL_ADVICE)
+    return Check("GPUs", "driver", "problem", found, INSTALL_ADVICE, code="driver-unavailable")
 
 
 def count_nvidia_cards() -> int:
@@ -96,17 +100,22 @@ def gpu_checks(gpus: Sequence[Gpu], reservations: Sequence[ReservationInfo]) -> 
 def _gpu_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[Check]:
     name = f"GPU {gpu.index}"
     if gpu.state != "ok":
-        stale = gpu.state == "stale"
-        found = f"no answer for {gpu.age:.0f} s" if stale else "lost: it has fallen off the bus, or was reset"
-        yield Check("GPUs", name, "problem", found, NO_ANSWER_ADVICE)
+        if gpu.state == "stale":
+            found = f"no answer for {gpu.age:.0f} s"
+            yield Check("GPUs", name, "problem", found, NO_ANSWER_ADVICE, code="driver-hangs")
+        else:
+            found = "lost: it has fallen off the bus, or was reset"
+            yield Check("GPUs", name, "problem", found, NO_ANSWER_ADVICE, code="gpu-lost")
         return
     if errors := gpu.value("ecc_uncorrected"):
         advice = "the GPU's memory is failing: see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset or replace the GPU"
-        yield Check("GPUs", name, "problem", f"{pluralize(errors, 'uncorrected ECC error')}", advice)
+        yield Check(
+            "GPUs", name, "problem", f"{pluralize(errors, 'uncorrected ECC error')}", advice, code="gpu-memory-errors"
+        )
     for reason in gpu.value("throttle") or []:
         if reason != "idle":
             advice = THROTTLE_ADVICE.get(reason, "see `nvidia-smi -q -d PERFORMANCE`")
-            yield Check("GPUs", name, "warning", f"clocks throttled: {reason}", advice)
+            yield Check("GPUs", name, "warning", f"clocks throttled: {reason}", advice, code="gpu-throttled")
     yield from _usage_checks(gpu, reservations)
 
 
@@ -120,14 +129,14 @@ def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator
         if run.uid == os.getuid():
             yield Check("GPUs", name, "ok", found)
         else:
-            yield Check("GPUs", name, "warning", found, OTHER_GPUS_ADVICE)
+            yield Check("GPUs", name, "warning", found, OTHER_GPUS_ADVICE, code="gpu-reserved")
     processes = gpu.processes.value or ()
     others = [process for process in processes if process.kind == "compute" and process.run is None]
     yield from (_process_check(name, process, own_user) for process in others)
     if not runs and not processes and not gpu.mig_enabled and (use := find_current_use(gpu)) is not None:
         unknown = gpu.processes.value is None
         advice = "run `nvidia-smi` on the host, outside of containers, to see its processes"
-        yield Check("GPUs", name, "unknown" if unknown else "warning", use.message, advice)
+        yield Check("GPUs", name, "unknown" if unknown else "warning", use.message, advice, code="gpu-in-use")
     elif not runs and not others and not gpu.mig_enabled and (doubt := describe_doubt(gpu)) is not None:
         yield Check("GPUs", name, "ok", f"counts as free: {doubt}")
 
@@ -136,13 +145,13 @@ def _process_check(name: str, process: GpuProcess, own_user: str) -> Check:
     command = "" if process.command.value is None else f" ({process.command.value[:MAX_COMMAND_CHARS]})"
     if process.user.value is None:
         found = f"in use by process {process.pid} ({process.user.reason})"
-        return Check("GPUs", name, "warning", found, OTHER_GPUS_ADVICE)
+        return Check("GPUs", name, "warning", found, OTHER_GPUS_ADVICE, code="gpu-in-use")
     found = f"in use by process {process.pid} (user {process.user.value}){command}"
     if process.user.value == own_user:
         advice = f"if the process is left over from an earlier run, end it with `kill {process.pid}`"
-        return Check("GPUs", name, "warning", found, advice)
+        return Check("GPUs", name, "warning", found, advice, code="gpu-in-use")
     advice = f"{OTHER_GPUS_ADVICE}, or ask {process.user.value}"
-    return Check("GPUs", name, "warning", found, advice)
+    return Check("GPUs", name, "warning", found, advice, code="gpu-in-use")
 
 
 def visible_devices_check(environ: Mapping[str, str], total: int, visible: int) -> Iterator[Check]:
@@ -150,4 +159,6 @@ def visible_devices_check(environ: Mapping[str, str], total: int, visible: int) 
     if "CUDA_VISIBLE_DEVICES" in environ and visible < total:
         value = environ["CUDA_VISIBLE_DEVICES"]
         found = f"CUDA_VISIBLE_DEVICES={value!r} shows {visible} of {pluralize(total, 'GPU')}"
-        yield Check("GPUs", "visible", "warning", found, "unset CUDA_VISIBLE_DEVICES unless this is intended")
+        yield Check(
+            "GPUs", "visible", "warning", found, "unset CUDA_VISIBLE_DEVICES unless this is intended", code="gpu-hidden"
+        )

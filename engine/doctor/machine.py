@@ -52,7 +52,7 @@ def memory_check(free: int, total: int) -> Check:
         "container"
     )
     need = f"each rank needs about {format_bytes(RANK_BASE_BYTES)} before it loads an image"
-    return Check("machine", "memory", "warning", f"{found}; {need}", advice)
+    return Check("machine", "memory", "warning", f"{found}; {need}", advice, code="out-of-memory")
 
 
 def runs_folder_check(root: Path) -> Check:
@@ -62,14 +62,17 @@ def runs_folder_check(root: Path) -> Check:
         check_claim(root, None, resume=False)
         free = free_bytes(root)
     except UsageError as error:
-        return Check("machine", name, "problem", error.problems[0].reason, error.problems[0].advice, refuses_run=True)
+        problem = error.problems[0]
+        return Check("machine", name, "problem", problem.reason, problem.advice, refuses_run=True, code=problem.code)
     except OSError as error:
-        return Check("machine", name, "problem", f"{root} cannot be examined: {error.strerror}", advice)
+        return Check(
+            "machine", name, "problem", f"{root} cannot be examined: {error.strerror}", advice, code="not-readable"
+        )
     found = f"{root} has {format_bytes(free)} free"
     if free == 0:
-        return Check("machine", name, "problem", found, advice)
+        return Check("machine", name, "problem", found, advice, code="disk-full")
     if free < MIN_FREE_DISK_BYTES:
-        return Check("machine", name, "warning", found, advice)
+        return Check("machine", name, "warning", found, advice, code="disk-full")
     return Check("machine", name, "ok", found)
 
 
@@ -78,7 +81,9 @@ def user_folder_checks() -> Iterator[Check]:
     for variable, root, name, contents in USER_FOLDERS:
         if (problem := user_path_problem(root(), name)) is not None:
             found = f"{contents} not used, because {problem}"
-            yield Check("machine", "user folders", "warning", found, own_folder_advice(variable))
+            yield Check(
+                "machine", "user folders", "warning", found, own_folder_advice(variable), code="foreign-writable"
+            )
 
 
 def environment_checks(environ: Mapping[str, str]) -> Iterator[Check]:
@@ -86,4 +91,11 @@ def environment_checks(environ: Mapping[str, str]) -> Iterator[Check]:
     for name, effect in SLOWING_VARIABLES.items():
         if (value := environ.get(name, "")) not in OFF_VALUES:
             found = f"{name}={value} {effect}"
-            yield Check("machine", "environment", "warning", found, f"unset {name} unless you are debugging")
+            yield Check(
+                "machine",
+                "environment",
+                "warning",
+                found,
+                f"unset {name} unless you are debugging",
+                code="slow-setting",
+            )

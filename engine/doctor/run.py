@@ -36,7 +36,7 @@ def problem_check(problem: Problem) -> Check:
     """Return a problem for which `gputrain run` refuses the config, in the same words."""
     name = CHECK_NAMES.get(problem.location.partition(".")[0], "config")
     found = f"{problem.label}: {problem.reason}" if problem.location else problem.reason
-    return Check("run", name, "problem", found, problem.advice, refuses_run=True)
+    return Check("run", name, "problem", found, problem.advice, refuses_run=True, code=problem.code)
 
 
 def preflight_checks(config: Config, preflight: Preflight, allocation: GpuAllocation) -> Iterator[Check]:
@@ -48,11 +48,12 @@ def preflight_checks(config: Config, preflight: Preflight, allocation: GpuAlloca
     if preflight.plan is not None and "devices" not in names:
         yield device_check(config, preflight.plan, allocation)
     elif preflight.plan is None and allocation.warnings:
-        yield Check("run", "devices", "warning", "; ".join(map(str, allocation.warnings)), BUSY_GPUS_ADVICE)
+        found = "; ".join(map(str, allocation.warnings))
+        yield Check("run", "devices", "warning", found, BUSY_GPUS_ADVICE, code="gpu-in-use")
     for warning in preflight.warnings:
         name = warning.location.partition(".")[0] or "config"
         found = f"{warning.label}: {warning.reason}" if warning.location else warning.reason
-        yield Check("run", name, "warning", found, warning.advice)
+        yield Check("run", name, "warning", found, warning.advice, code=warning.code)
     if preflight.counts is not None and "data" not in names:
         counts, data = preflight.counts, config.data
         where = "" if data.path is None else f" in {data.path}"
@@ -68,8 +69,8 @@ def device_check(config: Config, plan: NodePlan, allocation: GpuAllocation) -> C
         found = f"{config.device.gpus} resolves to GPU {indices}"
     if allocation.warnings:
         # The reason for the CPU contains its advice.
-        advice = "" if allocation.cpu_fallback else BUSY_GPUS_ADVICE
-        return Check("run", "devices", "warning", "; ".join([found, *map(str, allocation.warnings)]), advice)
+        advice, code = ("", "gpu-fallback") if allocation.cpu_fallback else (BUSY_GPUS_ADVICE, "gpu-in-use")
+        return Check("run", "devices", "warning", "; ".join([found, *map(str, allocation.warnings)]), advice, code=code)
     return Check("run", "devices", "ok", found)
 
 
@@ -83,15 +84,15 @@ def loading_checks(config: Config, ranks: int, *, nccl: bool = False) -> Iterato
         free = free_bytes(SHM_PATH)
     except OSError as error:
         found = f"{SHM_PATH} cannot be examined: {error.strerror}"
-        yield Check("run", "shared memory", "unknown", found, "mount it as a tmpfs")
+        yield Check("run", "shared memory", "unknown", found, "mount it as a tmpfs", code="not-readable")
     if free is not None:
         kind = "decode thread" if footprint.threaded else "worker"
         users = f", for {pluralize(workers, kind)} per rank" if workers else ""
         found = f"{SHM_PATH} has {format_bytes(free)} free{users}"
-        yield shortage_check("run", "shared memory", shm_shortage(footprint, free), found)
+        yield shortage_check("run", "shared memory", shm_shortage(footprint, free), found, code="shm-full")
     max_files = "any number of files" if limit is None else pluralize(limit, "file")
     found = f"a process may open {max_files}"
-    yield shortage_check("run", "open files", open_files_shortage(footprint, limit), found)
+    yield shortage_check("run", "open files", open_files_shortage(footprint, limit), found, code="too-few-files")
 
 
 def expected_num_workers(config: Config, ranks: int) -> int:
@@ -111,9 +112,11 @@ def checkpoint_check(config: Config, root: Path, weight_bytes: int) -> Check:
     try:
         free = free_bytes(root)
     except OSError as error:
-        return Check("run", "checkpoints", "unknown", f"{root}: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE)
+        return Check(
+            "run", "checkpoints", "unknown", f"{root}: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE, code="not-readable"
+        )
     found = f"up to {pluralize(files, 'file')} of about {format_bytes(size)} per run, {format_bytes(free)} free"
-    return shortage_check("run", "checkpoints", disk_shortage(root, free, size, files), found)
+    return shortage_check("run", "checkpoints", disk_shortage(root, free, size, files), found, code="disk-full")
 
 
 def all_reduce_devices(config: Config, chosen: Sequence[CudaDevice]) -> list[str]:
@@ -129,15 +132,24 @@ def all_reduce_check(devices: Sequence[str], outcome: Mapping[str, Any]) -> Chec
     backend = "NCCL" if on_gpu else "gloo"
     advice = NCCL_ADVICE if on_gpu else "check that neither a firewall nor GLOO_SOCKET_IFNAME blocks the interface lo"
     if "error" in outcome:
-        return Check("run", name, "problem", f"{backend} between {among} failed: {outcome['error']}", advice)
+        return Check(
+            "run",
+            name,
+            "problem",
+            f"{backend} between {among} failed: {outcome['error']}",
+            advice,
+            code="all-reduce-failed",
+        )
     if not outcome["right"]:
-        return Check("run", name, "problem", f"{backend} between {among} returned a wrong sum", advice)
+        return Check(
+            "run", name, "problem", f"{backend} between {among} returned a wrong sum", advice, code="all-reduce-failed"
+        )
     if number == 1:
         return Check("run", name, "ok", f"{backend} works on one GPU; a single rank has nothing to reduce")
     bandwidth = bus_bandwidth(number, outcome["bytes"], outcome["seconds"])
     found = f"{format_bytes(outcome['bytes'])} between {among} with {backend}: {bandwidth / 1e9:.3g} GB/s on the bus"
     if on_gpu and bandwidth < MIN_GPU_BUS_BYTES_PER_SECOND:
-        return Check("run", name, "warning", f"{found}, which is slow", advice)
+        return Check("run", name, "warning", f"{found}, which is slow", advice, code="slow-network")
     return Check("run", name, "ok", found)
 
 

@@ -34,10 +34,10 @@ def installed_versions() -> str:
     return " and ".join(words)
 
 
-def no_answer_check(name: str, reason: str) -> Check:
+def no_answer_check(name: str, reason: str, *, code: str) -> Check:
     """Report that the helper process that imports torch failed or hangs."""
     advice = "run `python -c 'import torch, torchvision; torch.cuda.init()'` to see where it hangs or fails"
-    return Check("torch", name, "problem", f"{installed_versions()}: {reason}", advice)
+    return Check("torch", name, "problem", f"{installed_versions()}: {reason}", advice, code=code)
 
 
 def torch_checks(torch_info: ProbeAnswer) -> Iterator[Check]:
@@ -45,7 +45,7 @@ def torch_checks(torch_info: ProbeAnswer) -> Iterator[Check]:
     failed = {name: torch_info["errors"][name] for name in ("torch", "torchvision") if name in torch_info["errors"]}
     for name, error in failed.items():
         found = f"{name} cannot be imported ({installed_versions()}): {error}"
-        yield Check("torch", name, "problem", found, TORCHVISION_ADVICE)
+        yield Check("torch", name, "problem", found, TORCHVISION_ADVICE, code="library-failed")
     if "torch" in failed:
         return
     if not failed:
@@ -56,7 +56,14 @@ def torch_checks(torch_info: ProbeAnswer) -> Iterator[Check]:
             f"{torch_info['torch']}, works with torchvision {torch_info['torchvision']}",
         )
     if not torch_info["gloo"]:
-        yield Check("torch", "gloo", "problem", "this build of torch has no Gloo backend", "install torch from PyPI")
+        yield Check(
+            "torch",
+            "gloo",
+            "problem",
+            "this build of torch has no Gloo backend",
+            "install torch from PyPI",
+            code="wrong-version",
+        )
 
 
 def compatibility_checks(
@@ -71,7 +78,12 @@ def compatibility_checks(
             yield Check("torch", "CUDA", "ok", f"{found}, and this host has no NVIDIA GPU")
         else:
             yield Check(
-                "torch", "CUDA", "problem", f"{found}, but this host has {pluralize(gpus, 'GPU')}", TORCH_BUILD_ADVICE
+                "torch",
+                "CUDA",
+                "problem",
+                f"{found}, but this host has {pluralize(gpus, 'GPU')}",
+                TORCH_BUILD_ADVICE,
+                code="wrong-version",
             )
         return
     if gpus == 0 or snapshot is None:
@@ -82,17 +94,31 @@ def compatibility_checks(
     if torch_info["nccl"] is not None:
         yield Check("torch", "NCCL", "ok", f"version {torch_info['nccl']}, bundled with torch")
     elif gpus > 1:
-        yield Check("torch", "NCCL", "problem", "this build of torch has no NCCL backend", "install torch from PyPI")
+        yield Check(
+            "torch",
+            "NCCL",
+            "problem",
+            "this build of torch has no NCCL backend",
+            "install torch from PyPI",
+            code="wrong-version",
+        )
 
 
 def cuda_check(torch_cuda: str, driver_cuda: str | None, error: str | None) -> Check:
     """Check that the driver supports the CUDA version of torch: its own major version, and older ones."""
     found = f"torch is built for CUDA {torch_cuda}, and the driver supports {driver_cuda or 'an unknown version'}"
     if driver_cuda is not None and _major_version(torch_cuda) > _major_version(driver_cuda):
-        return Check("torch", "CUDA", "problem", f"{found}, which is too old", TORCH_BUILD_ADVICE)
+        return Check("torch", "CUDA", "problem", f"{found}, which is too old", TORCH_BUILD_ADVICE, code="wrong-version")
     if error is not None:
         advice = f"{TORCH_BUILD_ADVICE}; in a container, start it with `--gpus all`"
-        return Check("torch", "CUDA", "problem", f"{found}, but torch cannot initialize it: {error}", advice)
+        return Check(
+            "torch",
+            "CUDA",
+            "problem",
+            f"{found}, but torch cannot initialize it: {error}",
+            advice,
+            code="library-failed",
+        )
     return Check("torch", "CUDA", "ok", found)
 
 
@@ -110,7 +136,7 @@ def arch_checks(gpus: Sequence[ProbeAnswer], arch_list: Sequence[str]) -> Iterat
                 f"{' '.join(arch_list)}"
             )
             advice = "select other GPUs with --gpus, or install a build of torch for it"
-            yield Check("torch", "code for GPU", "problem", found, advice)
+            yield Check("torch", "code for GPU", "problem", found, advice, code="wrong-version")
 
 
 def supports_capability(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:

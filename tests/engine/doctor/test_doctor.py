@@ -87,7 +87,7 @@ def test_doctor_command_without_gpus_passes_and_runs_all_reduce(gputrain: Gputra
     assert report["format"] == 1
     checks = {check["name"]: check for check in report["checks"]}
     assert {check["area"] for check in report["checks"]} == {"machine", "GPUs", "torch", "run"}
-    assert all(set(check) == {"area", "name", "state", "found", "advice"} for check in report["checks"])
+    assert all(set(check) == {"area", "name", "state", "found", "advice", "code"} for check in report["checks"])
     assert checks["driver"]["found"].endswith("training uses the CPU")
     assert "works with torchvision" in checks["torch"]["found"]
     assert checks["devices"]["found"] == "2 ranks on the CPU"
@@ -386,6 +386,14 @@ def test_all_reduce_check_rates_speed_correctness_and_errors() -> None:
 
 def test_merge_gpus_merges_identical_gpu_checks() -> None:
     checks = [Check("GPUs", f"GPU {index}", "ok", "free", gpu=index) for index in (0, 1, 2, 5)]
-    other = Check("GPUs", "GPU 3", "warning", "hot", gpu=3)
+    other = Check("GPUs", "GPU 3", "warning", "hot", gpu=3, code="gpu-throttled")
     assert [check.name for check in merge_gpus([*checks, other])] == ["GPU 0-2,5", "GPU 3"]
-    assert other.to_dict() == {"area": "GPUs", "name": "GPU 3", "state": "warning", "found": "hot", "advice": ""}
+    values = {
+        "area": "GPUs",
+        "name": "GPU 3",
+        "state": "warning",
+        "found": "hot",
+        "advice": "",
+        "code": "gpu-throttled",
+    }
+    assert other.to_dict() == values
