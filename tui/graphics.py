@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from engine.utils.errors import UsageError
+
 Protocol = Literal["kitty", "sixel", "blocks"]
 """How pictures are drawn: Kitty graphics, Sixel (also iTerm2, Windows Terminal, VS Code), or half blocks of text."""
 GRAPHICS_VARIABLE = "GPUTRAIN_GRAPHICS"
@@ -56,7 +58,7 @@ class Graphics:
 def requested_protocol(environment: Mapping[str, str]) -> Protocol | None:
     """Return the value of `GPUTRAIN_GRAPHICS`; None for `auto` or without it.
 
-    Raises ValueError with a sentence if it has another value.
+    Raises UsageError if it has another value.
     """
     value = environment.get(GRAPHICS_VARIABLE, "").strip().lower() or "auto"
     if value == "auto":
@@ -65,7 +67,8 @@ def requested_protocol(environment: Mapping[str, str]) -> Protocol | None:
         if value == protocol:
             return protocol  # type: ignore[no-any-return]
     allowed = ", ".join(("auto", *get_args(Protocol)))
-    raise ValueError(f"{GRAPHICS_VARIABLE}={value} is ignored: it must be one of {allowed}")
+    reason = f"{GRAPHICS_VARIABLE}={value} is ignored: it must be one of {allowed}"
+    raise UsageError.one("", reason, code="unknown-value")
 
 
 def known_protocol(environment: Mapping[str, str]) -> Protocol | None:

@@ -89,10 +89,10 @@ def loading_checks(config: Config, ranks: int, *, nccl: bool = False) -> Iterato
         kind = "decode thread" if footprint.threaded else "worker"
         users = f", for {pluralize(workers, kind)} per rank" if workers else ""
         found = f"{SHM_PATH} has {format_bytes(free)} free{users}"
-        yield shortage_check("run", "shared memory", shm_shortage(footprint, free), found, code="shm-full")
+        yield shortage_check("run", "shared memory", shm_shortage(footprint, free), found)
     max_files = "any number of files" if limit is None else pluralize(limit, "file")
     found = f"a process may open {max_files}"
-    yield shortage_check("run", "open files", open_files_shortage(footprint, limit), found, code="too-few-files")
+    yield shortage_check("run", "open files", open_files_shortage(footprint, limit), found)
 
 
 def expected_num_workers(config: Config, ranks: int) -> int:
@@ -116,7 +116,7 @@ def checkpoint_check(config: Config, root: Path, weight_bytes: int) -> Check:
             "run", "checkpoints", "unknown", f"{root}: {error.strerror}", OTHER_RUNS_FOLDER_ADVICE, code="not-readable"
         )
     found = f"up to {pluralize(files, 'file')} of about {format_bytes(size)} per run, {format_bytes(free)} free"
-    return shortage_check("run", "checkpoints", disk_shortage(root, free, size, files), found, code="disk-full")
+    return shortage_check("run", "checkpoints", disk_shortage(root, free, size, files), found)
 
 
 def all_reduce_devices(config: Config, chosen: Sequence[CudaDevice]) -> list[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engine.config.code_trust import CodeTrust
     from engine.config.loader import ResolvedConfig
     from engine.runs.folder import RunFolder
+    from engine.utils.errors import Problem
 
 
 FlagValue = str | bool | tuple[str, ...]
@@ -30,18 +31,23 @@ def exit_on_usage_error() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        from engine.utils.text import printable
-
         for problem in error.problems:
-            typer.echo(f"error: {printable(str(problem))}", err=True)
+            print_error(problem)
         raise typer.Exit(2) from error
 
 
-def print_warning(message: object) -> None:
-    """Print a warning on stderr, escaped: it may contain the names of other users' runs and files."""
+def print_error(problem: Problem) -> None:
+    """Print an error on stderr, escaped: it may contain the names of other users' runs and files."""
     from engine.utils.text import printable
 
-    typer.echo(f"warning: {printable(str(message))}", err=True)
+    typer.echo(f"error: {printable(str(problem))}", err=True)
+
+
+def print_warning(problem: Problem) -> None:
+    """Print a warning on stderr, escaped as an error."""
+    from engine.utils.text import printable
+
+    typer.echo(f"warning: {printable(str(problem))}", err=True)
 
 
 def watch_other_hosts(folders: Sequence[RunFolder], *, take_over: bool = False) -> None:
@@ -83,10 +89,14 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
     overrides = [argument for argument in arguments or [] if is_override(argument)]
     files = [argument for argument in arguments or [] if not is_override(argument)]
     if bare_keys := [file for file in files if file in dict(fields())]:
-        raise UsageError.one(bare_keys[0], f"is a config key and needs a value: {bare_keys[0]}=VALUE")
+        raise UsageError.one(
+            bare_keys[0], f"is a config key and needs a value: {bare_keys[0]}=VALUE", code="missing-value"
+        )
     if len(files) > 1:
         raise UsageError.one(
-            files[1], f"is a second CONFIG after {files[0]}; keep one, and set values as section.key=value"
+            files[1],
+            f"is a second CONFIG after {files[0]}; keep one, and set values as section.key=value",
+            code="too-many",
         )
     return (files[0] if files else None), overrides
 
@@ -119,7 +129,9 @@ def run_flags(
     if ngpu is not None:
         selection, gpus = f"free:{ngpu}" if ngpu else "cpu", values["gpus"]
         if gpus is not None and gpus != selection:
-            raise UsageError.one("--ngpu", f"means --gpus {selection}, but --gpus {gpus} is also set; keep one")
+            raise UsageError.one(
+                "--ngpu", f"means --gpus {selection}, but --gpus {gpus} is also set; keep one", code="conflict"
+            )
         flags[FLAG_TO_KEY["gpus"]] = (f"--ngpu {ngpu}", selection)
     return flags
 

@@ -15,6 +15,7 @@ from tui.cli.arguments import (
     exit_on_usage_error,
     flag_overrides,
     print_no_effect,
+    print_warning,
     resolve_arguments,
     split_arguments,
 )
@@ -79,7 +80,6 @@ def bench(
     from engine.bench.runner import plan_bench, run_bench
     from engine.launch.gpu_usage import waiting_emitter
     from engine.runs.event_lines import event_line
-    from engine.utils.text import printable
     from tui.launcher import gputrain_command
     from tui.text.bench import bench_lines, describe_bench_plan, describe_bench_run, print_chart
 
@@ -102,7 +102,7 @@ def bench(
         plan = plan_bench(resolved.config, rank_counts, epochs, repeats, strong=strong, limit=limit, on_wait=on_wait)
     typer.echo(describe_bench_plan(plan), err=True)
     if plan.cpu_fallback is not None:
-        typer.echo(f"warning: {printable(str(plan.cpu_fallback))}", err=True)
+        print_warning(plan.cpu_fallback)
     runs: list[BenchRun] = []
     total = len(plan.rank_counts) * plan.repeats * (2 if plan.limit else 1)
     interrupted = False
@@ -141,5 +141,7 @@ def parse_rank_counts(text: str | None) -> list[int]:
 
     parts = [] if text is None else text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise UsageError.one("--ranks-list", f"{text!r} is not a list of numbers; write rank counts as 1,2,4")
+        raise UsageError.one(
+            "--ranks-list", f"{text!r} is not a list of numbers; write rank counts as 1,2,4", code="invalid-value"
+        )
     return [int(part) for part in parts]

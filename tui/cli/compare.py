@@ -65,7 +65,9 @@ def compare(
             paths = [folder.path for folder in folders]
             if pinned not in paths:
                 raise UsageError.one(
-                    "--baseline", f"{pinned.name} is not among the compared runs; name it as a RUN, too"
+                    "--baseline",
+                    f"{pinned.name} is not among the compared runs; name it as a RUN, too",
+                    code="unknown-value",
                 )
             number = paths.index(pinned)
         if screen:

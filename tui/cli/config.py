@@ -87,7 +87,7 @@ def config(
     from engine.config.yaml_io import to_yaml
 
     for problem in resolved.missing:
-        print_warning(str(problem))
+        print_warning(problem)
     print_no_effect(resolved)
     values = as_dict(resolved.config, only_changed=diff)
     if not sources:
@@ -120,14 +120,16 @@ def print_config_keys(names: list[str], flags: list[str], *, as_json: bool) -> N
         return [choice for choice in field_kind(annotation)[0] if choice and annotation is not bool]
 
     if flags:
-        raise UsageError.one("--describe", f"prints no values, so it cannot be combined with {flags[0]}")
+        raise UsageError.one(
+            "--describe", f"prints no values, so it cannot be combined with {flags[0]}", code="conflict"
+        )
     rows = {
         key: {"description": info.description, "choices": choices_of(info.annotation), "default": info.default}
         for key, info in fields()
     }
     for name in names:
         if not any(key == name or key.startswith(f"{name}.") for key in rows):
-            raise UsageError.one(name, f"is no config key or section{did_you_mean(name, rows)}")
+            raise UsageError.one(name, f"is no config key or section{did_you_mean(name, rows)}", code="unknown-key")
     if names:
         rows = {key: row for key, row in rows.items() if key in names or key.partition(".")[0] in names}
     if as_json:

@@ -75,12 +75,14 @@ def data(
 
     with exit_on_usage_error():
         if part not in ("train", "val"):
-            raise UsageError.one("--part", f"{part} is not allowed: must be train or val")
+            raise UsageError.one("--part", f"{part} is not allowed: must be train or val", code="unknown-value")
         if augmented and part == "val":
-            raise UsageError.one("--augmented", "has no effect on validation images; omit --part val")
+            raise UsageError.one("--augmented", "has no effect on validation images; omit --part val", code="no-effect")
         path = expand_user(output) if output is not None else None
         if path is not None and os.path.lexists(path) and not force:
-            raise UsageError.one("--output", f"{output} exists; choose another file, or overwrite it with --force")
+            raise UsageError.one(
+                "--output", f"{output} exists; choose another file, or overwrite it with --force", code="name-in-use"
+            )
         flags = flag_overrides({"model": model, "dataset": dataset, "data_path": data_path})
         resolved = resolve_arguments(arguments, flags, trust_code=trust_code)
         print_no_effect(resolved)
@@ -113,7 +115,8 @@ def _write_png(sheet: Image, path: Any) -> None:
     try:
         replace_file(path, lambda file: sheet.save(file, "PNG"))
     except OSError as error:
-        raise UsageError.one("--output", f"{path} cannot be written: {error.strerror or error}") from error
+        reason = f"{path} cannot be written: {error.strerror or error}"
+        raise UsageError.one("--output", reason, code="not-writable") from error
 
 
 def show_picture(picture: Image) -> None:
@@ -121,14 +124,15 @@ def show_picture(picture: Image) -> None:
     from rich.console import Console
     from rich.segment import Segment, Segments
 
+    from engine.utils.errors import UsageError
     from tui.graphics import Graphics, cell_size, known_protocol, requested_protocol
     from tui.pictures import draw_picture
 
     protocol = None
     try:
         protocol = requested_protocol(os.environ)
-    except ValueError as error:
-        print_warning(str(error))
+    except UsageError as error:
+        print_warning(error.problems[0])
     protocol = protocol or known_protocol(os.environ) or "blocks"
     graphics = Graphics(protocol, cell_size(sys.stdout.fileno()) or Graphics().cell)
     console = Console()

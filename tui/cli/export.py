@@ -14,6 +14,7 @@ from tui.cli.arguments import (
     TrustCodeOption,
     TrustOwnerOption,
     exit_on_usage_error,
+    print_error,
     print_warning,
     trust_option,
 )
@@ -95,15 +96,16 @@ def export(
 def print_proof(exported: Export, run: str) -> None:
     """Say on stderr how the exported file agrees with `gputrain predict`."""
     from engine.inference.export_proof import NOT_REQUESTED
+    from engine.utils.errors import Problem
     from engine.utils.text import printable
 
     proof, name = exported.proof, exported.paths[0].name
     sentences = proof.describe(name)
     if proof.faults:
-        typer.echo(f"error: {printable(sentences)}", err=True)
+        print_error(Problem("", sentences, code="not-proved"))
     elif proof.not_proved is not None:
         key = "--images N" if proof.not_proved == NOT_REQUESTED else "data.path=PATH"
-        print_warning(f"{sentences} Check it with `gputrain export {run} {key}`.")
+        print_warning(Problem("", f"{sentences} Check it with `gputrain export {run} {key}`.", code="not-proved"))
     else:
         typer.echo(printable(sentences), err=True)
 

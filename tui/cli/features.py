@@ -84,11 +84,13 @@ def features(
             *map(expand_user, (folder, output)),
         )
         if not is_folder(images):
-            raise UsageError.one("FOLDER", f"{folder} is not a folder", "name a folder of images")
+            raise UsageError.one("FOLDER", f"{folder} is not a folder", "name a folder of images", code="not-a-folder")
         if is_folder(target) or not is_folder(target.absolute().parent):
-            raise UsageError.one("--output", f"{output} must be a file in an existing folder")
+            raise UsageError.one("--output", f"{output} must be a file in an existing folder", code="not-writable")
         if os.path.lexists(target) and not force:
-            raise UsageError.one("--output", f"{output} exists; choose another file, or overwrite it with --force")
+            raise UsageError.one(
+                "--output", f"{output} exists; choose another file, or overwrite it with --force", code="name-in-use"
+            )
         files = list(find_input_files([images]))
         reserved = reservation.enter_context(reserve_device(device, run_folder.name, print_warning))
         trust = trust_option(granted=trust_code)

@@ -101,7 +101,11 @@ def _next_snapshot(monitor: GpuMonitor, options: GpusOptions, keys_fd: int | Non
         waited_s += KEY_POLL_SECONDS
     latest = monitor.latest()
     if latest is None:
-        raise UsageError.one("gpus", f"{socket.gethostname()}: no snapshot from the sampler within {timeout_s:.0f} s")
+        raise UsageError.one(
+            "gpus",
+            f"{socket.gethostname()}: no snapshot from the sampler within {timeout_s:.0f} s",
+            code="timed-out",
+        )
     return latest
 
 
@@ -173,9 +177,9 @@ def _open_recording(path: str | None) -> Iterator[IO[str] | None]:
         with Path(expand_user(path)).open("x", encoding="utf-8") as file:
             yield file
     except FileExistsError as error:
-        raise UsageError.one("--record", f"{path} exists; use another file or remove it") from error
+        raise UsageError.one("--record", f"{path} exists; use another file or remove it", code="name-in-use") from error
     except OSError as error:
-        raise UsageError.one("--record", f"{path} cannot be written: {error.strerror}") from error
+        raise UsageError.one("--record", f"{path} cannot be written: {error.strerror}", code="not-writable") from error
 
 
 @contextmanager

@@ -119,12 +119,14 @@ def check_choices(part: str, list_name: str | None, cell: tuple[str, str] | None
     from engine.utils.errors import UsageError, did_you_mean
 
     if part not in ("val", "train", "all"):
-        raise UsageError.one("--part", f"{part} is not allowed: must be one of val, train, all")
+        raise UsageError.one("--part", f"{part} is not allowed: must be one of val, train, all", code="unknown-value")
     if list_name is not None and list_name not in TITLES:
         reason = f"{list_name} is not allowed: must be one of {', '.join(TITLES)}{did_you_mean(list_name, TITLES)}"
-        raise UsageError.one("--list", reason)
+        raise UsageError.one("--list", reason, code="unknown-value")
     if list_name is not None and cell is not None:
-        raise UsageError.one("--cell", f"lists the images of a cell, not the list {list_name}; keep one of both")
+        raise UsageError.one(
+            "--cell", f"lists the images of a cell, not the list {list_name}; keep one of both", code="conflict"
+        )
 
 
 def evaluate_and_store(
@@ -138,18 +140,22 @@ def evaluate_and_store(
     from engine.inference.inspect import inspect_checkpoint
     from engine.inference.trained_model import read_trained_checkpoint
     from engine.runs.inspection_file import write_inspection
+    from engine.utils.errors import Problem
 
     trained = read_trained_checkpoint(folder, checkpoint, raw=request.raw, code_trust=trust)
     with reserve_device(device, folder.name, print_warning) as reserved:
         inspection = inspect_checkpoint(folder, trained, request, reserved)
     if not folder.is_of_this_user:
-        print_warning(f"the result is not kept: {folder.path} belongs to another user")
+        print_warning(
+            Problem("", f"the result is not kept: {folder.path} belongs to another user", code="foreign-owner")
+        )
         return inspection
     try:
         folder.restrict_umask()
         write_inspection(folder, inspection)
     except OSError as error:
-        print_warning(f"the result is not kept: {folder.path} cannot be written to ({error.strerror})")
+        reason = f"the result is not kept: {folder.path} cannot be written to ({error.strerror})"
+        print_warning(Problem("", reason, code="not-writable"))
     return inspection
 
 
@@ -179,7 +185,7 @@ def class_index(classes: Sequence[str], name: str) -> int:
     if name.isascii() and name.isdigit() and int(name) < len(classes):
         return int(name)
     hint = did_you_mean(name, classes) or f"; its classes are {list_names(classes, 10)}"
-    raise UsageError.one("--cell", f"the model has no class {name}{hint}")
+    raise UsageError.one("--cell", f"the model has no class {name}{hint}", code="unknown-value")
 
 
 def print_unread(inspection: Inspection) -> None:

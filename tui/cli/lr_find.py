@@ -17,6 +17,7 @@ from tui.cli.arguments import (
     NgpuOption,
     TrustCodeOption,
     exit_on_usage_error,
+    print_error,
     resolve_arguments,
     run_flags,
     split_arguments,
@@ -179,11 +180,11 @@ class TextReport:
         self._show_progress(f"step {step}/{self._lr_range.steps}  lr {lr:.2e}  loss {loss:.4f}")
 
     def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
-        from tui.text.lr_find import lr_find_lines, why_no_suggestion
+        from tui.text.lr_find import lr_find_lines, no_suggestion_problem
         from tui.text.tables import table_console
 
         if suggestion is None:
-            typer.echo(f"error: {why_no_suggestion(curve)}", err=True)
+            print_error(no_suggestion_problem(curve))
             return
         console = table_console()
         for line in lr_find_lines(curve, suggestion, console.width):

@@ -59,4 +59,6 @@ def refuse_urls(arguments: list[str]) -> None:
     from engine.utils.errors import UsageError
 
     if any("://" in argument.partition("=")[0] for argument in arguments):
-        raise UsageError.one("CONFIG", f"is a URL; set {URLS_KEY}=env:NAME instead", REFERENCE_ADVICE)
+        raise UsageError.one(
+            "CONFIG", f"is a URL; set {URLS_KEY}=env:NAME instead", REFERENCE_ADVICE, code="invalid-value"
+        )

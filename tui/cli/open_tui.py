@@ -79,6 +79,7 @@ def require_terminal() -> None:
         raise UsageError.one(
             "the screen",
             "needs a terminal; without one, use `gputrain run --headless`, `gputrain runs` and `gputrain logs`",
+            code="no-terminal",
         )
     if sys.__stderr__ is None or not sys.__stderr__.isatty():
         # Textual draws on this stream; messages go to sys.stderr, which stays redirected.

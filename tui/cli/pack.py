@@ -93,13 +93,15 @@ def pack(
             others = {"FOLDER": folder, "--output": output, "--max-side": max_side, "--quality": quality}
             others |= {"--workers": workers, "--allow-empty": allow_empty, "--force": force, "--dry-run": dry_run}
             if given := [name for name, value in others.items() if value]:
-                raise UsageError.one("--verify", f"checks a packed set; omit {', '.join(given)}")
+                raise UsageError.one("--verify", f"checks a packed set; omit {', '.join(given)}", code="conflict")
             verify_pack(verify, as_json=as_json)
             return
         if folder is None:
-            raise UsageError.one("FOLDER", "is missing", "name the folder to pack: gputrain pack FOLDER -o FILE")
+            advice = "name the folder to pack: gputrain pack FOLDER -o FILE"
+            raise UsageError.one("FOLDER", "is missing", advice, code="missing-value")
         if output is None:
-            raise UsageError.one("--output", "is missing", f"name the file to write: gputrain pack {folder} -o FILE")
+            advice = f"name the file to write: gputrain pack {folder} -o FILE"
+            raise UsageError.one("--output", "is missing", advice, code="missing-value")
         request = replace(
             make_request(folder, output, max_side, quality, workers), allow_empty=allow_empty, force=force
         )

@@ -14,6 +14,7 @@ from tui.cli.arguments import (
     RunsDirOption,
     TrustOwnerOption,
     exit_on_usage_error,
+    print_error,
     watch_other_hosts,
 )
 from tui.cli.help import RUNS, HelpCommand, make_epilog
@@ -82,12 +83,15 @@ def profile(
         others = {"--steps": steps, "--no-wait": no_wait or None, "--timeout": timeout}
         given = [name for name, value in others.items() if value is not None]
         if stored and given:
-            raise UsageError.one("--stored", f"shows a profile that was taken before; omit {', '.join(given)}")
+            raise UsageError.one(
+                "--stored", f"shows a profile that was taken before; omit {', '.join(given)}", code="conflict"
+            )
         folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
     if stored:
         found = newest_profile(folder)
         if found is None:
-            fail(f"{folder.name} has no profile; take one while it trains with `gputrain profile {folder.name}`")
+            advice = f"take one while it trains with `gputrain profile {folder.name}`"
+            fail(f"{folder.name} has no profile; {advice}", code="not-recorded")
         show(folder, *found, as_json=as_json)
         return
     with exit_on_usage_error():
@@ -101,11 +105,11 @@ def profile(
         return
     name = event.folder.rpartition("/")[2]
     if not name:
-        fail(f"no profile of {folder.name}: {event.message}")
+        fail(f"no profile of {folder.name}: {event.message}", code="not-recorded")
     try:
         show(folder, name, read_profile(folder, name), as_json=as_json)
     except InvalidProfileError as error:
-        fail(f"{event.folder} {error}")
+        fail(f"{event.folder} {error}", code=error.code)
 
 
 def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled | None:
@@ -124,9 +128,10 @@ def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled
     watch = RunWatcher(folder)
     state = folder.state(watch.poll())
     if state is RunState.WAITING:
-        fail(f"{folder.name} waits for GPUs; take a profile when it trains")
+        fail(f"{folder.name} waits for GPUs; take a profile when it trains", code="not-running")
     if not state.live:
-        fail(f"{folder.name} is not running: it is {state}; profiles that were taken before are shown with --stored")
+        reason = f"{folder.name} is not running: it is {state}; profiles that were taken before are shown with --stored"
+        fail(reason, code="not-running")
     answers = JournalReader(folder.journal)
     answers.offset = file_size(folder.journal)
     send_request(folder.control, "profile", steps=steps)
@@ -138,7 +143,7 @@ def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled
         if answer is not None:
             return answer
         if not state.live:
-            fail(f"no profile of {folder.name}: it is {state}")
+            fail(f"no profile of {folder.name}: it is {state}", code="not-running")
         if state is RunState.PAUSED and not was_paused:
             typer.echo(f"{folder.name} is paused; the profile begins when it continues.", err=True)
         was_paused = state is RunState.PAUSED
@@ -152,7 +157,8 @@ def fail_without_answer(folder: RunFolder, state: str, phase: str, timeout_s: fl
     from engine.runs.folder import RunState
 
     reason = "it is paused" if state is RunState.PAUSED else f"it is {phase or state}"
-    fail(f"no profile of {folder.name} within {timeout_s:g} s: {reason}; the request stays, see it later with --stored")
+    advice = "the request stays, see it later with --stored"
+    fail(f"no profile of {folder.name} within {timeout_s:g} s: {reason}; {advice}", code="timed-out")
 
 
 def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> None:
@@ -178,9 +184,9 @@ def profile_json(run: str, folder: str, profile: Profile, diagnosis: ProfileDiag
     return {"run": run, "folder": folder, "diagnosis": diagnosis.message, "straggler": diagnosis.straggler} | record
 
 
-def fail(message: str) -> NoReturn:
+def fail(reason: str, *, code: str) -> NoReturn:
     """Print an error and exit with code 1."""
-    from engine.utils.text import printable
+    from engine.utils.errors import Problem
 
-    typer.echo(f"error: {printable(message)}", err=True)
+    print_error(Problem("", reason, code=code))
     raise typer.Exit(1)

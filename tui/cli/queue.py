@@ -119,7 +119,7 @@ def move(
 
     with exit_on_usage_error():
         if (before is not None) + first + last != 1:
-            raise UsageError.one("move", "needs one of --before OTHER, --first and --last")
+            raise UsageError.one("move", "needs one of --before OTHER, --first and --last", code="missing-value")
         root = _root(runs_dir)
         rows = list_queue(root)
         row = edit.find_own_row(run, root, rows)
@@ -172,7 +172,9 @@ def resume(
         rows = interrupted_rows(root)
         for name in runs or []:
             if name not in (row.name for row in rows):
-                raise UsageError.one(name, "is no run whose wait was interrupted; `gputrain queue` lists them")
+                raise UsageError.one(
+                    name, "is no run whose wait was interrupted; `gputrain queue` lists them", code="wrong-state"
+                )
         chosen = [row for row in rows if not runs or row.name in runs]
         if not chosen:
             typer.echo(f"No run in {root} was interrupted while it waited.", err=True)

@@ -154,7 +154,9 @@ def plot(
 
     with exit_on_usage_error():
         if not 0 <= smooth <= 1:
-            raise UsageError.one("--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1")
+            raise UsageError.one(
+                "--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1", code="out-of-range"
+            )
         options = PlotOptions(
             metrics=tuple(dict.fromkeys(map(find_metric, metrics or DEFAULT_METRICS))),
             axis=find_axis(x),

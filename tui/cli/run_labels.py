@@ -52,7 +52,7 @@ def tag(
     removed = [word[1:] for word in words if word[:1] in ("!", "-")]
     with exit_on_usage_error():
         if not names:
-            raise UsageError.one("RUN", "is missing: gputrain runs tag RUN +TAG -TAG")
+            raise UsageError.one("RUN", "is missing: gputrain runs tag RUN +TAG -TAG", code="missing-value")
         folders = _find_runs(names, runs_dir)
         if not added and not removed:
             for folder in folders:
@@ -264,7 +264,11 @@ def _ask(question: str, lines: Sequence[str], command: str, *, yes: bool) -> Non
     if yes:
         return
     if not is_interactive():
-        raise UsageError.one(f"gputrain runs {command}", "asks a question, and there is no terminal; add --yes")
+        raise UsageError.one(
+            f"gputrain runs {command}",
+            "asks a question, and there is no terminal; add --yes",
+            code="no-terminal",
+        )
     shown = (
         lines
         if len(lines) <= MAX_LISTED_RUNS

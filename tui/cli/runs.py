@@ -85,7 +85,9 @@ def logs(
             typer.echo(f"{printable(folder.name)} has no log yet.", err=True)
             return
         except OSError as error:
-            raise UsageError.one(str(shown_path(folder.log)), f"cannot be read: {error.strerror}") from error
+            raise UsageError.one(
+                str(shown_path(folder.log)), f"cannot be read: {error.strerror}", code="not-readable"
+            ) from error
     watch = RunWatcher(folder)
     while True:
         live = follow and folder.state(watch.poll()).live
@@ -169,9 +171,9 @@ def resume(
     with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
         if not folder.config.exists():
-            raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run")
+            raise UsageError.one(folder.name, "has no config.yaml to resume with; start a new run", code="not-found")
         if any("=" not in change for change in changes or []):
-            raise UsageError.one(" ".join(changes or []), "set values as section.key=value")
+            raise UsageError.one(" ".join(changes or []), "set values as section.key=value", code="invalid-value")
         flags: dict[str, tuple[str, FlagValue]] = {
             "run.resume": ("gputrain resume", True),
             "run.name": ("gputrain resume", folder.name),
@@ -187,7 +189,7 @@ def resume(
             detached=detached,
         )
         if detach and as_json:
-            raise UsageError.one("--detach", "cannot be combined with --json")
+            raise UsageError.one("--detach", "cannot be combined with --json", code="conflict")
         if detach:
             start_in_background(request, sys.argv[1:], root)
         elif should_open_screen(headless=headless or as_json):

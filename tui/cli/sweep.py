@@ -208,7 +208,7 @@ def _prepare_resume(
     others += ["--gpus"] if gpus is not None else []
     if others:
         reason = f"{', '.join(others)} cannot change: a sweep continues with its settings"
-        raise UsageError.one("--resume", reason, "only --trials and --parallel may differ")
+        raise UsageError.one("--resume", reason, "only --trials and --parallel may differ", code="conflict")
     return find_sweep(root, reference, trust_owner=trust_owner)
 
 
@@ -243,14 +243,14 @@ def _detach(folder: SweepFolder, flags: list[str]) -> None:
     arguments = ["sweep", "--resume", folder.name, "--runs-dir", str(root), *flags]
     launched = start_detached([*gputrain_command(), *arguments], root)
     if launched.warning is not None:
-        typer.echo(f"warning: {launched.warning}", err=True)
+        print_warning(launched.warning)
     deadline = time.monotonic() + DETACH_TIMEOUT_SECONDS
     while not folder.is_running() and time.monotonic() < deadline:
         if launched.exit_code is not None:
             if launched.exit_code == 0:
                 break
             reason = "; ".join(launched.output_lines()[-3:]) or "it ended at once"
-            raise UsageError.one(folder.name, f"the sweep could not be started: {reason}")
+            raise UsageError.one(folder.name, f"the sweep could not be started: {reason}", code="not-started")
         time.sleep(0.05)
     typer.echo(folder.name)
     typer.echo(f"Watch it with `gputrain sweep show {folder.name}`.", err=True)
@@ -261,7 +261,7 @@ def _find(root: Path, words: list[str], *, trust_owner: bool) -> SweepFolder:
     from engine.utils.errors import UsageError
 
     if len(words) > 2:
-        raise UsageError.one(" ".join(words[2:]), f"gputrain sweep {words[0]} takes one name")
+        raise UsageError.one(" ".join(words[2:]), f"gputrain sweep {words[0]} takes one name", code="too-many")
     return find_sweep(root, words[1] if len(words) == 2 else "last", trust_owner=trust_owner)
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tui.cli.arguments import JsonOption, RunsDirOption, TrustOwnerOption, exit_on_usage_error
+from tui.cli.arguments import (
+    JsonOption,
+    RunsDirOption,
+    TrustOwnerOption,
+    exit_on_usage_error,
+    print_error,
+    print_warning,
+)
 from tui.cli.help import RESULTS, HelpCommand, make_epilog
 
 if TYPE_CHECKING:
@@ -109,14 +116,16 @@ def open_service(to: str, project: str | None) -> Service:
         from engine.sync.wandb_service import WandbService
 
         return WandbService(project)
-    raise UsageError.one("--to", f"{to} is unknown; use wandb or mlflow{did_you_mean(to, SERVICES)}")
+    raise UsageError.one(
+        "--to", f"{to} is unknown; use wandb or mlflow{did_you_mean(to, SERVICES)}", code="unknown-value"
+    )
 
 
 def fail(error: SyncError) -> None:
     """Print what is wrong with the service and exit with code 1."""
-    from engine.utils.text import printable
+    from engine.utils.errors import Problem
 
-    typer.echo(f"error: {printable(str(error))}", err=True)
+    print_error(Problem("", str(error), code=error.code))
     if error.temporary:
         typer.echo("Repeat the command later: it continues where it was.", err=True)
     raise typer.Exit(1) from error
@@ -190,11 +199,11 @@ class Progress:
 
     def report_lost_service(self, error: SyncError) -> None:
         """Print once why nothing can be sent for now."""
-        from engine.utils.text import printable
+        from engine.utils.errors import Problem
 
         if str(error) not in self._problems:
             self._problems.add(str(error))
-            typer.echo(f"warning: {printable(str(error))}; trying again until Ctrl-C", err=True)
+            print_warning(Problem("", str(error), "trying again until Ctrl-C", code=error.code))
 
 
 def _sent(sync: RunSync) -> str:

@@ -127,7 +127,9 @@ def run(
             detached=detached,
         )
         if detach and (as_json or dry_run):
-            raise UsageError.one("--detach", f"cannot be combined with {'--json' if as_json else '--dry-run'}")
+            raise UsageError.one(
+                "--detach", f"cannot be combined with {'--json' if as_json else '--dry-run'}", code="conflict"
+            )
         if detach:
             start_in_background(request, sys.argv[1:], runs_dir)
         elif should_open_screen(headless=headless or as_json or dry_run):
@@ -157,7 +159,11 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     from tui.launcher import launch_run
 
     if detect_launcher(request.config.device.launcher, os.environ) != "spawn":
-        raise UsageError.one("--detach", "is not available under torchrun and srun, which start the ranks themselves")
+        raise UsageError.one(
+            "--detach",
+            "is not available under torchrun and srun, which start the ranks themselves",
+            code="not-supported",
+        )
     raise_problems(request)
     request.code_trust.check(request.config)
     rest = [argument for argument in arguments[1:] if argument not in ("--detach", "--headless")]

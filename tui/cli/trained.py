@@ -17,6 +17,7 @@ from tui.cli.arguments import (
     TrustCodeOption,
     TrustOwnerOption,
     exit_on_usage_error,
+    print_error,
     print_warning,
     trust_option,
 )
@@ -97,7 +98,9 @@ def predict(
             for prediction in predictions:
                 typer.echo(prediction_line(prediction, path_columns, name_columns))
     if not files:
-        typer.echo("error: the folders contain no files", err=True)
+        from engine.utils.errors import Problem
+
+        print_error(Problem("", "the folders contain no files", code="no-images"))
     raise typer.Exit(1 if not files or any(prediction.file.explicit for prediction in failed) else 0)
 
 
@@ -189,7 +192,9 @@ def evaluate(
 
     with exit_on_usage_error():
         if part not in ("val", "train", "all"):
-            raise UsageError.one("--part", f"{part} is not allowed: must be one of val, train, all")
+            raise UsageError.one(
+                "--part", f"{part} is not allowed: must be one of val, train, all", code="unknown-value"
+            )
         folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
         trust = trust_option(granted=trust_code)
         trained = read_trained_checkpoint(folder, checkpoint, raw=raw, code_trust=trust)

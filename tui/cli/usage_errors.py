@@ -43,13 +43,15 @@ def _to_problem(error: Any) -> Problem:
     advice = _help_advice(context) if context is not None else ""
     if param is not None:
         location = param.metavar.split()[0] if param.param_type_name == "argument" else param.opts[0]
-        # A missing parameter has no message.
-        return Problem(location, _as_clause(error.message) or "is missing", advice)
+        if not error.message:
+            return Problem(location, "is missing", advice, code="missing-value")
+        return Problem(location, _as_clause(error.message), advice, code="invalid-value")
     if hasattr(error, "possibilities"):
         known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
         nearest = did_you_mean(error.option_name, known)
-        return Problem(error.option_name, f"there is no such option{nearest}", "" if nearest else advice)
-    return Problem("", _as_clause(error.format_message()), advice)
+        reason = f"there is no such option{nearest}"
+        return Problem(error.option_name, reason, "" if nearest else advice, code="unknown-option")
+    return Problem("", _as_clause(error.format_message()), advice, code="invalid-value")
 
 
 def _help_advice(context: Any) -> str:
@@ -69,4 +71,4 @@ def unknown_command_problem(name: str, context: Any, commands: list[str]) -> Pro
 
     nearest = did_you_mean(name, commands)
     advice = "" if nearest else _help_advice(context)
-    return Problem(name, f"there is no such command{nearest}", advice)
+    return Problem(name, f"there is no such command{nearest}", advice, code="unknown-command")

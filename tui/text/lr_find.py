@@ -7,6 +7,7 @@ from rich.text import Text
 from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
 from engine.runs.event_lines import describe_devices, event_line
 from engine.runs.events import ControlEvent, Event, RunStarted
+from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from tui.charts.axis import format_number
 from tui.charts.lr_range import LOSS_STYLE, SUGGESTION_STYLES, range_test_curves, suggested_rates
@@ -45,11 +46,12 @@ def describe_end(curve: LossCurve) -> str:
     return f"the loss did not diverge up to {last}"
 
 
-def why_no_suggestion(curve: LossCurve) -> str:
+def no_suggestion_problem(curve: LossCurve) -> Problem:
     """Return why a curve suggests nothing, and what to do."""
     tested = curve.lr_range
     advice = "lower --from" if curve.diverged else "raise --to, or check model and data with a short run"
-    return f"no suggestion: the loss does not fall between {tested.low:g} and {curve.learning_rates[-1]:.3g}; {advice}"
+    reason = f"no suggestion: the loss does not fall between {tested.low:g} and {curve.learning_rates[-1]:.3g}"
+    return Problem("", reason, advice, code="no-suggestion")
 
 
 def lr_find_lines(curve: LossCurve, suggestion: LrSuggestion, width: int) -> list[Text]:

@@ -23,7 +23,7 @@ def send_test(urls: Sequence[str], *, as_json: bool) -> int:
     deliveries = send_message(test_message(socket.gethostname()), urls)
     if not deliveries:
         advice = f"set notify.urls=env:NAME, or write URLs into {user_file()} (chmod 600)"
-        raise UsageError.one("notify.urls", "there is no destination", advice)
+        raise UsageError.one("notify.urls", "there is no destination", advice, code="missing-value")
     if as_json:
         print(json.dumps([asdict(delivery) for delivery in deliveries], indent=2))
     else:
