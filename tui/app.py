@@ -19,6 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.screen import Screen
 
+from engine.utils.errors import Problem, UsageError
 from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bindings
 from tui.pollers import LOW_BANDWIDTH_INTERVALS, GpuPoller, RefreshIntervals, RunListPoller
@@ -46,6 +47,16 @@ def resume_garbage_collection() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+
+
+def resume_problem(folder: RunFolder, state: RunState) -> Problem:
+    """Return why a run that is live or has no checkpoint cannot be resumed."""
+    if state == "interrupted":
+        reason = f"{folder.name} was interrupted while it waited for GPUs; press Q, then u to start it again"
+        return Problem("", reason, code="interrupted")
+    if state.live:
+        return Problem("", f"{folder.name} is {state}", code="already-running")
+    return Problem("", f"{folder.name} has no checkpoint to resume from", code="no-checkpoint")
 
 
 class GputrainApp(TerminalApp):
@@ -174,14 +185,13 @@ class GputrainApp(TerminalApp):
         """Compare the runs in these folders; `baseline` is the index of the one that the others are compared with."""
         from engine.runs.comparison import require_comparable
         from engine.runs.folder import RunFolder
-        from engine.utils.errors import UsageError
         from tui.compare_poller import CompareCache
         from tui.screens.compare import CompareScreen
 
         try:
             require_comparable(len(folders))
         except UsageError as error:
-            self.show_toast(str(error), warning=True)
+            self.show_toast(error)
             return
         if self._compare_cache is None:
             self._compare_cache = CompareCache()
@@ -189,13 +199,12 @@ class GputrainApp(TerminalApp):
 
     def open_sweep(self, run_name: str = "") -> None:
         """Open the sweep that a run is a trial of by its name, else the latest sweep of the runs folder."""
-        from engine.utils.errors import UsageError
         from tui.screens.sweep import make_sweep_screen
 
         try:
             self.push_screen(make_sweep_screen(self, run_name))
         except UsageError as error:
-            self.show_toast(str(error), warning=True)
+            self.show_toast(error)
 
     def action_queue(self) -> None:
         from tui.screens.queue import QueueScreen
@@ -219,16 +228,15 @@ class GputrainApp(TerminalApp):
 
     def launch(self, arguments: Sequence[str], runs_dir: Path | None = None, title: str = "new run") -> bool:
         """Start `gputrain` with these arguments and show its start. Return whether it was started; the demo refuses."""
-        from engine.utils.errors import UsageError
         from tui.launcher import launch_run
 
         if self.demo_notice:
-            self.show_toast("Demo mode: runs cannot be started", warning=True)
+            self.show_toast("Demo mode: runs cannot be started", code="not-supported")
             return False
         try:
             self.show_launch(launch_run(arguments, runs_dir or self.runs_dir, title))
         except UsageError as error:
-            self.show_toast(str(error), warning=True)
+            self.show_toast(error)
             return False
         return True
 
@@ -239,16 +247,13 @@ class GputrainApp(TerminalApp):
         from tui.screens.dialogs import epochs_dialog, take_over_dialog
 
         if state is None:
-            self.show_toast(f"{folder.name} is still loading", warning=True)
+            self.show_toast(f"{folder.name} is still loading", code="not-loaded")
             return
         if (problem := folder.owner_problem()) is not None:
-            self.show_toast(f"{folder.name} {problem}; resume it in a shell with --trust-owner", warning=True)
+            self.show_toast(f"{folder.name} {problem}; resume it in a shell with --trust-owner", code="foreign-owner")
             return
         if state.live or not folder.resumable:
-            why = f"is {state}" if state.live else "has no checkpoint to resume from"
-            if state == "interrupted":
-                why = "was interrupted while it waited for GPUs; press Q, then u to start it again"
-            self.show_toast(f"{folder.name} {why}", warning=True)
+            self.show_toast(resume_problem(folder, state))
             return
 
         observed, flags = observe_claim(folder.owner), list[str]()
@@ -301,7 +306,7 @@ class GputrainApp(TerminalApp):
         elif code is not None:
             self.pending_runs.remove(launched)
             reason = "\n".join(launched.output_lines()[-MAX_TOAST_LINES:])
-            self.show_toast(f"The run did not start.\n{reason}", warning=True, timeout_s=30)
+            self.show_toast(f"The run did not start.\n{reason}", code="not-started", timeout_s=30)
 
     def switch_to_run(self, folder: RunFolder) -> None:
         """Replace the form and the starting screen with the screen of the run."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.theme import ThemeStackError
 from textual.app import App, SystemCommand
@@ -23,6 +23,7 @@ from textual.driver import Driver
 from textual.screen import Screen
 from textual.signal import Signal
 
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.palette import ANSI, PALETTES, Palette, rich_theme
 from tui.theme import initial_palette, save_palette, textual_theme
@@ -93,7 +94,7 @@ class TerminalApp(App[None]):
         """Switch to the next theme and remember it."""
         palette = PALETTES[(PALETTES.index(self.palette) + 1) % len(PALETTES)]
         if self.no_color:
-            self.show_toast("NO_COLOR is set: the terminal's own colors are used", warning=True)
+            self.show_toast("NO_COLOR is set: the terminal's own colors are used", code="no-effect")
             return
         self._set_palette(palette)
         self.theme = palette.name
@@ -104,7 +105,7 @@ class TerminalApp(App[None]):
         try:
             save_palette(palette)
         except OSError as error:
-            self.show_toast(f"The theme cannot be remembered: {error.strerror}", warning=True)
+            self.show_toast(f"The theme cannot be remembered: {error.strerror}", code="not-writable")
             return
         self.show_toast(f"Theme: {palette.name}", timeout_s=2)
 
@@ -116,15 +117,17 @@ class TerminalApp(App[None]):
             with path.open("x", encoding="utf-8") as file:
                 file.write(self.export_screenshot())
         except OSError as error:
-            self.show_toast(f"{path} cannot be written to the working directory: {error.strerror}", warning=True)
+            self.show_toast(f"{path} cannot be written to the working directory: {error.strerror}", code="not-writable")
             return
         self.show_toast(f"Saved {path.absolute()}", timeout_s=8)
 
-    def show_toast(self, message: str, *, warning: bool = False, timeout_s: float = 5.0) -> None:
-        """Show a toast; control characters in the message are escaped."""
-        self.notify(
-            printable(message), severity="warning" if warning else "information", timeout=timeout_s, markup=False
-        )
+    def show_toast(self, message: str | Problem | UsageError, *, code: str = "", timeout_s: float = 5.0) -> None:
+        """Show a toast; control characters in the message are escaped.
+
+        A problem is a warning. `code` is its kind if the message is a string; without one, the string is no problem."""
+        is_problem = code or not isinstance(message, str)
+        severity: Literal["warning", "information"] = "warning" if is_problem else "information"
+        self.notify(printable(str(message)), severity=severity, timeout=timeout_s, markup=False)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         return ()
@@ -144,8 +147,8 @@ class TerminalApp(App[None]):
         protocol, cell, driver = None, None, self._driver
         try:
             protocol = requested_protocol(os.environ)
-        except ValueError as error:
-            self.show_toast(str(error), warning=True)
+        except UsageError as error:
+            self.show_toast(error)
         if (ask := getattr(driver, "ask", None)) is None or (self.low_bandwidth and protocol is None):
             self._graphics_query = GraphicsQuery(protocol or "blocks", None)
         else:

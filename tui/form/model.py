@@ -156,9 +156,9 @@ class Form:
             with path.open("x", encoding="utf-8") as file:
                 file.write(to_yaml(changed) if changed else "")
         except FileExistsError as error:
-            raise UsageError.one(str(path), "already exists; choose another name") from error
+            raise UsageError.one(str(path), "already exists; choose another name", code="name-in-use") from error
         except OSError as error:
-            raise UsageError.one(str(path), f"cannot be written: {error.strerror}") from error
+            raise UsageError.one(str(path), f"cannot be written: {error.strerror}", code="not-writable") from error
         return path
 
 

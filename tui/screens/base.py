@@ -17,6 +17,7 @@ from textual.widgets import Input, Static
 
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder, RunState
+from engine.utils.errors import Problem, UsageError
 from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, Command, make_bindings
 from tui.palette import ACCENT, NOTICE
@@ -102,7 +103,7 @@ class AppServices(Protocol):
 
     def source_notice(self) -> str | None: ...
 
-    def show_toast(self, message: str, *, warning: bool = False, timeout_s: float = 5.0) -> None: ...
+    def show_toast(self, message: str | Problem | UsageError, *, code: str = "", timeout_s: float = 5.0) -> None: ...
 
     def find_graphics(self) -> None: ...
 

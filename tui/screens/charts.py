@@ -137,7 +137,7 @@ class ChartScreen(GputrainScreen):
 
         chart, name = self.active_chart, self.export_name()
         if not any(len(curve.series.y) for curve in chart.curves):
-            self.gputrain_app.show_toast("This chart has no data to export yet", warning=True)
+            self.gputrain_app.show_toast("This chart has no data to export yet", code="not-recorded")
             return
         place = "the working directory"
         try:
@@ -145,7 +145,9 @@ class ChartScreen(GputrainScreen):
             folder.mkdir(exist_ok=True)
             paths = export_chart(name, str(chart.id), chart.curves, chart.window, self.view.axis, folder)
         except OSError as error:
-            self.gputrain_app.show_toast(f"The chart cannot be written to {place}: {error.strerror}", warning=True)
+            self.gputrain_app.show_toast(
+                f"The chart cannot be written to {place}: {error.strerror}", code="not-writable"
+            )
             return
         names = " and ".join(path.name for path in paths)
         self.gputrain_app.show_toast(f"Saved {names} in {folder.absolute()}", timeout_s=8)

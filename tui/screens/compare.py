@@ -274,7 +274,7 @@ class CompareScreen(ChartScreen):
         """Show each run of a group, or the groups as bands."""
         comparison = self._comparison
         if comparison is None or not comparison.seed_groups:
-            self.gputrain_app.show_toast("No two of these runs differ in the seed alone", warning=True)
+            self.gputrain_app.show_toast("No two of these runs differ in the seed alone", code="no-effect")
             return
         self._grouped = not self._grouped
         self._rebuild()

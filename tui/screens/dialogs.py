@@ -13,6 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
+from engine.utils.errors import UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import format_duration, pluralize, printable
 from tui.keymap import Command
@@ -121,7 +122,7 @@ class MultiChoiceDialog(Dialog[list[str] | None]):
 class TextInputDialog(Dialog[str | None]):
     """Enter a line of text. Returns it stripped, or None if canceled; also if empty, unless it `may_be_empty`.
 
-    `problem_of` returns why a text is refused, or None; the dialog stays open and says so.
+    `check` raises UsageError if a text is refused; the dialog stays open and says why.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
@@ -131,13 +132,13 @@ class TextInputDialog(Dialog[str | None]):
         title: str,
         value: str,
         note: str,
-        problem_of: Callable[[str], str | None] = lambda _: None,
+        check: Callable[[str], None] = lambda _: None,
         *,
         may_be_empty: bool = False,
     ) -> None:
         super().__init__()
         self._may_be_empty = may_be_empty
-        self._title, self._value, self._note, self._problem_of = title, value, note, problem_of
+        self._title, self._value, self._note, self._check = title, value, note, check
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
@@ -149,9 +150,12 @@ class TextInputDialog(Dialog[str | None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         value = event.value.strip()
-        problem = self._problem_of(value) if value else None
-        self.query_one(".problem", Static).update(problem or "")
-        if problem is None:
+        try:
+            if value:
+                self._check(value)
+        except UsageError as error:
+            self.query_one(".problem", Static).update(str(error))
+        else:
             self.dismiss(value if value or self._may_be_empty else None)
 
     def action_leave(self) -> None:
@@ -161,13 +165,14 @@ class TextInputDialog(Dialog[str | None]):
 def epochs_dialog(name: str, epochs: int) -> TextInputDialog:
     """Ask for how many epochs to train a finished run. Returns the number as text, or None."""
 
-    def problem_of(text: str) -> str | None:
-        if text.isascii() and text.isdecimal() and len(text) <= MAX_EPOCHS_DIGITS and int(text) > epochs:
-            return None
-        return f"Enter a whole number above {epochs}: the run has finished {pluralize(epochs, 'epoch')}"
+    def check(text: str) -> None:
+        is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_EPOCHS_DIGITS
+        if not is_number or int(text) <= epochs:
+            reason = f"Enter a whole number above {epochs}: the run has finished {pluralize(epochs, 'epoch')}"
+            raise UsageError.one("", reason, code="out-of-range")
 
     note = f"The run has finished {pluralize(epochs, 'epoch')}. Train it on, to this number of epochs in all:"
-    return TextInputDialog(f"Resume {printable(name)}", str(2 * epochs), note, problem_of)
+    return TextInputDialog(f"Resume {printable(name)}", str(2 * epochs), note, check)
 
 
 class TextDialog(Dialog[None]):

@@ -281,7 +281,7 @@ class FormScreen(GputrainScreen):
                 self._show_check_result(canceled, result)
         except Exception as error:
             # A fault of the host, such as a broken mount, must not crash the screen.
-            all_problems = [*problems, Problem("", f"checking this host failed: {error}")]
+            all_problems = [*problems, Problem("", f"checking this host failed: {error}", code="internal-error")]
             self._show_check_result(canceled, FormCheckResult(problems=all_problems))
 
     def _show_check_result(self, canceled: threading.Event, result: FormCheckResult) -> None:
@@ -326,7 +326,7 @@ class FormScreen(GputrainScreen):
     def action_start(self) -> None:
         self._validate_now()
         if self.lr_test.in_progress:
-            self.gputrain_app.show_toast("A learning rate test is running; stop it with ^l, or wait", warning=True)
+            self.gputrain_app.show_toast("A learning rate test is running; stop it with ^l, or wait", code="conflict")
             return
         if problems := self._all_problems():
             self.app.push_screen(problems_dialog(problems))
@@ -354,7 +354,7 @@ class FormScreen(GputrainScreen):
     def action_copy(self) -> None:
         self._validate_now()
         if self._problems:
-            self.gputrain_app.show_toast("Fix the errors first; the command needs a valid config", warning=True)
+            self.gputrain_app.show_toast("Fix the errors first; the command needs a valid config", code="invalid-value")
             return
         self.app.copy_to_clipboard(self._shell_command())
         self.gputrain_app.show_toast("Copied to the clipboard")
@@ -367,21 +367,21 @@ class FormScreen(GputrainScreen):
         if self.lr_test.in_progress:
             self.lr_test.stop()
         elif self.gputrain_app.demo_notice is not None:
-            self.gputrain_app.show_toast("Demo mode: nothing can be trained", warning=True)
+            self.gputrain_app.show_toast("Demo mode: nothing can be trained", code="not-supported")
         elif self._config is None or self._all_problems():
-            self.gputrain_app.show_toast("Fix the errors first; the test needs a valid config", warning=True)
+            self.gputrain_app.show_toast("Fix the errors first; the test needs a valid config", code="invalid-value")
         else:
             arguments = run_arguments(self.form.base, self.form.base_config, self._config)
             self.lr_test.start(arguments[1:], self._config)
         self._show_state()
 
     def on_lr_test_chart_ended(self, event: LrTestChart.Ended) -> None:
-        self.gputrain_app.show_toast(describe_lr_test(event.result), warning=event.result.suggestion is None)
+        self.gputrain_app.show_toast(describe_lr_test(event.result))
         self._show_state()
 
     def action_use_lr(self) -> None:
         if (suggestion := self.lr_test.suggestion) is None:
-            self.gputrain_app.show_toast("Test learning rates with ^l first", warning=True)
+            self.gputrain_app.show_toast("Test learning rates with ^l first", code="not-selected")
             return
         name, lr = next_suggestion(suggestion, self.form.values()["optim.lr"])
         self.edit("optim.lr", lr)

@@ -48,7 +48,7 @@ def ask_preset_name(app: App[None], services: AppServices, form: Form) -> None:
         try:
             path = form.save_preset(name)
         except UsageError as error:
-            services.show_toast(str(error), warning=True)
+            services.show_toast(error)
             return
         reference = path.stem if presets().get(path.stem) == path else shlex.quote(str(path))
         services.show_toast(f"Saved as {path}. Start it with `gputrain run {reference}`.", timeout_s=8)

@@ -228,7 +228,7 @@ class GpuScreen(GputrainScreen):
             return
         folder = self.gputrain_app.runs_dir / process.run
         if not folder.is_dir():
-            self.gputrain_app.show_toast(f"{process.run} is not in {self.gputrain_app.runs_dir}", warning=True)
+            self.gputrain_app.show_toast(f"{process.run} is not in {self.gputrain_app.runs_dir}", code="not-found")
             return
         self.gputrain_app.open_run(str(folder))
 

@@ -112,17 +112,17 @@ class ProfileScreen(GputrainScreen):
     def action_profile(self) -> None:
         """Ask the run for a profile."""
         if self.poller.asked_at is not None:
-            self.gputrain_app.show_toast("A profile is being taken", warning=True)
+            self.gputrain_app.show_toast("A profile is being taken", code="already-running")
             return
         if not self.folder.is_owned():
-            self.gputrain_app.show_toast(f"{self.folder.name} is not running", warning=True)
+            self.gputrain_app.show_toast(f"{self.folder.name} is not running", code="not-running")
             return
         self.poller.expect_profile()
         try:
             send_request(self.folder.control, "profile", steps=DEFAULT_PROFILE_STEPS)
         except UsageError as error:
             self.poller.forget_request()
-            self.gputrain_app.show_toast(str(error), warning=True)
+            self.gputrain_app.show_toast(error)
         self.update_if_on_top()
 
     def action_select(self, offset: int) -> None:
@@ -131,12 +131,12 @@ class ProfileScreen(GputrainScreen):
     def action_copy(self) -> None:
         stored = self.poller.latest
         if stored is None:
-            self.gputrain_app.show_toast("No profile is shown", warning=True)
+            self.gputrain_app.show_toast("No profile is shown", code="not-selected")
             return
         path = str(shown_path(self.folder.profiles / stored.name))
         try:
             self.app.copy_to_clipboard(path)
         except UnicodeEncodeError:
-            self.gputrain_app.show_toast(f"The path is not valid UTF-8: {path}", warning=True)
+            self.gputrain_app.show_toast(f"The path is not valid UTF-8: {path}", code="invalid-name")
             return
         self.gputrain_app.show_toast(f"Copied {path}")

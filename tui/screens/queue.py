@@ -132,10 +132,10 @@ class QueueScreen(GputrainScreen):
         from engine.config.queue_section import MAX_PRIORITY
         from engine.queue import edit
 
-        def problem_of(text: str) -> str | None:
-            if text.lstrip("+-").isdecimal() and abs(int(text)) <= MAX_PRIORITY:
-                return None
-            return f"must be a number between -{MAX_PRIORITY} and {MAX_PRIORITY}"
+        def check(text: str) -> None:
+            if not text.lstrip("+-").isdecimal() or abs(int(text)) > MAX_PRIORITY:
+                reason = f"must be a number between -{MAX_PRIORITY} and {MAX_PRIORITY}"
+                raise UsageError.one("", reason, code="out-of-range")
 
         row = self._own_row("change")
         if row is None:
@@ -146,7 +146,7 @@ class QueueScreen(GputrainScreen):
                 self._change(partial(edit.set_priority, row, int(text)))
 
         note = "The highest priority starts first, among your own runs."
-        dialog = TextInputDialog(f"Priority of {row.name}", str(row.priority), note, problem_of)
+        dialog = TextInputDialog(f"Priority of {row.name}", str(row.priority), note, check)
         self.app.push_screen(dialog, set_priority)
 
     def action_cancel(self) -> None:
@@ -172,9 +172,9 @@ class QueueScreen(GputrainScreen):
     def action_resume(self) -> None:
         interrupted = [row for row in self.rows if not row.is_live]
         if not interrupted:
-            self.gputrain_app.show_toast("No run was interrupted while it waited", warning=True)
+            self.gputrain_app.show_toast("No run was interrupted while it waited", code="no-effect")
         elif self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("Demo mode: runs cannot be started", warning=True)
+            self.gputrain_app.show_toast("Demo mode: runs cannot be started", code="not-supported")
         else:
             self._change(partial(resume_all, interrupted))
 
@@ -182,11 +182,10 @@ class QueueScreen(GputrainScreen):
         """Return the selected run, if it is one of this user; else say why the key has no effect."""
         row = self.selected
         if row is None:
-            self.gputrain_app.show_toast("Select a run first", warning=True)
+            self.gputrain_app.show_toast("Select a run first", code="not-selected")
         elif not row.is_own or not row.folder:
-            self.gputrain_app.show_toast(
-                f"{row.name} belongs to {row.user}; only that user can {verb} it", warning=True
-            )
+            reason = f"{row.name} belongs to {row.user}; only that user can {verb} it"
+            self.gputrain_app.show_toast(reason, code="foreign-owner")
             return None
         return row
 
@@ -194,12 +193,13 @@ class QueueScreen(GputrainScreen):
         """Change the queue in a thread: the supervisor of a run takes a second to answer."""
 
         def work() -> None:
+            message: str | UsageError
             try:
-                message, is_problem = action(), False
+                message = action()
             except UsageError as error:
-                message, is_problem = str(error), True
+                message = error
             self.queue_poller.request_full_poll()
-            self.app.call_from_thread(self.gputrain_app.show_toast, message, warning=is_problem)
+            self.app.call_from_thread(self.gputrain_app.show_toast, message)
 
         self.run_worker(work, thread=True, group="queue")
 
@@ -212,5 +212,5 @@ def resume_all(rows: Sequence[QueueRow]) -> str:
     results = list(resume_waits(rows, launch_run))
     refused = [f"{result.row.name}: {' '.join(result.output)}" for result in results if not result.accepted]
     if refused:
-        raise UsageError.one("", "; ".join(refused))
+        raise UsageError.one("", "; ".join(refused), code="not-started")
     return f"In the queue again: {', '.join(result.row.name for result in results)}"

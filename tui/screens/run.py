@@ -198,13 +198,16 @@ class RunScreen(ChartScreen):
 
     def _send_request(self, request: RequestName) -> None:
         if self.state is None or not self.state.live:
-            why = f"is not running: it is {self.state}" if self.state else "is still loading"
-            self.gputrain_app.show_toast(f"{self.folder.name} {why}", warning=True)
+            if self.state is None:
+                self.gputrain_app.show_toast(f"{self.folder.name} is still loading", code="not-loaded")
+            else:
+                reason = f"{self.folder.name} is not running: it is {self.state}"
+                self.gputrain_app.show_toast(reason, code="not-running")
             return
         try:
             send_request(self.folder.control, request)
         except UsageError as error:
-            self.gputrain_app.show_toast(str(error), warning=True)
+            self.gputrain_app.show_toast(error)
             return
         # Toasts of earlier requests would cover the charts.
         self.app.clear_notifications()
@@ -250,7 +253,7 @@ class RunScreen(ChartScreen):
     def action_profile(self) -> None:
         """Open the profiles of the run; a live run takes another one at once."""
         if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("Demo mode: simulated runs cannot be profiled", warning=True)
+            self.gputrain_app.show_toast("Demo mode: simulated runs cannot be profiled", code="not-supported")
             return
         from tui.screens.profile import ProfileScreen
 

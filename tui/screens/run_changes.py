@@ -19,7 +19,7 @@ from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, ch
 from engine.runs.manage import check_new_name, rename_run
 from engine.runs.run_row import RunRow
 from engine.runs.trash import RunContents, move_to_trash, run_contents
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.host import format_bytes
 from engine.utils.text import pluralize, printable
 from tui.screens.base import AppServices, watch_other_hosts
@@ -45,24 +45,25 @@ class RunChanges:
         `take_over`: the change needs runs that no process of another host owns, so their heartbeats are watched."""
 
         def work() -> None:
-            problems = []
+            errors = []
             if take_over:
                 watch_other_hosts(self._app, self._screen, [RunFolder(Path(row.folder)) for row in rows])
             for row in rows:
                 try:
                     change(row)
                 except UsageError as error:
-                    problems.append(str(error))
-            self._screen.app.call_from_thread(self._report, len(rows), problems, done)
+                    errors.append(error)
+            self._screen.app.call_from_thread(self._report, len(rows), errors, done)
 
         self._screen.run_worker(work, thread=True, group="changes")
 
-    def _report(self, count: int, problems: Sequence[str], done: str) -> None:
-        if not problems:
+    def _report(self, count: int, errors: Sequence[UsageError], done: str) -> None:
+        if not errors:
             self._app.show_toast(done)
         else:
-            failed = f"{len(problems)} of {pluralize(count, 'run')} failed: " if count > 1 else ""
-            self._app.show_toast(failed + problems[0], warning=True, timeout_s=10)
+            failed = f"{len(errors)} of {pluralize(count, 'run')} failed: " if count > 1 else ""
+            problem = Problem("", f"{failed}{errors[0]}", code=errors[0].problems[0].code)
+            self._app.show_toast(problem, timeout_s=10)
         self._app.run_list_poller.request_poll()
 
     def _change_labels(self, rows: Sequence[RunRow], change: Callable[[RunLabels], RunLabels], done: str) -> None:
@@ -75,8 +76,8 @@ class RunChanges:
             return
         common = [tag for tag in rows[0].tags if all(tag in row.tags for row in rows)]
 
-        def problem_of(text: str) -> str | None:
-            return labels_problem(RunLabels(tags=tuple(dict.fromkeys(text.split()))))
+        def check(text: str) -> None:
+            check_labels(RunLabels(tags=tuple(dict.fromkeys(text.split()))))
 
         def answer(text: str | None) -> None:
             if text is None:
@@ -89,7 +90,7 @@ class RunChanges:
 
         title = f"Tags of {names(rows)}"
         about = f"Tags that all of them have. {TAGS_NOTE}" if len(rows) > 1 else TAGS_NOTE
-        self._ask(TextInputDialog(title, " ".join(common), about, problem_of, may_be_empty=True), answer)
+        self._ask(TextInputDialog(title, " ".join(common), about, check, may_be_empty=True), answer)
 
     def note(self, row: RunRow | None) -> None:
         """Ask for the note of a run."""
@@ -103,7 +104,7 @@ class RunChanges:
 
         about = f"At most {MAX_NOTE_CHARACTERS} characters. The list finds runs by the words of their notes."
         dialog = TextInputDialog(
-            f"Note of {printable(row.name)}", row.note, about, lambda text: labels_problem(RunLabels(note=text)),
+            f"Note of {printable(row.name)}", row.note, about, lambda text: check_labels(RunLabels(note=text)),
             may_be_empty=True,
         )  # fmt: skip
         self._ask(dialog, answer)
@@ -134,11 +135,12 @@ class RunChanges:
 
         root = folder.path.parent
 
-        def problem_of(name: str) -> str | None:
-            return None if name == row.name else name_problem(root, name)
+        def check(name: str) -> None:
+            if name != row.name:
+                check_free_name(root, name)
 
         about = "Letters, digits and . _ - are allowed. The journal keeps the name of each session."
-        self._ask(TextInputDialog(f"Rename {printable(row.name)}", row.name, about, problem_of), answer)
+        self._ask(TextInputDialog(f"Rename {printable(row.name)}", row.name, about, check), answer)
 
     def delete(self, rows: Sequence[RunRow]) -> None:
         """Move runs that have ended to the trash, after a question that names what goes."""
@@ -181,13 +183,13 @@ class RunChanges:
     def _is_live(self, row: RunRow, done: str) -> bool:
         """Whether a process owns the run; a toast says that it cannot be `done`."""
         if row.live:
-            self._app.show_toast(f"{row.name} is {row.state} and cannot be {done}; stop it first", warning=True)
+            self._app.show_toast(f"{row.name} is {row.state} and cannot be {done}; stop it first", code="wrong-state")
         return row.live
 
     def _is_demo(self) -> bool:
         """Whether this is the demo, whose runs stay as they are; a toast says so."""
         if self._app.demo_notice:
-            self._app.show_toast("Demo mode: runs cannot be changed", warning=True)
+            self._app.show_toast("Demo mode: runs cannot be changed", code="not-supported")
         return bool(self._app.demo_notice)
 
     def _ask(self, dialog: TextInputDialog, answer: Callable[[str | None], None]) -> None:
@@ -199,22 +201,11 @@ def confirm_dialog(question: str, about: str, no: str, yes: str) -> ChoiceDialog
     return ChoiceDialog(question, [Row("no", Text(no)), Row("yes", Text(yes))], about)
 
 
-def name_problem(root: Path, name: str) -> str | None:
-    """Return why a run in `root` cannot get a name, None if it can."""
-    try:
-        check_new_name(name)
-    except UsageError as error:
-        return str(error)
-    return f"{name} already exists in {root}" if os.path.lexists(root / name) else None
-
-
-def labels_problem(labels: RunLabels) -> str | None:
-    """Return why labels cannot be stored, None if they can."""
-    try:
-        check_labels(labels)
-    except UsageError as error:
-        return str(error)
-    return None
+def check_free_name(root: Path, name: str) -> None:
+    """Raise UsageError if a run in `root` cannot get a name."""
+    check_new_name(name)
+    if os.path.lexists(root / name):
+        raise UsageError.one("", f"{name} already exists in {root}", code="name-in-use")
 
 
 def names(rows: Sequence[RunRow]) -> str:

@@ -341,14 +341,14 @@ class RunsScreen(GputrainScreen):
         try:
             save_list_settings(settings)
         except OSError as error:
-            self.gputrain_app.show_toast(f"The list cannot be remembered: {error.strerror}", warning=True)
+            self.gputrain_app.show_toast(f"The list cannot be remembered: {error.strerror}", code="not-writable")
 
     def action_stop(self) -> None:
         if (row := self._selected_row()) is None:
             return
         folder, state = RunFolder(Path(row.folder)), RunState(row.state)
         if not state.live:
-            self.gputrain_app.show_toast(f"{folder.name} is not running: it is {state}", warning=True)
+            self.gputrain_app.show_toast(f"{folder.name} is not running: it is {state}", code="not-running")
             return
 
         def answer(key: str | None) -> None:
@@ -358,7 +358,7 @@ class RunsScreen(GputrainScreen):
                 send_request(folder.control, "stop")
                 self.gputrain_app.show_toast(f"Sent the stop request to {folder.name}")
             except UsageError as error:
-                self.gputrain_app.show_toast(str(error), warning=True)
+                self.gputrain_app.show_toast(error)
 
         self.app.push_screen(stop_dialog(f"Stop {printable(folder.name)}? It saves a checkpoint first."), answer)
 

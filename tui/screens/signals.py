@@ -68,12 +68,12 @@ class ProcessSignaler:
         name = signal.Signals(signum).name
         # The PID may have been reused while the dialog was open.
         if expected_start_time is None or process_start_time(pid) != expected_start_time:
-            self._app.show_toast(f"Process {pid} has ended, or runs in another container", warning=True)
+            self._app.show_toast(f"Process {pid} has ended, or runs in another container", code="not-found")
             return
         try:
             os.kill(pid, signum)
         except OSError as error:
-            self._app.show_toast(f"{name} could not be sent to process {pid}: {error.strerror}", warning=True)
+            self._app.show_toast(f"{name} could not be sent to process {pid}: {error.strerror}", code="not-writable")
             return
         self._app.show_toast(f"{name} sent to process {pid}")
 

@@ -62,7 +62,7 @@ class StartingScreen(GputrainScreen):
             return
         if folder is not None:
             if self.launched.warning is not None:
-                self.gputrain_app.show_toast(str(self.launched.warning), warning=True, timeout_s=15)
+                self.gputrain_app.show_toast(self.launched.warning, timeout_s=15)
             self.gputrain_app.pending_runs.remove(self.launched)
             self.gputrain_app.switch_to_run(folder)
             return
@@ -99,7 +99,7 @@ class StartingScreen(GputrainScreen):
 
     def action_stop(self) -> None:
         if self.launched.exit_code is not None:
-            self.gputrain_app.show_toast("The run is not starting any more", warning=True)
+            self.gputrain_app.show_toast("The run is not starting any more", code="wrong-state")
             return
         self.launched.process.terminate()
         self.gputrain_app.show_toast("Sent the stop request to the run")

@@ -50,7 +50,8 @@ def make_sweep_screen(app: AppServices, run_name: str) -> SweepScreen:
     Raises UsageError if there is no sweep, or other users can change it."""
     sweeps = list_sweeps(app.runs_dir)
     if not sweeps:
-        raise UsageError.one("", "There are no sweeps yet; start one with `gputrain sweep CONFIG KEY=SPACE`")
+        reason = "There are no sweeps yet; start one with `gputrain sweep CONFIG KEY=SPACE`"
+        raise UsageError.one("", reason, code="not-found")
     name, trial = sweep_of_trial(run_name) or ("", None)
     is_trial = name in [sweep.name for sweep in sweeps]
     folder = find_sweep(app.runs_dir, name if is_trial else LAST_SWEEP)
@@ -149,7 +150,7 @@ class SweepScreen(GputrainScreen):
             return None
         run = self.folder.trial(int(key))
         if not run.path.is_dir():
-            self.gputrain_app.show_toast(f"{run.name} has no folder yet", warning=True)
+            self.gputrain_app.show_toast(f"{run.name} has no folder yet", code="not-found")
             return None
         return str(run.path)
 
@@ -180,7 +181,7 @@ class SweepScreen(GputrainScreen):
                 send_request(self.folder.control, "stop")
                 self.gputrain_app.show_toast(f"Sent the stop request to {self.folder.name}")
             except UsageError as error:
-                self.gputrain_app.show_toast(str(error), warning=True)
+                self.gputrain_app.show_toast(error)
 
         name = printable(self.folder.name)
         self.app.push_screen(stop_dialog(f"Stop the sweep {name}? Its trials save a checkpoint first."), answer)
@@ -190,14 +191,14 @@ class SweepScreen(GputrainScreen):
         from tui.launcher import launch_run
 
         if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("Demo mode: runs cannot be started", warning=True)
+            self.gputrain_app.show_toast("Demo mode: runs cannot be started", code="not-supported")
             return
         root = self.folder.path.parent
         try:
             require_own(self.folder, trust_owner=False)
             self._launched = launch_run(["sweep", "--resume", self.folder.name, "--runs-dir", str(root)], root)
         except UsageError as error:
-            self.gputrain_app.show_toast(str(error), warning=True)
+            self.gputrain_app.show_toast(error)
             return
         self.gputrain_app.show_toast(f"Continuing {self.folder.name}")
         self.sweep_poller.request_poll()
@@ -210,7 +211,7 @@ class SweepScreen(GputrainScreen):
         self._launched = None
         if code not in SUCCESS_CODES:
             reason = "\n".join(launched.output_lines()[-3:])
-            self.gputrain_app.show_toast(f"{self.folder.name} has ended.\n{reason}", warning=True, timeout_s=30)
+            self.gputrain_app.show_toast(f"{self.folder.name} has ended.\n{reason}", code="unfinished", timeout_s=30)
         launched.output.close()
 
     def action_sweep(self, steps: int) -> None:
@@ -218,7 +219,7 @@ class SweepScreen(GputrainScreen):
         try:
             sweeps = sorted(list_sweeps(self.folder.path.parent), key=lambda sweep: sweep.name)
         except UsageError as error:
-            self.gputrain_app.show_toast(str(error), warning=True)
+            self.gputrain_app.show_toast(error)
             return
         if self.folder not in sweeps or len(sweeps) < 2:
             self.gputrain_app.show_toast("There is no other sweep in this runs folder")
@@ -227,7 +228,7 @@ class SweepScreen(GputrainScreen):
         try:
             require_own(folder, trust_owner=False)
         except UsageError as error:
-            self.gputrain_app.show_toast(str(error), warning=True)
+            self.gputrain_app.show_toast(error)
             return
         self.sweep_poller.close()
         self.sweep_poller = SweepPoller(folder, self.gputrain_app.intervals.poll_s)

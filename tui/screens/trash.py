@@ -22,7 +22,7 @@ from tui.keymap import TRASH_COMMANDS, Command
 from tui.palette import MUTED, STRONG
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import TextInputDialog
-from tui.screens.run_changes import confirm_dialog, name_problem
+from tui.screens.run_changes import check_free_name, confirm_dialog
 from tui.text.run_lines import fit_cells, fit_middle
 from tui.text.runs import format_age
 from tui.text.tables import cell_width
@@ -61,21 +61,21 @@ class TrashScreen(GputrainScreen):
         self._busy = True
 
         def run() -> None:
-            problem = ""
+            problem: UsageError | None = None
             try:
                 work()
             except UsageError as error:
-                problem = str(error)
+                problem = error
             runs = list_trash(self._root)
             self._contents |= {run.entry: run_contents(run.path) for run in runs if run.entry not in self._contents}
             self.app.call_from_thread(self._show, runs, problem, done)
 
         self.run_worker(run, thread=True)
 
-    def _show(self, runs: list[TrashedRun], problem: str, done: str) -> None:
+    def _show(self, runs: list[TrashedRun], problem: UsageError | None, done: str) -> None:
         self._busy, self._runs = False, runs
         if problem or done:
-            self.gputrain_app.show_toast(problem or done, warning=bool(problem), timeout_s=10 if problem else 5)
+            self.gputrain_app.show_toast(problem or done, timeout_s=10 if problem else 5)
             self.gputrain_app.run_list_poller.request_poll()
         self._draw()
         self.update_keys()
@@ -127,7 +127,7 @@ class TrashScreen(GputrainScreen):
             restore(run.name)
             return
         about = f"Another run is called {printable(run.name)} by now. Restore this one as:"
-        dialog = TextInputDialog("Restore a run", f"{run.name}-restored", about, partial(name_problem, self._root))
+        dialog = TextInputDialog("Restore a run", f"{run.name}-restored", about, partial(check_free_name, self._root))
         self.app.push_screen(dialog, restore)
 
     def action_delete(self) -> None:

@@ -9,6 +9,7 @@ from textual.message import Message
 
 from engine.config.schema import Config
 from engine.optim.lr_range import LrSuggestion
+from engine.utils.errors import Problem
 from tui.charts.axis import format_number
 from tui.charts.lr_range import VALLEY, range_test_curves, suggested_rates
 from tui.charts.plot import Curve
@@ -90,10 +91,13 @@ class LrTestChart(Chart):
         return f"│ {curve.label}" if is_shown else ""
 
 
-def describe_lr_test(result: LrTestResult) -> str:
+def describe_lr_test(result: LrTestResult) -> str | Problem:
     """Return what a test has found, and how to use it, or why it found nothing."""
+    if result.error:
+        return Problem("", f"Learning rate test: {result.error}", code="unfinished")
     if result.suggestion is None:
-        return f"Learning rate test: {result.error or 'the loss does not fall; see `gputrain lr-find --help`'}"
+        reason = "Learning rate test: the loss does not fall; see `gputrain lr-find --help`"
+        return Problem("", reason, code="no-suggestion")
     return f"Suggested learning rate: {format_number(result.suggestion.valley, 3)}; ^g sets it"
 
 
