@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.runs.folder import RunFolder
+from engine.utils.errors import Problem
 from engine.utils.helper_process import HelperExitedError, HelperProcess
-from engine.utils.text import printable
 from tui.launcher import CHILD_PROGRAM
 from tui.pollers import Poller
 from tui.text.mistakes import ListKey
@@ -45,7 +45,7 @@ class InspectionPoller(Poller):
         self._folder, self._cell = folder, cell
         self._file_stamp: tuple[int, ...] | None = None
         self.latest: InspectionLists | None = None
-        self.problem: str | None = None
+        self.problem: Problem | None = None
         """Why the file cannot be used; None if it can, or if there is none."""
         self.is_live = False
         """Whether the run has an owner on this host that trains it."""
@@ -68,7 +68,8 @@ class InspectionPoller(Poller):
                     self.latest = self._make_lists(inspection) if inspection is not None else None
                     self.problem = None
                 except InvalidInspectionError as error:
-                    self.latest, self.problem = None, f"{self._folder.inspection.name} {error}"
+                    reason = f"{self._folder.inspection.name} {error}"
+                    self.latest, self.problem = None, Problem("", reason, code=error.code)
         self.has_polled = True
 
     def _make_lists(self, inspection: Inspection) -> InspectionLists:
@@ -89,8 +90,8 @@ class InspectCommand:
         self.checkpoint = checkpoint
         """`best` or `last`."""
         self.started = time.monotonic()
-        self.error = ""
-        """Why the command failed, one sentence."""
+        self.error: Problem | None = None
+        """Why the command failed."""
         self._arguments = ("inspect", str(folder.path), "--checkpoint", checkpoint, "--json")
         self.ended = False
         self._lock = threading.Lock()
@@ -106,14 +107,16 @@ class InspectCommand:
                 # Linux kills the child when this thread ends.
                 process = self._process = HelperProcess(CHILD_PROGRAM, *self._arguments, str(os.getpid()))
         except OSError as error:
-            self.error, self.ended = f"gputrain inspect cannot be started: {error.strerror or error}", True
+            reason = f"gputrain inspect cannot be started: {error.strerror or error}"
+            self.error, self.ended = Problem("", reason, code="not-started"), True
             return
         try:
             while True:
                 process.receive()
         except HelperExitedError as error:
             if error.exit_code != 0 and not self._canceled:
-                self.error = printable(error.last_line.removeprefix("error: ") or str(error))
+                reason = error.last_line.removeprefix("error: ") or str(error)
+                self.error = Problem("", reason, code="unfinished")
         finally:
             process.close()
             self.ended = True

@@ -20,7 +20,7 @@ from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.index import RunIndex
 from engine.runs.run_row import RunRow, row_of_history
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from tui.charts.gpu_loads import GpuLoads
 from tui.charts.rank_loads import RankLoads
 from tui.log_tail import LogTail
@@ -70,7 +70,7 @@ class Poller:
         self._wake_event = threading.Event()
         self.on_first_result: Callable[[], None] | None = None
         """Called once, in the thread, when the poller has its first result."""
-        self.unexpected_error: str | None = None
+        self.unexpected_error: Problem | None = None
         """Message of an unexpected exception in the latest poll."""
         self._thread = threading.Thread(target=self._poll_loop, name=name, daemon=True)
 
@@ -96,7 +96,8 @@ class Poller:
                         self.on_first_result = None
                 except Exception as error:
                     # An uncaught exception would end the thread and silently freeze the screen.
-                    self.unexpected_error = f"unexpected error: {type(error).__name__}: {error}"
+                    reason = f"unexpected error: {type(error).__name__}: {error}"
+                    self.unexpected_error = Problem("", reason, code="internal-error")
                     self._stop_event.wait(1.0)
                 self._wake_event.wait(self._interval_s)
                 self._wake_event.clear()
@@ -124,7 +125,7 @@ class GpuPoller(Poller):
         self._monitor = monitor
         self.snapshot: Snapshot | None = None
         self.loads = GpuLoads()
-        self.problem: str | None = None
+        self.problem: Problem | None = None
 
     def poll(self) -> None:
         try:
@@ -132,7 +133,9 @@ class GpuPoller(Poller):
                 self._monitor = open_monitor(self._options)
             snapshot = self._monitor.read(min(self._options.period, 1.0))
         except (UsageError, OSError, ValueError) as error:
-            self.problem = str(error)
+            self.problem = (
+                error.problems[0] if isinstance(error, UsageError) else Problem("", str(error), code="not-readable")
+            )
             self._stop_event.wait(5.0)
             return
         self.problem = None
@@ -168,7 +171,7 @@ class RunListPoller(Poller):
         self.waiting: list[WaitingRun] = []
         self.cpu_ranks: list[tuple[str, RankDevice]] = []
         """The ranks of live runs that train on the CPU of this host, with the names of their runs."""
-        self.problem: str | None = None
+        self.problem: Problem | None = None
 
     def poll(self) -> None:
         if not self.enabled:
@@ -186,7 +189,7 @@ class RunListPoller(Poller):
         try:
             self._index.poll(READ_SECONDS)
         except UsageError as error:
-            self.rows, self.problem, self.complete = [], str(error), True
+            self.rows, self.problem, self.complete = [], error.problems[0], True
             return
         waiting = read_waiting_runs()
         self.cpu_ranks = [
@@ -357,7 +360,7 @@ class EvaluationPoller(Poller):
         self._path = path
         self._file_stamp: tuple[int, ...] | None = None
         self.latest: RunEvaluations | None = None
-        self.problem: str | None = None
+        self.problem: Problem | None = None
         self.has_polled = False
 
     def poll(self) -> None:
@@ -373,7 +376,8 @@ class EvaluationPoller(Poller):
         except FileNotFoundError:
             self.latest, self.problem, self._file_stamp = None, None, None
         except OSError as error:
-            self.problem = f"{self._path.name} cannot be read: {error.strerror}"
+            self.problem = Problem("", f"{self._path.name} cannot be read: {error.strerror}", code="not-readable")
         except ValueError as error:
-            self.problem, self._file_stamp = f"{self._path.name} cannot be read: {error}", stamp
+            self.problem = Problem("", f"{self._path.name} cannot be read: {error}", code="damaged")
+            self._file_stamp = stamp
         self.has_polled = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.runs.folder import RunFolder
+from engine.utils.errors import Problem
 from engine.utils.files import file_size
 from tui.pollers import Poller
 
@@ -28,7 +29,7 @@ class StoredProfile:
     number: int
     count: int
     profile: Profile | None
-    problem: str = ""
+    problem: Problem | None = None
 
 
 class ProfilePoller(Poller):
@@ -47,8 +48,8 @@ class ProfilePoller(Poller):
         """Whether a process owns the run."""
         self.asked_at: float | None = None
         """When a profile was requested, in seconds of the monotonic clock; None if no request is unanswered."""
-        self.answer = ""
-        """Why the latest request gave no profile; "" if it did."""
+        self.answer: Problem | None = None
+        """Why the latest request gave no profile; None if it did."""
 
     def expect_profile(self) -> None:
         """Wait for the answer to a request that is sent now."""
@@ -56,7 +57,7 @@ class ProfilePoller(Poller):
 
         reader = JournalReader(self._folder.journal)
         reader.offset = file_size(self._folder.journal)
-        self._answers, self.asked_at, self.answer, self._number = reader, time.monotonic(), "", 1
+        self._answers, self.asked_at, self.answer, self._number = reader, time.monotonic(), None, 1
 
     def forget_request(self) -> None:
         """Wait no longer, because the request could not be sent."""
@@ -92,9 +93,10 @@ class ProfilePoller(Poller):
             return
         answer = next((event for event in self._answers.poll() if isinstance(event, Profiled)), None)
         if answer is not None:
-            self.answer = "" if answer.folder else f"No profile was taken: {answer.message}"
+            reason = f"No profile was taken: {answer.message}"
+            self.answer = None if answer.folder else Problem("", reason, code="not-recorded")
         elif not self.is_live:
-            self.answer = "The run ended before the profile"
+            self.answer = Problem("", "The run ended before the profile", code="not-running")
         else:
             return
         self._answers, self.asked_at, self._loaded = None, None, None
@@ -105,4 +107,4 @@ class ProfilePoller(Poller):
         try:
             return StoredProfile(name, number, count, read_profile(self._folder, name))
         except InvalidProfileError as error:
-            return StoredProfile(name, number, count, None, f"{name} {error}")
+            return StoredProfile(name, number, count, None, Problem("", f"{name} {error}", code=error.code))

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from engine.queue.listing import QueueRow, interrupted_rows, list_queue
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from tui.pollers import POLL_INTERVAL_SECONDS, Poller
 
 # Reading the folders of thousands of runs takes longer than reading the queue.
@@ -22,7 +22,7 @@ class QueuePoller(Poller):
         self._interrupted: list[QueueRow] = []
         self._read_at: float | None = None
         self.rows: list[QueueRow] | None = None
-        self.problem: str | None = None
+        self.problem: Problem | None = None
 
     def request_full_poll(self) -> None:
         """Poll at once, the interrupted runs too."""
@@ -38,7 +38,7 @@ class QueuePoller(Poller):
             self.rows = live + [row for row in self._interrupted if row.folder not in folders]
             self.problem = None
         except UsageError as error:
-            self.problem = str(error)
+            self.problem = error.problems[0]
 
     def has_result(self) -> bool:
         return self.rows is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.sweeps.folder import SweepFolder
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from tui.pollers import POLL_INTERVAL_SECONDS, Poller
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class SweepPoller(Poller):
         super().__init__("sweep", interval_s)
         self.folder = folder
         self.latest: SweepStatus | None = None
-        self.problem: str | None = None
+        self.problem: Problem | None = None
         self._reader: SweepReader | None = None
 
     def poll(self) -> None:
@@ -30,7 +30,7 @@ class SweepPoller(Poller):
         try:
             self.latest, self.problem = self._reader.poll(), None
         except UsageError as error:
-            self.problem = str(error)
+            self.problem = error.problems[0]
 
     def has_result(self) -> bool:
         return self.latest is not None

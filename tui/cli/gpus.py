@@ -78,9 +78,9 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: IO[str] | N
             if snapshot is None:
                 return
             if snapshot.error is not None and snapshot.error != reported_error:
-                from tui.text.gpus import no_driver_message
+                from tui.text.gpus import no_driver_problem
 
-                typer.echo(no_driver_message(snapshot), err=True)
+                typer.echo(str(no_driver_problem(snapshot)), err=True)
             reported_error = snapshot.error
             if record is not None:
                 record.write(snapshot.to_line() + "\n")

@@ -182,7 +182,7 @@ class CompareScreen(ChartScreen):
         line = Text(no_wrap=True, overflow="ellipsis", end="")
         parts: list[tuple[str, str]] = []
         if (error := self.compare_poller.unexpected_error) is not None:
-            parts.append((error, BAD))
+            parts.append((str(error), BAD))
         parts += [
             (f"{run.folder.name} was deleted; this is its last known state", BAD)
             for run in self._runs

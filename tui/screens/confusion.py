@@ -16,6 +16,7 @@ from textual.containers import Container
 
 from engine.runs.evaluations import EpochEvaluation, Mistake, RunEvaluations, mistakes, worst_first
 from engine.runs.folder import RunFolder
+from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from tui.charts.meter import meter
 from tui.keymap import CONFUSION_COMMANDS, Command
@@ -89,10 +90,10 @@ class ConfusionScreen(GputrainScreen):
             self._drawn_key = drawn_key
             self._draw_evaluation(evaluations)
 
-    def _scores_line(self, evaluations: RunEvaluations | None, problem: str | None, *, has_polled: bool) -> Text:
+    def _scores_line(self, evaluations: RunEvaluations | None, problem: Problem | None, *, has_polled: bool) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis", end="")
         if problem is not None:
-            line.append(f" {printable(problem)}", BAD)
+            line.append(f" {printable(str(problem))}", BAD)
         elif evaluations is None:
             line.append(
                 " No evaluation yet; the first follows at the end of an epoch" if has_polled else " Loading …", MUTED

@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import format_duration, pluralize, printable
 from tui.keymap import Command
@@ -243,7 +243,8 @@ class ConfigDialog(TextDialog):
         try:
             text = read_bytes(self._path, MAX_CONFIG_BYTES).decode(errors="replace")
         except OSError as error:
-            self.app.call_from_thread(self.show, [Text(f"The config cannot be read: {error.strerror}", BAD)])
+            problem = Problem("", f"The config cannot be read: {error.strerror}", code="not-readable")
+            self.app.call_from_thread(self.show, [Text(str(problem), BAD)])
             return
         self.app.call_from_thread(self.show, config_lines(text), text)
 

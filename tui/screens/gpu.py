@@ -14,6 +14,7 @@ from textual.app import ComposeResult
 from textual.containers import Grid
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Missing, Snapshot
+from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.charts.history import SPANS, automatic_span, shown_seconds
 from tui.keymap import GPU_COMMANDS, Command
@@ -93,9 +94,10 @@ class GpuScreen(GputrainScreen):
     def update_content(self) -> None:
         snapshot, gpu = self.gputrain_app.gpu_poller.snapshot, self._gpu
         if snapshot is None or gpu is None:
-            problem = self.gputrain_app.gpu_poller.problem or "The driver does not report this GPU"
+            unknown = Problem("", "The driver does not report this GPU", code="gpu-not-found")
+            problem = self.gputrain_app.gpu_poller.problem or unknown
             self.show_title(printable(self._key))
-            self.query_one("#facts", Lines).set_texts([Text(printable(problem), BAD)])
+            self.query_one("#facts", Lines).set_texts([Text(printable(str(problem)), BAD)])
             return
         known = self.gputrain_app.gpu_poller.loads.last_answer(gpu) or gpu
         name = printable(known.value("name") or "")

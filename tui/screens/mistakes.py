@@ -119,9 +119,9 @@ class MistakesScreen(GputrainScreen):
             line.append("; I stops it", MUTED)
             return line.append("; the run goes on, this uses a free GPU, else the CPU" if poller.is_live else "", MUTED)
         if command is not None and command.error:
-            return line.append(command.error, BAD)
-        if poller.problem is not None or poller.unexpected_error is not None:
-            line.append(printable(poller.problem or poller.unexpected_error or ""), BAD)
+            return line.append(printable(str(command.error)), BAD)
+        if (problem := poller.problem or poller.unexpected_error) is not None:
+            line.append(printable(str(problem)), BAD)
             return line.append("; press I to evaluate each image", MUTED)
         if lists is None:
             if not poller.has_polled:

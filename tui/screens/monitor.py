@@ -18,6 +18,7 @@ from textual.markup import escape
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.runs.run_row import RunRow
+from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.charts.history import SPANS, automatic_span
 from tui.keymap import MONITOR_COMMANDS, Command
@@ -28,7 +29,7 @@ from tui.screens.signals import ProcessSignaler
 from tui.text.gpu_names import gpu_key
 from tui.text.gpu_table import TableView, gpu_table
 from tui.text.gpu_words import is_free, users
-from tui.text.gpus import list_gpu_processes, no_driver_message, process_lines, rank_lines
+from tui.text.gpus import list_gpu_processes, no_driver_problem, process_lines, rank_lines
 from tui.text.host import header_line, host_graphs
 from tui.text.run_lines import name_columns, run_line
 from tui.text.waiting import WaitingRun
@@ -90,7 +91,7 @@ class MonitorScreen(GputrainScreen):
         return self._snapshot.gpus if self._snapshot is not None else ()
 
     @property
-    def _gpu_problem(self) -> str | None:
+    def _gpu_problem(self) -> Problem | None:
         return self.gputrain_app.gpu_poller.problem or self.gputrain_app.gpu_poller.unexpected_error
 
     def update_content(self) -> None:
@@ -152,9 +153,9 @@ class MonitorScreen(GputrainScreen):
 
     def _show_gpus(self) -> None:
         lines, snapshot = self.query_one("#gpus", Lines), self._snapshot
-        if self._gpu_problem is not None:
+        if (problem := self._gpu_problem) is not None:
             lines.set_titles("GPUs")
-            lines.set_texts([Text(line, BAD) for line in textwrap.wrap(printable(self._gpu_problem), lines.text_width)])
+            lines.set_texts([Text(line, BAD) for line in textwrap.wrap(printable(str(problem)), lines.text_width)])
         elif snapshot is not None and snapshot.gpus and self._room is not None:
             picked = self.gputrain_app.picked_gpu_uuids
             view = TableView(lines.text_width, self._room.gpu_lines, self._seconds, frozenset(picked))
@@ -236,7 +237,7 @@ class MonitorScreen(GputrainScreen):
         panel.set_titles("Host")
         texts = []
         if snapshot is not None and not snapshot.gpus:
-            message = no_driver_message(snapshot)
+            message = str(no_driver_problem(snapshot))
             texts = [Text(line) for line in textwrap.wrap(message, max(panel.text_width, 20))]
         room = panel.size.height - len(texts)
         host = self.gputrain_app.host_poller
@@ -257,7 +258,7 @@ class MonitorScreen(GputrainScreen):
 
     def _show_runs(self, shown: list[RunRow]) -> None:
         panel, poller = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller
-        problem = printable(poller.problem or poller.unexpected_error or "")
+        problem = printable(str(poller.problem or poller.unexpected_error or ""))
         count, waiters = self._count_runs(), self._matching_waiters()
         no_match = self._no_match("runs", count) or "No runs yet; press n to start one"
         empty = Text(problem or no_match if poller.rows is not None else "Loading …", MUTED)

@@ -87,14 +87,14 @@ class ProfileScreen(GputrainScreen):
             line.append(f"Waiting for {pluralize(DEFAULT_PROFILE_STEPS, 'profiled step')}, {seconds}", STRONG)
             return line.append("; a pause or a validation delays them", MUTED)
         if poller.unexpected_error is not None:
-            return line.append(printable(poller.unexpected_error), BAD)
+            return line.append(printable(str(poller.unexpected_error)), BAD)
         if poller.answer:
-            line.append(f"{printable(poller.answer)}   ", WARNING)
+            line.append(f"{printable(str(poller.answer))}   ", WARNING)
         if stored is None:
             hint = "press P to take one" if poller.is_live else "only a live run can be profiled"
             return line.append(f"No profile yet; {hint}" if poller.has_polled else "Loading …", MUTED)
         if stored.profile is None:
-            return line.append(printable(stored.problem), BAD)
+            return line.append(printable(str(stored.problem)), BAD)
         line.append(f"{stored.name}", STRONG)
         line.append(time.strftime("   taken %Y-%m-%d %H:%M", time.localtime(stored.profile.time)))
         return line.append(f"   {stored.number} of {stored.count}", MUTED)

@@ -71,7 +71,7 @@ class QueueScreen(GputrainScreen):
         self.show_title("queue")
         problem = self.queue_poller.problem or self.queue_poller.unexpected_error
         if problem is not None:
-            self.show_line("#queue-status", Text(f" {printable(problem)}", BAD, no_wrap=True, end=""))
+            self.show_line("#queue-status", Text(f" {printable(str(problem))}", BAD, no_wrap=True, end=""))
         elif self.queue_poller.rows is not None:
             self.show_line("#queue-status", queue_status_line(self.rows))
             panel = self.query_one("#queue", Lines)

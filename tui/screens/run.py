@@ -157,7 +157,7 @@ class RunScreen(ChartScreen):
             return failure_lines(snapshot, self.gputrain_app.gpu_poller.snapshot, self.size.width, self.app.console)
         line = Text(no_wrap=True, overflow="ellipsis", end="")
         if self._poller.unexpected_error is not None:
-            line.append(f" {printable(self._poller.unexpected_error)}", BAD)
+            line.append(f" {printable(str(self._poller.unexpected_error))}", BAD)
         elif snapshot.folder_missing:
             line.append(" The run folder was deleted; this is the last known state", BAD)
         elif snapshot.row.foreign:

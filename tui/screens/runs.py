@@ -179,7 +179,7 @@ class RunsScreen(GputrainScreen):
     def _empty_text(self) -> Text:
         poller = self.gputrain_app.run_list_poller
         if (problem := poller.problem or poller.unexpected_error) is not None:
-            return Text(printable(problem), MUTED)
+            return Text(printable(str(problem)), MUTED)
         if poller.rows is None:
             return Text("Loading …", MUTED)
         if self._view.request.query:

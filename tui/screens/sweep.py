@@ -102,7 +102,7 @@ class SweepScreen(GputrainScreen):
         self.show_title(f"sweep {printable(self.folder.name)}")
         self._report_launch()
         if problem is not None:
-            self.show_line("#sweep-status", Text(f" {printable(problem)}", BAD, no_wrap=True, end=""))
+            self.show_line("#sweep-status", Text(f" {printable(str(problem))}", BAD, no_wrap=True, end=""))
         elif status is None:
             self.show_line("#sweep-status", Text(" Loading …", MUTED, no_wrap=True, end=""))
         else:

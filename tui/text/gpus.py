@@ -12,6 +12,7 @@ from rich.text import Text
 from engine.gpus.current_use import find_current_use, processes_on
 from engine.gpus.snapshot import INSTANCE_READINGS, Gpu, GpuProcess, MigInstance, Missing, Reading, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
+from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from tui.palette import BAD, GOOD, MUTED, NOTICE, STRONG, WARNING
 from tui.text.tables import UNKNOWN, shorten_middle
@@ -317,14 +318,17 @@ def host_title_line(snapshot: Snapshot) -> Text:
     return line
 
 
-def no_driver_message(snapshot: Snapshot) -> str:
+def no_driver_problem(snapshot: Snapshot) -> Problem:
     """Return why there are no GPUs to show, and what a run would use instead."""
     from engine.utils.host import available_cores
 
     error, cores = printable(snapshot.error or ""), pluralize(available_cores(), "core")
     if snapshot.pending:
-        return f"{snapshot.host}: {error}. A run waits longer for the driver; try again."
+        reason = f"{snapshot.host}: {error}. A run waits longer for the driver; try again."
+        return Problem("", reason, code="timed-out")
     used = f"the CPU, {cores}"
     if torch_may_see_gpus():
         used = f"the GPUs that torch sees, else {used}"
-    return f"No NVIDIA driver on {snapshot.host} ({error}): training uses {used}."
+    return Problem(
+        "", f"No NVIDIA driver on {snapshot.host} ({error}): training uses {used}.", code="driver-unavailable"
+    )

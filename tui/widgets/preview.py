@@ -123,7 +123,7 @@ class Preview(Lines):
         if preview is None:
             figures = figure_lines(row, None, column) if self.with_text else []
             problem = self._poller.unexpected_error or ("" if row.unreadable else "Loading …")
-            return [*figures, Text(""), *wrap_text(Text(printable(problem), MUTED), width)]
+            return [*figures, Text(""), *wrap_text(Text(printable(str(problem)), MUTED), width)]
         room = self.size.height
         if not self.with_text:
             beside = two_columns and room < MIN_STACKED_LINES
