@@ -208,7 +208,8 @@ def read_sweep_file(path: Path, *, trust_owner: bool = False) -> tuple[SweepSett
     except OSError as error:
         raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
     if foreign is not None and not trust_owner:
-        raise UsageError.one(str(path), foreign, "copy it, or use it anyway with --trust-owner", code="foreign-writable")
+        advice = "copy it, or use it anyway with --trust-owner"
+        raise UsageError.one(str(path), foreign, advice, code="foreign-writable")
     values = _read_mapping(path.resolve())
     name, gpus = values.pop("name", None), values.pop("gpus", None)
     known = {part.name for part in fields(SweepSettings)} - {"fixed", "device"}

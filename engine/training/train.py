@@ -101,7 +101,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     recorded = checkpoint.get("decoder", "cpu") if checkpoint else None
     choices = choose_input(job, source, recorded, rank_info, store)
     data, pipeline_notes = _start_pipeline(job, source, sampler, position, *choices)
-    warnings = [*(Problem("", note) for note in notes), *pipeline_notes]
+    warnings = [*notes, *pipeline_notes]
     try:
         # 4. Build device, model, optimizer and process group, and restore their state.
         trainer = build_trainer(job, rank_info, store, channel, data, checkpoint)
@@ -174,7 +174,7 @@ def _start_pipeline(
     workers, max_workers = 0, None
     if pipeline_choice.pipeline == "stream":
         workers, max_workers = _num_workers(job, source, image_format, sampler, position.epoch)
-    warnings = [Problem("", text) for text in sampler_warnings(sampler) + pipeline_warnings(config, pipeline_choice)]
+    warnings = [*sampler_warnings(sampler), *pipeline_warnings(config, pipeline_choice)]
     footprint = LoaderFootprint.from_config(
         config,
         plan.local_world_size,
@@ -183,7 +183,7 @@ def _start_pipeline(
         plan.devices_per_rank,
         nccl=plan.uses_nccl,
     )
-    warnings += [Problem("", text) for text in loader_warnings(footprint)]
+    warnings += loader_warnings(footprint)
     if job.lr_range is not None:
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
@@ -200,7 +200,7 @@ def _start_pipeline(
         max_workers=max_workers,
         decoder_choice=decoder_choice,
     )
-    warnings += [Problem("", text) for text in pipeline.warnings]
+    warnings += pipeline.warnings
     return TrainingData(source, sampler, image_format, pipeline), warnings
 
 
@@ -271,7 +271,7 @@ def build_trainer(
         source=data.source,
         cpu_group=cpu_group,
         rank_devices=rank_devices,
-        notes=[Problem("", text) for text in network.notes],
+        notes=network.notes,
         pipeline_choice=data.pipeline.pipeline_choice,
         decoder_choice=data.pipeline.decoder_choice,
         warmup=warm_up(state, cpu_group),

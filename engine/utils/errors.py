@@ -30,7 +30,7 @@ class Problem:
     source: str = ""
     others: tuple[str, ...] = ()
     is_missing: bool = False
-    code: str = field(default="", kw_only=True)
+    code: str = field(kw_only=True)
 
     @property
     def message(self) -> str:
@@ -63,7 +63,7 @@ class UsageError(Exception):
         self.problems = list(problems)
 
     @classmethod
-    def one(cls, location: str, reason: str, advice: str = "", *, code: str = "") -> UsageError:
+    def one(cls, location: str, reason: str, advice: str = "", *, code: str) -> UsageError:
         """Create an error with a single problem."""
         return cls([Problem(location, reason, advice, code=code)])
 
@@ -71,7 +71,7 @@ class UsageError(Exception):
 class CodedError(Exception):
     """An error whose message is for the user. `code` is the kind of problem, as in `Problem`."""
 
-    def __init__(self, message: str, code: str = "") -> None:
+    def __init__(self, message: str, code: str) -> None:
         super().__init__(message, code)  # both are arguments, so that pickle keeps them
         self.code = code
 

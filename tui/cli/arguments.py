@@ -75,7 +75,7 @@ def announce_watch(folders: Sequence[RunFolder], *, take_over: bool = False) -> 
 def print_no_effect(resolved: ResolvedConfig) -> None:
     """Print a warning for each key of a config that is set and has no effect."""
     for _, warning in resolved.no_effect:
-        print_warning(str(warning))
+        print_warning(warning)
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:

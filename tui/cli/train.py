@@ -169,7 +169,7 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     rest = [argument for argument in arguments[1:] if argument not in ("--detach", "--headless")]
     launched = launch_run([arguments[0], "--headless", "--detached", *rest], runs_root(runs_dir))
     for warning in (*([launched.warning] if launched.warning is not None else []), *request.warnings):
-        print_warning(str(warning))
+        print_warning(warning)
     if request.config.run.resume:
         # That command does it, but its output is shown only if it refuses the request.
         announce_watch([RunFolder(request.runs_dir / str(request.config.run.name))], take_over=request.take_over)

@@ -171,7 +171,7 @@ def expected_size(plan: PackPlan) -> int:
 def write_pack(
     plan: PackPlan,
     on_progress: Callable[[PackProgress], None],
-    notify: Callable[[str], None],
+    notify: Callable[[Problem], object],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> PackSummary:
     """Pack a folder, or continue to pack it. `notify` is called with a sentence about images that are packed again.
@@ -222,14 +222,14 @@ def _write_images(
     partial: PartialPack,
     plan: PackPlan,
     on_progress: Callable[[PackProgress], None],
-    notify: Callable[[str], None],
+    notify: Callable[[Problem], object],
     should_stop: Callable[[], bool],
 ) -> int:
     """Write the images that are still missing, and return how many were kept."""
     request, stamps = plan.request, [plan.stamp(row) for row in plan.order]
     kept = partial.begin(stamps)
     if partial.restart_reason is not None:
-        notify(f"{partial.path}: {partial.restart_reason}")
+        notify(Problem(str(partial.path), partial.restart_reason, code="pack-restarted"))
     total, index_bytes, source_bytes = len(plan.order), plan.index_bytes(), int(plan.sizes.sum())
     written = sum(record.size for record in partial.records)
 

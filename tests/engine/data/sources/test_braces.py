@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.messages import raises_problem
-
 from engine.data.sources.braces import expand_braces
+from support.messages import raises_problem
 
 
 @pytest.mark.parametrize(
