@@ -86,7 +86,9 @@ class Preview(Lines):
 
     def on_resize(self) -> None:
         super().on_resize()
-        self._draw()
+        if self._timer is None:
+            # Only a visible panel requests its run: it may have been hidden when it was given the run.
+            self._load()
 
     def _draw(self) -> None:
         """Draw the run, if anything that is shown has changed."""
