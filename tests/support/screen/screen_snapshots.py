@@ -13,25 +13,18 @@ from tui.app import GputrainApp
 Compare = Callable[..., bool]
 Before = Callable[[Pilot[None]], Awaitable[None]]
 Size = tuple[int, int]
-DAILY_SIZES = ((80, 24), (160, 48))
+SIZE = (120, 34)
+"""Size of the snapshots. Layouts at other sizes are asserted in `tests/tui/screens/test_layout.py`."""
+DAILY_SIZES = ((80, 24), SIZE, (160, 48))
+"""Sizes of the snapshots of the screens that people use most: monitor, form, run and list of runs."""
 
-
-def size_name(size: Size) -> str:
-    """Name of a parameter: 80x24."""
-    return f"{size[0]}x{size[1]}"
-
-
-def at_sizes(*sizes: Size) -> pytest.MarkDecorator:
-    """Parametrize `size`. Of several sizes, those that are not among `DAILY_SIZES` are compared at night."""
-    daily = DAILY_SIZES if len(sizes) > 1 else sizes
-    parameters = [size if size in daily else pytest.param(size, marks=pytest.mark.nightly) for size in sizes]
-    return pytest.mark.parametrize("size", parameters, ids=[size_name(size) for size in sizes])
+at_daily_sizes = pytest.mark.parametrize("size", DAILY_SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 
 
 def matches_snapshot(
-    compare: Compare, app: GputrainApp, size: Size, keys: str = "", before: Before | None = None
+    compare: Compare, app: GputrainApp, keys: str = "", before: Before | None = None, size: Size = SIZE
 ) -> bool:
-    """Press `keys`, call `before`, and compare the screen of this size with its snapshot. Nothing may be clipped."""
+    """Press `keys`, call `before`, and compare the screen with its snapshot. Nothing may be clipped."""
 
     async def drive(pilot: Pilot[None]) -> None:
         await wait_until_idle(pilot)

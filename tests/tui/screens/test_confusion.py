@@ -352,13 +352,3 @@ def test_confusion_screen_clips_nothing_at_any_size(demo_run: RunFolder, size: t
             assert "Shirt → T-shirt/top: 104" in visible_text(pilot, "#pairs")
 
     drive(demo_run, act, size)
-
-
-def test_confusion_screen(demo_run: RunFolder, snap_compare: Callable[..., bool]) -> None:
-    async def open_screen(pilot: Pilot[None]) -> None:
-        await wait_until_idle(pilot)
-        await open_confusion(pilot)
-
-    os.chdir(demo_run.path.parent.parent)
-    app = demo_app(Path("runs"), run=demo_run.name)
-    assert snap_compare(app, terminal_size=(120, 34), run_before=open_screen)

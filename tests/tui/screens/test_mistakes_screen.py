@@ -22,8 +22,9 @@ from engine.utils.files import write_json
 from support.gputrain_command import Gputrain
 from support.runs.inspections import CLASSES, make_inspection
 from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
+from support.screen.layouts import each_layout, header_of, region_of
 from support.screen.screen_driver import drive, press, real_app
-from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.screen_snapshots import Compare, matches_snapshot
 from support.screen.terminal import Terminal
 from tui import inspection_poller
 from tui.app import GputrainApp
@@ -292,9 +293,8 @@ async def wait_until_idle_of_list(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-@at_sizes((80, 24), (160, 48))
 @pytest.mark.usefixtures("frozen_environment")
-def test_mistakes(snap_compare: Compare, size: Size, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes(snap_compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = inspected_run(Path("runs"), Path("photos"))
     # The path of the folder differs in each test.
     monkeypatch.setattr("tui.screens.mistakes.image_path", lambda *_: "/data/photos/cat/tabby.png")
@@ -305,4 +305,19 @@ def test_mistakes(snap_compare: Compare, size: Size, tmp_path: Path, monkeypatch
         await press(pilot, "right")
         await drawn(pilot)
 
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=run.name), size, before=open_screen)
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=run.name), before=open_screen)
+
+
+def test_mistakes_screen_lists_images_beside_the_picture_at_each_size(run: RunFolder) -> None:
+    panels = "inspected / list-tabs / images / picture / facts"
+    layouts = dict.fromkeys(((60, 20), (80, 24), (120, 34), (160, 48)), panels)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        async for columns, rows in each_layout(pilot, layouts, fills=False):
+            more = "p(pred) p(label) margin " if columns >= 160 else ""
+            assert header_of(pilot, "images") == f"loss {more}image"
+            images, picture = region_of(pilot, "images"), region_of(pilot, "picture-panel")
+            assert images.right == picture.x and images.bottom == picture.bottom == rows - 1
+
+    drive(real_app(run.path.parent, run.name), act)

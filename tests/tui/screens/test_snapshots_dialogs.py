@@ -14,34 +14,31 @@ from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
 from engine.utils.files import write_json
 from support.screen.demo_app import demo_app, demo_runs, wait_until, wait_until_idle
-from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.palette import DARK, LIGHT, Palette
 from tui.screens.dialogs import ConfigDialog
 from tui.screens.starting import StartingScreen
-from tui.theme import save_palette
 
-SIZES = [(80, 24), (160, 48)]
 REFUSAL = """warning: GPU 0 is also used by bob, with 11.0 GiB
 error: device.gpus: torch 2.14.1 cannot use GPU 0 (sm_30): it supports sm_75 and later
   train on other GPUs with --gpus, or on the CPU with --gpus cpu
 """
 
-pytestmark = [pytest.mark.usefixtures("frozen_environment"), at_sizes(*SIZES)]
+pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
-def test_help(snap_compare: Compare, size: Size) -> None:
+def test_help(snap_compare: Compare) -> None:
     demo_runs(Path("runs"))[0].release()
-    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "r question_mark")
+    assert matches_snapshot(snap_compare, demo_app(Path("runs")), "r question_mark")
 
 
-def test_log(snap_compare: Compare, size: Size) -> None:
+def test_log(snap_compare: Compare) -> None:
     owners = demo_runs(Path("runs"))
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "l slash 1 enter N")
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), "l slash 1 enter N")
     owners[0].release()
 
 
-def test_config(snap_compare: Compare, size: Size) -> None:
+def test_config(snap_compare: Compare) -> None:
     demo_runs(Path("runs"))[0].release()
 
     async def open_config(pilot: Pilot[None]) -> None:
@@ -51,7 +48,7 @@ def test_config(snap_compare: Compare, size: Size) -> None:
         await wait_until(pilot, lambda: len(dialog._lines) > 1)
         await wait_until_idle(pilot)
 
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=FINISHED_RUN), size, before=open_config)
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=FINISHED_RUN), before=open_config)
 
 
 def write_evaluation(path: Path) -> None:
@@ -68,12 +65,10 @@ def write_evaluation(path: Path) -> None:
     write_json(path, {"format": 1, "classes": classes, "last": result | {"epoch": 18}, "best": result | {"epoch": 17}})
 
 
-@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=lambda palette: palette.name)
-def test_confusion(snap_compare: Compare, size: Size, palette: Palette) -> None:
+def test_confusion(snap_compare: Compare) -> None:
     owners = demo_runs(Path("runs"))
     write_evaluation(RunFolder(Path("runs") / LIVE_RUN).evaluation)
-    save_palette(palette)
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), size, "v", wait_for_matrix)
+    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=LIVE_RUN), "v", wait_for_matrix)
     owners[0].release()
 
 
@@ -84,7 +79,7 @@ async def wait_for_matrix(pilot: Pilot[None]) -> None:
     await wait_until_idle(pilot)
 
 
-def test_start_that_was_refused(snap_compare: Compare, size: Size) -> None:
+def test_start_that_was_refused(snap_compare: Compare) -> None:
     with tempfile.TemporaryFile() as output:
         output.write(REFUSAL.encode())
         output.flush()
@@ -97,4 +92,4 @@ def test_start_that_was_refused(snap_compare: Compare, size: Size) -> None:
             await pilot.pause()
             await wait_until_idle(pilot)
 
-        assert matches_snapshot(snap_compare, app, size, before=open_start)
+        assert matches_snapshot(snap_compare, app, before=open_start)

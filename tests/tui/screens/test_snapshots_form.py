@@ -10,13 +10,8 @@ from textual.pilot import Pilot
 
 from support.screen.demo_app import demo_app, demo_runs, no_gpu_feed, wait_until, wait_until_idle
 from support.screen.form_driver import FAST_LR_FIND, wait_until_tested
-from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.screen_snapshots import Compare, Size, at_daily_sizes, matches_snapshot
 from tui.form import lr_test
-from tui.palette import LIGHT
-from tui.theme import save_palette
-
-SIZES = [(60, 20), (80, 24), (120, 34), (160, 48), (200, 60)]
-SMALL_SIZES = [(60, 20), (80, 24), (160, 48)]
 
 pytestmark = pytest.mark.usefixtures("frozen_environment", "large_terminal")
 
@@ -28,23 +23,15 @@ def large_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@at_sizes(*SIZES)
+@at_daily_sizes
 def test_form(snap_compare: Compare, size: Size) -> None:
     """A GPU that others use is selected, and the number of epochs is changed."""
     demo_runs(Path("runs"))[0].release()
     keys = "n down down 0 down 3 0"
-    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, keys)
+    assert matches_snapshot(snap_compare, demo_app(Path("runs")), keys, size=size)
 
 
-def test_form_in_light_theme(snap_compare: Compare) -> None:
-    demo_runs(Path("runs"))[0].release()
-    save_palette(LIGHT)
-    app = demo_app(Path("runs"))
-    assert matches_snapshot(snap_compare, app, (120, 34), "n down down down 3 0")
-
-
-@at_sizes(*SMALL_SIZES)
-def test_form_with_mistakes(snap_compare: Compare, size: Size) -> None:
+def test_form_with_mistakes(snap_compare: Compare) -> None:
     async def mistakes(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen
         for key, text in (("run.epochs", "many"), ("optim.lr", "-1")):
@@ -53,11 +40,10 @@ def test_form_with_mistakes(snap_compare: Compare, size: Size) -> None:
         await wait_until_idle(pilot)
 
     app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
-    assert matches_snapshot(snap_compare, app, size, "n", mistakes)
+    assert matches_snapshot(snap_compare, app, "n", mistakes)
 
 
-@at_sizes(*SMALL_SIZES)
-def test_form_with_choices(snap_compare: Compare, size: Size) -> None:
+def test_form_with_choices(snap_compare: Compare) -> None:
     async def open_schedules(pilot: Pilot[None]) -> None:
         screen: Any = pilot.app.screen
         screen.fields.select("schedule.name")
@@ -65,16 +51,10 @@ def test_form_with_choices(snap_compare: Compare, size: Size) -> None:
         await wait_until_idle(pilot)
 
     app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
-    assert matches_snapshot(snap_compare, app, size, "n", open_schedules)
+    assert matches_snapshot(snap_compare, app, "n", open_schedules)
 
 
-def test_form_with_search(snap_compare: Compare) -> None:
-    app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
-    assert matches_snapshot(snap_compare, app, (80, 24), "n ctrl+f e p o c h")
-
-
-@at_sizes(*SMALL_SIZES[1:])
-def test_form_with_lr_test(snap_compare: Compare, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_form_with_lr_test(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lr_test, "CHILD_PROGRAM", FAST_LR_FIND)
 
     async def finish(pilot: Pilot[None]) -> None:
@@ -86,4 +66,4 @@ def test_form_with_lr_test(snap_compare: Compare, size: Size, monkeypatch: pytes
         await wait_until(pilot, lambda: not pilot.app.screen.query("Toast"))
 
     app = demo_app(Path("runs"), no_gpu_feed(), demo=None)
-    assert matches_snapshot(snap_compare, app, size, "n", finish)
+    assert matches_snapshot(snap_compare, app, "n", finish)

@@ -1,4 +1,4 @@
-"""SVG snapshots of the queue screen."""
+"""The queue screen with runs of every state: an SVG snapshot, and its columns at other sizes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from textual.pilot import Pilot
 
 from engine.queue.listing import QueueRow, RowState
 from support.screen.demo_app import FROZEN_NOW, demo_app, demo_runs
-from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
-from tui.screens.queue import QueueScreen
+from support.screen.layouts import each_layout, header_of, region_of
+from support.screen.screen_driver import drive, press
+from support.screen.screen_snapshots import Compare, matches_snapshot
 
-SIZES = [(80, 24), (160, 48)]
-
-pytestmark = [pytest.mark.usefixtures("frozen_environment"), at_sizes(*SIZES)]
+pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
 def make_row(name: str, place: int | None, waited_s: float, **values: Any) -> QueueRow:
@@ -38,23 +37,26 @@ ROWS = [
 ]
 
 
-def show(rows: list[QueueRow], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: rows)
+@pytest.fixture(autouse=True)
+def queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of two users that wait, are held, wait for another run and were interrupted."""
+    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: ROWS)
     monkeypatch.setattr("engine.queue.listing.time.time", lambda: FROZEN_NOW)
 
 
-def test_queue(snap_compare: Compare, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of two users that wait, are held, wait for another run and were interrupted; the cursor is on the third."""
-    show(ROWS, monkeypatch)
+def test_queue(snap_compare: Compare) -> None:
     demo_runs(Path("runs"))[0].release()
-    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "Q down down")
+    assert matches_snapshot(snap_compare, demo_app(Path("runs")), "Q down down")
 
 
-def test_empty_queue(snap_compare: Compare, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
-    show([], monkeypatch)
-    demo_runs(Path("runs"))[0].release()
+def test_queue_shows_more_columns_with_more_room() -> None:
+    layouts = dict.fromkeys(((60, 20), (80, 24), (120, 34), (160, 48)), "queue-status / queue / queue-reason")
 
-    async def before(pilot: Pilot[None]) -> None:
-        assert isinstance(pilot.app.screen, QueueScreen)
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "Q", "down")
+        async for columns, _ in each_layout(pilot, layouts):
+            more = "user gpus priority " if columns >= 120 else ""
+            assert header_of(pilot, "queue") == f"# name state {more}waits reason"
+            assert region_of(pilot, "queue-reason").height == 4
 
-    assert matches_snapshot(snap_compare, demo_app(Path("runs")), size, "Q", before)
+    drive(demo_app(Path("runs")), act)

@@ -14,15 +14,10 @@ from engine.runs.trash import move_to_trash
 from support.runs.factories import write_labels
 from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until
 from support.screen.screen_driver import real_app
-from support.screen.screen_snapshots import Compare, Size, at_sizes, matches_snapshot
+from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.demo.server import FINISHED_RUN
 
-SIZES = [(80, 24), (160, 48)]
-
-pytestmark = [
-    pytest.mark.usefixtures("frozen_environment"),
-    at_sizes(*SIZES),
-]
+pytestmark = pytest.mark.usefixtures("frozen_environment")
 
 
 @pytest.fixture(autouse=True)
@@ -35,33 +30,16 @@ def runs(frozen_environment: None) -> Iterator[Path]:
         owner.release()
 
 
-def test_marks_and_order(snap_compare: Compare, runs: Path, size: Size) -> None:
+def test_marks_and_order(snap_compare: Compare, runs: Path) -> None:
     keys = "r j space space o b e s t underscore v a l enter"
-    assert matches_snapshot(snap_compare, demo_app(runs), size, keys)
+    assert matches_snapshot(snap_compare, demo_app(runs), keys)
 
 
-def test_filter_with_mistake(snap_compare: Compare, runs: Path, size: Size) -> None:
-    keys = "r slash l r equals_sign 0 full_stop 2 space v a l underscore l o s greater_than_sign 1"
-    assert matches_snapshot(snap_compare, demo_app(runs), size, keys)
+def test_columns_dialog(snap_compare: Compare, runs: Path) -> None:
+    assert matches_snapshot(snap_compare, demo_app(runs), "r w l r")
 
 
-def test_columns_dialog(snap_compare: Compare, runs: Path, size: Size) -> None:
-    assert matches_snapshot(snap_compare, demo_app(runs), size, "r w l r")
-
-
-def test_delete_question(snap_compare: Compare, runs: Path, size: Size) -> None:
-    async def wait_for_question(pilot: Pilot[None]) -> None:
-        await wait_until(pilot, lambda: "Move 2 runs to the trash?" in visible_text(pilot))
-
-    for name in (FINISHED_RUN, "cifar-4"):
-        # The size of what a run writes differs with the versions that it records.
-        for path in (runs / name).iterdir():
-            if path.is_file() and path.name not in ("config.yaml", "lock", "events.jsonl"):
-                path.unlink()
-    assert matches_snapshot(snap_compare, real_app(runs), size, "r j space space D", wait_for_question)
-
-
-def test_trash(snap_compare: Compare, runs: Path, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trash(snap_compare: Compare, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move_to_trash(RunFolder(runs / "cifar-4"))
     move_to_trash(RunFolder(runs / FINISHED_RUN))
     monkeypatch.setattr("tui.screens.trash.format_age", lambda _: "2 h")
@@ -69,4 +47,4 @@ def test_trash(snap_compare: Compare, runs: Path, size: Size, monkeypatch: pytes
     async def wait_for_runs(pilot: Pilot[None]) -> None:
         await wait_until(pilot, lambda: "Trash: 2 runs" in visible_text(pilot))
 
-    assert matches_snapshot(snap_compare, real_app(runs), size, "r z", wait_for_runs)
+    assert matches_snapshot(snap_compare, real_app(runs), "r z", wait_for_runs)

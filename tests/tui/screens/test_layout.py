@@ -1,0 +1,180 @@
+"""Where the screens have their panels, and which columns they show, at sizes from 60x20 to 200x60."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from support.screen.demo_app import demo_app, four_rank_run, no_gpu_feed, visible_text, wait_until_idle
+from support.screen.layouts import each_layout, header_of, region_of
+from support.screen.screen_driver import drive, press
+from tui.demo.server import LIVE_RUN
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+SIZES = SMALLEST, SMALL, MEDIUM, LARGE, LARGEST = (60, 20), (80, 24), (120, 34), (160, 48), (200, 60)
+
+
+def test_monitor_puts_panels_side_by_side_and_shows_more_of_each_gpu(demo_runs_folder: Path) -> None:
+    stacked, beside = "gpus / processes / runs", "gpus / processes runs / preview / host"
+    layouts = {SMALLEST: stacked, SMALL: stacked, MEDIUM: beside, LARGE: beside, LARGEST: beside}
+    gpus = {SMALLEST: "GPU busy memory GiB °C used by 10 min", SMALL: "GPU busy SM memory GiB W °C used by 10 min"}
+    readings = {MEDIUM: "temp power tensor", LARGE: "temp power tensor clock", LARGEST: "temp power clock PCIe state"}
+    with_host_memory = {SMALL, LARGE, LARGEST}
+
+    async def act(pilot: Pilot[None]) -> None:
+        async for size in each_layout(pilot, layouts):
+            assert header_of(pilot, "gpus") == gpus[size] if size in gpus else "used by" in header_of(pilot, "gpus")
+            text = visible_text(pilot, "#gpus")
+            assert all(name in text for name in readings.get(size, "").split())
+            assert ("host mem" in header_of(pilot, "processes")) is (size in with_host_memory)
+            assert ("accuracy" in visible_text(pilot, "#preview")) is (size >= MEDIUM)
+            # Each GPU has as many lines as fit; in a small terminal, the list scrolls.
+            assert (text.count("fashion-17 rank"), region_of(pilot, "gpus").height) == {
+                SMALLEST: (2, 8), SMALL: (2, 11), MEDIUM: (3, 19), LARGE: (3, 27), LARGEST: (3, 35)
+            }[size]  # fmt: skip
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_monitor_without_gpu_gives_their_room_to_host_and_preview(demo_runs_folder: Path) -> None:
+    beside = "host runs / preview"
+    layouts = {SMALLEST: "host / runs", SMALL: "host / runs / preview", MEDIUM: beside, LARGE: beside, LARGEST: beside}
+
+    async def act(pilot: Pilot[None]) -> None:
+        async for size in each_layout(pilot, layouts):
+            assert region_of(pilot, "host").height == {SMALLEST: 6, SMALL: 7}.get(size, size[1] - 2)
+
+    drive(demo_app(demo_runs_folder, no_gpu_feed()), act)
+
+
+def test_run_shows_more_charts_and_the_past_of_the_ranks_with_more_room(demo_runs_folder: Path) -> None:
+    status, four = "progress / bottleneck", "loss accuracy / lr grad_norm / ranks / log"
+    layouts = {
+        SMALLEST: f"{status} / loss / ranks",
+        SMALL: f"{status} / loss accuracy / ranks / log",
+        MEDIUM: f"{status} / loss accuracy / lr ranks / log",
+        LARGE: f"{status} / {four}",
+        LARGEST: f"{status} / {four}",
+    }
+    past = {SMALLEST: "", SMALL: "-2 min now", MEDIUM: "-2 min now", LARGE: "-10 min -5 min now"}
+
+    async def act(pilot: Pilot[None]) -> None:
+        async for size in each_layout(pilot, layouts):
+            ranks = header_of(pilot, "ranks")
+            assert ranks.startswith("rank GPU busy memory power temp data")
+            assert ranks.endswith(past.get(size, "-4 min -2 min now"))
+            assert ("step 278/469" in visible_text(pilot, "#progress")) is (size != SMALLEST)
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+
+
+def test_failed_run_shows_its_whole_message_at_each_size(demo_runs_folder: Path) -> None:
+    layouts = {
+        SMALLEST: "progress / message / loss / ranks",
+        SMALL: "progress / message / loss accuracy / ranks / log",
+        MEDIUM: "progress / message / loss accuracy / lr ranks / log",
+        LARGE: "progress / message / loss accuracy / lr grad_norm / ranks / log",
+    }
+
+    async def act(pilot: Pilot[None]) -> None:
+        async for size in each_layout(pilot, layouts):
+            assert region_of(pilot, "message").height == {SMALLEST: 5, SMALL: 3}.get(size, 2)
+            words = visible_text(pilot, "#message").replace("┃", "").split()
+            assert words[-3:] == ["`gputrain", "resume", "cifar-4`"]
+
+    drive(demo_app(demo_runs_folder, run="cifar-4"), act)
+
+
+def test_run_of_four_ranks_shows_all_of_them_at_each_size(tmp_path: Path) -> None:
+    owner = four_rank_run(tmp_path / "runs")
+    lines_per_rank = {SMALL: 1, MEDIUM: 1, LARGE: 2, LARGEST: 2}
+
+    async def act(pilot: Pilot[None]) -> None:
+        for size, lines in lines_per_rank.items():
+            await pilot.resize_terminal(*size)
+            await wait_until_idle(pilot)
+            rows = [row.strip("│ ") for row in visible_text(pilot, "#ranks").splitlines()[2:-1]]
+            assert [row.split()[0] for row in rows][::lines] == ["0", "1", "2", "3"], size
+
+    drive(demo_app(tmp_path / "runs", run="wide-4"), act)
+    owner.release()
+
+
+def test_runs_show_more_columns_with_more_room(demo_runs_folder: Path) -> None:
+    layouts = {(60, 15): "all-runs"} | dict.fromkeys(SIZES, "all-runs / run-preview")
+    last_column = {(60, 15): "age", SMALLEST: "age", SMALL: "dataset", MEDIUM: "seed"}
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        async for size in each_layout(pilot, layouts):
+            columns = header_of(pilot, "all-runs").split()
+            assert (columns[0], columns[-1]) == ("name", last_column.get(size, "images/s"))
+            assert region_of(pilot, "all-runs").height == (13 if size == (60, 15) else 6)
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_form_hides_chart_and_command_in_narrow_terminal(demo_runs_folder: Path) -> None:
+    beside = "field-lines form-lr / plan / command / about"
+    layouts = {SMALLEST: "field-lines / plan / about"} | dict.fromkeys(SIZES[1:], beside)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        async for size in each_layout(pilot, layouts):
+            assert region_of(pilot, "fields").width == (60 if size == SMALLEST else size[0] * 3 // 5)
+            assert region_of(pilot, "about").height == (3 if size == SMALLEST else 2)
+            rows = [row[1:].rstrip("│▁▂▃▄▅▆▇█ ") for row in visible_text(pilot, "#field-lines").splitlines()]
+            notes = {row[2:20].strip(): row[40:] for row in rows}
+            # Facts are beside the values first, then summaries where they fit, and all fields where the list fits.
+            assert bool(notes["dataset"]) is (size >= MEDIUM)
+            assert bool(notes["epochs"]) is (size >= LARGE)
+            assert ("seed" in notes) is (size >= LARGE)
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_gpu_shows_six_graphs_unless_the_terminal_is_small(demo_runs_folder: Path) -> None:
+    graphs = "busy memory power / sm_active tensor_active temperature"
+    layouts = {SMALLEST: "busy memory power / facts / processes"} | dict.fromkeys(
+        SIZES[1:], f"{graphs} / facts / processes"
+    )
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter")
+        async for size in each_layout(pilot, layouts):
+            # A low terminal has one group of readings per line, without a frame.
+            assert visible_text(pilot, "#facts").startswith("╭") is (size >= MEDIUM)
+            # A graph that is wide enough has its mean in the frame, one that is high enough its axis.
+            assert ("mean" in visible_text(pilot, "#busy")) is (size >= MEDIUM)
+            assert ("┤" in visible_text(pilot, "#busy")) is (size >= MEDIUM)
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_confusion_puts_rankings_below_the_matrix_in_narrow_terminal(demo_runs_folder: Path) -> None:
+    beside, below = "scores / matrix pairs / classes", "scores / matrix / pairs classes"
+    layouts = {(60, 15): "scores / matrix", SMALLEST: below, SMALL: below, MEDIUM: beside, LARGE: beside}
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "v")
+        async for size in each_layout(pilot, layouts):
+            assert region_of(pilot, "matrix").width == (size[0] - 46 if size >= MEDIUM else size[0])
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+
+
+def test_dialogs_are_in_the_middle_of_each_size(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        for width, height in SIZES:
+            await pilot.resize_terminal(width, height)
+            for key in ("question_mark", "l", "d"):
+                await press(pilot, key)
+                region = pilot.app.screen.query_one(".dialog").region
+                assert abs(width - region.right - region.x) <= 1 and abs(height - region.bottom - region.y) <= 1
+                assert 0 < region.x < 0.3 * width and 0 < region.y < 0.3 * height
+                await pilot.press("escape")
+
+    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
