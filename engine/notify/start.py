@@ -55,9 +55,10 @@ class RunNotifier:
         if not self._sink.failed:
             raise SinkError(f"it {status}")
         # Without `waited_s`: the message that the run has its GPUs was sent.
-        notifier, warnings = start_watcher(folder, config, journal_start=self.journal_start)
+        notifier, _ = start_watcher(folder, config, journal_start=self.journal_start)
         if notifier.process is None:
-            raise SinkError("; ".join(map(str, warnings)))
+            # The sink, which has failed before, reports no reason of a later failure.
+            raise SinkError("it cannot be started")
         self.process = notifier.process
 
     def wait_for_last_message(self) -> None:

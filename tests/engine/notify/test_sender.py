@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine.notify.message import test_message as make_test_message
-from engine.notify.sender import redact, send_message
+from engine.notify.sender import Delivery, describe_service, redact, send_message
 from support.messages import says
 from support.servers.notify_server import PASSWORD, gone_server, hanging_server, notify_server
 
@@ -58,6 +59,28 @@ def test_sender_without_destinations_starts_no_process() -> None:
     [delivery] = send_message(make_test_message("host"), ["env:UNSET_X"])
     assert (delivery.sent, delivery.can_retry, delivery.code) == (False, False, "missing-value")
     assert says(delivery.line, "missing-value", "env:UNSET_X", "export UNSET_X=URL")
+
+
+def test_delivery_line_names_service_only_if_known() -> None:
+    assert Delivery("env:A", sent=False, reason="403").line == "env:A: 403"
+    assert Delivery("env:A", sent=False, service="ntfy", reason="403").line == "env:A (ntfy): 403"
+
+
+@pytest.mark.parametrize(
+    ("template", "host", "shown"),
+    [
+        ("{schema}://{host}", "example.org", "ntfy at example.org"),
+        ("{schema}://{host}", "topic", "ntfy"),
+        ("{schema}://{token}", "example.org", "ntfy"),
+    ],
+)
+def test_service_is_shown_with_host_but_not_with_token_in_its_place(template: str, host: str, shown: str) -> None:
+    assert describe_service(SimpleNamespace(service_name="ntfy", host=host, templates=(template,))) == shown
+
+
+def test_redact_hides_parts_from_shortest_secret_on() -> None:
+    assert redact("abc failed", "ntfy://abc") == "… failed"
+    assert redact("ab failed", "ntfy://ab") == "ab failed"
 
 
 def test_redact_hides_user_password_token_and_topic_but_not_host() -> None:
