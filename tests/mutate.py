@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -142,12 +142,13 @@ def make_mutant(path: str, span: CodeRange, code: str, source: str) -> Mutant:
 
 
 class Baseline:
-    """Plugin that records which tests reach which lines, and which packages they import."""
+    """Plugin that records how long each test takes, which lines it reaches, and which packages the tests import."""
 
     def __init__(self, tree: Path, paths: Sequence[str], report: Path) -> None:
         self.tree, self.report = tree, report
         self.paths = {path: str(tree / path) for path in paths}
         self.coverage = coverage.Coverage(data_file=None, config_file=False, include=[*self.paths.values()])
+        self.seconds: dict[str, float] = {}
 
     def pytest_sessionstart(self) -> None:
         self.coverage.start()
@@ -155,7 +156,10 @@ class Baseline:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self.coverage.switch_context(item.nodeid)
-        return (yield)
+        start_s = time.monotonic()
+        result = yield
+        self.seconds[item.nodeid] = time.monotonic() - start_s
+        return result
 
     def pytest_sessionfinish(self) -> None:
         self.coverage.stop()
@@ -163,17 +167,17 @@ class Baseline:
         tests = {path: data.contexts_by_lineno(file) for path, file in self.paths.items()}
         files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if "." not in name}
         packages = [name for name, file in files.items() if file and not Path(file).is_relative_to(self.tree)]
-        self.report.write_text(json.dumps({"tests": tests, "packages": packages}))
+        self.report.write_text(json.dumps({"tests": tests, "seconds": self.seconds, "packages": packages}))
 
 
 class ReachingFirst:
-    """Plugin that runs the tests first that reach the changed line."""
+    """Plugin that runs the tests first that reach the changed line, the fastest of them first."""
 
-    def __init__(self, reaching: Iterable[str]) -> None:
-        self.reaching = {*reaching}
+    def __init__(self, seconds: Mapping[str, float], reaching: Iterable[str]) -> None:
+        self.seconds, self.reaching = seconds, {*reaching}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: item.nodeid not in self.reaching)
+        items.sort(key=lambda item: (item.nodeid not in self.reaching, self.seconds.get(item.nodeid, 0.0)))
 
 
 def run_tests(folder: Path, tests: Sequence[str], plugin: object, limit_s: float | None = None) -> int | None:
@@ -218,7 +222,7 @@ class MutantRunner:
         copy_repository(cls.folder / "tree")
 
     @classmethod
-    def test(cls, mutant: Mutant, tests: Sequence[str], reaching: Iterable[str], limit_s: float) -> str | None:
+    def test(cls, mutant: Mutant, tests: Sequence[str], plugin: ReachingFirst, limit_s: float) -> str | None:
         """Return what killed a mutant, or None if it survived."""
         path = cls.folder / "tree" / mutant.path
         original = path.read_text()
@@ -226,7 +230,7 @@ class MutantRunner:
         # Python recompiles a file whose size or second of modification differs.
         cls.tested += 1
         os.utime(path, (cls.tested, cls.tested))
-        code = run_tests(cls.folder, tests, ReachingFirst(reaching), limit_s)
+        code = run_tests(cls.folder, tests, plugin, limit_s)
         path.write_text(original)
         if code is None:
             return f"the time limit of {limit_s:.0f} s"
@@ -266,13 +270,13 @@ def find_files(module: str) -> list[str]:
     return [str(file.relative_to(ROOT)) for file in files]
 
 
-def find_mirror(module: str) -> str:
-    """Return the tests of a module or package. Raises SystemExit if there are none."""
+def find_mirror(module: str) -> list[str]:
+    """Return the tests that mirror a module or package. Raises SystemExit if there are none."""
     path = ROOT / "tests" / module.replace(".", "/")
-    tests = path if path.is_dir() else path.with_name(f"test_{path.name}.py")
-    if not tests.exists():
-        sys.exit(f"{module} has no tests at {tests}. Name its tests with --tests.")
-    return str(tests.relative_to(ROOT))
+    tests = [path] if path.is_dir() else sorted(path.parent.glob(f"test_{path.name}*.py"))
+    if not tests:
+        sys.exit(f"{module} has no tests at {path}. Name its tests with --tests.")
+    return [str(test.relative_to(ROOT)) for test in tests]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -287,7 +291,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    tests = arguments.tests or [find_mirror(module) for module in arguments.modules]
+    tests = arguments.tests or [test for module in arguments.modules for test in find_mirror(module)]
     paths = [path for module in arguments.modules for path in find_files(module)]
     mutants = find_mutants(paths, arguments.seed, arguments.count)
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
@@ -308,7 +312,8 @@ def main() -> None:
             for mutant in mutants:
                 lines = map(str, range(mutant.first_line, mutant.last_line + 1))
                 reaching = [test for line in lines for test in baseline["tests"][mutant.path].get(line, [])]
-                futures[pool.submit(MutantRunner.test, mutant, tests, reaching, limit_s)] = mutant
+                plugin = ReachingFirst(baseline["seconds"], reaching)
+                futures[pool.submit(MutantRunner.test, mutant, tests, plugin, limit_s)] = mutant
             for tested, future in enumerate(as_completed(futures), 1):
                 mutant = futures[future]
                 killer = future.result()
