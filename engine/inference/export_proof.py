@@ -253,7 +253,8 @@ def _load(load: Callable[[Path], Images], path: Path, expected: Images, proof: P
         pixels = load(path)
     except Exception as error:
         # Decoders raise arbitrary exceptions.
-        proof.add_fault(f"preprocess.py cannot read {path.name}: {error or type(error).__name__}", code="bad-image")
+        reason = str(error) or type(error).__name__
+        proof.add_fault(f"preprocess.py cannot read {path.name}: {reason}", code="bad-image")
         return np.zeros_like(expected)
     if pixels.shape != expected.shape or pixels.dtype != np.uint8:
         text = f"preprocess.py returns {pixels.dtype} of shape {pixels.shape}, not {expected.shape}"
