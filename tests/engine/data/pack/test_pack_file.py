@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.data.pack.pack_file import HEADER_BYTES, InvalidPackError, Pack, PackIndex, open_pack
+from engine.data.pack import verify
+from engine.data.pack.pack_file import (
+    HEADER_BYTES,
+    PACK_AGAIN,
+    InvalidPackError,
+    Pack,
+    PackIndex,
+    open_pack,
+)
 from engine.data.pack.verify import damaged_images
 from engine.data.sources.base import UnreadableImageError
 from engine.utils.errors import UsageError
@@ -28,6 +36,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def packed(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(original, tmp_path / "photos.gpk"))
+
+
+def test_packed_set_begins_with_magic_and_version(original: Path) -> None:
+    assert original.read_bytes()[:12] == b"\x89GPK\r\n\x1a\n\x01\x00\x00\x00"
 
 
 def flip_byte(path: Path, position: int) -> None:
@@ -65,6 +77,16 @@ def test_verify_names_each_damaged_image(packed: Path) -> None:
     }
 
 
+def test_verify_reports_progress_and_stops_on_request(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "BATCH_IMAGES", 10)
+    progress: list[int] = []
+    pack = Pack(str(packed))
+    assert list(damaged_images(pack, progress.append)) == []
+    assert progress == [10, 20, NUM_PHOTOS]
+    list(damaged_images(pack, progress.append, lambda: len(progress) == 5))
+    assert progress[3:] == [10, 20]
+
+
 def test_flipped_byte_anywhere_is_found(packed: Path) -> None:
     """In the header, between header and index, and in the index with names, classes and options."""
     size = packed.stat().st_size
@@ -84,6 +106,8 @@ def test_truncated_file_is_refused_in_one_sentence(kept: int, packed: Path) -> N
         open_pack(str(packed), "data.path")
     (problem,) = error.value.problems
     assert problem.reason.removeprefix(f"{packed} ").startswith("is truncated" if kept else "is not finished")
+    # The command that packs an unfinished set continues.
+    assert (problem.advice == PACK_AGAIN) is (kept != 0)
 
 
 def test_file_truncated_while_open_names_image(packed: Path) -> None:
@@ -179,6 +203,11 @@ def test_index_that_misleads_is_refused(changes: dict[str, object], reason: str,
     assert Pack(str(write_index(tmp_path / "right.gpk"))).num_images == 3
     with pytest.raises(InvalidPackError, match=reason):
         Pack(str(write_index(tmp_path / "wrong.gpk", **changes)))
+
+
+def test_packed_set_may_have_one_training_image(tmp_path: Path) -> None:
+    pack = Pack(str(write_index(tmp_path / "a.gpk", num_train=1, num_val=2)))
+    assert (pack.num_train, pack.num_val) == (1, 2)
 
 
 def test_verify_refuses_bytes_that_belong_to_no_image(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 from engine.data.pack import partial
 from engine.data.pack.pack_file import Pack
 from engine.data.pack.reencode import Encoding, reencode, restart_interval
-from engine.data.pack.writer import PackProgress, PackRequest, PackStopped, expected_size, make_plan
+from engine.data.pack.writer import PackProgress, PackRequest, PackStopped, expected_size, make_plan, write_pack
 from engine.utils.errors import UsageError
 from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
 from support.gputrain_command import ROOT
@@ -324,3 +324,27 @@ def test_empty_class_is_packed_only_if_allowed(tmp_path: Path) -> None:
 def test_expected_size_is_that_of_pack(photos: Path, whole: bytes, tmp_path: Path) -> None:
     size = expected_size(make_plan(PackRequest(photos, tmp_path / "a.gpk", REDUCED)))
     assert abs(size - len(whole)) < 200
+
+
+@pytest.mark.parametrize("encoding", [None, REDUCED])
+def test_image_that_changes_while_it_is_packed_is_refused(encoding: Encoding | None, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos")
+    plan = make_plan(PackRequest(photos, tmp_path / "a.gpk", encoding))
+    changed = photos / plan.names[5]
+    os.utime(changed, (1, 1))
+    with pytest.raises(UsageError) as error:
+        write_pack(plan, lambda _: None, lambda _: None)
+    assert [problem.location for problem in error.value.problems] == [str(changed)]
+
+
+def test_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos")
+    plan = make_plan(PackRequest(photos, tmp_path / "a.gpk", REDUCED))
+    damaged = photos / plan.names[5]
+    status = damaged.stat()
+    damaged.write_bytes(bytes(status.st_size))
+    os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(UsageError) as error:
+        write_pack(plan, lambda _: None, lambda _: None)
+    (problem,) = error.value.problems
+    assert (problem.location, str(damaged) in problem.reason) == ("FOLDER", True)
