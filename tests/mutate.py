@@ -189,8 +189,8 @@ def run_tests(folder: Path, tests: Sequence[str], plugin: object, limit_s: float
             for stream in (1, 2):
                 os.dup2(output, stream)
             os.chdir(folder / "tree")
-            # Commands that a test starts import the copy, too.
-            os.environ["PYTHONPATH"] = str(folder / "tree")
+            # Instead of the folder of this script. Commands that a test starts import the copy, too.
+            sys.path[0] = os.environ["PYTHONPATH"] = str(folder / "tree")
             options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}"]
             code = int(pytest.main([*options, *tests], [plugin]))
             sys.stdout.flush()
