@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,15 @@ import pytest
 
 from support.gpu.fake_cuda import Rehearsal, build_fake_cuda, find_reason_to_skip
 from support.gpu.fake_gpu_host import FakeGpuHost, build_fake_driver, load_fake_driver
-from support.gputrain_command import GPUTRAIN, ROOT, FinishedRun, Gputrain, isolated_gputrain
+from support.gputrain_command import (
+    GPUTRAIN,
+    ROOT,
+    FinishedRun,
+    Gputrain,
+    SharedGputrain,
+    clean_environment,
+    isolated_gputrain,
+)
 
 pytest_plugins = ["support.cpu_time"]
 
@@ -37,8 +45,11 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    # A full collection traverses every imported module. With the default thresholds, they take a fifth of the time of
-    # the screen tests.
+    # Otherwise, each full collection traverses every imported module, and pytest makes five of them at its end.
+    gc.freeze()
+    # Triton's bindings report what is not collected at the exit as leaks.
+    atexit.register(gc.unfreeze)
+    # With the default thresholds, collections take a fifth of the time of the screen tests.
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
 
@@ -119,34 +130,29 @@ def loaded_gpu_host(gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 @pytest.fixture(scope="session")
-def shared_gputrain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gputrain]:
-    """Command for runs that several tests read."""
-    yield from isolated_gputrain(tmp_path_factory.mktemp("shared"))
+def shared_gputrain(tmp_path_factory: pytest.TempPathFactory) -> SharedGputrain:
+    """Command for runs that several tests read, in one folder for all xdist workers."""
+    folder = folder_of_all_workers(tmp_path_factory) / "shared"
+    return SharedGputrain(folder, clean_environment(folder))
 
 
 @pytest.fixture(scope="session")
-def repeated_digits_run(shared_gputrain: Gputrain) -> subprocess.Popen[str]:
-    """A repetition of `digits_run`, running concurrently with it."""
-    return shared_gputrain.start("run", "--headless", "digits", "--name", "again")
-
-
-@pytest.fixture(scope="session")
-def digits_run(shared_gputrain: Gputrain, repeated_digits_run: subprocess.Popen[str]) -> FinishedRun:
+def digits_run(shared_gputrain: SharedGputrain) -> FinishedRun:
     """The README's main example, with its events on stdout."""
-    done = shared_gputrain("run", "--headless", str(ROOT / "configs" / "digits.yaml"), "--name", "digits", "--json")
-    return FinishedRun(done, shared_gputrain.runs / "digits")
+    config = str(ROOT / "configs" / "digits.yaml")
+    return shared_gputrain.train_once("digits", GPUTRAIN, "run", "--headless", config, "--name", "digits", "--json")
 
 
 @pytest.fixture(scope="session")
-def short_run_on_terminal(shared_gputrain: Gputrain) -> subprocess.Popen[str]:
-    """A run like `short_run`, concurrently and on a terminal. Its output goes to the file `typescript`."""
-    command = f"{GPUTRAIN} run --headless digits --name shown --ranks 1 --epochs 2 run.log_every=5"
+def repeated_digits_run(shared_gputrain: SharedGputrain) -> FinishedRun:
+    """A repetition of `digits_run`, on a terminal."""
     script = shutil.which("script") or "/usr/bin/script"
-    return shared_gputrain.start(script, "-qec", command, "typescript", stdout=subprocess.DEVNULL)
+    command = f"{GPUTRAIN} run --headless digits --name again"
+    return shared_gputrain.train_once("again", script, "-qec", command, "/dev/null")
 
 
 @pytest.fixture(scope="session")
-def short_run(shared_gputrain: Gputrain, short_run_on_terminal: subprocess.Popen[str]) -> FinishedRun:
+def short_run(shared_gputrain: SharedGputrain) -> FinishedRun:
     """A run with one rank and two epochs, and with the default output."""
-    done = shared_gputrain("run", "--headless", "digits", "--name", "short", "--ranks", "1", "--epochs", "2")
-    return FinishedRun(done, shared_gputrain.runs / "short")
+    options = ("--ranks", "1", "--epochs", "2")
+    return shared_gputrain.train_once("short", GPUTRAIN, "run", "--headless", "digits", "--name", "short", *options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.config.loader import resolve_config
-from support.gputrain_command import FinishedRun, Gputrain, read_events, without_timings
+from support.gputrain_command import FinishedRun, SharedGputrain, read_events, without_timings
 from support.runs.trained_run import call
 
 
@@ -67,14 +66,9 @@ def test_digits_run_saved_config_matches_original(digits_run: FinishedRun) -> No
     assert saved == original
 
 
-def test_digits_run_is_reproducible_with_same_seed(
-    digits_run: FinishedRun, repeated_digits_run: subprocess.Popen[str]
-) -> None:
-    _, output = repeated_digits_run.communicate(timeout=100)
-    assert repeated_digits_run.returncode == 0, output
-    assert without_timings(read_events(digits_run.path.with_name("again"))) == without_timings(
-        read_events(digits_run.path)
-    )
+def test_digits_run_is_reproducible_with_same_seed(digits_run: FinishedRun, repeated_digits_run: FinishedRun) -> None:
+    assert repeated_digits_run.process.returncode == 0, repeated_digits_run.process.stdout
+    assert without_timings(read_events(repeated_digits_run.path)) == without_timings(read_events(digits_run.path))
 
 
 def test_digits_run_writes_tensorboard_scalars(digits_run: FinishedRun) -> None:
@@ -108,7 +102,7 @@ def test_digits_run_best_checkpoint_is_best_epoch(digits_run: FinishedRun) -> No
     assert best["best_accuracy"] == summary["best_val_accuracy"]
 
 
-def test_runs_command_lists_digits_run(digits_run: FinishedRun, shared_gputrain: Gputrain) -> None:
+def test_runs_command_lists_digits_run(digits_run: FinishedRun, shared_gputrain: SharedGputrain) -> None:
     runs = json.loads(shared_gputrain("runs", "--json").stdout)["runs"]
     row = next(row for row in runs if row["name"] == "digits")
     assert (row["state"], row["epoch"], row["epochs"]) == ("finished", 15, 15)
@@ -121,7 +115,7 @@ def test_logs_command_prints_run_log(digits_run: FinishedRun) -> None:
     assert "epoch  15 " in log
 
 
-def test_resume_of_finished_run_does_nothing(digits_run: FinishedRun, shared_gputrain: Gputrain) -> None:
+def test_resume_of_finished_run_does_nothing(digits_run: FinishedRun, shared_gputrain: SharedGputrain) -> None:
     before = (digits_run.path / "events.jsonl").read_text()
     done = shared_gputrain("resume", "digits")
     assert done.returncode == 0
@@ -155,12 +149,9 @@ def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None
     assert summary["devices"] == "the CPU"
 
 
-def test_run_prints_progress_bar_on_terminal(
-    short_run_on_terminal: subprocess.Popen[str], shared_gputrain: Gputrain
-) -> None:
-    assert short_run_on_terminal.wait(100) == 0
-    output = (shared_gputrain.folder / "typescript").read_text()
-    assert "epoch 2/2" in output
+def test_run_prints_progress_bar_on_terminal(repeated_digits_run: FinishedRun) -> None:
+    output = repeated_digits_run.process.stdout
+    assert "epoch 2/15" in output
     assert "images/s  loss" in output
     assert "epoch   2  train loss" in output
     assert "finished" in output

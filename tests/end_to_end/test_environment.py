@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.gputrain_command import GPUTRAIN, FinishedRun, Gputrain
+from support.gputrain_command import GPUTRAIN, FinishedRun, SharedGputrain
 
 FAULTS = {
     "stdin closed": 'exec "$@" <&-',
@@ -44,7 +44,7 @@ COMMANDS = (
 @pytest.mark.nightly
 @pytest.mark.parametrize(("command", "fault"), list(product(COMMANDS, FAULTS)))
 def test_command_works_or_ends_with_one_sentence(
-    shared_gputrain: Gputrain, digits_run: FinishedRun, tmp_path: Path, command: str, fault: str
+    shared_gputrain: SharedGputrain, digits_run: FinishedRun, tmp_path: Path, command: str, fault: str
 ) -> None:
     if fault == "unknown user" and subprocess.run(["unshare", "-U", "true"], check=False).returncode != 0:
         pytest.skip("unprivileged user namespaces are not available")

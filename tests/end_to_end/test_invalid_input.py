@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from engine.runs.claimed_run import claim_run
-from support.gputrain_command import FinishedRun, Gputrain
+from support.gputrain_command import FinishedRun, Gputrain, SharedGputrain
 from tui.cli.main import app
 
 # Rejected by the config alone.
@@ -83,7 +83,9 @@ def test_run_rejects_model_that_ranks_cannot_build_and_leaves_no_folder(gputrain
     assert not gputrain.runs.exists()
 
 
-def test_run_rejects_existing_name_and_keeps_its_journal(short_run: FinishedRun, shared_gputrain: Gputrain) -> None:
+def test_run_rejects_existing_name_and_keeps_its_journal(
+    short_run: FinishedRun, shared_gputrain: SharedGputrain
+) -> None:
     before = (short_run.path / "events.jsonl").read_text()
     done = shared_gputrain("run", "--headless", "digits", "--name", "short")
     assert done.returncode == 2
@@ -92,7 +94,7 @@ def test_run_rejects_existing_name_and_keeps_its_journal(short_run: FinishedRun,
     assert (short_run.path / "events.jsonl").read_text() == before
 
 
-def test_stop_reports_finished_run(short_run: FinishedRun, shared_gputrain: Gputrain) -> None:
+def test_stop_reports_finished_run(short_run: FinishedRun, shared_gputrain: SharedGputrain) -> None:
     done = shared_gputrain("stop", "short")
     assert (done.returncode, done.stderr) == (0, "short is not running: it is finished.\n")
 

@@ -21,7 +21,7 @@ from engine.launch.handshake import RankZeroEndedError, exit_code_of_rank_0, sha
 from engine.launch.node import collect_rank_problems, share_problems
 from engine.training.job import ExitCode
 from engine.utils.errors import Problem
-from support.gputrain_command import GPUTRAIN, Gputrain, read_events, wait_for, without_timings
+from support.gputrain_command import GPUTRAIN, Gputrain, SharedGputrain, read_events, wait_for, without_timings
 from support.runs.factories import find_free_port
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
@@ -42,12 +42,13 @@ def torchrun(gputrain: Gputrain, *options: str, arguments: list[str]) -> subproc
 
 
 @pytest.fixture(scope="session")
-def spawned_run_events(shared_gputrain: Gputrain) -> list[dict[str, object]]:
-    done = shared_gputrain(*RUN, "--name", "spawned")
-    assert done.returncode == 0, done.stderr
-    return without_timings(read_events(shared_gputrain.runs / "spawned"))
+def spawned_run_events(shared_gputrain: SharedGputrain) -> list[dict[str, object]]:
+    run = shared_gputrain.train_once("spawned", GPUTRAIN, *RUN, "--name", "spawned")
+    assert run.process.returncode == 0, run.process.stderr
+    return without_timings(read_events(run.path))
 
 
+@pytest.mark.expensive("torchrun and each of its two workers import torch")
 def test_torchrun_matches_spawned_run(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
     options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
     agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])

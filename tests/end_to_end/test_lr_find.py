@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.optim.lr_range import LrRange
-from support.gputrain_command import Gputrain
+from support.gputrain_command import Gputrain, SharedGputrain
 from tui.cli.main import app
 
 ENDLESS = ("lr-find", "digits", "--gpus", "cpu", "--ranks", "1", "--to", "1e-5", "--steps", "10000", "--json")
@@ -45,9 +45,9 @@ def run_lr_find(gputrain: Gputrain, ranks: int, *options: str) -> list[dict[str,
     return json_lines(done.stdout)
 
 
-@pytest.fixture(scope="module")
-def one_and_two_ranks(shared_gputrain: Gputrain) -> list[list[dict[str, Any]]]:
-    return [run_lr_find(shared_gputrain, ranks) for ranks in (1, 2)]
+@pytest.fixture(scope="session")
+def one_and_two_ranks(shared_gputrain: SharedGputrain) -> list[list[dict[str, Any]]]:
+    return shared_gputrain.once("suggestions", lambda gputrain: [run_lr_find(gputrain, ranks) for ranks in (1, 2)])
 
 
 @pytest.mark.nightly
@@ -87,7 +87,7 @@ def test_lr_find_trains_global_batch_of_all_ranks(one_and_two_ranks: list[list[d
     assert [line["loss"] for line in steps[0][:20]] == pytest.approx([line["loss"] for line in steps[1][:20]], rel=0.02)
 
 
-def test_lr_find_keeps_no_files(one_and_two_ranks: list[list[dict[str, Any]]], shared_gputrain: Gputrain) -> None:
+def test_lr_find_keeps_no_files(one_and_two_ranks: list[list[dict[str, Any]]], shared_gputrain: SharedGputrain) -> None:
     assert [name for name in files_of(shared_gputrain) if "lr-find" in name] == []
 
 

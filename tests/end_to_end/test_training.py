@@ -18,7 +18,7 @@ from engine.distributed.failures import NonFiniteLossError
 from engine.models.factory import build_model
 from engine.runs.events import Event, StepEvent
 from engine.training.train import run_training
-from support.gputrain_command import Gputrain, read_events
+from support.gputrain_command import Gputrain, SharedGputrain, read_events
 from support.runs.in_process import single_rank_trainer
 
 SMALL = ["run", "--headless", "--model", "linear", "--lr", "0.01", "run.log_every=1"]
@@ -45,16 +45,11 @@ def order(probabilities, labels):
 
 
 @pytest.fixture(scope="session")
-def prime_size_runs(shared_gputrain: Gputrain) -> dict[int, Path]:
-    """The same training on 2 and 3 ranks, with a metric of the user's own."""
+def prime_size_run(shared_gputrain: SharedGputrain) -> Path:
+    """The same training on 3 ranks, with a metric of the user's own."""
     (shared_gputrain.folder / "prime_metrics.py").write_text(ORDER_METRIC)
-    return {
-        ranks: train(
-            *(shared_gputrain, f"prime-{ranks}", *PRIME, "eval.metrics=prime_metrics:order"),
-            *("--epochs", "2", "--ranks", str(ranks), "--batch-size", str(48 // ranks)),
-        )
-        for ranks in (2, 3)
-    }
+    options = ("eval.metrics=prime_metrics:order", "--epochs", "2", "--ranks", "3", "--batch-size", "16")
+    return shared_gputrain.once("prime", lambda gputrain: train(gputrain, "prime", *PRIME, *options))
 
 
 @pytest.fixture(scope="session")
@@ -67,9 +62,8 @@ def single_rank_losses() -> list[float]:
     return [loss for event in events if isinstance(event, StepEvent) for loss in event.losses]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_validation_counts_each_image_once_on_any_number_of_ranks(prime_size_runs: dict[int, Path], ranks: int) -> None:
-    run = prime_size_runs[ranks]
+def test_validation_counts_each_image_once_on_any_number_of_ranks(prime_size_run: Path) -> None:
+    run = prime_size_run
     summary = json.loads((run / "summary.json").read_text())
     config = resolve_config(str(run / "config.yaml")).config
     source = open_source(config)
@@ -88,17 +82,14 @@ def test_validation_counts_each_image_once_on_any_number_of_ranks(prime_size_run
     assert summary["metrics"]["outputs"] == pytest.approx(outputs, rel=1e-5)
 
 
-def test_runs_filters_by_metric_of_the_user(shared_gputrain: Gputrain, prime_size_runs: dict[int, Path]) -> None:
-    assert '"prime-2"' in shared_gputrain("runs", "--json", "metrics.labels>1").stdout
-    assert "prime-2" not in shared_gputrain("runs", "metrics.labels<1").stdout
+def test_runs_filters_by_metric_of_the_user(shared_gputrain: SharedGputrain, prime_size_run: Path) -> None:
+    assert f'"{prime_size_run.name}"' in shared_gputrain("runs", "--json", "metrics.labels>1").stdout
+    assert prime_size_run.name not in shared_gputrain("runs", "metrics.labels<1").stdout
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_uneven_last_batch_weighs_each_image_equally(
-    prime_size_runs: dict[int, Path], single_rank_losses: list[float], ranks: int
-) -> None:
+def test_uneven_last_batch_weighs_each_image_equally(prime_size_run: Path, single_rank_losses: list[float]) -> None:
     assert len(single_rank_losses) == 2 * 3
-    assert losses_of(prime_size_runs[ranks]) == pytest.approx(single_rank_losses, rel=1e-4)
+    assert losses_of(prime_size_run) == pytest.approx(single_rank_losses, rel=1e-4)
 
 
 def test_nonfinite_validation_loss_fails_run(tmp_path: Path) -> None:

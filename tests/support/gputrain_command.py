@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
+
+from engine.utils.files import exclusive_lock
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parent.parent.parent
 GPUTRAIN = str(Path(sys.executable).with_name("gputrain"))
@@ -189,10 +194,14 @@ def clean_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def isolated_gputrain(folder: Path) -> Iterator[Gputrain]:
-    """Yield the command; afterwards, check that no processes or shared memory files remain."""
+def isolated_gputrain(folder: Path, mark: str | None = None) -> Iterator[Gputrain]:
+    """Yield the command; afterwards, check that no processes or shared memory files remain.
+
+    `mark` tells its processes from those of other commands in the same folder.
+    """
     shared_memory = shared_memory_files()
-    command = Gputrain(folder, clean_environment(folder))
+    environment = clean_environment(folder)
+    command = Gputrain(folder, environment | {"GPUTRAIN_TEST": mark or str(folder)})
     yield command
     for process in command.started:
         if process.poll() is None:
@@ -217,3 +226,28 @@ class FinishedRun:
 
     process: subprocess.CompletedProcess[str]
     path: Path
+
+
+class SharedGputrain(Gputrain):
+    """The command in a folder that all xdist workers share."""
+
+    def once(self, name: str, make: Callable[[Gputrain], T]) -> T:
+        """Return what `make` returns. The first worker calls it and keeps the result for the others, which wait."""
+        result = self.folder / f"{name}.pickle"
+        with exclusive_lock(result.with_suffix(".lock")):
+            if not result.exists():
+                for command in isolated_gputrain(self.folder, mark=str(result)):
+                    result.write_bytes(pickle.dumps(make(command)))
+        made: T = pickle.loads(result.read_bytes())
+        return made
+
+    def train_once(self, name: str, *command: str) -> FinishedRun:
+        """Run the training `name` to its end unless another worker did. Its command starts with a path."""
+
+        def train(gputrain: Gputrain) -> FinishedRun:
+            process = gputrain.start(*command)
+            output, messages = process.communicate(timeout=200)
+            done = subprocess.CompletedProcess(process.args, process.returncode, output, messages)
+            return FinishedRun(done, self.runs / name)
+
+        return self.once(name, train)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from engine.inference.export_samples import write_sample_images
-from support.gputrain_command import FinishedRun, Gputrain, clean_environment
+from support.gputrain_command import GPUTRAIN, FinishedRun, SharedGputrain, clean_environment
 
 CLASS_COLORS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40), "white": (235, 235, 235)}
 RUNTIME_PACKAGES = {
@@ -55,15 +55,15 @@ def write_transparent_photos(root: Path) -> None:
                 Image.fromarray(pixels).save(root / part / name / f"{number}.png")
 
 
-@pytest.fixture(scope="module")
-def transparent_run(shared_gputrain: Gputrain) -> FinishedRun:
+@pytest.fixture(scope="session")
+def transparent_run(shared_gputrain: SharedGputrain) -> FinishedRun:
     """A run of a torchvision model on RGBA photos."""
     write_transparent_photos(shared_gputrain.folder / "rgba")
     options = ["--model", "resnet18", "--epochs", "3", "--batch-size", "16", "--lr", "0.01", "--name", "rgba"]
     data = ["--dataset", "folder", "--data-path", "rgba", "data.image_size=64", "data.workers=0"]
-    done = shared_gputrain("run", "--headless", *options, *data)
-    assert done.returncode == 0, done.stderr
-    return FinishedRun(done, shared_gputrain.runs / "rgba")
+    run = shared_gputrain.train_once("rgba", GPUTRAIN, "run", "--headless", *options, *data)
+    assert run.process.returncode == 0, run.process.stderr
+    return run
 
 
 def environment_without_gputrain(folder: Path, *, with_torch: bool) -> Path:
@@ -85,7 +85,7 @@ def installed_packages() -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("file_format", ["onnx", "torch-export", "safetensors"])
 def test_export_agrees_with_predict_without_gputrain(
-    file_format: str, transparent_run: FinishedRun, shared_gputrain: Gputrain, tmp_path: Path
+    file_format: str, transparent_run: FinishedRun, shared_gputrain: SharedGputrain, tmp_path: Path
 ) -> None:
     done = shared_gputrain("export", "rgba", "--format", file_format, "--output", str(tmp_path / "export"), "--json")
     assert done.returncode == 0, done.stderr
