@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from support.catalogs import fill_catalogs
 from support.gpu.fake_cuda import Rehearsal, build_fake_cuda, find_reason_to_skip
 from support.gpu.fake_gpu_host import FakeGpuHost, build_fake_driver, load_fake_driver
 from support.gputrain_command import (
@@ -39,6 +40,8 @@ def restore_signals() -> None:
 
 
 restore_signals()
+# With it, every process that a test starts would compile the package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Collections take a third of the time to import torch and all test modules.
 gc.disable()
@@ -73,9 +76,11 @@ def folder_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of their own for all tests and their processes. The catalogs, which take 17 s, are built once."""
+    """A cache of their own for all tests and their processes, with the catalogs of the model libraries."""
+    folder = folder_of_all_workers(tmp_path_factory)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder_of_all_workers(tmp_path_factory) / "cache"))
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        fill_catalogs(folder)
         yield
 
 

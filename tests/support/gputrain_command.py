@@ -29,8 +29,6 @@ ROOT = Path(__file__).parent.parent.parent
 GPUTRAIN = str(Path(sys.executable).with_name("gputrain"))
 LAUNCHER_VARIABLES = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMP_", "GPUTRAIN_")
 RESERVATIONS_VARIABLE = "GPUTRAIN_RESERVATIONS"  # a run on real GPUs must see the reservations of other runs
-# With it, every rank of every run would recompile the package.
-NO_BYTECODE_VARIABLE = "PYTHONDONTWRITEBYTECODE"
 
 
 def wait_for(condition: Callable[[], bool], description: str, seconds: float = 60.0) -> None:
@@ -177,7 +175,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if key == RESERVATIONS_VARIABLE or not key.startswith((*LAUNCHER_VARIABLES, NO_BYTECODE_VARIABLE))
+        if key == RESERVATIONS_VARIABLE or not key.startswith(LAUNCHER_VARIABLES)
     }
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     return kept | {

@@ -1,0 +1,60 @@
+"""Fill the cache of the tests with the catalogs of torchvision and timm, in this process.
+
+The product builds each catalog in a process that imports its library, and each xdist worker may build them all.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from engine.config.training_sections import ModelConfig
+from engine.models import catalog, pretrained_input
+from engine.optim import timm_optimizers
+from engine.utils.files import exclusive_lock
+
+
+class AnswerOfHelper:
+    """The pipe of a helper that runs in this process: it holds the request and the answer."""
+
+    def __init__(self, request: object) -> None:
+        self.request = request
+
+    def receive(self) -> Any:
+        return self.request
+
+    def send(self, answer: object) -> None:
+        self.answer = json.loads(json.dumps(answer))
+
+
+def ask_in_process(module: str, request: object = None) -> Any:
+    pipe = AnswerOfHelper(request)
+    import_module(module).main(pipe)
+    return pipe.answer
+
+
+def fill_catalogs(folder: Path) -> None:
+    """Fill the cache unless another worker did. `folder` is that of all workers.
+
+    A test run that does not import timm leaves it to the product, which builds only the catalogs that are read.
+    """
+    if "timm" not in sys.modules:
+        return
+    filled = folder / "catalogs"
+    with (
+        exclusive_lock(filled.with_suffix(".lock")),
+        patch.object(catalog, "ask_helper", ask_in_process),
+        patch.object(timm_optimizers, "ask_helper", ask_in_process),
+    ):
+        if filled.exists():
+            return
+        for source in ("torchvision", "timm"):
+            catalog.library_models(source)
+            model = ModelConfig(name="resnet18", source=source, weights="pretrained")
+            pretrained_input.find_pretrained_input(model)
+        timm_optimizers.timm_optimizer_names()
+        filled.touch()
