@@ -137,7 +137,7 @@ def evaluate_checkpoint(
         raise UsageError.one(
             "data.path",
             f"{describe_cause(error)}; skip unreadable images with data.on_bad=skip",
-            code=error.code or "bad-image",
+            code="bad-image",
         ) from error
     except torch.OutOfMemoryError as error:
         reason = f"a batch of {config.data.numeric_batch_size} images does not fit into the memory of {trained.device}"

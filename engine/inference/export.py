@@ -125,7 +125,6 @@ def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *,
         return kept
     written = {*files, *companions} or set(names) - {SCRIPT_FILE, CARD_FILE}
     for name in existing:
-        replace_advice = "set another --output, or overwrite with --force"
         if not is_same_run or (name not in written and name != DESCRIPTION_FILE):
             reason = f"was not exported from {description['run']}"
         elif name in companions and hash_file(folder / name) != companions[name]:
@@ -134,7 +133,12 @@ def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *,
             reason = f"was exported from other weights of {description['run']}"
         else:
             continue
-        raise UsageError.one(str(shown_path(folder / name)), f"{reason}; {replace_advice}", code="foreign-file")
+        raise UsageError.one(
+            str(shown_path(folder / name)),
+            reason,
+            "set another --output, or overwrite with --force",
+            code="foreign-file",
+        )
     return kept
 
 

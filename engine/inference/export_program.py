@@ -49,6 +49,7 @@ INPUT_NAME, OUTPUT_NAME, BATCH_NAME = "images", "probabilities", "batch"
 # What a program says about itself, each as JSON: the keys of model.json.
 METADATA = ("classes", "transforms", "run")
 FORMAT_KEY = "--format"
+SAFETENSORS_ADVICE = "use --format safetensors"
 # A batch of one could be specialized: torch.export treats sizes 0 and 1 as constants.
 EXAMPLE_BATCH = 2
 
@@ -143,7 +144,8 @@ def _trace(trained: TrainedModel, description: Mapping[str, Any]) -> ExportedPro
             )
     except Exception as error:
         # The tracer raises many types, also those of the user's model.
-        raise _not_exportable(checkpoint, "torch.export cannot trace", error) from error
+        reason = f"torch.export cannot trace {_describe_failure(checkpoint, error)}"
+        raise UsageError.one(FORMAT_KEY, reason, SAFETENSORS_ADVICE, code="not-supported") from error
     for node in traced.graph.nodes:
         # The paths of this machine are no part of the model.
         node.meta.pop("stack_trace", None)
@@ -168,7 +170,8 @@ def _to_onnx(program: ExportedProgram, trained: TrainedModel, metadata: Mapping[
             )
             model = exported.model_proto
     except Exception as error:
-        raise _not_exportable(trained.checkpoint, "ONNX has no operators for", error) from error
+        reason = f"ONNX has no operators for {_describe_failure(trained.checkpoint, error)}"
+        raise UsageError.one(FORMAT_KEY, reason, SAFETENSORS_ADVICE, code="not-supported") from error
     for name, text in metadata.items():
         model.metadata_props.add(key=name, value=text)
     graph = model.graph
@@ -185,14 +188,14 @@ def _to_onnx(program: ExportedProgram, trained: TrainedModel, metadata: Mapping[
     return content
 
 
-def _not_exportable(checkpoint: TrainedCheckpoint, problem: str, error: Exception) -> UsageError:
+def _describe_failure(checkpoint: TrainedCheckpoint, error: Exception) -> str:
+    """Return the name of the model, and why it cannot be exported."""
     name, run = checkpoint.config.model.name, checkpoint.config.run
     if is_user_code(name):
         reason = describe_exception(error, run.code, run.code_packages)
     else:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    code = "user-code-failed" if is_user_code(name) else "library-failed"
-    return UsageError.one(FORMAT_KEY, f"{problem} {name}: {reason.rstrip('. ')}", "use --format safetensors", code=code)
+    return f"{name}: {reason.rstrip('. ')}"
 
 
 @contextmanager

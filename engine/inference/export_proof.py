@@ -159,7 +159,7 @@ def prove_export(
         proof.add_fault(f"{file_name} cannot be loaded: {_first_line(error)}", code="damaged")
         return proof
     if not list(checkpoint.classes) == exported.classes == description["classes"]:
-        proof.add_fault(f"{file_name} has other class names than the run", code="export-differs")
+        proof.add_fault(f"{file_name} has other class names than the run", code="conflict")
     _compare_samples(proof, load, checkpoint.image_format)
     if max_images == 0:
         proof.not_proved = NOT_REQUESTED
@@ -326,7 +326,7 @@ def _find_faults(proof: Proof, file_name: str) -> None:
         proof.add_fault(
             f"{file_name} gives the same pixels another probability: it differs by up to "
             f"{proof.max_program_difference:.2g}",
-            code="export-differs",
+            code="export-inexact",
         )
     if proof.max_pixel_difference > MAX_PIXEL_DIFFERENCE:
         proof.add_fault(

@@ -20,6 +20,7 @@ from engine.models.factory import build_model
 from engine.models.transfer import load_weights
 from engine.runs.folder import RunFolder
 from support.gputrain_command import FinishedRun, read_events
+from support.messages import says
 from support.models.exported_steps import follow_steps
 from support.runs.trained_run import call
 
@@ -86,7 +87,7 @@ def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder,
     (output / "model.json").write_text('{"of": "another"}')
     done = call("export", run.path, "--output", output)
     assert done.exit_code == 2
-    assert "model.json: was not exported from short; set another --output, or overwrite with --force" in done.stderr
+    assert says(done.stderr, "foreign-file", output / "model.json", "short", "--output", "--force")
     assert [path.name for path in output.iterdir()] == ["model.json"]
     assert call("export", run.path, "--output", output, "--force").exit_code == 0
     assert json.loads((output / "model.json").read_text())["run"] == "short"
@@ -110,17 +111,17 @@ def test_export_command_refuses_to_overwrite_invalid_description(
     (tmp_path / "model.json").write_bytes(content)
     done = call("export", run.path, "--output", tmp_path)
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert "model.json: was not exported from short" in done.stderr
+    assert says(done.stderr, "foreign-file", tmp_path / "model.json", "short")
 
 
 def test_export_command_reports_unwritable_folder(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = call("export", run.path, "--output", tmp_path / "file" / "below")
     assert done.exit_code == 2
-    assert "cannot be written to: Not a directory" in done.stderr
+    assert says(done.stderr, "not-writable", tmp_path / "file" / "below", "Not a directory")
     done = call("export", run.path, "--output", tmp_path / ("a" * 300))
     assert done.exit_code == 2
-    assert "cannot be written to: File name too long" in done.stderr
+    assert says(done.stderr, "not-writable", "File name too long")
 
 
 def test_export_writes_shared_and_half_tensors_as_separate_float32(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from engine.inference.export_program import Program
 from engine.inference.trained_model import load_trained_model
+from support.messages import says
 from support.runs.trained_run import call, saved_run
 
 DATA_DEPENDENT = """
@@ -35,13 +36,14 @@ def test_export_names_the_missing_extra(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.delitem(sys.modules, name, raising=False)
     done = call("export", saved_run(tmp_path / "run").path, "--format", "onnx")
     assert done.exit_code == 2
-    assert done.stderr == "error: --format: onnx is not installed: pip install 'gputrain[onnx]'\n"
+    assert done.stderr.startswith("error: --format: onnx ")
+    assert done.stderr.endswith(": pip install 'gputrain[onnx]'\n")
 
 
 def test_export_refuses_unknown_format(tmp_path: Path) -> None:
     done = call("export", saved_run(tmp_path / "run").path, "--format", "tflite")
-    expected = "error: --format: tflite is not allowed: must be one of safetensors, torch-export, onnx\n"
-    assert (done.exit_code, done.stderr) == (2, expected)
+    assert done.exit_code == 2 and done.stderr.startswith("error: --format: tflite ")
+    assert says(done.stderr, "unknown-value", "safetensors, torch-export, onnx")
 
 
 def test_export_of_data_dependent_model_fails_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +55,9 @@ def test_export_of_data_dependent_model_fails_in_one_sentence(tmp_path: Path, mo
     done = call("export", run.path, "--format", "torch-export", "--output", tmp_path / "out")
     assert done.exit_code == 2, done.stderr
     [line] = done.stderr.splitlines()
-    assert line.startswith("error: --format: torch.export cannot trace branching:Branching: ")
-    assert line.endswith("use --format safetensors")
-    assert f"{tmp_path}/branching.py, line 11" in line
+    assert line.startswith("error: --format: ")
+    assert says(line, "not-supported", "branching:Branching", f"{tmp_path}/branching.py, line 11")
+    assert line.endswith("--format safetensors")
     assert not (tmp_path / "out").exists()
     assert call("export", run.path, "--output", tmp_path / "out").exit_code == 0
 
@@ -79,14 +81,14 @@ def test_export_keeps_files_of_same_weights_and_refuses_those_of_others(tmp_path
     output = tmp_path / "out"
     done = call("export", run.path, "--output", output, "--images", "0")
     assert done.exit_code == 0
-    assert "no images were requested. Check it with `gputrain export run --images N`." in done.stderr
+    assert says(done.stderr, "switched-off", "`gputrain export run --images N`")
     assert call("export", run.path, "--output", output, "--images", "0", "--format", "torch-export").exit_code == 0
     assert len(json.loads((output / "model.json").read_text())["files"]) == 2
     done = call("export", other.path, "--output", output, "--images", "0")
-    assert (done.exit_code, "model.pt2: was exported from other weights of run" in done.stderr) == (2, True)
+    assert done.exit_code == 2 and says(done.stderr, "foreign-file", output / "model.pt2", "run")
     assert call("export", other.path, "--output", output, "--images", "0", "--force").exit_code == 0
     assert not (output / "model.pt2").exists()
     (output / "README.md").write_text("my own notes")
     done = call("export", other.path, "--output", output, "--images", "0")
-    assert (done.exit_code, "README.md: was changed after it was exported" in done.stderr) == (2, True)
+    assert done.exit_code == 2 and says(done.stderr, "foreign-file", output / "README.md")
     assert (output / "README.md").read_text() == "my own notes"

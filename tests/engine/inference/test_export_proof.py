@@ -28,6 +28,7 @@ from engine.inference.trained_model import (
 )
 from engine.runs.folder import RunFolder
 from support.gputrain_command import FinishedRun
+from support.messages import has_problem, says
 from support.runs.trained_run import call, saved_run
 
 SAFETENSORS, ONNX = ("model.safetensors",), ("model.onnx",)
@@ -152,44 +153,45 @@ def flip_onnx_classes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file_name", "damage", "fault"),
+    ("file_name", "damage", "code", "value"),
     [
         pytest.param(
-            *SAFETENSORS, edit_description(lambda it: it["image"].update(mean=[0.9])), "same pixels", id="mean"
+            *SAFETENSORS, edit_description(lambda it: it["image"].update(mean=[0.9])), "export-inexact", "", id="mean"
         ),
-        pytest.param(*SAFETENSORS, edit_description(reverse_classes), "class names", id="classes"),
-        pytest.param(*SAFETENSORS, change_safetensors, "another class", id="weights"),
-        pytest.param(*SAFETENSORS, truncate, "cannot be loaded", id="truncated"),
-        pytest.param(*ONNX, change_onnx_weights, "another class", id="onnx-weights"),
-        pytest.param(*ONNX, clear_onnx_weights, "another probability: it differs by up to inf", id="onnx-nan"),
-        pytest.param(*ONNX, rename_onnx_input, "model.onnx cannot be run: ", id="onnx-input"),
-        pytest.param(*ONNX, flip_onnx_classes, "another class", id="onnx-classes"),
-        pytest.param(*ONNX, truncate, "cannot be loaded", id="truncated-onnx", marks=pytest.mark.nightly),
-        pytest.param(*ONNX, edit_script('"white"', '"black"'), "pixels differ by up to 2", id="background"),
+        pytest.param(*SAFETENSORS, edit_description(reverse_classes), "conflict", "", id="classes"),
+        pytest.param(*SAFETENSORS, change_safetensors, "export-differs", "`gputrain predict`", id="weights"),
+        pytest.param(*SAFETENSORS, truncate, "damaged", "", id="truncated"),
+        pytest.param(*ONNX, change_onnx_weights, "export-differs", "`gputrain predict`", id="onnx-weights"),
+        pytest.param(*ONNX, clear_onnx_weights, "export-inexact", "inf", id="onnx-nan"),
+        pytest.param(*ONNX, rename_onnx_input, "library-failed", "model.onnx", id="onnx-input"),
+        pytest.param(*ONNX, flip_onnx_classes, "export-differs", "`gputrain predict`", id="onnx-classes"),
+        pytest.param(*ONNX, truncate, "damaged", "", id="truncated-onnx", marks=pytest.mark.nightly),
+        pytest.param(*ONNX, edit_script('"white"', '"black"'), "export-differs", "preprocess.py", id="background"),
         pytest.param(
-            *(*ONNX, edit_script("ImageOps.exif_transpose(image)", "image"), "pixels differ by up to"),
+            *(*ONNX, edit_script("ImageOps.exif_transpose(image)", "image"), "export-differs", "preprocess.py"),
             id="orientation",
             marks=pytest.mark.nightly,
         ),
         pytest.param(
-            *(*ONNX, edit_script(" // 257", " // 1"), "pixels differ by up to"),
+            *(*ONNX, edit_script(" // 257", " // 1"), "export-differs", "preprocess.py"),
             id="16-bits",
             marks=pytest.mark.nightly,
         ),
         pytest.param(
-            *(*ONNX, edit_script("np.array(image)[None]", "np.array(image)"), "returns uint8 of shape"),
+            *(*ONNX, edit_script("np.array(image)[None]", "np.array(image)"), "export-differs", "uint8"),
             id="shape",
             marks=pytest.mark.nightly,
         ),
     ],
 )
 def test_proof_finds_broken_export(
-    file_name: str, damage: Callable[[Path], None], fault: str, folder: Path, trained: TrainedModel
+    file_name: str, damage: Callable[[Path], None], code: str, value: str, folder: Path, trained: TrainedModel
 ) -> None:
     damage(folder)
     proof = prove_export(trained, folder, file_name, max_images=64)
     assert not proof.passed
-    assert fault in proof.describe(file_name)
+    assert has_problem(proof.faults, code, "", value)
+    assert says(proof.describe(file_name), code, value)
     json.dumps(proof.to_dict(), allow_nan=False)
 
 
@@ -205,12 +207,12 @@ def test_export_command_exits_with_1_if_an_image_gets_another_class(
     monkeypatch.setattr(export_proof, "load_export", load_damaged)
     done = call("export", short_run.path, "--output", tmp_path / "out", "--images", "100", "--json")
     assert done.exit_code == 1
-    assert "of 100 another class than `gputrain predict`, such as validation image" in done.stderr
+    assert says(done.stderr, "export-differs", "of 100 ", "`gputrain predict`", "validation image ")
     proof = json.loads(done.stdout)["proof"]
     assert json.loads((tmp_path / "out" / "model.json").read_text())["files"]["model.safetensors"]["proof"] == proof
     assert proof["top1_agreement"] < 1
     assert not proof["passed"]
-    assert "instead of" in (tmp_path / "out" / "README.md").read_text()
+    assert says((tmp_path / "out" / "README.md").read_text(), "export-differs", "of 100 ")
 
 
 def test_proof_ignores_a_change_between_classes_that_are_almost_equally_likely(tmp_path: Path) -> None:
@@ -238,22 +240,22 @@ def test_export_of_deleted_data_says_that_it_was_not_proved(tmp_path: Path) -> N
     shutil.move(tmp_path / "photos", tmp_path / "moved")
     done = call("export", run.path)
     assert done.exit_code == 0
-    assert "model.safetensors was not compared with `gputrain predict`: data.path" in done.stderr
-    assert "Check it with `gputrain export gone data.path=PATH`." in done.stderr
+    assert "model.safetensors" in done.stderr and "`gputrain predict`: data.path: " in done.stderr
+    assert "`gputrain export gone data.path=PATH`" in done.stderr
     assert json.loads((run.export / "model.json").read_text())["files"]["model.safetensors"]["proof"]["images"] == 0
     done = call("export", run.path, f"data.path={tmp_path / 'moved'}")
     assert done.exit_code == 0
-    assert "on 2 validation images through preprocess.py: 2 of 2 get the same class" in done.stderr
+    assert "2 validation images" in done.stderr and "preprocess.py: 2 of 2 " in done.stderr
 
 
 def test_proof_without_images_still_reports_faults_of_the_script(folder: Path, trained: TrainedModel) -> None:
     edit_script('"white"', '"black"')(folder)
     proof = prove_export(trained, folder, "model.safetensors", max_images=0)
     assert not proof.passed
-    assert "pixels differ by up to 2" in proof.describe("model.safetensors")
+    assert has_problem(proof.faults, "export-differs", "", "preprocess.py", proof.max_pixel_difference)
 
 
 def test_export_refuses_override_of_another_section_before_it_writes(short_run: FinishedRun, tmp_path: Path) -> None:
     done = call("export", short_run.path, "eval.tta=flip", "--output", tmp_path / "out")
     assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
-    assert "eval.tta: cannot be changed for an export; only keys of data can" in done.stderr
+    assert done.stderr.startswith("error: eval.tta: ") and says(done.stderr, "fixed-value")

@@ -16,6 +16,8 @@ from engine.inference.features import average_positions, folder_labels
 from engine.inference.predict import read_image_or_error
 from engine.inference.trained_model import load_trained_model
 from engine.runs.folder import RunFolder
+from engine.utils.errors import Problem
+from support.messages import says
 from support.runs.trained_run import call, saved_run
 
 DATA = {"dataset": "fake", "num_classes": 5, "image_size": 16}
@@ -49,7 +51,7 @@ def test_features_are_outputs_of_the_layer(
     arguments = ("-o", target, "--runs-dir", run.path.parent, "--layer", "layer2", "--json", *options)
     done = call("features", "a", photos, *arguments)
     assert done.exit_code == 0, done.output
-    assert "cut.png cannot be read" in done.stderr and "notes.txt" in done.stderr
+    assert says(done.stderr, "bad-image", "cut.png") and "notes.txt" in done.stderr
     result = json.loads(done.stdout)
     assert (result["layer"], result["unread"], result["classes"]) == ("layer2", 2, ["cat", "dog"])
     with np.load(target, allow_pickle=False) as stored:
@@ -61,7 +63,7 @@ def test_features_are_outputs_of_the_layer(
     model = load_trained_model(run, device="cpu")
     for row in (0, 69):
         image = read_image_or_error(photos / str(arrays["paths"][row]), model.checkpoint.image_format)
-        assert not isinstance(image, str)
+        assert not isinstance(image, Problem)
         out = model.prepare(torch.from_numpy(image.copy()[None]))
         for part in ("conv1", "bn1", "relu", "layer1", "layer2"):
             out = model.model.get_submodule(part)(out)
@@ -86,12 +88,12 @@ def test_features_rejects_unknown_layer_and_folder_without_images(run: RunFolder
     target, runs = tmp_path / "f.npz", run.path.parent
     refused = call("features", "a", photos, "-o", target, "--runs-dir", runs, "--layer", "layer5")
     assert refused.exit_code == 2
-    assert "resnet18-small has no layer 'layer5'; did you mean layer" in refused.stderr
-    assert "the stages are layer1" in refused.stderr
+    assert refused.stderr.startswith("error: --layer: resnet18-small ")
+    assert says(refused.stderr, "not-found", "'layer5'", "layer1", "`gputrain summary`")
     shutil.rmtree(photos)
     photos.mkdir()
     refused = call("features", "a", photos, "-o", target, "--runs-dir", runs)
-    assert refused.exit_code == 2 and "contains no readable image" in refused.stderr
+    assert refused.exit_code == 2 and says(refused.stderr, "no-images", "FOLDER")
     assert not target.exists()
 
 
@@ -100,7 +102,7 @@ def test_features_that_do_not_fit_on_disk_are_refused(
 ) -> None:
     monkeypatch.setattr("engine.inference.features.shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     refused = call("features", "a", photos, "-o", tmp_path / "f.npz", "--runs-dir", run.path.parent, "--no-pool")
-    assert refused.exit_code == 2 and "the features have" in refused.stderr
+    assert refused.exit_code == 2 and says(refused.stderr, "disk-full", tmp_path / "f.npz", "--no-pool", "--output")
     assert not (tmp_path / "f.npz").exists()
 
 

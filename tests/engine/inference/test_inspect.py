@@ -23,6 +23,7 @@ from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import read_inspection, write_inspection
 from support.data.packed_photos import pack_photos
 from support.data.photo_folder import write_photo_folder
+from support.messages import says
 from support.runs.inspections import make_inspection
 from support.runs.trained_run import DIGITS, call, saved_run
 
@@ -198,7 +199,7 @@ def test_inspect_command_names_damaged_checkpoint(tmp_path: Path) -> None:
     with (tmp_path / "cut.pt").open("r+b") as file:
         file.truncate(1000)
     done = call("inspect", run.path, "--checkpoint", tmp_path / "cut.pt")
-    assert done.exit_code == 2 and "cut.pt: is truncated or not a gputrain checkpoint; select" in done.stderr
+    assert done.exit_code == 2 and says(done.stderr, "damaged", "cut.pt", "--checkpoint last")
 
 
 def test_inspect_command_replaces_damaged_inspection(tmp_path: Path) -> None:

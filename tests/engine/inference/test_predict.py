@@ -17,6 +17,7 @@ from engine.inference.predict import find_input_files, predict
 from engine.inference.trained_model import load_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
 from support.gputrain_command import FinishedRun, Gputrain
+from support.messages import says
 from support.runs.trained_run import DIGITS, call, saved_run
 
 
@@ -56,12 +57,10 @@ def test_predict_command_names_classes_of_files_and_folders(
         probabilities = [predicted["probability"] for predicted in image["classes"]]
         assert len(probabilities) == 3
         assert probabilities == sorted(probabilities, reverse=True)
-    assert done.stderr.splitlines() == [
-        f"skipped: {photos}/broken.png cannot be read: image file is truncated",
-        f"skipped: {photos}/notes.txt is not an image",
-        f"error: {photos}/notes.txt is not an image",
-        "error: gone.png does not exist",
-    ]
+    broken, skipped, notes, gone = done.stderr.splitlines()
+    assert broken.startswith("skipped: ") and says(broken, "bad-image", photos / "broken.png", "truncated")
+    assert skipped.startswith(f"skipped: {photos}/notes.txt ") and notes.startswith(f"error: {photos}/notes.txt ")
+    assert gone.startswith("error: gone.png ") and says(gone, "not-found")
 
 
 def test_predict_command_prints_line_per_image(run: RunFolder, photos: Path) -> None:
