@@ -138,11 +138,11 @@ def all_reduce_check(devices: Sequence[str], outcome: Mapping[str, Any]) -> Chec
             "problem",
             f"{backend} between {among} failed: {outcome['error']}",
             advice,
-            code="all-reduce-failed",
+            code="library-failed",
         )
     if not outcome["right"]:
         return Check(
-            "run", name, "problem", f"{backend} between {among} returned a wrong sum", advice, code="all-reduce-failed"
+            "run", name, "problem", f"{backend} between {among} returned a wrong sum", advice, code="wrong-result"
         )
     if number == 1:
         return Check("run", name, "ok", f"{backend} works on one GPU; a single rank has nothing to reduce")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,6 +41,7 @@ from support.gpu.fake_gpu_host import (
     load_fake_driver,
 )
 from support.gputrain_command import ROOT, Gputrain, wait_for
+from support.messages import says
 from tui.text.doctor import merge_gpus
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
@@ -77,6 +79,13 @@ def stub(folder: Path, package: str, program: str) -> str:
     return os.pathsep.join([str(folder / "stub"), os.environ.get("PYTHONPATH", "")])
 
 
+def shown_check(output: str, start: str) -> str:
+    """Return the check in a printed report that begins with a state and a name, in one line."""
+    checks = [" ".join(check.split()) for check in re.split(r"\n(?=\S)", output)]
+    [found] = [check for check in checks if check.startswith(f"{start} ")]
+    return found
+
+
 # ---- Command ----
 
 
@@ -88,11 +97,11 @@ def test_doctor_command_without_gpus_passes_and_runs_all_reduce(gputrain: Gputra
     checks = {check["name"]: check for check in report["checks"]}
     assert {check["area"] for check in report["checks"]} == {"machine", "GPUs", "torch", "run"}
     assert all(set(check) == {"area", "name", "state", "found", "advice", "code"} for check in report["checks"])
-    assert checks["driver"]["found"].endswith("training uses the CPU")
-    assert "works with torchvision" in checks["torch"]["found"]
+    assert (checks["driver"]["state"], checks["torch"]["state"]) == ("ok", "ok")
+    assert "torchvision" in checks["torch"]["found"]
     assert checks["devices"]["found"] == "2 ranks on the CPU"
     assert checks["all-reduce"]["state"] == "ok"
-    assert checks["all-reduce"]["found"].startswith("64 MiB between 2 ranks on the CPU with gloo: ")
+    assert all(value in checks["all-reduce"]["found"] for value in ("64 MiB", "2 ranks", "gloo", " GB/s"))
 
 
 def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -114,18 +123,17 @@ def test_doctor_command_reports_gpu_and_torch_problems_in_80_columns(gputrain: G
     assert process.returncode == 1
     assert max(map(cell_len, output.splitlines())) <= 80
     assert "\x1b" not in output
-    words = " ".join(output.split())
-    assert "warning GPU 0-2 clocks throttled: thermal → the GPU is too hot: check fans and airflow" in words
+    throttled = shown_check(output, "warning GPU 0-2")
+    assert says(throttled, "gpu-throttled", "thermal") and " → " in throttled
     user = psutil.Process(pid).username()
-    assert f"warning GPU 3 in use by process {pid} (user {user})" in words
-    assert f"wait for it with --wait, or ask {user}" in words
-    assert "problem GPU 4 2 uncorrected ECC errors" in words
-    assert f"warning GPU 5 in use by process {UNKNOWN_PID} (no such process here" in words
-    assert f"if the process is left over from an earlier run, end it with `kill {os.getpid()}`" in words
-    assert "problem GPU 7 lost" in words
-    assert "problem torch torch cannot be imported" in words
-    assert "RuntimeError: operator torchvision::nms does not exist → install both from the same index" in words
-    assert "unknown all-reduce skipped: torch does not work" in words
+    assert says(shown_check(output, "warning GPU 3"), "gpu-in-use", f" {pid} ", f" {user})", "--wait, ", f" {user}")
+    assert says(shown_check(output, "problem GPU 4"), "gpu-memory-errors", "2 uncorrected ECC errors")
+    assert says(shown_check(output, "warning GPU 5"), "gpu-in-use", f" {UNKNOWN_PID} ")
+    assert says(shown_check(output, "warning GPU 6"), "gpu-in-use", f"`kill {os.getpid()}`")
+    assert says(shown_check(output, "problem GPU 7"), "gpu-lost")
+    failed = shown_check(output, "problem torch")
+    assert says(failed, "library-failed", "RuntimeError: operator torchvision::nms does not exist → ", "`pip install ")
+    assert "torch" in shown_check(output, "unknown all-reduce")
     assert messages == "3 problems, 6 warnings.\n"
 
 
@@ -140,7 +148,7 @@ def test_doctor_command_expects_gpus_for_run_that_waits(gputrain: Gputrain, gpu_
     checks = [check for check in json.loads(process.communicate(timeout=60)[0])["checks"] if check["area"] == "run"]
     assert not [check for check in checks if check["state"] == "problem"]
     [devices] = [check for check in checks if check["name"] == "devices"]
-    assert devices["found"].startswith("the run waits: no GPU is free: GPU 0: in use by process")
+    assert devices["state"] == "warning" and devices["code"] == "gpu-in-use" and str(UNKNOWN_PID) in devices["found"]
 
 
 def test_doctor_reports_hanging_driver_and_import_without_blocking(
@@ -159,9 +167,9 @@ def test_doctor_reports_hanging_driver_and_import_without_blocking(
     areas = examining.examine(RunRequest(config(), tmp_path, "digits"))
     assert [check.area for check in next(areas)][:3] == ["machine"] * 3
     [driver], torch, run = areas
-    assert (driver.state, "answer" in driver.found) == ("problem", True)
-    assert (torch[-1].state, "no answer within 1 s" in torch[-1].found) == ("problem", True)
-    assert (run[-1].name, run[-1].state) == ("all-reduce", "unknown")
+    assert (driver.state, driver.code) == ("problem", "driver-hangs")
+    assert (torch[-1].state, torch[-1].code, " 1 s" in torch[-1].found) == ("problem", "library-failed", True)
+    assert (run[-1].name, run[-1].state, run[-1].code) == ("all-reduce", "unknown", "not-examined")
     wait_for(lambda: set(psutil.Process().children(recursive=True)) <= before, "the end of the hung processes", 15)
 
 
@@ -186,19 +194,20 @@ def test_doctor_command_rejects_invalid_key_before_checks(gputrain: Gputrain) ->
 
 def test_memory_check_warns_when_little_is_free() -> None:
     assert memory_check(2 << 30, 8 << 30) == Check("machine", "memory", "ok", "2 GiB of 8 GiB free")
-    assert memory_check(512 << 20, 8 << 30).state == "warning"
+    low = memory_check(512 << 20, 8 << 30)
+    assert (low.state, low.code) == ("warning", "out-of-memory")
 
 
 def test_runs_folder_check_reports_unusable_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert runs_folder_check(tmp_path / "not" / "there" / "yet").state == "ok"
     check = runs_folder_check(tmp_path / "file" / "runs")
-    assert (check.state, check.advice) == ("problem", "select another folder with --runs-dir or GPUTRAIN_RUNS")
+    assert check.state == "problem" and "--runs-dir" in check.advice and "GPUTRAIN_RUNS" in check.advice
 
 
 def test_environment_check_names_slow_debug_variables() -> None:
     [check] = environment_checks({"CUDA_LAUNCH_BLOCKING": "1", "NCCL_DEBUG": "WARN", "NCCL_P2P_DISABLE": "0"})
-    assert check.found == "CUDA_LAUNCH_BLOCKING=1 makes each kernel launch wait for the kernel"
+    assert check.code == "slow-setting" and "CUDA_LAUNCH_BLOCKING=1 " in check.found
 
 
 # ---- GPUs ----
@@ -214,26 +223,28 @@ def test_driver_check_reports_card_without_driver(tmp_path: Path, monkeypatch: p
     assert count_nvidia_cards() == 1
     assert no_driver_check("no library", 0).state == "ok"
     check = no_driver_check("no library", 1)
-    assert (check.state, check.found) == ("problem", "no library, but this host has 1 NVIDIA card")
+    assert (check.state, check.code) == ("problem", "driver-unavailable")
+    assert check.found.startswith("no library") and "1 NVIDIA card" in check.found
 
 
 def test_driver_check_warns_about_recording() -> None:
-    assert driver_check(recorded()).state == "warning"
-    assert driver_check(None).state == "problem"
+    replayed, silent = driver_check(recorded()), driver_check(None)
+    assert (replayed.state, replayed.code) == ("warning", "not-monitored")
+    assert (silent.state, silent.code) == ("problem", "driver-hangs")
 
 
 def test_gpu_check_reports_silent_gpu_and_free_gpu() -> None:
     [check] = gpu_checks([idle().as_stale(4.0)], [])
-    assert (check.state, check.found) == ("problem", "no answer for 4 s")
+    assert (check.state, check.code, " 4 s" in check.found) == ("problem", "driver-hangs", True)
     [check] = gpu_checks([idle()], [])
-    assert (check.state, check.found) == ("ok", "NVIDIA H100 80GB HBM3, free")
+    assert check.state == "ok" and check.found.startswith("NVIDIA H100 80GB HBM3, ")
 
 
 def test_no_driver_check_reports_device_file_of_other_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_gpus, "gpu_device_files", lambda: [Path("/dev/kfd")])
     check = no_driver_check("driver not loaded", 0)
-    assert check.state == "warning"
-    assert check.found == "driver not loaded and torch sees no GPU, but /dev/kfd exists: training uses the CPU"
+    assert (check.state, check.code) == ("warning", "driver-unavailable")
+    assert check.found.startswith("driver not loaded ") and " /dev/kfd " in check.found
 
 
 def test_doctor_reports_gpus_that_only_torch_sees(
@@ -247,23 +258,22 @@ def test_doctor_reports_gpus_that_only_torch_sees(
     next(areas)
     driver, reservations = next(areas)
     areas.close()
-    assert driver.state == "warning"
-    assert driver.found.startswith("NVML reports no GPU, but torch does: ")
-    assert driver.found.endswith("(the NVIDIA driver is not available (driver not loaded))")
-    assert "is not a folder" in reservations.found
+    assert (driver.state, driver.code, "driver not loaded" in driver.found) == ("warning", "not-monitored", True)
+    assert f"{tmp_path / 'reservations'}: gputrain-{os.getuid()} " in reservations.found
 
 
 def test_gpu_check_warns_only_about_runs_of_other_users() -> None:
     gpu = idle()
     [check] = gpu_checks([gpu], [held_by(os.getuid(), gpu.uuid)])
-    assert (check.state, check.found) == ("ok", f"reserved by run big (user {name_of_user(os.getuid())})")
+    assert check.state == "ok" and f"run big (user {name_of_user(os.getuid())})" in check.found
     [check] = gpu_checks([gpu], [held_by(SOMEONE, gpu.uuid)])
-    assert (check.state, check.found) == ("warning", f"reserved by run big (user uid {SOMEONE})")
+    assert (check.state, check.code) == ("warning", "gpu-reserved")
+    assert f"run big (user uid {SOMEONE})" in check.found
 
 
 def test_visible_devices_check_reports_hidden_gpus() -> None:
     [check] = visible_devices_check({"CUDA_VISIBLE_DEVICES": "1"}, 8, 1)
-    assert check.found == "CUDA_VISIBLE_DEVICES='1' shows 1 of 8 GPUs"
+    assert check.code == "gpu-hidden" and "CUDA_VISIBLE_DEVICES='1' " in check.found and "1 of 8 GPUs" in check.found
     assert not list(visible_devices_check({}, 8, 8))
 
 
@@ -271,19 +281,21 @@ def test_visible_devices_check_reports_hidden_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("built", "served", "error", "state"),
+    ("built", "served", "error", "code"),
     [
-        ("12.8", "12.4", None, "ok"),
-        ("12.8", "13.0", None, "ok"),
-        ("13.0", "12.8", None, "problem"),
-        ("12.8", "12.8", "RuntimeError: no devices", "problem"),
-        ("12.8", None, None, "ok"),
+        ("12.8", "12.4", None, ""),
+        ("12.8", "13.0", None, ""),
+        ("13.0", "12.8", None, "wrong-version"),
+        ("12.8", "12.8", "RuntimeError: no devices", "library-failed"),
+        ("12.8", None, None, ""),
     ],
 )
 def test_cuda_check_accepts_same_or_older_cuda_major_version(
-    built: str, served: str | None, error: str | None, state: str
+    built: str, served: str | None, error: str | None, code: str
 ) -> None:
-    assert cuda_check(built, served, error).state == state
+    check = cuda_check(built, served, error)
+    assert (check.state, check.code) == ("problem" if code else "ok", code)
+    assert (error or "") in check.found
 
 
 @pytest.mark.parametrize(
@@ -304,13 +316,13 @@ def test_arch_check_requires_code_for_gpu_architecture(
 ) -> None:
     assert supports_capability(capability, kernels) is runs
     checks = list(arch_checks([{"name": "X", "capability": list(capability)}], kernels))
-    assert [check.state for check in checks] == ([] if runs else ["problem"])
+    assert [(check.state, check.code) for check in checks] == ([] if runs else [("problem", "wrong-version")])
 
 
 def test_torch_check_reports_mismatched_torchvision() -> None:
     info = {"torch": "2.15.0+cpu", "gloo": True, "errors": {"torchvision": "RuntimeError: operator does not exist"}}
     [check] = torch_checks(info)
-    assert check.state == "problem"
+    assert (check.state, check.code) == ("problem", "library-failed")
     assert "pip install --force-reinstall torch torchvision" in check.advice
 
 
@@ -332,10 +344,10 @@ def run_checks(tmp_path: Path, devices: Sequence[CudaDevice], *overrides: str) -
 def test_preflight_checks_report_devices_and_data(tmp_path: Path) -> None:
     checks = run_checks(tmp_path, TWO, "device.gpus=auto")
     assert {check.state for check in checks.values()} == {"ok"}
-    assert checks["devices"].found == "auto resolves to GPU 0"
-    assert checks["data"].found == "digits: 1438 training images, 359 for validation"
+    assert checks["devices"].found.startswith("auto ") and checks["devices"].found.endswith("GPU 0")
+    assert all(value in checks["data"].found for value in ("digits: ", "1438 ", "359 "))
     shared = GpuAllocation(TWO, ["sharing what is in use"])
-    assert device_check(config("device.gpus=all"), plan_node(config(), TWO), shared).state == "warning"
+    assert device_check(config("device.gpus=all"), plan_node(config(), TWO), shared).code == "gpu-in-use"
 
 
 @pytest.mark.nightly
@@ -375,13 +387,17 @@ def test_bus_bandwidth_matches_nccl_tests_formula() -> None:
 def test_all_reduce_check_rates_speed_correctness_and_errors() -> None:
     gpus = [gpu_uuid(0), gpu_uuid(1)]
     fast = all_reduce_check(gpus, OUTCOME)
-    assert (fast.state, fast.found) == ("ok", "64 MiB between 2 GPUs with NCCL: 67.1 GB/s on the bus")
-    assert all_reduce_check(gpus, OUTCOME | {"seconds": 1.0}).state == "warning"
+    assert fast.state == "ok" and all(value in fast.found for value in ("64 MiB", "2 GPUs", "NCCL", "67.1 GB/s"))
+    slow = all_reduce_check(gpus, OUTCOME | {"seconds": 1.0})
+    assert (slow.state, slow.code) == ("warning", "slow-network")
     assert all_reduce_check(["cpu", "cpu"], OUTCOME | {"seconds": 1.0}).state == "ok"
-    assert "returned a wrong sum" in all_reduce_check(gpus, OUTCOME | {"right": False}).found
+    wrong = all_reduce_check(gpus, OUTCOME | {"right": False})
+    assert (wrong.state, wrong.code) == ("problem", "wrong-result")
     failed = all_reduce_check(gpus, {"error": "no answer within 60 s"})
-    assert (failed.state, "NCCL_P2P_DISABLE=1" in failed.advice) == ("problem", True)
-    assert "nothing to reduce" in all_reduce_check(gpus[:1], OUTCOME).found
+    assert (failed.state, failed.code) == ("problem", "library-failed")
+    assert failed.found.endswith("no answer within 60 s") and "NCCL_P2P_DISABLE=1" in failed.advice
+    single = all_reduce_check(gpus[:1], OUTCOME)
+    assert single.state == "ok" and "GB/s" not in single.found
 
 
 def test_merge_gpus_merges_identical_gpu_checks() -> None:
