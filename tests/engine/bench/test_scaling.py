@@ -117,7 +117,7 @@ def test_limit_share_is_at_most_one() -> None:
     assert [bool(result.limit_problem) for result in results] == [False, False, True]
     *_, row, message = bench_lines(results)
     assert row.split()[:4] == ["4", "203", "100", "–"]
-    assert message.startswith("4 ranks: the share is unknown: training was 2.03 times as fast as without the input")
+    assert message.startswith("4 ranks: ") and " 2.03 times " in message
 
 
 def test_bench_run_averages_data_wait_and_mfu_without_first_epoch() -> None:

@@ -18,7 +18,7 @@ from engine.report.plot import PlotOptions, column_labels, file_format, find_axi
 from engine.report.runs import blocks_of
 from engine.runs.comparison import compare_runs, read_run
 from engine.runs.series import Series
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 from support.runs.compared_runs import make_compared_run
 from support.runs.factories import make_epoch, make_run_folder, make_run_started
 
@@ -68,7 +68,7 @@ def test_plot_of_curves_with_gaps_and_nonpositive_values(tmp_path: Path) -> None
 
 def test_plot_refuses_metric_without_value(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))
-    with pytest.raises(UsageError, match="no run has a value of ema_val_loss"):
+    with raises_problem("not-recorded", "--metric", "ema_val_loss"):
         make_plot([run], PlotOptions(metrics=("ema_val_loss",)), "svg")
 
 
@@ -79,15 +79,17 @@ def test_plot_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parse", "text"),
+    ("parse", "text", "code", "location"),
     [
-        (parse_width, "0.1"),
-        (parse_width, "wide"),
-        (find_axis, "time"),
-        (find_metric, "f1"),
-        (file_format, Path("a.jpg")),
+        (parse_width, "0.1", "out-of-range", "--width"),
+        (parse_width, "wide", "out-of-range", "--width"),
+        (find_axis, "time", "unknown-value", "--x"),
+        (find_metric, "f1", "unknown-value", "--metric"),
+        (file_format, Path("a.jpg"), "wrong-format", "-o"),
     ],
 )
-def test_plot_refuses_unknown_argument(parse: Callable[[object], object], text: object) -> None:
-    with pytest.raises(UsageError):
+def test_plot_refuses_unknown_argument(
+    parse: Callable[[object], object], text: object, code: str, location: str
+) -> None:
+    with raises_problem(code, location, text):
         parse(text)

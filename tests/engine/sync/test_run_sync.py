@@ -18,7 +18,7 @@ from engine.sync.rows import Row
 from engine.sync.run_sync import RunSync
 from engine.sync.session import sync_runs
 from engine.sync.state import StateFile, open_state
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 from support.runs.factories import (
     append_events,
     make_epoch,
@@ -223,7 +223,7 @@ def test_second_sync_of_same_run_is_refused(tmp_path: Path) -> None:
     with (
         open_state(folder, "mlflow"),
         open_state(folder, "wandb"),
-        pytest.raises(UsageError, match="another `gputrain sync` sends this run to mlflow"),
+        raises_problem("already-running", "a", "mlflow"),
         open_state(folder, "mlflow"),
     ):
         pass
@@ -302,6 +302,6 @@ def test_every_sync_is_closed_where_one_cannot_be(
             RunSync(folder, MlflowStore(None), state) for folder, state in zip(folders, (first, second), strict=True)
         ]
         handlers: dict[str, Any] = {"on_progress": lambda *_: None, "on_interruption": lambda _: None}
-        with pytest.raises(SyncError, match="cannot be reached"):
+        with pytest.raises(SyncError, match="MLflow"):
             sync_runs(syncs, follow=False, stop=lambda: False, **handlers)
     assert len(left) == 2
