@@ -94,9 +94,10 @@ def test_finished_run_is_reported_once_with_result_diagnosis_and_command(run: Ob
     (message,) = run.observer.poll()
     assert message.title == f"digits-3 finished on {socket.gethostname()}"
     assert message.level == "success"
-    assert message.body.splitlines() == [
-        "best accuracy 0.5000 in epoch 1",
-        "waiting for data 50% of the time; try data.workers=1",
+    result, diagnosis, *rest = message.body.splitlines()
+    assert result == FINISHED.message
+    assert " 50% " in diagnosis and "data.workers=1" in diagnosis
+    assert rest == [
         "1 of 3 epochs in 9s",
         f"gputrain attach digits-3 --runs-dir {run.folder.path.parent}",
     ]
@@ -109,8 +110,9 @@ def test_failed_run_is_reported_with_rank_cause_and_resume_command(run: Observed
     run.record(make_run_started(START), FAILURE, RunFinished(time=START + 6, state="failed", message="long"))
     (message,) = run.observer.poll()
     assert message.occasion == "failed"
-    assert message.body.splitlines() == [
-        "rank 1 (cpu) failed: division by zero",
+    cause, *rest = message.body.splitlines()
+    assert "rank 1 (cpu)" in cause and cause.endswith(FAILURE.cause)
+    assert rest == [
         "0 of 3 epochs in 6s",
         f"gputrain resume digits-3 --runs-dir {run.folder.path.parent}",
     ]
@@ -198,8 +200,8 @@ def test_stall_is_reported_once_until_progress(run: ObservedRun) -> None:
     run.now += 50
     (message,) = run.observer.poll()
     assert message.title.startswith("digits-3 makes no progress")
-    sentence = "no progress for 5m00s after step 5 in epoch 1; the watchdog ends the run after 10m00s (run.watchdog)"
-    assert message.body.splitlines()[0] == sentence
+    sentence = message.body.splitlines()[0]
+    assert all(value in sentence for value in ("5m00s", "step 5", "epoch 1", "10m00s", "run.watchdog"))
     assert [run.poll(50) for _ in range(9)] == [[]] * 9
     # The longest step so far took 750 s: three times as much is a stall.
     assert run.poll(events=(make_step(6, time=START + 800),)) == []
@@ -258,7 +260,8 @@ def test_granted_gpus_are_reported_after_a_wait(run: ObservedRun) -> None:
     run.watch(waited_s=7500.0, gpus=("GPU-a", "GPU-b"))
     (message,) = run.observer.poll()
     assert message.occasion == "granted"
-    assert message.body.splitlines()[0] == "2 GPUs after a wait of 2h05m: GPU-a, GPU-b"
+    sentence = message.body.splitlines()[0]
+    assert all(value in sentence for value in ("2 GPUs", "2h05m", "GPU-a, GPU-b"))
     assert run.poll() == []
 
 
@@ -268,4 +271,4 @@ def test_message_text_is_bounded_and_without_control_characters(run: ObservedRun
     (message,) = run.observer.poll()
     assert "\x1b" not in message.body
     assert len(message.body) < 1500
-    assert message.body.splitlines()[0].startswith(r"rank 1 (cpu) failed: \x1b[31mred\x1b[0m second line")
+    assert r"\x1b[31mred\x1b[0m second line" in message.body.splitlines()[0]
