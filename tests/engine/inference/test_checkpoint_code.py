@@ -14,7 +14,8 @@ from engine.inference.checkpoint_code import limit_to_run
 from engine.inference.evaluate import evaluate_checkpoint, evaluation_config
 from engine.inference.trained_model import build_architecture, read_trained_checkpoint
 from engine.runs.folder import RunFolder
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
+from support.messages import has_problem, raises_problem
 from support.runs.trained_run import saved_run
 
 
@@ -110,7 +111,7 @@ def planted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def test_build_architecture_imports_no_foreign_code(planted_run: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"model.name: planted_code:build is not imported: .*last.pt.*--trust-code"):
+    with raises_problem("untrusted-code", "model.name", "planted_code:build", "last.pt", "--trust-code"):
         build_architecture(read_trained_checkpoint(planted_run, "last"))
     assert not (tmp_path / "ran").exists()
 
@@ -126,20 +127,20 @@ def test_evaluation_imports_no_foreign_code(planted_run: RunFolder, tmp_path: Pa
 
 
 def test_granted_trust_imports_foreign_code(planted_run: RunFolder, tmp_path: Path) -> None:
-    messages: list[str] = []
+    messages: list[Problem] = []
     checkpoint = read_trained_checkpoint(planted_run, code_trust=CodeTrust(True, notify=messages.append))
-    with pytest.raises(UsageError, match="planted_code has no build"):
+    with raises_problem("not-found", "model.name", "planted_code", "build"):
         build_architecture(checkpoint)
     assert (tmp_path / "ran").exists()
-    start = f"--trust-code: model.name imports planted_code:build from {tmp_path}/planted_code.py, although "
-    assert messages[0].startswith(f"{start}{planted_run.path}")
+    shown = ("--trust-code", "planted_code:build", tmp_path / "planted_code.py", planted_run.path)
+    assert has_problem(messages[:1], "untrusted-code", None, "model.name", *shown)
 
 
 @pytest.mark.parametrize("name", ["hf-hub:stranger/model", "local-dir:/planted", "resnet18.hf-hub:stranger/model"])
 def test_checkpoint_cannot_name_downloaded_model(tmp_path: Path, name: str) -> None:
     values = {"model": {"name": name, "source": "timm"}, "data": {"dataset": "fake"}}
     run = saved_run(tmp_path / "a", {"config": as_stored(validate_config(values))})
-    with pytest.raises(UsageError, match=r"model.name: (there is no timm model|timm has no weights)"):
+    with raises_problem("unknown-value", "model.name"):
         build_architecture(read_trained_checkpoint(run))
 
 
@@ -150,5 +151,5 @@ def test_checkpoint_cannot_load_files_through_timm_options(tmp_path: Path, optio
         "data": {"dataset": "fake"},
     }
     run = saved_run(tmp_path / "a", {"config": as_stored(validate_config(values))})
-    with pytest.raises(UsageError, match=f"model.options: {option} is derived"):
+    with raises_problem("conflict", "model.options", option):
         build_architecture(read_trained_checkpoint(run))

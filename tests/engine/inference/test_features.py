@@ -78,7 +78,7 @@ def test_features_default_to_last_stage_and_keep_existing_file(run: RunFolder, p
     assert done.stdout.startswith(f"{target}: 70 images, 16 features each of layer layer4, 2 class folders")
     before = target.read_bytes()
     refused = call(*arguments)
-    assert refused.exit_code == 2 and "overwrite it with --force" in refused.stderr
+    assert refused.exit_code == 2 and says(refused.stderr, "name-in-use", target, "--force")
     assert call(*arguments, "--force").exit_code == 0
     assert target.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f.npz", "photos", "runs"]

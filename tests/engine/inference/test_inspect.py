@@ -163,29 +163,24 @@ def test_inspect_command_lists_a_cell_by_name_or_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "location", "values"),
     [
-        (["--part", "test"], "--part: test is not allowed: must be one of val, train, all"),
-        (
-            ["--list", "label"],
-            "--list: label is not allowed: must be one of mistakes, doubtful, labels; did you mean labels?",
-        ),
-        (["--cell", "cat", "dg"], "--cell: the model has no class dg; did you mean dog?"),
-        (["--cell", "cat", "9"], "--cell: the model has no class 9; its classes are cat, dog"),
-        (
-            ["--cell", "0", "1", "--list", "labels"],
-            "--cell: lists the images of a cell, not the list labels; keep one of both",
-        ),
-        (["data.size=3"], "data.size: unknown key"),
-        (["--checkpoint", "none.pt"], "--checkpoint: none.pt is not a file; use best, last or a file"),
+        (["--part", "test"], "unknown-value", "--part", ["test ", "val, train, all"]),
+        (["--list", "label"], "unknown-value", "--list", ["label ", "mistakes, doubtful, labels", "labels?"]),
+        (["--cell", "cat", "dg"], "unknown-value", "--cell", [" dg", "dog?"]),
+        (["--cell", "cat", "9"], "unknown-value", "--cell", [" 9", "cat, dog"]),
+        (["--cell", "0", "1", "--list", "labels"], "conflict", "--cell", ["labels"]),
+        (["data.size=3"], "unknown-key", "data.size", []),
+        (["--checkpoint", "none.pt"], "not-a-file", "--checkpoint", ["none.pt"]),
     ],
 )
 def test_inspect_command_refuses_invalid_arguments_in_one_sentence(
-    small_run: RunFolder, arguments: list[str], message: str
+    small_run: RunFolder, arguments: list[str], code: str, location: str, values: list[str]
 ) -> None:
     done = call("inspect", small_run.path, *arguments)
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"error: {message}") and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"error: {location}: ") and len(done.stderr.splitlines()) == 1
+    assert says(done.stderr, code, *values)
 
 
 @pytest.fixture(scope="module")
@@ -218,4 +213,4 @@ def test_inspect_command_shows_lists_of_a_folder_that_cannot_be_written(
     monkeypatch.setattr("engine.runs.inspection_file.write_inspection", refuse)
     done = call("inspect", folder_run(tmp_path).path)
     assert done.exit_code == 0 and "Suspected wrong labels" in done.stdout
-    assert "the result is not kept" in done.stderr and "(Read-only file system)" in done.stderr
+    assert says(done.stderr, "not-writable", "(Read-only file system)")

@@ -114,7 +114,7 @@ def test_predict_command_reports_empty_folder(run: RunFolder, tmp_path: Path) ->
     (tmp_path / "empty").mkdir()
     done = call("predict", run.path, tmp_path / "empty")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "no file" in done.stderr
+    assert says(done.stderr, "no-images")
 
 
 def photo_folder(folder: Path) -> Path:

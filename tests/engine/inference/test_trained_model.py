@@ -22,7 +22,6 @@ from engine.inference.trained_model import (
 )
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, save_checkpoint
-from engine.utils.errors import UsageError
 from support.messages import raises_problem
 from support.runs.trained_run import saved_run
 
@@ -36,16 +35,14 @@ def test_read_checkpoint_prefers_best_then_last(run: RunFolder) -> None:
     assert read_trained_checkpoint(run, str(file)).path == file
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "message"), [("bset", "best, last or a file"), ("/nowhere.pt", "is not a file")]
-)
-def test_read_checkpoint_reports_missing_file(tmp_path: Path, checkpoint: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+@pytest.mark.parametrize("checkpoint", ["bset", "/nowhere.pt"])
+def test_read_checkpoint_reports_missing_file(tmp_path: Path, checkpoint: str) -> None:
+    with raises_problem("not-a-file", "--checkpoint", checkpoint):
         read_trained_checkpoint(saved_run(tmp_path / "a"), checkpoint)
 
 
 def test_read_checkpoint_reports_run_without_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no checkpoint yet"):
+    with raises_problem("no-checkpoint", tmp_path.name):
         read_trained_checkpoint(RunFolder(tmp_path))
 
 
