@@ -31,7 +31,7 @@ class CodeTrust:
 
     granted: bool = False
     foreign: Mapping[str, str] = field(default_factory=dict)
-    notify: Callable[[str], None] = lambda _: None
+    notify: Callable[[Problem], None] = lambda _: None
 
     def check(self, config: Config, keys: Collection[str] | None = None) -> None:
         """Check the code that these keys name, by default all, without importing it.
@@ -57,7 +57,8 @@ class CodeTrust:
             # What cannot be found is refused by its import.
             if module.files or module.root is None:
                 file = module.files[-1] if module.files else f"the package {module.name}"
-                self.notify(f"--trust-code: {key} imports {name} from {file}, although {'; '.join(reasons)}")
+                reason = f"--trust-code: {key} imports {name} from {file}, although {'; '.join(reasons)}"
+                self.notify(Problem("", reason, code="untrusted-code"))
         if problems:
             raise UsageError(problems)
 

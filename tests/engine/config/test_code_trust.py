@@ -12,7 +12,9 @@ import pytest
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import ConfigError, resolve_config
 from engine.config.schema import Config
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
+from engine.utils.trust import foreign_reason
+from support.messages import has_problem, raises_problem
 
 
 @pytest.fixture
@@ -42,10 +44,10 @@ def test_code_trust_refuses_what_others_can_write(code: Path, path: str) -> None
     changed.chmod(changed.stat().st_mode | 0o002)
     with pytest.raises(UsageError) as caught:
         CodeTrust().check(config(code))
-    assert str(caught.value) == (
-        f"model.name: trusted.nets:build is not imported: {changed} is writable by all users; read the code, then "
-        "repeat the command with --trust-code"
-    )
+    [problem] = caught.value.problems
+    reason = foreign_reason(changed.stat())
+    values = ("trusted.nets:build", f"{changed} {reason}", "--trust-code")
+    assert reason is not None and has_problem([problem], "untrusted-code", "model.name", *values)
 
 
 @pytest.mark.parametrize(("mode", "refused"), [(0o777, True), (0o1777, False), (0o755, False)])
@@ -54,7 +56,7 @@ def test_code_trust_refuses_folder_that_others_can_rename(tmp_path: Path, code: 
     (shared / "own").mkdir(parents=True)
     shared.chmod(mode)
     code.rename(shared / "own" / "code")
-    with pytest.raises(UsageError, match=f"{shared} is writable by all") if refused else nullcontext():
+    with raises_problem("untrusted-code", "model.name", shared) if refused else nullcontext():
         CodeTrust().check(config(shared / "own" / "code"))
 
 
@@ -70,13 +72,13 @@ def test_code_trust_refuses_link_that_others_can_replace(tmp_path: Path, code: P
     (tmp_path / link).symlink_to(shared / "step")
     CodeTrust().check(config(code))
     shared.chmod(0o777)
-    with pytest.raises(UsageError, match=f"{shared} is writable by all"):
+    with raises_problem("untrusted-code", "model.name", shared):
         CodeTrust().check(config(code))
 
 
 def test_code_trust_refuses_missing_folder_in_sticky_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    with pytest.raises(UsageError, match=f"{tmp_path} is writable by all"):
+    with raises_problem("untrusted-code", "model.name", f" {tmp_path} "):
         CodeTrust().check(config(tmp_path / "missing"))
 
 
@@ -88,7 +90,7 @@ def test_code_trust_refuses_folder_or_link_of_other_user(tmp_path: Path, code: P
     (above / "link").symlink_to(code)
     CodeTrust().check(config(above / "link"))
     os.chown(tmp_path / entry, 12345, 12345, follow_symlinks=False)
-    with pytest.raises(UsageError, match=f"{tmp_path / entry} .*belongs to uid 12345"):
+    with raises_problem("untrusted-code", "model.name", f"{tmp_path / entry} ", "uid 12345"):
         CodeTrust().check(config(above / "link"))
 
 
@@ -104,34 +106,39 @@ def test_code_trust_refuses_missing_module_in_shared_folder(code: Path) -> None:
     (code / "trusted" / "nets.py").unlink()
     CodeTrust().check(config(code))
     code.chmod(0o777)
-    with pytest.raises(UsageError, match="is writable by all users"):
+    with raises_problem("untrusted-code", "model.name", f" {code} "):
         CodeTrust().check(config(code))
 
 
 def test_code_trust_reports_module_file_and_reason_when_granted(code: Path) -> None:
-    messages: list[str] = []
+    warnings: list[Problem] = []
     trust = CodeTrust(
-        True, {"model.name": "/shared/a.yaml, which sets model.name, belongs to uid 12345"}, messages.append
+        True, {"model.name": "/shared/a.yaml, which sets model.name, belongs to uid 12345"}, warnings.append
     )
     code.chmod(0o777)
     trust.check(config(code))
-    assert messages == [
-        f"--trust-code: model.name imports trusted.nets:build from {code}/trusted/nets.py, although /shared/a.yaml, "
-        f"which sets model.name, belongs to uid 12345; {code} is writable by all users"
-    ]
+    values = (
+        "model.name ",
+        "trusted.nets:build",
+        f"{code}/trusted/nets.py",
+        "/shared/a.yaml",
+        "uid 12345",
+        f" {code} ",
+    )
+    assert len(warnings) == 1 and has_problem(warnings, "untrusted-code", "", "--trust-code", *values)
 
 
 def test_code_trust_reports_no_module_that_is_missing(code: Path) -> None:
-    messages: list[str] = []
+    warnings: list[Problem] = []
     (code / "trusted" / "nets.py").unlink()
-    CodeTrust(True, {"model.name": "a stranger names it"}, messages.append).check(config(code))
-    assert messages == []
+    CodeTrust(True, {"model.name": "a stranger names it"}, warnings.append).check(config(code))
+    assert warnings == []
 
 
 def test_code_trust_checks_only_given_keys(code: Path) -> None:
     trust = CodeTrust(foreign={"model.name": "a stranger names it"})
     trust.check(config(code), ("data.dataset",))
-    with pytest.raises(UsageError, match="a stranger names it"):
+    with raises_problem("untrusted-code", "model.name", "a stranger names it"):
         trust.check(config(code), ("model.name",))
 
 
@@ -147,10 +154,9 @@ def shared_config(tmp_path: Path) -> Path:
 def test_resolve_config_refuses_code_of_file_that_others_can_write(shared_config: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_config(str(shared_config))
-    assert str(caught.value) == (
-        f"model.name: theirs:build is not imported: {shared_config}, which sets model.name, is writable by all users; "
-        "read the code, then repeat the command with --trust-code"
-    )
+    [problem] = caught.value.problems
+    values = ("theirs:build", shared_config, foreign_reason(shared_config.stat()), "--trust-code")
+    assert has_problem([problem], "untrusted-code", "model.name", *values)
     assert (caught.value.valid_part.model.name, caught.value.valid_part.run.code) == ("cnn", None)
     assert caught.value.valid_part.run.epochs == 3
 
@@ -159,12 +165,12 @@ def test_resolve_config_refuses_code_of_foreign_base_file(shared_config: Path, t
     own = tmp_path / "own.yaml"
     own.write_text("base: shared.yaml\n")
     own.chmod(0o600)
-    with pytest.raises(ConfigError, match=rf"{shared_config}, which sets model.name"):
+    with raises_problem("untrusted-code", "model.name", shared_config):
         resolve_config(str(own))
 
 
 def test_resolve_config_refuses_foreign_folder_of_typed_code(shared_config: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run.code: /theirs is not imported"):
+    with raises_problem("untrusted-code", "run.code", "/theirs "):
         resolve_config(str(shared_config), ["model.name=mine:build"])
 
 

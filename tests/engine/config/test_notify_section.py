@@ -10,6 +10,8 @@ from engine.config.loader import ConfigError, resolve_config
 from engine.config.resume import describe_changes, find_changes
 from engine.config.schema import Config, as_dict
 from engine.utils.errors import UsageError
+from engine.utils.trust import foreign_reason
+from support.messages import has_problem, raises_problem
 
 SECRET = "Tsecret123"  # noqa: S105 (made up)
 
@@ -38,10 +40,8 @@ def test_url_in_config_file_is_refused_with_advice_and_without_showing_it(tmp_pa
     file.write_text(f"notify: {{urls: ['mailto://me:{SECRET}@example.org']}}")
     with pytest.raises(ConfigError) as refused:
         resolve_config(str(file))
-    text = str(refused.value)
-    assert SECRET not in text
-    assert "notify.urls" in text
-    assert "env:NAME" in text
+    assert SECRET not in str(refused.value)
+    assert has_problem(refused.value.problems, "invalid-value", "notify.urls", "env:NAME")
     assert refused.value.valid_part.notify.urls == ()
 
 
@@ -53,7 +53,8 @@ def test_references_are_kept_and_their_paths_made_absolute(tmp_path: Path, monke
 
 
 def test_unknown_occasion_is_refused_with_all_occasions() -> None:
-    with pytest.raises(ConfigError, match="finished, stopped, failed, restarted, crashed, stalled, slowed, granted"):
+    occasions = "finished, stopped, failed, restarted, crashed, stalled, slowed, granted"
+    with raises_problem("unknown-value", "notify.when", occasions):
         resolve_config("digits", ["notify.when=[finish]"])
 
 
@@ -61,8 +62,9 @@ def test_foreign_config_cannot_choose_destinations(tmp_path: Path) -> None:
     file = tmp_path / "theirs.yaml"
     file.write_text("notify: {urls: [env:AWS_SECRET_ACCESS_KEY]}")
     file.chmod(0o666)
-    with pytest.raises(ConfigError, match=r"notify.urls: is not used: .*writable by all users") as refused:
+    with pytest.raises(ConfigError) as refused:
         resolve_config(str(file))
+    assert has_problem(refused.value.problems, "untrusted-code", "notify.urls", file, foreign_reason(file.stat()))
     assert refused.value.valid_part.notify.urls == ()
     assert resolve_config(str(file), ["notify.urls=[]"]).config.notify.urls == ()
     assert resolve_config(str(file), ["notify.urls=env:MINE"]).config.notify.urls == ("env:MINE",)

@@ -10,6 +10,7 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.resume import IMMUTABLE_KEYS, describe_changes, find_changes, immutable_key_problems
 from engine.config.schema import as_dict, fields
+from support.messages import has_problem
 
 
 def saved(*overrides: str) -> dict[str, dict[str, Any]]:
@@ -27,7 +28,7 @@ def test_immutable_key_problems_names_key_and_both_values(change: str) -> None:
     [problem] = [problem for problem in immutable_key_problems(changes) if problem.location == key]
     before, after = next((before, after) for changed, before, after in changes if changed == key)
     shown = "null" if before is None else before
-    assert problem.reason == f"cannot change when a run is resumed: it began with {shown}, not {after}"
+    assert has_problem([problem], "resume-differs", key, f" {shown}, ", f" {after};")
 
 
 def test_describe_changes_reports_one_sentence_per_key() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.run_name import MAX_NAME_BYTES, name_problem, normalize_name
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 
 E_ACUTE = "e\u0301"
 
@@ -38,7 +38,7 @@ def test_name_may_be_of_any_script(name: str) -> None:
 def test_invalid_name_is_refused(name: str) -> None:
     assert name_problem(name) is not None
     if name:
-        with pytest.raises(UsageError, match=r"run\.name: .* is not allowed: must"):
+        with raises_problem("invalid-name", "run.name"):
             resolve_config("digits", [f"run.name={name}"])
 
 

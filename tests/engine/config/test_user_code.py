@@ -15,7 +15,9 @@ from engine.config.schema import Config
 from engine.config.settings import settings_file
 from engine.config.user_code import check_user_code, load_user_code
 from engine.models.factory import build_model
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
+from engine.utils.exits import exit_status
+from support.messages import has_problem, raises_problem
 
 NETS = """
 import torch
@@ -84,10 +86,10 @@ def config(code: Path, name: str, **options: object) -> Config:
     return Config.model_validate({"run": {"code": str(code)}, "model": {"name": name, "options": options}})
 
 
-def refusal(code: Path, name: str, **options: object) -> str:
+def refusal(code: Path, name: str, **options: object) -> list[Problem]:
     with pytest.raises(UsageError) as caught:
         build_model(config(code, name, **options), 1, 5, 8)
-    return str(caught.value)
+    return caught.value.problems
 
 
 def test_user_model_receives_input_shape_and_options(user_code_folder: Path) -> None:
@@ -103,50 +105,50 @@ def test_user_model_may_be_class(user_code_folder: Path) -> None:
 
 
 def test_user_model_reports_all_invalid_options_together(user_code_folder: Path) -> None:
-    message = refusal(user_code_folder, "owncode.nets:build", hiden=7, num_classes=3)
-    assert "owncode.nets:build has no option 'hiden'; did you mean hidden?" in message
-    assert "owncode.nets:build requires hidden; set it here" in message
-    assert "num_classes is derived from the data" in message
+    problems = refusal(user_code_folder, "owncode.nets:build", hiden=7, num_classes=3)
+    assert has_problem(problems, "unknown-key", "model.options", "owncode.nets:build", "'hiden'", "hidden?")
+    assert has_problem(problems, "missing-value", "model.options", "owncode.nets:build", "hidden")
+    assert has_problem(problems, "conflict", "model.options", "num_classes")
 
 
 def test_user_model_error_names_line(user_code_folder: Path) -> None:
     line = NETS.splitlines().index('    raise KeyError("no such layer")') + 1
-    message = refusal(user_code_folder, "owncode.nets:fails")
-    assert message == (
-        f"model.name: owncode.nets:fails failed: KeyError: 'no such layer' ({user_code_folder}/owncode/nets.py, line "
-        f"{line})"
-    )
+    [problem] = refusal(user_code_folder, "owncode.nets:fails")
+    values = ("owncode.nets:fails", f"KeyError: 'no such layer' ({user_code_folder}/owncode/nets.py, line {line})")
+    assert has_problem([problem], "user-code-failed", "model.name", *values)
+    assert "\n" not in str(problem)
 
 
 def test_user_model_must_return_module(user_code_folder: Path) -> None:
-    assert "must return a torch.nn.Module, not dict" in refusal(user_code_folder, "owncode.nets:gives_a_dict")
-    assert "is a model instance; use a function or class that builds one" in refusal(
-        user_code_folder, "owncode.nets:net"
-    )
+    for name, value in (("owncode.nets:gives_a_dict", "dict"), ("owncode.nets:net", "")):
+        assert has_problem(refusal(user_code_folder, name), "invalid-value", "model.name", name, value)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "code", "values"),
     [
-        ("owncod.nets:build", r"no module owncod in .*; did you mean owncode\? \(run.code sets the folder"),
-        ("owncode.net:build", r"no module owncode.net in .*; did you mean nets\?"),
-        ("owncode.nets:biuld", r"owncode.nets has no biuld; did you mean build\?"),
-        ("owncode.light:table", r"must be a function or a class, not dict"),
-        ("owncode.divides:build", r"ZeroDivisionError: division by zero \(.*/owncode/divides.py, line 2\)"),
-        ("owncode.lacks:build", r"No module named 'surely_not_installed' \(.*/owncode/lacks.py, line 1\)"),
-        ("owncode.unfinished:build", r"SyntaxError: .* \(.*/owncode/unfinished.py, line 1\)"),
-        ("owncode.exits:build", r"owncode.exits cannot be imported: SystemExit: 4 \(.*/owncode/exits.py, line 2\)"),
+        ("owncod.nets:build", "not-found", ("owncod ", "owncode?", "run.code")),
+        ("owncode.net:build", "not-found", ("owncode.net ", "nets?")),
+        ("owncode.nets:biuld", "not-found", ("owncode.nets ", "biuld", "build?")),
+        ("owncode.light:table", "invalid-value", ("dict",)),
+        ("owncode.divides:build", "user-code-failed", ("ZeroDivisionError: division by zero (", "divides.py, line 2)")),
+        ("owncode.lacks:build", "user-code-failed", ("'surely_not_installed' (", "/owncode/lacks.py, line 1)")),
+        ("owncode.unfinished:build", "user-code-failed", ("SyntaxError: ", "/owncode/unfinished.py, line 1)")),
+        ("owncode.exits:build", "user-code-failed", ("owncode.exits", "SystemExit: 4 (", "/owncode/exits.py, line 2)")),
     ],
 )
-def test_load_user_code_reports_import_failure_in_one_line(user_code_folder: Path, name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
+def test_load_user_code_reports_import_failure_in_one_line(
+    user_code_folder: Path, name: str, code: str, values: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as caught:
         load_user_code("loss.name", name, str(user_code_folder))
-    assert [problem.location for problem in caught.value.problems] == ["loss.name"]
-    assert "\n" not in str(caught.value)
+    [problem] = caught.value.problems
+    assert has_problem([problem], code, "loss.name", *values)
+    assert "\n" not in str(problem)
 
 
 def test_load_user_code_reports_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"the folder .*nowhere does not exist \(run.code\)"):
+    with raises_problem("not-found", "model.name", tmp_path / "nowhere", "(run.code)"):
         load_user_code("model.name", "surely_not_there:build", str(tmp_path / "nowhere"))
 
 
@@ -162,13 +164,11 @@ def test_check_user_code_imports_every_name_in_subprocess(
             "augment": {"transform": "owncode.dies:transform"},
         }
     )
-    problems = {problem.location: problem.message for problem in check_user_code(checked)}
-    assert problems.keys() == {"data.dataset", "loss.name", "augment.transform"}
-    assert "not dict" in problems["data.dataset"]
-    assert "ZeroDivisionError" in problems["loss.name"]
-    assert problems["augment.transform"] == (
-        "the process that imported owncode.dies:transform ended with exit code 4; run the code on its own to see why"
-    )
+    problems = check_user_code(checked)
+    assert [problem.location for problem in problems] == ["data.dataset", "loss.name", "augment.transform"]
+    assert has_problem(problems, "invalid-value", "data.dataset", "dict")
+    assert has_problem(problems, "user-code-failed", "loss.name", "ZeroDivisionError")
+    assert has_problem(problems, "user-code-failed", "augment.transform", "owncode.dies:transform", exit_status(4))
     assert capfd.readouterr() == ("", ""), "output of user code must not reach the terminal"
     assert not list(user_code_folder.rglob("dies*.pyc"))
 
@@ -182,58 +182,59 @@ def test_check_user_code_names_real_time_signal(user_code_folder: Path) -> None:
     number = signal.SIGRTMIN + 1
     (user_code_folder / "owncode" / "killed.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n")
     (problem,) = check_user_code(config(user_code_folder, "owncode.killed:build"))
-    assert problem.reason == f"the process that imported owncode.killed:build was killed by signal {number}"
+    values = ("owncode.killed:build", exit_status(-number))
+    assert has_problem([problem], "user-code-failed", "model.name", *values)
 
 
 def test_check_user_code_times_out_on_endless_import(user_code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (user_code_folder / "owncode" / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setattr("engine.config.user_code._IMPORT_TIMEOUT_SECONDS", 1.0)
     (problem,) = check_user_code(config(user_code_folder, "owncode.sleeps:build"))
-    assert problem.message.startswith("owncode.sleeps:build is still being imported after 1 s")
+    assert has_problem([problem], "timed-out", "model.name", "owncode.sleeps:build", "1 s")
 
 
-def load_refusal(folder: Path, name: str, packages: tuple[str, ...] = ()) -> str:
+def is_refused(code: str, folder: Path, name: str, *values: object, packages: tuple[str, ...] = ()) -> bool:
+    """Whether loading `name` from `folder` fails with one problem of this code, whose only line has all `values`."""
     with pytest.raises(UsageError) as caught:
         load_user_code("model.name", name, str(folder), packages)
     (problem,) = caught.value.problems
-    assert "\n" not in problem.message
-    return problem.message
+    return has_problem([problem], code, "model.name", *values) and "\n" not in problem.message
 
 
 @pytest.mark.parametrize("name", ["os:system", "subprocess:getoutput", "builtins:eval", "importlib.util:find_spec"])
 def test_load_user_code_refuses_standard_library(tmp_path: Path, name: str) -> None:
-    assert f"{name} names a module of Python's standard library" in load_refusal(tmp_path, name)
+    assert is_refused("standard-library", tmp_path, name, name)
 
 
 def test_load_user_code_refuses_folder_of_standard_library() -> None:
-    message = load_refusal(Path(json.__file__).parent, "decoder:JSONDecoder")
-    assert "json/decoder.py belongs to Python's standard library" in message
+    assert is_refused("standard-library", Path(json.__file__).parent, "decoder:JSONDecoder", "json/decoder.py")
 
 
 @pytest.mark.parametrize("name", ["engine.utils.host:available_cores", "typer:Typer", "__main__:main"])
 def test_load_user_code_ignores_modules_outside_of_folder(tmp_path: Path, name: str) -> None:
-    assert f"no module {name.partition('.')[0].partition(':')[0]} in {tmp_path}" in load_refusal(tmp_path, name)
+    package = name.partition(".")[0].partition(":")[0]
+    assert is_refused("not-found", tmp_path, name, f"{name}: ", f" {package} ", tmp_path)
 
 
 def test_load_user_code_finds_module_of_allowed_package(tmp_path: Path) -> None:
     # Commands like predict take no config keys, so the settings are named first.
-    advice = f"in all commands with the line `run: {{code_packages: [typer]}}` in {settings_file()}, or with"
-    assert f"{advice} run.code_packages=typer each time" in load_refusal(tmp_path, "typer.models:Context")
+    advice = ("`run: {code_packages: [typer]}`", settings_file(), "run.code_packages=typer")
+    assert is_refused("not-found", tmp_path, "typer.models:Context", *advice)
     assert load_user_code("model.name", "typer.models:Context", str(tmp_path), ("typer",)).__name__ == "Context"
     assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize("package", ["subprocess", "test"])
 def test_load_user_code_refuses_standard_library_as_allowed_package(tmp_path: Path, package: str) -> None:
-    assert "standard library" in load_refusal(tmp_path, f"{package}:anything", (package,))
+    assert is_refused("standard-library", tmp_path, f"{package}:anything", packages=(package,))
 
 
 def test_load_user_code_refuses_link_out_of_folder(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "outside.py").write_text("def build(): ...\n")
     (tmp_path / "code" / "linked_out.py").symlink_to(tmp_path / "outside.py")
-    message = load_refusal(tmp_path / "code", "linked_out:build")
-    assert f"links to {tmp_path}/outside.py, outside of {tmp_path}/code" in message
+    values = (tmp_path / "outside.py", tmp_path / "code")
+    assert is_refused("is-link", tmp_path / "code", "linked_out:build", *values)
 
 
 def test_load_user_code_follows_link_of_whole_folder(tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ def test_load_user_code_refuses_module_without_source(tmp_path: Path) -> None:
     (tmp_path / "sourceless.py").write_text("def build(): ...\n")
     py_compile.compile(str(tmp_path / "sourceless.py"), cfile=str(tmp_path / "sourceless.pyc"))
     (tmp_path / "sourceless.py").unlink()
-    assert "sourceless.pyc is not a .py file" in load_refusal(tmp_path, "sourceless:build")
+    assert is_refused("wrong-format", tmp_path, "sourceless:build", "sourceless.pyc", ".py ")
 
 
 def test_load_user_code_refuses_name_of_loaded_module(tmp_path: Path) -> None:
@@ -255,35 +256,34 @@ def test_load_user_code_refuses_name_of_loaded_module(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "nets.py").write_text("def build(): ...\n")
-    message = load_refusal(tmp_path, "engine.nets:build")
-    assert f"engine/__init__.py; rename {package}/nets.py" in message
+    assert is_refused("ambiguous-name", tmp_path, "engine.nets:build", "engine/__init__.py", package / "nets.py")
 
 
 def test_load_user_code_runs_no_package_of_missing_module(tmp_path: Path) -> None:
     package = tmp_path / "never_imported"
     package.mkdir()
     (package / "__init__.py").write_text("open('ran', 'w')\n")
-    assert "no module never_imported.nets" in load_refusal(tmp_path, "never_imported.nets:build")
+    assert is_refused("not-found", tmp_path, "never_imported.nets:build", "never_imported.nets ")
     assert "never_imported" not in sys.modules
 
 
 @pytest.mark.parametrize(
-    ("attribute", "message"),
+    ("attribute", "code", "module"),
     [
-        ("os.system", "os is the module os, not a function or a class"),
-        ("subprocess", "subprocess is the module subprocess"),
-        ("system", "is defined in Python's module posix"),
-        ("getoutput", "is defined in Python's module subprocess"),
-        ("run_code", "is defined in Python's module builtins"),
-        ("Popen", "is defined in Python's module subprocess"),
-        ("own.__globals__.get", "is defined in Python's module builtins"),
+        ("os.system", "invalid-value", "os"),
+        ("subprocess", "invalid-value", "subprocess"),
+        ("system", "standard-library", "posix"),
+        ("getoutput", "standard-library", "subprocess"),
+        ("run_code", "standard-library", "builtins"),
+        ("Popen", "standard-library", "subprocess"),
+        ("own.__globals__.get", "standard-library", "builtins"),
     ],
 )
 def test_load_user_code_refuses_standard_library_through_user_module(
-    user_code_folder: Path, attribute: str, message: str
+    user_code_folder: Path, attribute: str, code: str, module: str
 ) -> None:
     (user_code_folder / "owncode" / "borrows.py").write_text(BORROWS)
-    assert message in load_refusal(user_code_folder, f"owncode.borrows:{attribute}")
+    assert is_refused(code, user_code_folder, f"owncode.borrows:{attribute}", f" {module}")
 
 
 @pytest.mark.parametrize("attribute", ["own", "Own.method", "cached", "bound", "instance", "Linear"])
