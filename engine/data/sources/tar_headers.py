@@ -77,7 +77,7 @@ class TarReader:
             if header == _ZERO_BLOCK:
                 return
             if not has_valid_checksum(header):
-                raise TarError(self._describe_invalid_header(header, position), code="damaged")
+                raise _invalid_header(header, position)
             type_flag, offset = header[156:157], position + BLOCK_BYTES
             content_size = parse_number(header[124:136]) if size is None else size
             position = offset + -(-content_size // BLOCK_BYTES) * BLOCK_BYTES
@@ -104,13 +104,15 @@ class TarReader:
             if type_flag != b"K":
                 name, size = b"", None
 
-    def _describe_invalid_header(self, header: bytes, position: int) -> str:
-        if position:
-            return f"is damaged at byte {position}; copy or download it again"
-        for signature, compression in _COMPRESSED.items():
-            if header.startswith(signature):
-                return f"is compressed with {compression}; decompress it, because its images are read at random"
-        return "is not a tar archive; a file of gputrain pack needs data.dataset=packed"
+
+def _invalid_header(header: bytes, position: int) -> TarError:
+    if position:
+        return TarError(f"is damaged at byte {position}; copy or download it again", code="damaged")
+    for signature, compression in _COMPRESSED.items():
+        if header.startswith(signature):
+            reason = f"is compressed with {compression}; decompress it, because its images are read at random"
+            return TarError(reason, code="wrong-format")
+    return TarError("is not a tar archive; a file of gputrain pack needs data.dataset=packed", code="wrong-format")
 
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)

@@ -16,6 +16,7 @@ from engine.config.rules import config_conflicts
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.optim.optimizers import OPTIMIZER_CLASSES, MuonAdamW, build_optimizer, optimizer_step
+from support.messages import has_problem
 from support.models.small_model import names_in, refused, resumes_identically, same, small, train
 
 FUSED = {"sgd", "adam", "adamw"}
@@ -250,7 +251,7 @@ def test_muon_trains_matrices_and_adamw_the_rest() -> None:
 
 
 def test_muon_rejects_model_without_matrix() -> None:
-    assert "this model has no trainable matrix" in refused(OptimConfig(name="muon"), nn.Conv2d(1, 2, 3))
+    assert has_problem(refused(OptimConfig(name="muon"), nn.Conv2d(1, 2, 3)), "not-supported", "optim.name", "muon ")
 
 
 def test_muon_accepts_model_with_only_matrices() -> None:

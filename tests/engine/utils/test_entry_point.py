@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from support.messages import says
 
 BEGIN = "import os, sys\nfrom engine.utils.entry_point import begin_process, reported_faults\nbegin_process()\n"
 PRINT_FILE = (
@@ -23,7 +26,12 @@ os.write(file, str(file).encode())
 """
 )
 READY = "os.write(1, b'ready\\n')\n"
-FULL = "error: stdout cannot be written: No space left on device\n"
+DISK_FULL = os.strerror(errno.ENOSPC)
+
+
+def reports(stderr: str, code: str, *values: str) -> bool:
+    """Whether stderr is one line with an error message of this code."""
+    return stderr.startswith("error: ") and stderr.count("\n") == 1 and says(stderr, code, *values)
 
 
 def run(program: str, redirections: str, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -53,7 +61,7 @@ def test_closed_streams_are_not_reused_for_files(tmp_path: Path, closed: str) ->
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_full_stdout_is_reported_in_one_sentence(tmp_path: Path, size: int) -> None:
     done = run(BEGIN + f"with reported_faults(): print('x' * {size})", ">/dev/full", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (1, FULL)
+    assert done.returncode == 1 and reports(done.stderr, "not-writable", "stdout", DISK_FULL)
 
 
 def test_full_stderr_changes_no_exit_code(tmp_path: Path) -> None:
@@ -73,15 +81,13 @@ def test_closed_pipe_ends_without_message(tmp_path: Path) -> None:
 def test_deleted_working_folder_is_reported_in_one_sentence(tmp_path: Path) -> None:
     program = BEGIN + "with reported_faults(): open('relative')"
     done = run(program, "mkdir gone; cd gone; rmdir ../gone", folder=tmp_path)
-    message = "error: the working folder does not exist any more; change to another folder\n"
-    assert (done.returncode, done.stderr) == (2, message)
+    assert done.returncode == 2 and reports(done.stderr, "not-found")
 
 
 def test_exhausted_descriptors_are_reported_in_one_sentence(tmp_path: Path) -> None:
     program = BEGIN + "with reported_faults(): files = [open('/dev/null') for _ in range(99)]"
     done = run(program, "ulimit -n 20", folder=tmp_path)
-    message = "error: this process may not open more files; raise the limit with `ulimit -n 1024`\n"
-    assert (done.returncode, done.stderr) == (1, message)
+    assert done.returncode == 1 and reports(done.stderr, "too-few-files", "`ulimit -n 1024`")
 
 
 def test_other_os_errors_keep_their_traceback(tmp_path: Path) -> None:
@@ -144,5 +150,5 @@ def test_command_line_discards_and_reports_by_the_same_rules(tmp_path: Path) -> 
     command = Path(sys.executable).with_name("gputrain")
     script = f"{command} --version >/dev/full; echo $?; {command} --version <&- >&- 2>&-; echo $?"
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("1\n0\n", FULL)
+    assert done.stdout == "1\n0\n" and reports(done.stderr, "not-writable", "stdout", DISK_FULL)
     assert not list(tmp_path.iterdir())

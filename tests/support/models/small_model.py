@@ -10,7 +10,7 @@ from torch import nn, optim
 
 from engine.config.training_sections import OptimConfig
 from engine.optim.optimizers import build_optimizer, restore_optimizer
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 
 
 def small(seed: int = 0) -> nn.Sequential:
@@ -36,10 +36,10 @@ def names_in(optimizer: optim.Optimizer) -> list[list[str]]:
     return [group["param_names"] for group in optimizer.param_groups]
 
 
-def refused(config: OptimConfig, model: nn.Module) -> str:
+def refused(config: OptimConfig, model: nn.Module) -> list[Problem]:
     with pytest.raises(UsageError) as caught:
         build_optimizer(config, model)
-    return str(caught.value)
+    return caught.value.problems
 
 
 def resumes_identically(config: OptimConfig, model: nn.Module, optimizer: optim.Optimizer, later: nn.Module) -> bool:
