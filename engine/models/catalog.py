@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
-from engine.utils.errors import UsageError, did_you_mean, not_installed, problems_from_json
+from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed, problems_from_json
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ask_helper, start_helper
 
@@ -167,7 +167,7 @@ def cached_parameter_counts(source: str) -> dict[str, int]:
 def with_parameter_counts(
     models: Sequence[CatalogModel],
     on_count: Callable[[str, int], None],
-    on_problem: Callable[[str], None] = lambda _: None,
+    on_problem: Callable[[Problem], None] = lambda _: None,
 ) -> Iterator[CatalogModel]:
     """Yield the models grouped by source, each once its parameters are counted.
 
@@ -188,7 +188,7 @@ def with_parameter_counts(
 
 
 def count_model_parameters(
-    source: str, names: Sequence[str], on_problem: Callable[[str], None] = lambda _: None
+    source: str, names: Sequence[str], on_problem: Callable[[Problem], None] = lambda _: None
 ) -> Generator[int | None, None, None]:
     """Yield the parameter count of each model in order, None if it cannot be built.
 
@@ -207,7 +207,8 @@ def count_model_parameters(
                     count = helper.receive()
                 if isinstance(count, dict):
                     # The last answer of the helper, which then exits.
-                    on_problem(count["problem"])
+                    for problem in problems_from_json(count["problems"]):
+                        on_problem(problem)
                     count = None
                 if count is not None:
                     counted[name] = count

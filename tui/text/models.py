@@ -14,7 +14,7 @@ from engine.models.catalog import (
     filter_models,
     library_models,
 )
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.text.tables import UNKNOWN
 
@@ -36,13 +36,13 @@ def list_models(source: str | None) -> list[CatalogModel]:
         try:
             models += library_models(name)
         except UsageError as error:
-            announce_problem(error.problems[0].message)
+            announce_problem(error.problems[0])
     return models
 
 
-def announce_problem(message: str) -> None:
+def announce_problem(problem: Problem) -> None:
     """Print why the models of a library cannot be used."""
-    typer.echo(printable(message), err=True)
+    typer.echo(printable(problem.message), err=True)
 
 
 def announce_parameter_count(source: str, missing: int) -> None:

@@ -12,7 +12,8 @@ from torch import nn
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.models.factory import build_model, check_model, count_parameters
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
+from support.messages import has_problem, raises_problem
 
 
 def build(name: str, channels: int = 3, classes: int = 10, size: int = 32, **more: Any) -> nn.Module:
@@ -74,9 +75,9 @@ def test_model_with_auxiliary_outputs_returns_single_output(name: str, size: int
 
 
 def test_build_model_rejects_too_small_images() -> None:
-    with pytest.raises(UsageError, match=r"alexnet does not accept 3x8x8 images.*change model.name or data.image_size"):
+    with raises_problem("not-supported", "model.name", "alexnet ", " 3x8x8 ", "model.name", "data.image_size"):
         build("alexnet", size=8)
-    with pytest.raises(UsageError, match=r"cnn needs images of at least 4x4"):
+    with raises_problem("too-small", "data.image_size", "cnn ", " 4x4, ", " 3x3"):
         build("cnn", size=3)
 
 
@@ -88,19 +89,20 @@ def test_build_model_normal_init_has_requested_std() -> None:
     assert model.get_parameter("fc.bias").abs().max().item() == 0
 
 
-def refusal(name: str, **more: Any) -> str:
+def refusal(name: str, **more: Any) -> list[Problem]:
     with pytest.raises(UsageError) as refused:
         build(name, **more)
-    return str(refused.value)
+    return refused.value.problems
 
 
 def test_build_model_uses_first_library_with_name_unless_source_is_set() -> None:
     assert type(build("resnet18")).__module__.startswith("torchvision.")
     assert type(build("resnet18", source="timm")).__module__.startswith("timm.")
     assert type(build("test_resnet")).__module__.startswith("timm.")
-    assert "there is no torchvision model 'test_resnet'" in refusal("test_resnet", source="torchvision")
-    assert "no builtin model 'resnet18'; did you mean resnet18-small?" in refusal("resnet18", source="builtin")
-    assert "there is no model 'test_resnett'; did you mean test_resnet?" in refusal("test_resnett")
+    unknown = ("unknown-value", "model.name")
+    assert has_problem(refusal("test_resnet", source="torchvision"), *unknown, " torchvision ", "'test_resnet'")
+    assert has_problem(refusal("resnet18", source="builtin"), *unknown, " builtin ", "'resnet18'", "resnet18-small?")
+    assert has_problem(refusal("test_resnett"), *unknown, "'test_resnett'", "test_resnet?")
 
 
 @pytest.mark.parametrize(("name", "size"), [("test_resnet", 32), ("test_vit", 48), ("test_efficientnet", 32)])
@@ -112,8 +114,8 @@ def test_build_model_reports_missing_timm(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("engine.models.factory.find_spec", lambda name: None)
     monkeypatch.setattr("engine.utils.libraries.find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "timm", raising=False)
-    assert refusal("test_vit", source="timm") == ("model.source: timm is not installed: pip install timm")
-    assert refusal("test_vit").startswith("model.name: there is no model 'test_vit'")
+    assert has_problem(refusal("test_vit", source="timm"), "not-installed", "model.source", "pip install timm")
+    assert has_problem(refusal("test_vit"), "unknown-value", "model.name", "'test_vit'")
 
 
 @pytest.mark.parametrize(
@@ -133,28 +135,29 @@ def test_build_model_passes_options_to_constructor(
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "expected"),
+    ("name", "options", "code", "values"),
     [
-        ("cnn", {"widht": 3}, "cnn has no option 'widht'; did you mean width?"),
-        ("linear", {"depth": 3}, "linear has no option 'depth'; it has no options"),
-        ("cnn", {"width": 0}, "width must be an integer of at least 1, not 0"),
-        ("cnn", {"dropout": 2}, "cnn cannot be built with {'dropout': 2}"),
-        ("resnet18", {"depth": 3}, "resnet18 has no option 'depth'; it has zero_init_residual, groups"),
-        ("mobilenet_v3_small", {"dropuot": 0.3}, "mobilenet_v3_small has no option 'dropuot'; did you mean dropout?"),
-        ("efficientnet_b0", {"dropout": "much"}, "efficientnet_b0 cannot be built for 32x32 images with"),
-        ("test_vit", {"drop_rat": 0.3}, "test_vit has no option 'drop_rat'; did you mean drop_rate?"),
-        ("resnet18", {"weights": "DEFAULT"}, "weights is derived from the data and other keys; remove it"),
-        ("test_vit", {"checkpoint_path": "w.pt"}, "checkpoint_path is derived from the data and other keys"),
+        ("cnn", {"widht": 3}, "unknown-key", ["cnn ", "'widht'", "width?"]),
+        ("linear", {"depth": 3}, "unknown-key", ["linear ", "'depth'"]),
+        ("cnn", {"width": 0}, "invalid-value", ["width ", " 1, ", " 0"]),
+        ("cnn", {"dropout": 2}, "invalid-value", ["cnn ", "{'dropout': 2}"]),
+        ("resnet18", {"depth": 3}, "unknown-key", ["resnet18 ", "'depth'", "zero_init_residual, groups"]),
+        ("mobilenet_v3_small", {"dropuot": 0.3}, "unknown-key", ["mobilenet_v3_small ", "'dropuot'", "dropout?"]),
+        ("efficientnet_b0", {"dropout": "much"}, "library-failed", ["efficientnet_b0 ", " 32x32 "]),
+        ("test_vit", {"drop_rat": 0.3}, "unknown-key", ["test_vit ", "'drop_rat'", "drop_rate?"]),
+        ("resnet18", {"weights": "DEFAULT"}, "conflict", ["weights "]),
+        ("test_vit", {"checkpoint_path": "w.pt"}, "conflict", ["checkpoint_path "]),
     ],
 )
-def test_build_model_rejects_invalid_options(name: str, options: dict[str, object], expected: str) -> None:
-    refused = refusal(name, options=options)
-    assert refused.startswith(f"model.options: {expected}")
-    assert "\n" not in refused
+def test_build_model_rejects_invalid_options(
+    name: str, options: dict[str, object], code: str, values: list[str]
+) -> None:
+    [problem] = refusal(name, options=options)
+    assert has_problem([problem], code, "model.options", *values)
+    assert "\n" not in str(problem)
 
 
 def test_build_model_reports_all_invalid_options_together() -> None:
-    assert refusal("cnn", options={"classes": 3, "layers": 3}) == (
-        "model.options: classes is derived from the data and other keys; remove it\n"
-        "model.options: cnn has no option 'layers'; it has width, dropout"
-    )
+    derived, unknown = refusal("cnn", options={"classes": 3, "layers": 3})
+    assert has_problem([derived], "conflict", "model.options", "classes ")
+    assert has_problem([unknown], "unknown-key", "model.options", "cnn ", "'layers'", "width, dropout")

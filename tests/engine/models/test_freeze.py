@@ -24,7 +24,8 @@ from engine.models.freeze import (
     set_train_mode,
 )
 from engine.optim.optimizers import build_optimizer
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
+from support.messages import has_problem, raises_problem
 
 SMALL = {"name": "resnet18-small", "options": {"width": 4}}
 
@@ -82,15 +83,13 @@ def test_freeze_matches_module_names_and_their_children() -> None:
 def test_freeze_reports_all_unknown_names() -> None:
     with pytest.raises(UsageError) as refused:
         freeze(build(3, name="resnet18", options={}), config(freeze=["layer", "layer1", "head"]).model)
-    assert str(refused.value) == (
-        "model.freeze: the model has no weights named 'layer'; did you mean layer4?\n"
-        "model.freeze: the model has no weights named 'head'; choose from conv1, bn1, layer1, layer2, layer3, layer4, "
-        "fc, or backbone for all but the head"
-    )
+    names = "conv1, bn1, layer1, layer2, layer3, layer4, fc, or backbone"
+    for problem, values in zip(refused.value.problems, (("'layer'", "layer4?"), ("'head'", names)), strict=True):
+        assert has_problem([problem], "unknown-value", "model.freeze", *values)
 
 
 def test_freeze_rejects_model_without_trainable_parameters() -> None:
-    with pytest.raises(UsageError, match=r"model.freeze: all parameters are frozen"):
+    with raises_problem("invalid-value", "model.freeze"):
         freeze(build(), config(freeze=["conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"]).model)
 
 
@@ -186,26 +185,26 @@ def test_sync_batch_norm_leaves_model_without_trainable_batch_norm_unchanged() -
 
 
 def test_sync_batch_norm_rejects_layer_with_its_own_forward() -> None:
-    with pytest.raises(UsageError, match=r"0 is a Doubled with its own forward"):
+    with raises_problem("not-supported", "model.sync_bn", "0 ", " Doubled "):
         convert_to_sync_batch_norm(nn.Sequential(Doubled(1)), [])
 
 
 def test_sync_bn_has_no_effect_with_one_rank_on_cpu_or_with_data_parallel() -> None:
-    def messages(world_size: int, *, on_gpu: bool) -> list[str]:
+    def warnings(world_size: int, *, on_gpu: bool) -> list[Problem]:
         return [
-            part.message for part in keys_without_effect_on_devices(settings, frozenset(), world_size, on_gpu=on_gpu)
+            part.warning for part in keys_without_effect_on_devices(settings, frozenset(), world_size, on_gpu=on_gpu)
         ]
 
     settings = config(sync_bn=True)
-    assert messages(1, on_gpu=True) == ["model.sync_bn=true has no effect with one rank"]
-    assert messages(2, on_gpu=True) == []
-    on_cpu = "model.sync_bn=true has no effect on the CPU, which torch's SyncBatchNorm does not support"
-    assert messages(2, on_gpu=False) == [on_cpu]
+    for world_size, on_gpu, value in ((1, True, ""), (2, False, " CPU")):
+        [warning] = warnings(world_size, on_gpu=on_gpu)
+        assert has_problem([warning], "no-effect", "", "model.sync_bn=true ", value)
+    assert warnings(2, on_gpu=True) == []
     settings = resolve_config(None, ["model.sync_bn=true", "device.parallel=dp"]).config
     layer = {"model": {"sync_bn": None}, "device": {"parallel": None}}
     (found,) = keys_without_effect(settings, [layer])
-    assert found.message == "model.sync_bn=true has no effect with device.parallel=dp, only with ddp"
-    assert messages(1, on_gpu=False) == []
+    assert has_problem([found.warning], "no-effect", "", "model.sync_bn=true ", "device.parallel=dp", " ddp")
+    assert warnings(1, on_gpu=False) == []
 
 
 def half_a_batch(rank: int, folder: str) -> None:

@@ -18,7 +18,7 @@ from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.models.summary import ModelSummary, feature_maps, input_spec, layer_summaries, summarize_model, trace_model
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 from tui.cli.models import app
 from tui.text.model_summary import feature_lines, format_si, layer_lines, total_lines
 
@@ -218,7 +218,7 @@ def test_summary_does_not_load_weights() -> None:
 
 
 def test_summary_rejects_too_small_images() -> None:
-    with pytest.raises(UsageError, match="alexnet does not accept 3x8x8 images"):
+    with raises_problem("not-supported", "model.name", "alexnet ", " 3x8x8 "):
         summary_of("alexnet", 8)
 
 
@@ -242,7 +242,7 @@ def test_images_of_folder_reads_only_class_names(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     images, classes = input_spec(Config(data=DataConfig(dataset="folder", path=str(tmp_path))))
     assert (images.channels, images.size, classes) == (3, 224, 3)
-    with pytest.raises(UsageError, match=r"data.path: .*nowhere does not exist"):
+    with raises_problem("not-found", "data.path", f"{tmp_path / 'nowhere'} "):
         input_spec(Config(data=DataConfig(dataset="folder", path=str(tmp_path / "nowhere"))))
 
 
