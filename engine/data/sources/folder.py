@@ -180,7 +180,7 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
         advice = CLASS_FOLDERS_ADVICE
         if any(root.glob("*.tar")):
             advice += ", or train on the tar shards with data.dataset=webdataset"
-        raise UsageError.one("data.path", f"{parts['train']} contains {contents}", advice, code="no-images")
+        raise UsageError.one("data.path", f"{parts['train']} contains {contents}", advice, code="too-few-classes")
     if {name.lower() for name in classes} <= PART_FOLDER_NAMES:
         raise UsageError.one(
             "data.path",

@@ -98,7 +98,7 @@ def open_image(data: bytes | memoryview) -> Iterator[Image.Image]:
     try:
         image = Image.open(BytesIO(data), formats=IMAGE_FORMATS)
     except UnidentifiedImageError as error:
-        raise UnusableImageError(_describe_other_file(bytes(data[:16])), code="bad-image") from error
+        raise _other_file(bytes(data[:16])) from error
     except Image.DecompressionBombError as error:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise UnusableImageError(
@@ -131,12 +131,14 @@ def decode_error_reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-def _describe_other_file(beginning: bytes) -> str:
-    """Return what a file is. Only Pillow's tests of the first 16 bytes run, no other code of a format."""
+def _other_file(beginning: bytes) -> UnusableImageError:
+    """Return the error that says what a file is. Only Pillow's tests of the first 16 bytes run, no other code of a
+    format."""
     Image.init()
     for name, (_, accepts) in Image.OPEN.items():
         # A test may fail for a short file.
         with suppress(IndexError, struct.error):
             if name not in IMAGE_FORMATS and accepts is not None and accepts(beginning):
-                return f"an image in the format {name}, which is not supported; convert it to PNG"
-    return "not an image"
+                reason = f"an image in the format {name}, which is not supported; convert it to PNG"
+                return UnusableImageError(reason, code="not-supported")
+    return UnusableImageError("not an image", code="bad-image")

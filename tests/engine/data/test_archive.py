@@ -18,8 +18,8 @@ from engine.config.loader import resolve_config
 from engine.data import archive
 from engine.data.archive import Archive, download_archive, open_downloaded_source
 from engine.data.sources.open import open_source_for_preflight
-from engine.utils.errors import UsageError
 from support.data.photo_folder import write_photo_folder
+from support.messages import raises_problem
 
 
 @dataclass
@@ -99,14 +99,14 @@ def test_run_downloads_missing_folder_and_the_form_does_not(
 
 def test_missing_folder_without_download_says_how_to_get_it(tmp_path: Path) -> None:
     config = resolve_config("flowers", [f"data.path={tmp_path}/photos", "model.weights=null"]).config
-    with pytest.raises(UsageError, match=r"does not exist; download flower-photos with data.download=true"):
+    with raises_problem("not-found", "data.path", f"{tmp_path}/photos ", " flower-photos ", "data.download=true"):
         open_source_for_preflight(config)
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_interrupted_download_continues(published: Archive, served: Served, tmp_path: Path, has_ranges: bool) -> None:
     served.limit, served.has_ranges = 1000, has_ranges
-    with pytest.raises(UsageError, match="start again, which continues"):
+    with raises_problem("download-failed", "data.download", " 1000 B "):
         download(published, tmp_path / "photos")
     assert (tmp_path / ".photos.part").stat().st_size == 1000
     served.limit = None
@@ -117,11 +117,14 @@ def test_interrupted_download_continues(published: Archive, served: Served, tmp_
     assert names(tmp_path / "photos") == ["cat", "dog"]
 
 
-def test_archive_of_another_size_or_checksum_is_refused_and_deleted(published: Archive, tmp_path: Path) -> None:
+def test_archive_of_another_size_or_checksum_is_refused_and_deleted(
+    published: Archive, served: Served, tmp_path: Path
+) -> None:
     smaller = Archive(published.url, published.size_bytes - 1, published.folder)
-    with pytest.raises(UsageError, match="has another size than"):
+    with raises_problem("data-changed", "data.download", published.url, f" {smaller.size_bytes:,} "):
         download(smaller, tmp_path / "photos")
-    with pytest.raises(UsageError, match=r"the SHA-256 of .* is [0-9a-f]{64}, not 0000"):
+    actual = hashlib.sha256(served.content).hexdigest()
+    with raises_problem("checksum-mismatch", "data.checksum", published.url, f" {actual}, ", "0" * 64):
         download(published, tmp_path / "photos", "0" * 64)
     assert names(tmp_path) == ["flower_photos"]
 
@@ -147,7 +150,7 @@ def test_archive_with_member_outside_or_link_is_refused(
     bad: tarfile.TarInfo, published: Archive, served: Served, tmp_path: Path
 ) -> None:
     served.content = packed(lambda tar: tar.addfile(bad))
-    with pytest.raises(UsageError, match="is no file or folder in it"):
+    with raises_problem("damaged", "data.download", published.url, f"{bad.name.removeprefix('/')} "):
         download(Archive(published.url, len(served.content), "flower_photos"), tmp_path / "photos")
     assert names(tmp_path) == ["flower_photos"]
 
@@ -159,7 +162,7 @@ def test_damaged_archive_is_refused_and_deleted(
     content = bytearray(served.content)
     content[position] ^= 0xFF
     served.content = bytes(content)
-    with pytest.raises(UsageError, match="is not a valid archive"):
+    with raises_problem("damaged", "data.download", published.url):
         download(published, tmp_path / "photos")
     assert names(tmp_path) == ["flower_photos"]
 
@@ -173,6 +176,6 @@ def test_unpacking_deletes_what_a_killed_one_left(published: Archive, tmp_path: 
 
 def test_server_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     gone = Archive("http://127.0.0.1:9/photos.tgz", 10, "flower_photos")
-    with pytest.raises(UsageError, match=r"cannot be downloaded: .*check the network and start again"):
+    with raises_problem("download-failed", "data.download", gone.url, str(tmp_path / "new" / "photos")):
         download(gone, tmp_path / "new" / "photos")
     assert names(tmp_path) == []

@@ -22,11 +22,16 @@ from engine.data.limits import (
 )
 from engine.data.sources.base import ImageFormat
 from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem
 from engine.utils.host import format_bytes, nearest_existing
 from support.gputrain_command import Gputrain
+from support.messages import has_problem, raises_problem
 
 FOOTPRINT = LoaderFootprint(local_world_size=2, processes=4, prefetch=4, batch_bytes=12_800 << 10)
+
+
+def is_shortage(shortage: Problem | None, code: str, *values: str) -> bool:
+    return shortage is not None and has_problem([shortage], code, "", *values)
 
 
 def config(*overrides: str) -> Config:
@@ -35,23 +40,19 @@ def config(*overrides: str) -> Config:
 
 def test_shared_memory_check_covers_prefetched_batches_of_all_workers() -> None:
     assert shm_shortage(FOOTPRINT, 475 << 20) is None
-    assert str(shm_shortage(FOOTPRINT, 64 << 20)) == (
-        "/dev/shm has 64 MiB free, but the batches of the DataLoader workers can take 475 MiB (2 ranks x 19 batches of "
-        "12.5 MiB); reduce data.workers or data.prefetch, or increase the shared memory (docker run --shm-size=1g)"
-    )
+    batches = (" 475 MiB ", "(2 ranks x 19 batches of 12.5 MiB)")
+    advice = ("data.workers", "data.prefetch", "(docker run --shm-size=1g)")
+    assert is_shortage(shm_shortage(FOOTPRINT, 64 << 20), "shm-full", "/dev/shm ", " 64 MiB ", *batches, *advice)
 
 
 def test_shared_memory_check_counts_nccl() -> None:
     both, alone = replace(FOOTPRINT, nccl=True), replace(FOOTPRINT, processes=0, nccl=True)
-    assert str(shm_shortage(both, 475 << 20)) == (
-        "/dev/shm has 475 MiB free, but NCCL and the batches of the DataLoader workers can take 611.5 MiB (2 ranks x "
-        "68.3 MiB for NCCL, 2 ranks x 19 batches of 12.5 MiB); reduce data.workers or data.prefetch, or increase the "
-        "shared memory (docker run --shm-size=1g)"
-    )
-    assert str(shm_shortage(alone, 64 << 20)) == (
-        "/dev/shm has 64 MiB free, but NCCL can take 136.5 MiB (2 ranks x 68.3 MiB for NCCL); increase the shared "
-        "memory (docker run --shm-size=1g)"
-    )
+    terms = "(2 ranks x 68.3 MiB for NCCL, 2 ranks x 19 batches of 12.5 MiB)"
+    advice = ("data.workers", "data.prefetch", "(docker run --shm-size=1g)")
+    assert is_shortage(shm_shortage(both, 475 << 20), "shm-full", " 475 MiB ", " 611.5 MiB ", terms, *advice)
+    terms, shortage = "(2 ranks x 68.3 MiB for NCCL)", shm_shortage(alone, 64 << 20)
+    assert is_shortage(shortage, "shm-full", " 64 MiB ", " 136.5 MiB ", terms, "(docker run --shm-size=1g)")
+    assert "data." not in str(shortage), "NCCL has no key that reduces it"
     assert shm_shortage(alone, 137 << 20) is None
 
 
@@ -62,10 +63,9 @@ def test_footprint_of_decode_threads_depends_on_their_processes() -> None:
     assert [footprint.processes for footprint in footprints] == [0, 1, 1, 2]
     assert [footprint.batches for footprint in footprints] == [0, 8, 8, 16]
     assert buffers_per_process(threads.data.prefetch) == 8
-    assert str(shm_shortage(footprints[2], 1 << 20)) == (
-        "/dev/shm has 1 MiB free, but the batches of the decode threads can take 73.5 MiB (1 rank x 8 batches of "
-        "9.2 MiB); reduce data.prefetch, or increase the shared memory (docker run --shm-size=1g)"
-    )
+    shortage = shm_shortage(footprints[2], 1 << 20)
+    values = (" 1 MiB ", " 73.5 MiB ", "(1 rank x 8 batches of 9.2 MiB)", "data.prefetch", "(docker run --shm-size=1g)")
+    assert is_shortage(shortage, "shm-full", *values) and "data.workers" not in str(shortage)
 
 
 def test_loader_checks_pass_without_workers() -> None:
@@ -77,9 +77,8 @@ def test_loader_checks_pass_without_workers() -> None:
 def test_open_files_check_covers_prefetched_batches() -> None:
     assert open_files_shortage(FOOTPRINT, 83) is None
     assert open_files_shortage(FOOTPRINT, None) is None
-    assert "the open-file limit is 82, but a rank can need 83 (19 batches x 1 file, plus 64 others)" in str(
-        open_files_shortage(FOOTPRINT, 82)
-    )
+    values = (" 82, ", " 83 ", "(19 batches x 1 file, plus 64 others)")
+    assert is_shortage(open_files_shortage(FOOTPRINT, 82), "too-few-files", *values)
 
 
 def test_auto_workers_uses_all_cores_of_a_rank() -> None:
@@ -89,7 +88,7 @@ def test_auto_workers_uses_all_cores_of_a_rank() -> None:
 def test_too_few_open_files_for_any_rank_are_refused() -> None:
     check_open_files(None)
     check_open_files(64)
-    with pytest.raises(UsageError, match="a process may open only 63 files, but a run needs 64; raise the limit"):
+    with raises_problem("too-few-files", "open files", " 63 ", " 64;", "`ulimit -n 1024`"):
         check_open_files(63)
 
 
@@ -97,11 +96,10 @@ def test_disk_space_check_covers_kept_best_and_new_checkpoint(tmp_path: Path) ->
     keep_config = config("checkpoint.keep=3", "run.epochs=10")
     assert max_new_checkpoints(keep_config) == 5
     assert disk_shortage(tmp_path, 5 << 20, 1 << 20, max_new_checkpoints(keep_config)) is None
-    assert str(disk_shortage(tmp_path, (5 << 20) - 1, 1 << 20, 5)).startswith(
-        f"{tmp_path} has 5 MiB free, and the checkpoints can take 5 MiB (5 files of 1 MiB)"
-    )
+    shortage = disk_shortage(tmp_path, (5 << 20) - 1, 1 << 20, 5)
+    assert is_shortage(shortage, "disk-full", f"{tmp_path} ", " 5 MiB ", "(5 files of 1 MiB)")
     [warning] = disk_warnings(keep_config, tmp_path / "runs" / "new" / "checkpoints", 1 << 60)
-    assert "free disk space, reduce checkpoint.keep, or select another folder with --runs-dir" in warning
+    assert has_problem([warning], "disk-full", "", "checkpoint.keep", "--runs-dir")
 
 
 def test_disk_space_check_counts_existing_checkpoints(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from engine.data.sampler import (
     random_integers,
     stratified_split,
 )
+from support.messages import has_problem
 
 
 def make_sampler(
@@ -242,7 +243,7 @@ def test_sampler_counts_remaining_images_of_epoch(drop_last: bool, images: int) 
 def test_sampler_warns_about_many_dropped_images() -> None:
     assert sampler_warnings(make_sampler(0, 2)) == [], "7 of 103"
     (warning,) = sampler_warnings(make_sampler(0, 2, batch=20))
-    assert warning.startswith("23 of 103 training images do not fill a step")
+    assert has_problem([warning], "images-dropped", "", "23 of 103 ", "data.drop_last=false")
     assert sampler_warnings(make_sampler(0, 2, batch=20, drop_last=False)) == []
 
 

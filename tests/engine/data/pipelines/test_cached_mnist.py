@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,7 @@ from engine.data.sources.open import open_source
 from engine.launch.batch_size import image_metadata
 from support.data.device_batches import assert_the_same, batches
 from support.data.photo_folder import AUGMENT_OVERRIDES
+from support.messages import has_problem
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -139,6 +142,6 @@ def test_input_pipeline_warns_once_when_cache_cannot_be_written(
     input_pipeline = InputPipeline(
         PipelineChoice(pipeline, ""), source := open_source(config), config, model_input_format(config, source), ()
     )
-    assert input_pipeline.warnings == [
-        "decoded images cannot be cached in /dev/full/gputrain/decoded (Not a directory)"
-    ]
+    [warning] = input_pipeline.warnings
+    value = f" /dev/full/gputrain/decoded ({os.strerror(errno.ENOTDIR)})"
+    assert has_problem([warning], "not-writable", "", value)

@@ -25,8 +25,9 @@ from engine.data.sources.base import ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.utils.errors import UsageError
+from engine.utils.errors import not_installed
 from support.data.packed_photos import write_photos
+from support.messages import raises_problem
 
 CPU = torch.device("cpu")
 
@@ -69,9 +70,8 @@ def test_choose_decoder_says_why_auto_is_cpu(photos: Path, key: str) -> None:
 
 def test_choose_decoder_is_cpu_without_torchcodec(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "find_spec", lambda name: None)
-    why = "torchcodec is not installed: pip install 'gputrain[gpu-decode]'"
-    assert choose(photos) == DecoderChoice("cpu", why)
-    with pytest.raises(UsageError, match=r"data\.decoder.*torchcodec is not installed: pip install 'gputrain\[gpu-de"):
+    assert choose(photos) == DecoderChoice("cpu", not_installed("torchcodec"))
+    with raises_problem("not-supported", "data.decoder", not_installed("torchcodec")):
         choose(photos, "data.decoder=gpu")
 
 

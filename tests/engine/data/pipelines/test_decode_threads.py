@@ -21,13 +21,13 @@ from engine.data.pipelines.decode_threads import DecodeThreads, ThreadedBatches
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.base import ImageSource, UnreadableImageError
+from engine.data.sources.base import ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.data.stage_times import LoaderCounters
-from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain
+from support.messages import raises_problem
 
 SIZES = [(40, 30), (30, 44), (64, 64)]
 
@@ -100,7 +100,7 @@ def test_threads_raise_error_of_unreadable_image(photos: Path) -> None:
     config, source = open_photos(photos)
     bad = sorted((photos / "train").glob("*/*.jpg"))[5]
     bad.write_bytes(b"no image")
-    with pytest.raises(UnreadableImageError, match=f"{bad.name}.*not an image"):
+    with raises_problem("bad-image", "", bad.name):
         load_in_threads(config, source)
 
 
@@ -137,7 +137,7 @@ def test_ready_batches_are_those_of_processes_not_of_threads(
 
 
 def test_threads_for_images_in_memory_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"threads load image files .*, not digits; use processes or auto"):
+    with raises_problem("conflict", "data.worker_type", " digits; ", " processes "):
         resolve_config(None, ["data.dataset=digits", "data.worker_type=threads"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import multiprocessing
@@ -21,11 +22,11 @@ from engine.data.batching import build_sampler
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources import decoded_cache
-from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
 from engine.data.sources.formats import model_input_format
 from support.data.device_batches import CPU, assert_the_same, batches
 from support.data.photo_folder import open_photo_folder, write_photo_folder
+from support.messages import has_problem, raises_problem
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -218,7 +219,8 @@ def test_decoded_cache_without_space_decodes_after_releasing_lock(cache: Path) -
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (is_unlocked, int(decoded.images.sum())) == ([True], 99 * 99)
-    assert decoded.warning == f"decoded images cannot be cached in {cache} (File too large)"
+    assert decoded.warning is not None
+    assert has_problem([decoded.warning], "not-writable", "", f" {cache} ({os.strerror(errno.EFBIG)})")
 
 
 def test_decoded_cache_is_read_from_read_only_folder(cache: Path) -> None:
@@ -249,7 +251,9 @@ def test_memory_pipeline_without_cache_warns_and_decodes_into_memory(
     config, source = open_photo_folder(photos)
     requests = build_sampler(config, source, 1).requests(2)
     pipeline = InputPipeline(PipelineChoice("memory", ""), source, config, model_input_format(config, source), requests)
-    assert pipeline.warnings == ["decoded images cannot be cached in /dev/full/gputrain/decoded (Not a directory)"]
+    [warning] = pipeline.warnings
+    value = f" /dev/full/gputrain/decoded ({os.strerror(errno.ENOTDIR)})"
+    assert has_problem([warning], "not-writable", "", value)
     assert torch.equal(next(pipeline.device_loader(CPU)).images, expected[0].images)
 
 
@@ -300,7 +304,7 @@ def test_memory_pipeline_skips_unreadable_image_and_retries(photos: Path, cache:
     loaded = batches("memory", config, source)
     assert_the_same(loaded, batches("stream", config, source))
     assert sum(len(batch.unread) for batch in loaded) == 2
-    with pytest.raises(UnreadableImageError, match=r"3\.png cannot be read"):
+    with raises_problem("bad-image", "", f" {broken} "):
         batches("memory", config.model_copy(update={"data": config.data.model_copy(update={"on_bad": "fail"})}), source)
     broken.write_bytes(content)
     os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from PIL import Image
 from engine.config.loader import resolve_config
 from engine.data.batching import class_counts, empty_class_warnings
 from engine.data.sources import folder, image_file
-from engine.data.sources.base import ImageSource, UnreadableImageError
+from engine.data.sources.base import ImageSource
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError
+from support.messages import has_problem, raises_problem, says
 
 
 def write_image(path: Path, size: tuple[int, int] = (40, 30), color: object = (200, 30, 30), mode: str = "RGB") -> Path:
@@ -41,10 +43,12 @@ def open_folder(root: Path, *overrides: str) -> ImageSource:
     return open_source(resolve_config(None, overrides).config)
 
 
-def usage_error(root: Path, *overrides: str) -> str:
+def is_refused(root: Path, code: str, *values: object, overrides: Sequence[str] = ()) -> bool:
+    """Whether the folder is refused with one problem of this code and with these values."""
     with pytest.raises(UsageError) as caught:
         open_folder(root, *overrides)
-    return str(caught.value)
+    [problem] = caught.value.problems
+    return has_problem([problem], code, "data.path", *values)
 
 
 def test_folder_source_splits_by_class_and_resizes(animal_folder: Path) -> None:
@@ -68,7 +72,7 @@ def test_folder_source_uses_train_and_val_folders(tmp_path: Path) -> None:
 def test_folder_source_rejects_class_only_in_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"):
         write_image(tmp_path / path)
-    assert f"{tmp_path / 'val' / 'c'} is not a class of" in usage_error(tmp_path)
+    assert is_refused(tmp_path, "bad-label", f"{tmp_path / 'val' / 'c'} ", tmp_path / "train")
 
 
 def test_folder_source_lists_broken_and_foreign_files_as_skipped(animal_folder: Path) -> None:
@@ -88,7 +92,7 @@ def test_folder_source_lists_broken_and_foreign_files_as_skipped(animal_folder: 
         "dog/empty.png",
         "dog/notes.txt",
     ]
-    assert "dog/notes.txt (not an image)" in source.skipped
+    assert any(says(line, "bad-image", "dog/notes.txt (") for line in source.skipped)
 
 
 def test_folder_source_accepts_trailing_bytes_after_jpeg(animal_folder: Path) -> None:
@@ -101,16 +105,13 @@ def test_folder_source_accepts_trailing_bytes_after_jpeg(animal_folder: Path) ->
 def test_folder_source_rejects_empty_class_with_remedy(animal_folder: Path) -> None:
     eel = animal_folder / "eel"
     eel.mkdir()
-    advice = "add images, delete the folder, or keep its class with data.allow_empty=true"
-    assert usage_error(animal_folder) == f"data.path: the class folder {eel} contains no readable image; {advice}"
+    assert is_refused(animal_folder, "empty-class", f" {eel} ", "data.allow_empty=true")
     (eel / "notes.txt").write_text("no eels yet")
     (eel / "cut.png").write_bytes((animal_folder / "dog" / "1.png").read_bytes()[:40])
-    message = usage_error(animal_folder)
-    assert "contains no readable image (cut.png: not an image, " in message and "notes.txt: not an image)" in message
+    assert is_refused(animal_folder, "empty-class", f" {eel} ", "(cut.png: ", ", notes.txt: ")
     for name in ("ant", "fox", "yak"):
         (animal_folder / name).mkdir()
-    names = "4 class folders of {} contain no readable image (ant, eel, fox and 1 more); add images, delete"
-    assert names.format(animal_folder) in usage_error(animal_folder)
+    assert is_refused(animal_folder, "empty-class", "4 ", f" {animal_folder} ", "(ant, eel, fox and 1 more)")
 
 
 def test_folder_source_keeps_empty_class_if_allowed(animal_folder: Path) -> None:
@@ -121,16 +122,15 @@ def test_folder_source_keeps_empty_class_if_allowed(animal_folder: Path) -> None
     assert (source.num_images("train"), source.num_images("val")) == (16, 4)
     assert class_counts(source).tolist() == [0, 8, 8]
     [warning] = empty_class_warnings(source)
-    assert str(warning) == "data.allow_empty: a class has no training image and cannot be learned: bee"
+    assert has_problem([warning], "empty-class", "data.allow_empty", ": bee")
 
 
 def test_folder_source_rejects_folder_without_any_image(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "table.csv").write_text("1,2")
-    message = f"{tmp_path} contains no readable image (table.csv: not an image, table.csv: not an image); add images"
     for overrides in ((), ("data.allow_empty=true",)):
-        assert message in usage_error(tmp_path, *overrides)
+        assert is_refused(tmp_path, "no-images", f"{tmp_path} ", "(table.csv: ", ", table.csv: ", overrides=overrides)
 
 
 def test_folder_source_skips_png_with_flipped_byte(animal_folder: Path) -> None:
@@ -145,12 +145,14 @@ def test_folder_source_skips_png_with_flipped_byte(animal_folder: Path) -> None:
 def test_folder_source_rechecks_broken_file_when_changed(animal_folder: Path) -> None:
     path = animal_folder / "cat" / "late.png"
     path.write_bytes(b"not yet")
-    assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
+    [skipped] = open_folder(animal_folder).skipped
+    assert says(skipped, "bad-image", "cat/late.png (")
     write_image(path)
     assert open_folder(animal_folder).skipped == ()
     assert open_folder(animal_folder).skipped == (), "read from the cache"
     path.write_bytes(b"no longer")
-    assert open_folder(animal_folder).skipped == ("cat/late.png (not an image)",)
+    [skipped] = open_folder(animal_folder).skipped
+    assert says(skipped, "bad-image", "cat/late.png (")
 
 
 def test_folder_source_rechecks_recorded_file_when_formats_change(
@@ -160,13 +162,14 @@ def test_folder_source_rechecks_recorded_file_when_formats_change(
     assert open_folder(animal_folder).skipped == ()
     for module in (image_file, folder):
         monkeypatch.setattr(module, "IMAGE_FORMATS", ("PNG",), raising=False)
-    reason = "an image in the format PCX, which is not supported; convert it to PNG"
-    assert open_folder(animal_folder).skipped == (f"cat/old.pcx ({reason})",)
+    [skipped] = open_folder(animal_folder).skipped
+    assert says(skipped, "not-supported", "cat/old.pcx (", " PCX, ", " PNG")
 
 
 def test_folder_source_skips_named_pipe(animal_folder: Path) -> None:
     os.mkfifo(animal_folder / "cat" / "pipe.png")
-    assert open_folder(animal_folder).skipped == ("cat/pipe.png (not a file)",)
+    [skipped] = open_folder(animal_folder).skipped
+    assert skipped.startswith("cat/pipe.png (")
 
 
 def test_folder_source_ignores_symlink_cycle(animal_folder: Path) -> None:
@@ -180,7 +183,7 @@ def test_folder_source_ignores_symlink_cycle(animal_folder: Path) -> None:
 def test_folder_source_rejects_split_folders_with_unknown_names(tmp_path: Path) -> None:
     for part in ("training", "validation"):
         write_image(tmp_path / part / "a" / "1.png")
-    assert "contains splits, not classes (training, validation)" in usage_error(tmp_path)
+    assert is_refused(tmp_path, "wrong-format", f"{tmp_path} ", "(training, validation)")
 
 
 def test_folder_source_allows_class_named_train(tmp_path: Path) -> None:
@@ -193,28 +196,23 @@ def test_folder_source_allows_class_named_train(tmp_path: Path) -> None:
 def test_folder_source_names_dataset_of_packed_set_and_tar_shards(tmp_path: Path) -> None:
     packed = tmp_path / "photos.gpk"
     packed.touch()
-    assert f"{packed} is a file; set data.path to a folder with one subfolder per class, or data.dataset to packed" in (
-        usage_error(packed)
-    )
+    assert is_refused(packed, "not-a-folder", f"{packed} ", "data.dataset", " packed ", " webdataset ")
     (tmp_path / "train-0.tar").touch()
-    assert "contains no folder; " in (error := usage_error(tmp_path))
-    assert "or train on the tar shards with data.dataset=webdataset" in error
+    assert is_refused(tmp_path, "too-few-classes", f"{tmp_path} ", "data.dataset=webdataset")
 
 
 def test_folder_source_rejects_empty_val(tmp_path: Path) -> None:
     for path in ("train/a/1.png", "train/b/1.png"):
         write_image(tmp_path / path)
     (tmp_path / "val").mkdir()
-    assert f"{tmp_path / 'val'} contains no readable image; add images, or delete this folder to split" in usage_error(
-        tmp_path
-    )
+    assert is_refused(tmp_path, "no-images", f"{tmp_path / 'val'} ", tmp_path / "train")
 
 
-@pytest.mark.parametrize(("names", "message"), [((), "contains no folder"), (("one",), "contains only the folder one")])
-def test_folder_source_rejects_fewer_than_two_classes(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+@pytest.mark.parametrize("names", [(), ("one",)])
+def test_folder_source_rejects_fewer_than_two_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         write_image(tmp_path / name / "1.png")
-    assert message in usage_error(tmp_path)
+    assert is_refused(tmp_path, "too-few-classes", f"{tmp_path} ", *(f" {name}" for name in names))
 
 
 def test_folder_source_converts_all_image_modes_to_requested_channels(tmp_path: Path) -> None:
@@ -254,7 +252,7 @@ def test_folder_source_names_vanished_image(animal_folder: Path) -> None:
     source = open_folder(animal_folder)
     deleted = animal_folder / source.paths["train"][0]
     deleted.unlink()
-    with pytest.raises(UnreadableImageError, match=str(deleted)):
+    with raises_problem("bad-image", "", deleted):
         source.load("train", np.array([0]))
 
 

@@ -21,13 +21,14 @@ from engine.data.augment.crops import random_resized_crop_box, random_resized_cr
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources import jpeg
-from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, UnreadableImageError
+from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.image import read_image
 from engine.data.sources.jpeg_header import read_header
 from engine.data.sources.open import open_source
 from engine.data.sources.resize import center_box
 from support.gputrain_command import ROOT
+from support.messages import has_problem, raises_problem
 
 SIZE = 224
 
@@ -111,14 +112,15 @@ def test_read_image_without_simplejpeg_decodes_with_pillow(
     assert jpeg.decoder_warning() is None
     monkeypatch.setattr(jpeg, "_load_simplejpeg", lambda: None)
     assert np.abs(read_image(path, image_format, center_box).astype(int) - expected).max() <= 1
-    assert "pip install simplejpeg" in (jpeg.decoder_warning() or "")
+    assert (warning := jpeg.decoder_warning()) is not None
+    assert has_problem([warning], "not-installed", "", "pip install simplejpeg")
 
 
 def test_read_image_rejects_truncated_jpeg(tmp_path: Path) -> None:
     path = write_photo(tmp_path / "photo.jpg")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert decode(path.read_bytes(), "RGB") is None
-    with pytest.raises(UnreadableImageError, match="truncated"):
+    with raises_problem("bad-image", "", f" {path} ", "truncated"):
         read_image(path, ImageFormat(SIZE, 3, (), ()))
 
 
@@ -168,9 +170,9 @@ def test_input_pipeline_warns_of_pillow_once(
     photo_source: tuple[Config, ImageSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, source = photo_source
-    for expected in ([], ["simplejpeg"]):
+    for expected in ([], ["not-installed"]):
         pipeline = InputPipeline(PipelineChoice("stream", ""), source, config, model_input_format(config, source), ())
-        assert [warning.split()[0] for warning in pipeline.warnings] == expected
+        assert [warning.code for warning in pipeline.warnings] == expected
         monkeypatch.setattr(jpeg, "_load_simplejpeg", lambda: None)
 
 

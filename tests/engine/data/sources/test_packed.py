@@ -17,14 +17,13 @@ from engine.data.pipelines.batch import Batch
 from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import PARTS, DistributedBatchSampler
-from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import expected_input_format, model_input_format
 from engine.data.sources.open import open_source, read_class_names
 from engine.data.sources.packed import PackedNames, PackedSource
 from engine.doctor.dataset import open_dataset
-from engine.utils.errors import UsageError
 from support.data.packed_photos import pack_photos, write_photos
+from support.messages import raises_problem
 
 SMALL = ["data.image_size=16", "data.batch_size=4", "data.val_split=0.25"]
 AUGMENTED = ["augment.resized_crop=true", "augment.flip=true", "augment.brightness=0.3"]
@@ -127,7 +126,7 @@ def test_damaged_image_is_skipped_and_named(packed: Path, tmp_path: Path) -> Non
     with (tmp_path / "a.gpk").open("r+b") as file:
         file.seek(offset + 40)
         file.write(b"\0\1\2\3")
-    with pytest.raises(UnreadableImageError, match=r"a.gpk: .* \(image .*\) is damaged: its checksum is wrong"):
+    with raises_problem("bad-image", "", "a.gpk: ", "(image "):
         source.load("train", np.array([3]))
     unread = [name for batch in load_batches(config, source, 0) for name in batch.unread]
     assert len(unread) == 1
@@ -137,7 +136,7 @@ def test_class_without_image_is_refused_unless_allowed(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos")
     (photos / "fox").mkdir()
     pack_photos(photos, tmp_path / "a.gpk", allow_empty=True)
-    with pytest.raises(UsageError, match=r"classes without a training image \(fox\); .*data.allow_empty=true"):
+    with raises_problem("empty-class", "data.path", "(fox)", "data.allow_empty=true"):
         open_config("packed", tmp_path / "a.gpk")
     _, source = open_config("packed", tmp_path / "a.gpk", "data.allow_empty=true")
     assert source.classes == ("cat", "dog", "fox")  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from engine.data.batching import build_sampler, check_source
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source, open_source_for_preflight
 from engine.utils.errors import UsageError
+from support.messages import has_problem, raises_problem
 
 Pixels = np.ndarray
 
@@ -127,7 +128,7 @@ def test_cifar10_source_does_not_unpickle_replaced_file(
     write_cifar10(tmp_path, CallWhenUnpickled(*call), {})
     # As if the files were replaced after torchvision has verified them.
     monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
-    with pytest.raises(UsageError, match=r"cifar10 in .* cannot be read: .*/data_batch_1 changed while it was read"):
+    with raises_problem("not-readable", "data.path", "cifar10 ", "/data_batch_1 "):
         open_source(config("data.dataset=cifar10", f"data.path={tmp_path}"))
     assert not (tmp_path / "ran").exists()
 
@@ -137,7 +138,7 @@ def test_image_set_source_rejects_damaged_file(tmp_path: Path) -> None:
         for kind in ("images-idx3", "labels-idx1"):
             write_idx(tmp_path / "MNIST" / "raw" / f"{part}-{kind}-ubyte", np.zeros(3))
     (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"torn")
-    with pytest.raises(UsageError, match=r"data\.path: mnist in .* cannot be read"):
+    with raises_problem("not-readable", "data.path", "mnist ", f" {tmp_path} "):
         open_source(config("data.dataset=mnist", f"data.path={tmp_path}"))
 
 
@@ -148,10 +149,10 @@ def test_failed_download_is_one_sentence_and_leaves_nothing(tmp_path: Path, monk
     monkeypatch.setattr("torchvision.datasets.MNIST.download", fail)
     with pytest.raises(UsageError) as refused:
         open_source(config("data.dataset=mnist", f"data.path={tmp_path}/new/data", "data.download=true"))
-    assert str(refused.value) == (
-        f"data.path: mnist cannot be downloaded to {tmp_path}/new/data: Error downloading train-images: Tried x, got: "
-        "<urlopen error>; check the network, or copy MNIST/raw there"
-    )
+    [problem] = refused.value.problems
+    cause = "Error downloading train-images: Tried x, got: <urlopen error>;"
+    values = ("mnist ", f" {tmp_path}/new/data: ", cause, "MNIST/raw")
+    assert has_problem([problem], "download-failed", "data.path", *values) and "\n" not in str(problem)
     assert list(tmp_path.iterdir()) == []
 
 
