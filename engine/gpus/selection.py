@@ -302,7 +302,7 @@ def _validate(chosen: list[CudaDevice], only_free: bool) -> list[CudaDevice]:
     for device in chosen:
         if device.unavailable is not None and not device.usable(wait=only_free):
             reason = f"GPU {device} cannot be used: {device.unavailable.message}"
-            raise UsageError.one("device.gpus", reason, "select other GPUs with --gpus", code="not-supported")
+            raise UsageError.one("device.gpus", reason, "select other GPUs with --gpus", code="gpu-failed")
     if len(chosen) > 1 and any(device.mig_ids is not None for device in chosen):
         reason = f"{len(chosen)} devices selected, including MIG instances: {NCCL_MIG_MESSAGE}"
         raise UsageError.one("device.gpus", reason, MIG_ADVICE, code="not-supported")

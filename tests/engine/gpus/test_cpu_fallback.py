@@ -16,9 +16,9 @@ from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.runs.events import WarningEvent
 from engine.runs.history import RunSummary, history_from_events
-from engine.utils.errors import UsageError
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import ROOT
+from support.messages import has_problem, raises_problem
 from support.runs.factories import make_gpu_run_started, make_run_started
 from tui.form.checks import FormCheckResult
 from tui.form.plan import plan_text
@@ -47,24 +47,28 @@ def set_driver_library(monkeypatch: pytest.MonkeyPatch, *, installed: bool) -> N
 
 
 @pytest.mark.parametrize(
-    ("installed", "snapshot", "reason"),
+    ("installed", "snapshot", "values"),
     [
-        (False, None, "the NVIDIA driver is not available (libnvidia-ml.so.1 not found) and torch sees no GPU, but "),
-        (True, None, "the NVIDIA driver is not available (no answer); training uses the CPU"),
-        (True, BROKEN, "the NVIDIA driver is not available (driver/library version mismatch) and torch sees no GPU"),
-        (True, replace(BROKEN, pending=True), "the NVIDIA driver is not available (driver/library version mismatch); "),
-        (True, NO_GPUS, "the NVIDIA driver reports no GPU and torch sees no GPU, but "),
-        (True, EIGHT_GPUS, "CUDA_VISIBLE_DEVICES='' hides 8 GPUs of this host; training uses the CPU; unset it to use"),
+        (False, None, ["(libnvidia-ml.so.1 not found)", "/nvidia0"]),
+        (True, None, []),
+        (True, BROKEN, [BROKEN.error, "/nvidia0"]),
+        (True, replace(BROKEN, pending=True), [BROKEN.error, "`gputrain doctor`"]),
+        (True, NO_GPUS, ["/nvidia0"]),
+        (True, EIGHT_GPUS, ["CUDA_VISIBLE_DEVICES=''", "8 GPUs"]),
     ],
 )
 def test_auto_on_host_with_gpus_says_why_it_uses_cpu(
-    device_files: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, snapshot: Snapshot | None, reason: str
+    device_files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: bool,
+    snapshot: Snapshot | None,
+    values: list[str],
 ) -> None:
     set_driver_library(monkeypatch, installed=installed)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = preview_allocation("auto", snapshot, wait=False)
     assert (found.devices, found.warnings) == ([], [found.cpu_fallback])
-    assert found.warnings[0].startswith(reason)
+    assert has_problem(found.warnings, "gpu-fallback", "", *values)
     assert preview_allocation("cpu", snapshot, wait=False).warnings == []
 
 
@@ -81,12 +85,13 @@ def test_auto_names_amd_driver_without_gpu_that_torch_sees(device_files: Path, m
     (device_files / "nvidia0").unlink()
     (device_files / "kfd").touch()
     set_driver_library(monkeypatch, installed=False)
-    assert f"but {device_files}/kfd exists; " in preview_allocation("auto", None, wait=False).warnings[0]
+    warnings = preview_allocation("auto", None, wait=False).warnings
+    assert has_problem(warnings, "gpu-fallback", "", f"{device_files}/kfd")
 
 
 def test_named_gpu_on_host_with_broken_driver_is_refused(device_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_driver_library(monkeypatch, installed=True)
-    with pytest.raises(UsageError, match=r"0 cannot be used: the NVIDIA driver is not available \(driver/library"):
+    with raises_problem("driver-unavailable", "device.gpus", "0 ", BROKEN.error, "--gpus cpu"):
         preview_allocation("0", BROKEN, wait=False)
 
 
@@ -97,22 +102,21 @@ def test_allocation_says_that_variable_hides_gpus(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     found = allocate_devices("auto", "run", wait=False, on_wait=print)
     assert found.warnings == [found.cpu_fallback]
-    assert found.warnings[0].startswith("CUDA_VISIBLE_DEVICES='7' hides 2 GPUs of this host; training uses the CPU")
+    assert has_problem(found.warnings, "gpu-fallback", "", "CUDA_VISIBLE_DEVICES='7'", "2 GPUs")
 
 
 def test_reserved_gpus_are_named_with_their_user() -> None:
-    assert describe_cpu_fallback(EIGHT_GPUS, [RESERVED], {}) == (
-        "no GPU is free (GPU 0: reserved by run a (user b)); training uses the CPU; wait for a GPU with --wait, or "
-        "share GPUs by their indices with --gpus"
-    )
+    warning = describe_cpu_fallback(EIGHT_GPUS, [RESERVED], {})
+    assert warning is not None
+    assert has_problem([warning], "gpu-fallback", "", "(GPU 0: reserved by run a (user b))", "--wait", "--gpus")
 
 
 def test_claimed_gpus_can_be_shared_by_index() -> None:
     queued = replace(RESERVED, index=1, unavailable=Unavailable(Obstacle.QUEUED, "run c (user d) is ahead"))
-    assert describe_cpu_fallback(EIGHT_GPUS, [RESERVED, queued], {}) == (
-        "no GPU is free (GPU 0: reserved by run a (user b); GPU 1: run c (user d) is ahead); training uses the CPU; "
-        "share a GPU with --gpus 1, or wait for one with --wait"
-    )
+    warning = describe_cpu_fallback(EIGHT_GPUS, [RESERVED, queued], {})
+    assert warning is not None
+    reasons = "(GPU 0: reserved by run a (user b); GPU 1: run c (user d) is ahead)"
+    assert has_problem([warning], "gpu-fallback", "", reasons, "--gpus 1", "--wait")
 
 
 def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from engine.gpus import nvml
 from engine.gpus.allocation import preview_allocation
-from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
+from engine.gpus.selection import CudaDevice, cuda_devices
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
+from support.messages import has_problem, raises_problem
 
 NO_PROCESS_LIST = "fault 0 nvmlDeviceGetComputeRunningProcesses_v3 3"
 XORG = f"process 0 {UNKNOWN_PID} -1 graphics"
 NO_MEMORY = ["fault 0 nvmlDeviceGetMemoryInfo_v2 3", "fault 0 nvmlDeviceGetMemoryInfo 3"]
-SHARE_ADVICE = "share a GPU with --gpus 0, or wait for one with --wait"
 
 
 def first_device() -> CudaDevice:
@@ -34,7 +34,7 @@ def test_auto_uses_gpu_of_desktop_and_says_so(loaded_gpu_host: FakeGpuHost, driv
     assert [device.index for device in allocation.devices] == [0]
     assert allocation.cpu_fallback is None
     [warning] = allocation.warnings
-    assert "counts as free: 2.4 GiB of its memory in use by " in warning
+    assert has_problem([warning], "gpu-in-use", "", "GPU 0 ", "2.4 GiB")
 
 
 def test_free_gpu_of_windows_is_chosen_in_wsl(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_free_gpu_of_windows_is_chosen_in_wsl(loaded_gpu_host: FakeGpuHost, monk
     loaded_gpu_host.set_scene(gpu_line(0, total=24576, used=2500, busy=-1), f"process 0 {UNKNOWN_PID} -1 graphics")
     allocation = preview_allocation("free:1", sample_gpus(), wait=False)
     assert [device.index for device in allocation.devices] == [0]
-    assert allocation.warnings[0].endswith("in use by Windows or by processes that are not listed")
+    assert has_problem(allocation.warnings, "gpu-in-use", "", "GPU 0 ", "Windows")
 
 
 @pytest.mark.parametrize("values", [{"used": 9000}, {"used": 2500, "busy": 97}], ids=["memory", "busy"])
@@ -55,11 +55,8 @@ def test_gpu_of_desktop_that_may_train_is_named_in_the_advice(
     allocation = preview_allocation("auto", snapshot, wait=False)
     assert allocation.devices == []
     assert allocation.cpu_fallback is not None
-    assert "GiB of memory in use by processes that the driver does not list here, or by a desktop" in (
-        allocation.cpu_fallback
-    )
-    assert allocation.cpu_fallback.endswith(SHARE_ADVICE)
-    with pytest.raises(NotFreeError, match="share GPUs with --gpus 0, wait for them with --wait"):
+    assert has_problem([allocation.cpu_fallback], "gpu-fallback", "", "GPU 0: ", "GiB", "--gpus 0", "--wait")
+    with raises_problem("gpu-in-use", "device.gpus", "--gpus 0", "--wait"):
         preview_allocation("free:1", snapshot, wait=False)
     assert [device.index for device in preview_allocation("0", snapshot, wait=False).devices] == [0]
 

@@ -16,25 +16,27 @@ from typing import Any
 
 import pytest
 
+from engine.utils.errors import problems_from_json
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, parse_gpus_json
 from support.gputrain_command import Gputrain
+from support.messages import has_problem, says
 
 # Reserves GPUs as a run does, prints them as JSON, and holds them until its standard input closes.
 HOLDER = """
 import json, sys
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.reservation_reader import ReservedRank
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, problems_to_json
 selection, run, wait, ranks, setup = json.loads(sys.argv[1])
 exec(setup)
 emit = lambda **values: print(json.dumps(values), flush=True)
 try:
     choice = allocate_devices(selection, run, wait=wait, on_wait=lambda reason: emit(waits=reason))
 except UsageError as error:
-    emit(refused=str(error))
+    emit(refused=problems_to_json(error.problems))
 else:
     choice.reservation.publish_ranks([ReservedRank(run, *rank) for rank in ranks])
-    emit(took=[device.index for device in choice.devices], warnings=choice.warnings)
+    emit(took=[device.index for device in choice.devices], warnings=problems_to_json(choice.warnings))
     sys.stdin.read()
     choice.reservation.release()
 """
@@ -61,9 +63,9 @@ class Holder:
             assert "waits" in message, message
         return message
 
-    def read_until_waits_because(self, reason: str) -> None:
-        """Read messages until one has this reason: each change of any GPU is a message."""
-        while reason not in self.read_message()["waits"]:
+    def read_until_waits_because(self, *values: str) -> None:
+        """Read messages until one has a reason with these values: each change of any GPU is a message."""
+        while not says(self.read_message()["waits"], "gpu-in-use", *values):
             pass
 
     def wait_for_gpus(self) -> list[int]:
@@ -108,9 +110,8 @@ def test_reservation_gives_each_gpu_to_one_run(gputrain: Gputrain, four_gpus: Fa
     reserved = [index for message in messages for index in message.get("took", [])]
     assert sorted(reserved) == [0, 1, 2, 3]
     [refused] = [message["refused"] for message in messages if "refused" in message]
-    assert "2 free GPUs requested, 0 available: GPU " in refused
-    assert ": reserved by run run-" in refused
-    assert refused.endswith("wait for them with --wait, or request fewer")
+    values = ("2 free GPUs", " 0 ", ": reserved by run run-", "--wait")
+    assert has_problem(problems_from_json(refused), "gpu-in-use", "device.gpus", *values)
     for holder in holders:
         holder.release()
     assert reservation_files(four_gpus) == []
@@ -133,17 +134,17 @@ def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four
     second = Holder(gputrain, four_gpus, "free:1", "second")
     assert second.wait_for_gpus() == [3]
     big = Holder(gputrain, four_gpus, "free:2", "big", wait=True)
-    assert (
-        "2 free GPUs requested, 0 available: GPU 0, 1, 2: reserved by run first (user " in big.read_message()["waits"]
-    )
+    values = ("2 free GPUs", " 0 ", "GPU 0, 1, 2: reserved by run first (user ")
+    assert says(big.read_message()["waits"], "gpu-in-use", *values)
     small = Holder(gputrain, four_gpus, "free:1", "small", wait=True)
     assert "waits" in small.read_message()
     second.release()
     # One GPU is free now, but the first run in the queue needs two.
-    big.read_until_waits_because("2 free GPUs requested, 1 available")
+    big.read_until_waits_because("2 free GPUs", " 1 ")
     small.read_until_waits_because("run big (user ")
     later = Holder(gputrain, four_gpus, "free:1", "late")
-    assert "run big (user " in later.read_message()["refused"]
+    refused = problems_from_json(later.read_message()["refused"])
+    assert has_problem(refused, "gpu-in-use", "device.gpus", "run big (user ")
     first.release()
     pair, single = big.wait_for_gpus(), small.wait_for_gpus()
     assert (len(pair), len(single)) == (2, 1)
@@ -163,11 +164,11 @@ def test_reservation_wait_survives_driver_loss(gputrain: Gputrain, four_gpus: Fa
     first = Holder(gputrain, four_gpus, "all", "first")
     first.wait_for_gpus()
     waiting = Holder(gputrain, four_gpus, "auto", wait=True)
-    assert "no GPU is free" in waiting.read_message()["waits"]
+    assert says(waiting.read_message()["waits"], "gpu-in-use")
     healthy = [gpu_line(index) for index in range(4)]
     four_gpus.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
     while (reason := waiting.read_message()["waits"]) != "uninitialized":
-        assert "no GPU is free" in reason
+        assert says(reason, "gpu-in-use")
     four_gpus.set_scene(healthy)
     first.release()
     assert waiting.wait_for_gpus() == [0, 1, 2, 3]
@@ -179,12 +180,11 @@ def test_reservation_shares_named_gpus_with_warning_or_waits(gputrain: Gputrain,
     sharing = Holder(gputrain, four_gpus, "0")
     message = sharing.read_message()
     assert message["took"] == [0]
-    assert message["warnings"][0].startswith("sharing GPUs that are not free: GPU 0: reserved by run first (user ")
+    warnings = problems_from_json(message["warnings"])
+    assert has_problem(warnings, "gpu-in-use", "", "GPU 0: reserved by run first (user ")
     sharing.release()
     waiting = Holder(gputrain, four_gpus, "0", wait=True)
-    assert waiting.read_message()["waits"].startswith(
-        "not all selected GPUs are free: GPU 0: reserved by run first (user "
-    )
+    assert says(waiting.read_message()["waits"], "gpu-in-use", "GPU 0: reserved by run first (user ")
     first.release()
     assert waiting.wait_for_gpus() == [0]
 
@@ -193,7 +193,7 @@ def test_reservation_wait_respects_cuda_visible_devices(gputrain: Gputrain, four
     holder = Holder(gputrain, four_gpus, "auto", visible="3")
     assert holder.wait_for_gpus() == [3]
     waiting = Holder(gputrain, four_gpus, "auto", wait=True, visible=gpu_uuid(3))
-    assert "no GPU is free: GPU 3: reserved by run run (user " in waiting.read_message()["waits"]
+    assert says(waiting.read_message()["waits"], "gpu-in-use", "GPU 3: reserved by run run (user ")
     other_gpus = Holder(gputrain, four_gpus, "free:3")
     assert other_gpus.wait_for_gpus() == [0, 1, 2]
 
@@ -235,9 +235,8 @@ def test_reservation_without_host_lock_gives_each_gpu_to_one_run(
             racer.process.stdin.flush()
         messages = [racer.read_until_taken() for racer in racers]
     assert sorted(index for message in messages for index in message["took"]) == [0, 1, 2, 3]
-    assert all(
-        message["warnings"][0].startswith("GPUs are selected without the lock of this host: ") for message in messages
-    )
+    for message in messages:
+        assert has_problem(problems_from_json(message["warnings"]), "not-writable", "", "gputrain.lock")
     for racer in racers:
         racer.release()
 
@@ -296,8 +295,8 @@ def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, fou
     environment = gputrain.environment | four_gpus.environment | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     run = gputrain.start("run", "--headless", "digits", "--gpus", "free:1", "--wait", env=environment)
     assert run.stderr is not None
-    waiting = "waiting: 1 free GPU requested, 0 available: GPU 0, 1, 2, 3: reserved by run run (user "
-    assert run.stderr.readline().startswith(waiting)
+    values = ("waiting: 1 free GPU", " 0 ", "GPU 0, 1, 2, 3: reserved by run run (user ")
+    assert says(run.stderr.readline(), "gpu-in-use", *values)
     run.send_signal(signal.SIGTERM)
     assert run.wait(20) == 1
     assert "Traceback" not in run.stderr.read()

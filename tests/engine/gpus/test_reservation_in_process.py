@@ -15,7 +15,7 @@ from engine.gpus import reservation
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import read_reservations
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_failed_attempt_to_rejoin_the_queue_keeps_the_old_place(base: Path, monk
     own.enqueue("free:1", ["GPU-1"], "a")
     before, files = read_reservations(), sorted(base.glob("*/*"))
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    with monkeypatch.context() as patched, pytest.raises(UsageError, match="No space left"):
+    with monkeypatch.context() as patched, raises_problem("not-writable", "device.gpus", base, "No space left"):
         patched.setattr(reservation, "replace_file", fail)
         own.rejoin("free:1", ["GPU-1"], "a")
     assert (read_reservations(), sorted(base.glob("*/*"))) == (before, files)
@@ -163,9 +163,7 @@ def test_unusable_base_is_refused_with_the_way_out(
     if is_file:
         (base / "missing").touch()
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(base / "missing"))
-    with pytest.raises(
-        UsageError, match=f"reserved in .*{named}[^ ]*: {reason}.*; set GPUTRAIN_RESERVATIONS to another"
-    ):
+    with raises_problem("not-writable", "device.gpus", named, reason, "GPUTRAIN_RESERVATIONS"):
         Reservation().enqueue("free:1", ["GPU-1"], "a")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select
 from engine.gpus.snapshot import Snapshot
 from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
-from engine.training.device import WrongDeviceError, check_device
+from engine.training.device import check_device
 from engine.utils.errors import UsageError
 from support.gpu.fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
 from support.gputrain_command import Gputrain, read_events
+from support.messages import has_problem, raises_problem, says
 
 FREE, BUSY, LIGHT = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
 MIG = ["MIG-11aa", "MIG-22bb"]
@@ -55,49 +57,50 @@ def test_select_resolves_selection(selection: str, uuids: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("selection", "advice"),
-    [
-        ("free:2", "share GPUs with --gpus 0,2, wait for them with --wait, or request fewer"),
-        ("free:3", "wait for them with --wait, or request fewer"),
-    ],
+    ("selection", "advised"),
+    [("free:2", ["--gpus 0,2", "--wait"]), ("free:3", ["--wait"])],
 )
-def test_select_advises_sharing_of_claimed_gpus(selection: str, advice: str) -> None:
+def test_select_advises_sharing_of_claimed_gpus(selection: str, advised: list[str]) -> None:
     claimed = replace(GPUS[2], unavailable=Unavailable(Obstacle.QUEUED, "run a (user b) is ahead in the queue"))
     with pytest.raises(NotFreeError) as caught:
         select(selection, [*GPUS[:2], claimed])
-    assert caught.value.problems[0].advice == advice
+    assert re.findall(r"--\w+(?: [\d,]+\d)?", caught.value.problems[0].advice) == advised
 
 
 @pytest.mark.parametrize(
-    ("selection", "message"),
+    ("selection", "code", "values"),
     [
-        ("4", "there is no GPU '4'; visible GPUs: 0 (Fake H100"),
-        ("0,0", f"GPU 0 (Fake H100, {FREE}) is listed twice"),
-        ("0,GPU-aaaa", f"GPU 0 (Fake H100, {FREE}) is listed twice"),
-        ("GPU-bbbb", "'GPU-bbbb' matches several GPUs"),
-        ("free:4", "4 free GPUs requested, but only 3 can be used"),
-        ("free:0", "train on the CPU with --gpus cpu"),
-        ("gpu0", "there is no GPU 'gpu0'"),
-        ("3", f"GPU '3' is in MIG mode; select one of its instances: {', '.join(MIG)}"),
-        ("GPU-cccc", f"GPU 'GPU-cccc' is in MIG mode; select one of its instances: {', '.join(MIG)}"),
-        (",".join(MIG), "2 devices selected, including MIG instances: NCCL cannot communicate between MIG instances"),
-        (f"0,{MIG[0]}", "NCCL cannot communicate between MIG instances"),
+        ("4", "gpu-not-found", ["'4'", "0 (Fake H100"]),
+        ("0,0", "duplicate-key", [f"GPU 0 (Fake H100, {FREE})"]),
+        ("0,GPU-aaaa", "duplicate-key", [f"GPU 0 (Fake H100, {FREE})"]),
+        ("GPU-bbbb", "ambiguous-name", ["'GPU-bbbb'"]),
+        ("free:4", "no-gpu", ["4 free GPUs", "3"]),
+        ("free:0", "out-of-range", ["free:0", "--gpus cpu"]),
+        ("gpu0", "gpu-not-found", ["'gpu0'"]),
+        ("3", "conflict", ["'3'", "MIG", ", ".join(MIG)]),
+        ("GPU-cccc", "conflict", ["'GPU-cccc'", "MIG", ", ".join(MIG)]),
+        (",".join(MIG), "not-supported", ["2 devices", "NCCL", "MIG"]),
+        (f"0,{MIG[0]}", "not-supported", ["2 devices", "NCCL", "MIG"]),
     ],
 )
-def test_select_rejects_unavailable_selection(selection: str, message: str) -> None:
+def test_select_rejects_unavailable_selection(selection: str, code: str, values: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         select(selection, GPUS + INSTANCES)
-    assert message in str(caught.value)
+    assert has_problem(caught.value.problems, code, "device.gpus", *values)
     assert not isinstance(caught.value, NotFreeError)
 
 
 def test_select_distinguishes_busy_gpus_from_lost_ones() -> None:
-    with pytest.raises(NotFreeError, match=r"3 free GPUs requested, 2 available: GPU 1: in use by process 77 \(user"):
+    in_use = "GPU 1: in use by process 77 (user alice)"
+    with pytest.raises(NotFreeError) as few:
         select("free:3", GPUS)
-    with pytest.raises(NotFreeError, match=r"not all selected GPUs are free: GPU 1: in use by process 77 \(user"):
+    assert has_problem(few.value.problems, "gpu-in-use", "device.gpus", "3 free GPUs", "2", in_use)
+    with pytest.raises(NotFreeError) as busy:
         select("0,1", GPUS, only_free=True)
-    with pytest.raises(UsageError, match=r"GPU 3 .* cannot be used: lost") as caught:
+    assert has_problem(busy.value.problems, "gpu-in-use", "device.gpus", in_use)
+    with pytest.raises(UsageError) as caught:
         select("3", [*GPUS, LOST])
+    assert has_problem(caught.value.problems, "gpu-failed", "device.gpus", "GPU 3 ", "lost")
     assert not isinstance(caught.value, NotFreeError)
     assert LOST not in select("auto", [*GPUS, LOST])
 
@@ -105,8 +108,9 @@ def test_select_distinguishes_busy_gpus_from_lost_ones() -> None:
 @pytest.mark.parametrize("selection", ["auto", "all", "free:2", "3"])
 def test_select_waits_for_stale_gpus_and_never_selects_them(selection: str) -> None:
     stale = replace(LOST, unavailable=Unavailable(Obstacle.STALE, "stale: no answer for 9 s"))
-    with pytest.raises(NotFreeError, match=r"GPU 3.*: stale: no answer for 9 s"):
+    with pytest.raises(NotFreeError) as waiting:
         select(selection, [stale, replace(stale, index=2, uuid=LIGHT)], only_free=True)
+    assert has_problem(waiting.value.problems, "gpu-in-use", "device.gpus", "GPU 3", ": stale: no answer for 9 s")
     if selection == "auto":
         assert select(selection, [stale]) == []
         return
@@ -123,9 +127,9 @@ def test_cuda_device_survives_json_round_trip() -> None:
 def test_select_auto_uses_one_mig_instance_and_all_rejects_several() -> None:
     assert select("auto", INSTANCES) == INSTANCES[:1]
     assert select("free:1", INSTANCES) == INSTANCES[:1]
-    with pytest.raises(UsageError, match="NCCL"):
+    with raises_problem("not-supported", "device.gpus", "NCCL"):
         select("all", INSTANCES)
-    with pytest.raises(UsageError, match=r"only 0 can be used.*NCCL"):
+    with raises_problem("no-gpu", "device.gpus", "0", "NCCL"):
         select("free:2", INSTANCES)
 
 
@@ -184,7 +188,7 @@ def test_query_cuda_uuids_uses_child_process(tmp_path: Path) -> None:
 
 def test_query_cuda_uuids_failure_suggests_device_order(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("")
-    with pytest.raises(UsageError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+    with raises_problem("driver-unavailable", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         query_cuda_uuids({**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"})
 
 
@@ -234,7 +238,7 @@ def test_run_rejects_unknown_gpu_and_lists_existing(gputrain: Gputrain, gpu_host
     gpu_host.set_scene(gpu_line(0), gpu_line(1))
     done = gputrain("run", "--headless", "digits", "--gpus", "0,4", **gpu_host.environment, CUDA_VISIBLE_DEVICES="0")
     assert done.returncode == 2
-    assert f"device.gpus: there is no GPU '4'; visible GPUs: 0 (Fake H100 80GB, {gpu_uuid(0)});" in done.stderr
+    assert says(done.stderr, "gpu-not-found", "device.gpus: ", "'4'", f"0 (Fake H100 80GB, {gpu_uuid(0)});")
     assert not gputrain.runs.exists()
 
 
@@ -244,9 +248,9 @@ def test_dry_run_without_free_gpu_shows_reason_in_plan(gputrain: Gputrain, gpu_h
     environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
     done = gputrain("run", "digits", "--dry-run", "--ranks", "1", "--model", "linear", **environment)
     assert done.returncode == 0
-    reason = f"no GPU is free (GPU 0: in use by process {os.getpid()} ("
-    assert f"warning: {reason}" in done.stderr
-    assert f"\nreason for CPU     {reason}" in done.stdout
+    reason = f"(GPU 0: in use by process {os.getpid()} ("
+    assert says(done.stderr, "gpu-fallback", "warning: ", reason)
+    assert says(done.stdout.partition("\nreason for CPU ")[2], "gpu-fallback", reason)
     assert list((gpu_host.folder / "reservations").iterdir()) == []
 
 
@@ -256,10 +260,10 @@ def test_run_without_free_gpu_records_reason(gputrain: Gputrain, gpu_host: FakeG
     arguments = ["--headless", "--ranks", "1", "--model", "linear", "--epochs", "1", "--name", "a"]
     done = gputrain("run", "digits", *arguments, **environment)
     assert done.returncode == 0, done.stderr
-    run, reason = gputrain.runs / "a", f"no GPU is free (GPU 0: in use by process {os.getpid()} ("
+    run, reason = gputrain.runs / "a", f"(GPU 0: in use by process {os.getpid()} ("
     assert done.stderr.count(reason) == 1
     [warning] = [event for event in read_events(run) if event["type"] == "warning"]
-    assert warning["message"].startswith(reason)
+    assert warning["code"] == "gpu-fallback" and reason in warning["message"]
     assert f"warning: {warning['message']}" in (run / "log.txt").read_text()
     assert json.loads((run / "summary.json").read_text())["cpu_fallback"] == warning["message"]
     [row] = json.loads(gputrain("runs", "--json").stdout)["runs"]
@@ -271,7 +275,7 @@ def test_run_rejects_gpu_that_torch_cannot_use_and_releases_it(gputrain: Gputrai
     environment = gpu_host.environment | {"CUDA_VISIBLE_DEVICES": "0"}
     done = gputrain("run", "digits", "--headless", "--gpus", "0", **environment)
     assert done.returncode == 2
-    assert "cannot use the GPUs that the driver reports; train on the CPU with --gpus cpu" in done.stderr
+    assert says(done.stderr, "not-supported", "device.gpus: torch ", "--gpus cpu")
     assert list((gpu_host.folder / "reservations").iterdir()) == []
 
 
@@ -279,12 +283,12 @@ def test_check_device_rejects_wrong_gpu() -> None:
     check_device("GPU-aa-11", None, "aa-11")
     check_device("MIG-bb-22", "GPU-aa-11", "bb-22")
     check_device("MIG-bb-22", "GPU-aa-11", "aa-11")
-    with pytest.raises(WrongDeviceError, match="CUDA assigned this rank GPU cc-33 instead of GPU-aa-11"):
+    with raises_problem("gpu-not-found", None, "cc-33", "GPU-aa-11"):
         check_device("GPU-aa-11", None, "cc-33")
 
 
 def test_check_devices_unique_allows_shared_cpu_only() -> None:
     check_devices_unique([RankDevice(0, "a", 1, "cpu"), RankDevice(1, "a", 2, "cpu")])
     check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "b", 2, FREE)])
-    with pytest.raises(UsageError, match="ranks 0 and 1 on a both use"):
+    with raises_problem("gpu-in-use", "device.gpus", "0", "1", FREE):
         check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "a", 2, FREE)])
