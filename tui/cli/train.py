@@ -222,9 +222,11 @@ def build_request(
     from engine.config.run_name import name_from_stem
     from engine.launch.preflight import RunRequest
     from engine.runs.folder import runs_root
+    from engine.utils.errors import Problem
 
     problems: tuple[Problem, ...] = ()
-    typed, warnings = frozenset[str](), tuple[Problem, ...]()
+    typed = frozenset[str]()
+    warnings: tuple[Problem, ...] = ()
     trust = trust_option(granted=trust_code)
     try:
         resolved = resolve()
