@@ -113,7 +113,7 @@ def read_inspection(run: RunFolder) -> Inspection | None:
     paths = arrays.pop("paths", None)
     table = None if paths is None else PathTable(paths.tobytes())
     if table is not None and table.longest > MAX_PATH_BYTES:
-        raise InvalidInspectionError(f"is damaged: a path has more than {MAX_PATH_BYTES} bytes", code="damaged")
+        raise InvalidInspectionError(f"is damaged: a path has more than {MAX_PATH_BYTES} bytes", code="too-large")
     inspection = Inspection(info, **arrays, paths=table)
     if problem := _problem(inspection):
         raise InvalidInspectionError(f"is damaged: {problem}", code="damaged")
@@ -129,13 +129,16 @@ def _read_arrays(file: BinaryIO) -> dict[str, Any]:
         if "paths.npy" in archive.namelist():
             members["paths"] = archive.getinfo("paths.npy")
         if sum(member.file_size for member in members.values()) > MAX_INSPECTION_BYTES:
-            raise ValueError(f"its arrays take more than {MAX_INSPECTION_BYTES >> 20} MiB")
+            reason = f"is damaged: its arrays take more than {MAX_INSPECTION_BYTES >> 20} MiB"
+            raise InvalidInspectionError(reason, code="too-large")
         for name, member in members.items():
             # Others need a dictionary as large as the file says.
             if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-                raise ValueError("an array is compressed in another way than numpy does")
+                reason = "is damaged: an array is compressed in another way than numpy does"
+                raise InvalidInspectionError(reason, code="wrong-format")
             if name == "info" and member.file_size > MAX_INFO_BYTES:
-                raise ValueError(f"its description takes more than {MAX_INFO_BYTES >> 20} MiB")
+                reason = f"is damaged: its description takes more than {MAX_INFO_BYTES >> 20} MiB"
+                raise InvalidInspectionError(reason, code="too-large")
             with archive.open(member) as stream:
                 # zipfile reads no more bytes than `file_size`, even if the compressed data has more.
                 arrays[name] = _parse_array(stream.read(), _DTYPES[name])
@@ -150,7 +153,8 @@ def _check_directory(file: BinaryIO) -> None:
     if end[-22:-18] != b"PK\x05\x06" or end[-2:] != b"\0\0" or has_zip64_locator:
         raise ValueError("it is truncated, or no archive of numpy.savez")
     if int.from_bytes(end[-10:-6], "little") > MAX_DIRECTORY_BYTES:
-        raise ValueError(f"its directory takes more than {MAX_DIRECTORY_BYTES >> 10} KiB")
+        reason = f"is damaged: its directory takes more than {MAX_DIRECTORY_BYTES >> 10} KiB"
+        raise InvalidInspectionError(reason, code="too-large")
 
 
 def _parse_array(data: bytes, dtype: str) -> NDArray[Any]:

@@ -20,8 +20,10 @@ from engine.runs.history import history_from_events
 from engine.runs.journal import JournalReader
 from engine.runs.recorder import Recorder
 from engine.runs.run_row import make_run_row, recording_problem
+from engine.runs.sinks import DISK_PROBLEMS
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
+from support.messages import has_problem
 from support.runs.factories import make_epoch, make_run_started, make_step
 
 
@@ -51,14 +53,14 @@ def main(root: Path) -> None:
     for number in range(2, 101):
         recorder.record(make_epoch(number, time=time.time() - 60))
     ownership.renew_heartbeat(recorder.problem)
-    assert [event.message for event in shown if isinstance(event, WarningEvent)] == [
-        f"the disk is full: training continues, and its events wait in memory until {root}/a can be written again"
-    ]
+    [warning] = [event for event in shown if isinstance(event, WarningEvent)]
+    assert warning.code == "not-writable" and f"{root}/a" in warning.message, warning
+    assert warning.message.startswith(DISK_PROBLEMS[errno.ENOSPC]), warning
     assert folder.owner.read_text() != first, "the heartbeat goes on"
     row = make_run_row(RunWatcher(folder))
     assert row.state == "running"
     assert row.message.startswith("no news for 1m0"), row.message
-    assert row.message.endswith("s: the disk is full; the run goes on, and stop works"), row.message
+    assert DISK_PROBLEMS[errno.ENOSPC] in row.message, row.message
 
     send_request(folder.control, "stop")
     assert [(request.request, request.by) for request in consume_requests(folder.control)] == [("stop", "uid 0")]
@@ -83,13 +85,15 @@ def main(root: Path) -> None:
     try:
         send_request(folder.control, "pause")
     except UsageError as error:
-        assert "cannot pause this run: the disk is full; free space there" in str(error), error
+        assert has_problem(error.problems, "not-writable", None, "pause", DISK_PROBLEMS[errno.ENOSPC]), error
     else:
         raise AssertionError("nobody received the request")
 
     # Other programs report a full disk only if the owner cannot.
     folder.owner.write_text("{}")
-    assert "the disk is full" in recording_problem(folder, history_from_events([make_run_started(time.time() - 60)]))
+    assert DISK_PROBLEMS[errno.ENOSPC] in recording_problem(
+        folder, history_from_events([make_run_started(time.time() - 60)])
+    )
     for path in root.glob("inode-*"):
         path.unlink()
 

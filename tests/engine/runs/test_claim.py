@@ -17,13 +17,13 @@ from engine.runs import claim as claims
 from engine.runs.claim import Origin, is_claimed, read_claim, watch_claims
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.ownership import Ownership, RunTakenOverError
+from engine.runs.ownership import Ownership
 from engine.runs.run_row import make_run_row
 from engine.runs.trash import move_to_trash
 from engine.runs.watcher import RunWatcher
-from engine.utils.errors import UsageError
 from engine.utils.files import is_locked
 from engine.utils.process import boot_id, seconds_since_boot
+from support.messages import raises_problem
 from support.runs.factories import make_epoch, make_run_folder, make_run_started
 
 HOUR = 3600.0
@@ -107,11 +107,9 @@ def test_dead_owner_on_other_host_blocks_no_longer_than_timeout(
 def test_live_owner_on_other_host_is_never_taken_over(folder: RunFolder, clock: FakeClock, skew_s: float) -> None:
     OtherHost(folder, clock, skew_s)
     for take_over in (False, True):
-        with pytest.raises(
-            UsageError, match="a: is already running as process 7 on node7; stop it with `gputrain stop"
-        ):
+        with raises_problem("already-running", "a", "process 7 on node7", "`gputrain stop a`", "--name"):
             claim_run(folder.path.parent, "a", "x", resume=True, take_over=take_over)
-        with pytest.raises(UsageError, match="is already running as process 7 on node7; stop it first"):
+        with raises_problem("already-running", "a", "process 7 on node7", "`gputrain stop a`"):
             move_to_trash(folder, take_over=take_over)
     # It renews its heartbeat every 5 s, so nobody waited longer.
     assert clock.passed_s <= INTERVAL
@@ -132,19 +130,13 @@ def test_clock_of_reader_that_is_set_does_not_change_state_of_seen_owner(folder:
 def test_future_heartbeat_is_taken_over_only_on_request_and_unmoved(folder: RunFolder, clock: FakeClock) -> None:
     root = folder.path.parent
     write_claim(folder, clock.time() + HOUR)
-    with pytest.raises(UsageError) as refused:
+    command = "`gputrain resume a --take-over`"
+    with raises_problem("already-running", "a", "process 7 on node7", " 12s ", " 59m48s ", command):
         claim_run(root, "a", "x", resume=True)
     assert clock.passed_s == claims.MOVE_TIMEOUT_SECONDS
-    message = str(refused.value)
-    assert message.startswith(
-        "a: is claimed by process 7 on node7, whose heartbeat has not moved for 12s (the last one: "
-    )
-    assert message.endswith(
-        "59m48s in the future); if that process has ended, go on with `gputrain resume a --take-over`"
-    )
-    with pytest.raises(UsageError, match="`gputrain runs delete a --take-over`"):
+    with raises_problem("already-running", "a", "`gputrain runs delete a --take-over`"):
         move_to_trash(folder)
-    with pytest.raises(UsageError, match="--take-over"):
+    with raises_problem("already-running", "a", "--take-over"):
         check_claim(root, "a", resume=True)
     claim_run(root, "a", "x", resume=True, take_over=True).ownership.release()
     assert clock.passed_s == claims.HEARTBEAT_TIMEOUT_SECONDS
@@ -212,7 +204,7 @@ def test_namesake_whose_heartbeat_moves_owns_run(folder: RunFolder, clock: FakeC
     write_claim(folder, clock.time(), **fields)
     assert not folder.is_owned()
     clock.on_sleep = lambda: write_claim(folder, clock.time(), **fields)
-    with pytest.raises(UsageError, match="is already running as process 7"):
+    with raises_problem("already-running", "a", "process 7"):
         claim_run(folder.path.parent, "a", "x", resume=True)
     assert folder.is_owned()
 
@@ -255,9 +247,9 @@ def test_owner_that_was_taken_over_ends_without_writing(folder: RunFolder, monke
     taken_over = folder.owner.read_bytes()
     ownership.check_late()
     monkeypatch.setattr("engine.runs.ownership.seconds_since_boot", lambda: seconds_since_boot() + 11)
-    with pytest.raises(RunTakenOverError):
+    with raises_problem("taken-over"):
         ownership.check_late()
-    with pytest.raises(RunTakenOverError, match="process 7 on node7 has taken over the run"):
+    with raises_problem("taken-over", None, "process 7 on node7"):
         ownership.renew_heartbeat()
     ownership.release()
     assert folder.owner.read_bytes() == taken_over

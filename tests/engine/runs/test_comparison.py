@@ -27,7 +27,7 @@ from engine.runs.events import Event, GpuEvent, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 from support.runs.factories import make_epoch, make_run_folder, make_run_resumed, make_run_started, make_step
 
 END = RunFinished(time=30.0, state="finished")
@@ -201,10 +201,10 @@ def test_comparison_as_json_has_differences_from_the_baseline(tmp_path: Path) ->
     assert values["seed_groups"][0]["figures"]["best_val_accuracy"]["mean"] == 0.625
 
 
-@pytest.mark.parametrize("count", [0, MAX_RUNS + 1])
-def test_compare_runs_limits_their_number(count: int) -> None:
+@pytest.mark.parametrize(("count", "code"), [(0, "missing-value"), (MAX_RUNS + 1, "too-many")])
+def test_compare_runs_limits_their_number(count: int, code: str) -> None:
     run = ComparedRun("a", "/a", "finished", None, RunFigures())
-    with pytest.raises(UsageError):
+    with raises_problem(code, "compare"):
         compare_runs([run] * count)
 
 

@@ -20,7 +20,7 @@ from engine.runs.control import (
 )
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 from support.runs.factories import create_invalid_requests, make_run_folder, make_run_started
 
 ANOTHER_USER = 12345
@@ -100,7 +100,7 @@ def test_send_request_refuses_linked_control_folder(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a")
     (tmp_path / "autostart").mkdir()
     folder.control.symlink_to(tmp_path / "autostart")
-    with pytest.raises(UsageError, match="no permission to stop this run"):
+    with raises_problem("not-writable", str(folder.control), "stop"):
         send_request(folder.control, "stop")
     assert list((tmp_path / "autostart").iterdir()) == []
 
@@ -155,7 +155,7 @@ def test_send_request_rejects_user_without_permission(control_folder: Path, monk
     owner = control_folder.with_name("owner.json")
     owner.write_text("{}")
     monkeypatch.setattr(os, "geteuid", lambda: owner.stat().st_uid + 1)
-    with pytest.raises(UsageError, match=f"no permission to stop this run: it belongs to uid {owner.stat().st_uid}"):
+    with raises_problem("foreign-owner", str(control_folder), "stop", owner.stat().st_uid):
         send_request(control_folder, "stop")
     assert list(control_folder.iterdir()) == []
     monkeypatch.setattr(os, "geteuid", lambda: 0)

@@ -24,7 +24,7 @@ from engine.runs.ownership import Ownership, _try_lock
 from engine.runs.run_row import make_run_row, state_message
 from engine.runs.trash import move_to_trash
 from engine.runs.watcher import RunWatcher
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 from support.runs.factories import make_epoch, make_run_folder, make_run_started
 
 
@@ -64,7 +64,7 @@ def test_run_whose_wait_was_killed_is_interrupted(tmp_path: Path) -> None:
     assert "gputrain queue resume" in row.message
     ownership = Ownership(folder)
     assert state_of(folder) == RunState.WAITING
-    with pytest.raises(UsageError, match=f"is already waiting for GPUs as process {os.getpid()}"):
+    with raises_problem("already-running", "a", "waiting for GPUs", f"process {os.getpid()} "):
         move_to_trash(folder)
     ownership.release()
 
@@ -108,7 +108,7 @@ def test_claim_for_resume_removes_stale_requests_and_temporary_checkpoints(tmp_p
 
 def test_claim_rejects_folder_that_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(UsageError, match=r"photos already exists in .* and is not a run"):
+    with raises_problem("name-in-use", "run.name", "photos", tmp_path):
         claim_run(tmp_path, "photos", "x", resume=True)
 
 
@@ -117,7 +117,7 @@ def test_claim_rejects_reserved_name_of_new_run(tmp_path: Path) -> None:
         lambda: check_claim(tmp_path, "last", resume=True),
         lambda: claim_run(tmp_path, "last", "x", resume=True),
     ):
-        with pytest.raises(UsageError, match=r"run\.name: last is reserved: it stands for the newest run"):
+        with raises_problem("invalid-name", "run.name", "last"):
             refuse()
     assert list(tmp_path.iterdir()) == []
 
@@ -157,7 +157,7 @@ input()
     other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "owned\n"
-    with pytest.raises(UsageError, match=f"is already running as process {other.pid}"):
+    with raises_problem("already-running", "a", f"process {other.pid} "):
         Ownership(folder)
     other.kill()
     other.communicate()
@@ -234,12 +234,9 @@ def test_find_run_refuses_last_if_an_older_run_has_this_name(tmp_path: Path) -> 
         folder = make_run_folder(tmp_path, name)
         folder.config.touch()
         os.utime(folder.config, (1000 + age, 1000 + age))
-    with pytest.raises(UsageError) as refused:
+    path = tmp_path / "last"
+    with raises_problem("ambiguous-name", "last", "digits-1", path, f"`gputrain runs rename {path} NAME`"):
         find_run(tmp_path, "last")
-    assert str(refused.value) == (
-        f"last: means the newest run, digits-1, but an older run has this name; type digits-1 or {tmp_path}/last, and "
-        f"rename the other with `gputrain runs rename {tmp_path}/last NAME`"
-    )
     assert find_run(tmp_path, str(tmp_path / "last")).name == "last"
     os.utime(tmp_path / "last" / "config.yaml", (2000, 2000))
     assert find_run(tmp_path, "last").name == "last"
@@ -248,7 +245,7 @@ def test_find_run_refuses_last_if_an_older_run_has_this_name(tmp_path: Path) -> 
 def test_find_run_rejects_ambiguous_prefix_and_unknown_name(tmp_path: Path) -> None:
     for name in ("digits-1", "digits-2"):
         make_run_folder(tmp_path, name)
-    with pytest.raises(UsageError, match="matches several runs: digits-1, digits-2"):
+    with raises_problem("ambiguous-name", "digits", "digits-1, digits-2"):
         find_run(tmp_path, "digits")
-    with pytest.raises(UsageError, match="did you mean digits-1"):
+    with raises_problem("unknown-run", "digts-1", "digits-1?"):
         find_run(tmp_path, "digts-1")

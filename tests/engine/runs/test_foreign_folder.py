@@ -16,13 +16,13 @@ from engine.runs import ownership as ownership_module
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
-from engine.runs.ownership import Ownership, RunFolderDeletedError
+from engine.runs.ownership import Ownership
 from engine.runs.recorder import Recorder
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.training.checkpoint import save_checkpoint
-from engine.utils.errors import UsageError
 from engine.utils.files import write_json
+from support.messages import has_problem, raises_problem
 from support.runs.factories import default_fields, make_epoch, make_run_folder, make_run_started
 from tui.text.run_table import RunTable
 from tui.text.runs import format_runs_table
@@ -54,7 +54,7 @@ def test_find_run_skips_foreign_run_for_last_and_prefix(tmp_path: Path) -> None:
 def test_find_run_requires_trust_owner_for_foreign_run(tmp_path: Path, reference: str) -> None:
     folder = make_foreign(make_run_folder(tmp_path, "a"))
     reference = reference.format(folder=folder.path)
-    with pytest.raises(UsageError, match=r"use it anyway with --trust-owner|other users can change"):
+    with raises_problem("foreign-writable", reference if reference == "last" else str(folder.path), "--trust-owner"):
         find_run(tmp_path, reference)
     assert find_run(tmp_path, reference, trust_owner=True).path == folder.path
 
@@ -76,7 +76,7 @@ def test_links_in_run_are_refused_even_if_its_owner_is_trusted(tmp_path: Path, n
     (folder.path / name).symlink_to(tmp_path / "victim")
     make_foreign(folder)
     for use in (find_run, partial(claim_run, stem="x", resume=True)):
-        with pytest.raises(UsageError, match=f"this run contains the link {name}"):
+        with raises_problem("is-link", str(folder.path), name):
             use(tmp_path, "a", trust_owner=True)
     assert list((tmp_path / "victim").iterdir()) == []
 
@@ -101,7 +101,7 @@ def test_claim_run_refuses_to_resume_foreign_folder(tmp_path: Path) -> None:
     before = sorted(folder.path.iterdir())
     for claim in (check_claim, claim_run):
         arguments = (tmp_path, "a") if claim is check_claim else (tmp_path, "a", "x")
-        with pytest.raises(UsageError, match="this run is writable by all users; remove write permission"):
+        with raises_problem("foreign-writable", str(folder.path), "`chmod -R go-w`", "--trust-owner"):
             claim(*arguments, resume=True)
     assert sorted(folder.path.iterdir()) == before
     claim_run(tmp_path, "a", "x", resume=True, trust_owner=True).ownership.release()
@@ -145,8 +145,9 @@ def test_owner_of_moved_folder_warns_once_and_writes_only_to_it(tmp_path: Path, 
     (tmp_path / "a").rename(tmp_path / "moved")
     other = claim_run(tmp_path, "a", "x", resume=False)
     before = {path: path.read_bytes() for path in other.folder.path.iterdir() if path.is_file()}
-    warning = f"the run folder {tmp_path / 'a'} was moved to {tmp_path / 'moved'}; the run continues there"
-    assert [claimed_folder.renew_heartbeat() for _ in range(2)] == [warning, None]
+    warning, again = (claimed_folder.renew_heartbeat() for _ in range(2))
+    assert warning is not None and has_problem([warning], "run-changed", "", tmp_path / "a", tmp_path / "moved")
+    assert again is None
     write_json(claimed_folder.folder.summary, {"state": "finished"})
     assert (tmp_path / "moved" / "summary.json").exists()
     assert {path: path.read_bytes() for path in other.folder.path.iterdir() if path.is_file()} == before
@@ -158,16 +159,16 @@ def test_owner_of_deleted_folder_raises_and_leaves_its_successor_alone(
 ) -> None:
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "a").mkdir()
-    with pytest.raises(RunFolderDeletedError, match=f"the run folder {tmp_path / 'a'} was deleted"):
+    with raises_problem("run-deleted", None, tmp_path / "a"):
         claimed_folder.renew_heartbeat()
     assert list((tmp_path / "a").iterdir()) == []
 
 
 def test_owner_warns_once_when_folder_is_opened_to_others(tmp_path: Path, claimed_folder: Ownership) -> None:
     (tmp_path / "a").chmod(0o777)
-    advice = "remove write permission for others with `chmod -R go-w`"
-    warning = f"the run folder {tmp_path / 'a'} is writable by all users; {advice}"
-    assert [claimed_folder.renew_heartbeat() for _ in range(2)] == [warning, None]
+    warning, again = (claimed_folder.renew_heartbeat() for _ in range(2))
+    assert warning is not None and has_problem([warning], "foreign-writable", "", tmp_path / "a", "`chmod -R go-w`")
+    assert again is None
 
 
 def test_claim_run_refuses_run_that_is_put_in_place_of_new_folder(
@@ -182,7 +183,7 @@ def test_claim_run_refuses_run_that_is_put_in_place_of_new_folder(
         return hold(folder)
 
     monkeypatch.setattr(RunFolder, "hold", hold_after_exchange)
-    with pytest.raises(UsageError, match="the run a already exists"):
+    with raises_problem("name-in-use", "run.name", tmp_path, "--resume"):
         claim_run(tmp_path, "a", "x", resume=False)
     assert (tmp_path / "a" / "events.jsonl").exists()
 

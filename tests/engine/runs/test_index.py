@@ -19,7 +19,7 @@ from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
 from engine.runs.run_row import RunRow, make_run_row
 from engine.runs.watcher import RunWatcher
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 from support.runs.factories import (
     append_to_journal,
     make_ended_runs,
@@ -187,7 +187,7 @@ def test_index_of_missing_folder_is_empty_and_of_unreadable_one_an_error(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("engine.runs.index.os.scandir", refuse)
-    with pytest.raises(UsageError, match="closed cannot be read: Permission denied"):
+    with raises_problem("not-readable", "runs folder", tmp_path / "closed", "Permission denied"):
         RunIndex(tmp_path / "closed").poll()
 
 

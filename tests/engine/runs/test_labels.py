@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.runs.labels import MAX_LABELS_BYTES, NO_LABELS, RunLabels, change_labels, read_labels
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 from support.runs.factories import make_run_folder, write_labels
 
 INVALID = {
@@ -53,17 +53,19 @@ def test_labels_that_are_a_link_are_neither_read_nor_written_through(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "code", "location", "values"),
     [
-        (RunLabels(("a b",)), "a b: is not a valid tag"),
-        (RunLabels(tuple(map(str, range(21)))), "21 are more than the 20"),
-        (RunLabels(note="x" * 2001), "2001 characters"),
-        (RunLabels(note="\ud800"), "not valid UTF-8"),
+        (RunLabels(("a b",)), "invalid-value", "a b", []),
+        (RunLabels(tuple(map(str, range(21)))), "too-many", "tags", [21, 20]),
+        (RunLabels(note="x" * 2001), "too-large", "note", [2001]),
+        (RunLabels(note="\ud800"), "invalid-value", "note", ["UTF-8"]),
     ],
 )
-def test_invalid_labels_are_refused_and_not_written(tmp_path: Path, labels: RunLabels, message: str) -> None:
+def test_invalid_labels_are_refused_and_not_written(
+    tmp_path: Path, labels: RunLabels, code: str, location: str, values: list[object]
+) -> None:
     folder = make_run_folder(tmp_path, "a")
-    with pytest.raises(UsageError, match=message):
+    with raises_problem(code, location, *values):
         write_labels(folder, labels)
     assert not folder.labels.exists()
 
@@ -73,7 +75,7 @@ def test_labels_of_foreign_run_are_read_and_not_written(tmp_path: Path) -> None:
     folder.labels.write_text('{"tags": ["night"]}')
     folder.path.chmod(0o777)
     assert read_labels(folder).tags == ("night",)
-    with pytest.raises(UsageError, match="is writable by all users, so its labels cannot be changed"):
+    with raises_problem("foreign-owner", "a"):
         write_labels(folder, NO_LABELS)
 
 

@@ -17,7 +17,8 @@ from engine.runs.folder import RunFolder, list_runs
 from engine.runs.manage import find_own_run, rename_run
 from engine.runs.ownership import Ownership, locked_ended_run
 from engine.runs.trash import delete_for_good, find_in_trash, list_trash, move_to_trash, restore_run, run_contents
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
+from support.messages import has_problem, raises_problem
 from support.runs.factories import make_ended_runs, make_run_folder
 
 COUNT = 4
@@ -48,21 +49,21 @@ def test_rename_changes_folder_and_config_and_keeps_order(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "code"),
     [
-        ("run-2", "run-2: already exists in"),
-        ("sweep", "sweep: already exists in"),
-        ("run-1", "is the name that the run has"),
-        ("last", "is reserved"),
-        ("../x", "is not a valid name"),
-        (".x", "is not a valid name"),
-        ("x\n", "is not a valid name"),
-        ("x" * 101, "is not a valid name"),
+        ("run-2", "name-in-use"),
+        ("sweep", "name-in-use"),
+        ("run-1", "name-in-use"),
+        ("last", "invalid-name"),
+        ("../x", "invalid-name"),
+        (".x", "invalid-name"),
+        ("x\n", "invalid-name"),
+        ("x" * 101, "invalid-name"),
     ],
 )
-def test_rename_refuses_taken_and_invalid_names(root: Path, name: str, message: str) -> None:
+def test_rename_refuses_taken_and_invalid_names(root: Path, name: str, code: str) -> None:
     (root / "sweep").mkdir()
-    with pytest.raises(UsageError, match=message):
+    with raises_problem(code, name):
         rename_run(RunFolder(root / "run-1"), name)
     assert sorted(names(root)) == ["run-0", "run-1", "run-2", "run-3"] and list((root / "sweep").iterdir()) == []
 
@@ -71,7 +72,7 @@ def test_live_run_is_neither_renamed_nor_deleted(root: Path) -> None:
     folder = RunFolder(root / "run-1")
     owner = Ownership(folder)
     for act in (lambda: rename_run(folder, "best"), lambda: move_to_trash(folder)):
-        with pytest.raises(UsageError, match="stop it first with `gputrain stop run-1`"):
+        with raises_problem("already-running", "run-1", "`gputrain stop run-1`"):
             act()
     owner.release()
     move_to_trash(folder)
@@ -81,10 +82,10 @@ def test_live_run_is_neither_renamed_nor_deleted(root: Path) -> None:
 def test_foreign_run_is_neither_renamed_nor_deleted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(root / "run-1")
     folder.path.chmod(0o777)
-    with pytest.raises(UsageError, match="is writable by all users"):
+    with raises_problem("foreign-writable", str(folder.path)):
         rename_run(folder, "best")
     monkeypatch.setattr("engine.runs.folder.os.geteuid", lambda: 12345)
-    with pytest.raises(UsageError, match="so you cannot delete it"):
+    with raises_problem("foreign-owner", "run-1"):
         move_to_trash(folder)
     assert len(names(root)) == COUNT
 
@@ -102,13 +103,13 @@ def test_resume_that_waits_for_lock_of_deleted_run_fails(root: Path, monkeypatch
     moved, done = threading.Event(), threading.Event()
     with locked_ended_run(RunFolder(root / "run-1")):
         monkeypatch.setattr(ownership.time, "sleep", delete_first)
-        errors: list[str] = []
+        problems: list[Problem] = []
 
         def resume() -> None:
             try:
                 claim_run(root, "run-1", "run", resume=True)
             except UsageError as error:
-                errors.append(str(error))
+                problems.extend(error.problems)
 
         thread = threading.Thread(target=resume)
         thread.start()
@@ -117,7 +118,7 @@ def test_resume_that_waits_for_lock_of_deleted_run_fails(root: Path, monkeypatch
         (root / "run-1").rename(root / ".trash" / "run-1")
     done.set()
     thread.join()
-    assert len(errors) == 1 and "was moved or deleted meanwhile" in errors[0]
+    assert len(problems) == 1 and has_problem(problems, "run-changed", "run-1", root / "run-1")
     assert [run.entry for run in list_trash(root)] == ["run-1"]
     delete_for_good(list_trash(root)[0])
 
@@ -127,7 +128,7 @@ def test_deleted_run_is_in_no_list_and_is_restored_with_all_files(root: Path) ->
     assert find_run(root, "last").name == "run-3"
     trashed = move_to_trash(RunFolder(root / "run-3"))
     assert find_run(root, "last").name == "run-2" and "run-3" not in names(root)
-    with pytest.raises(UsageError, match="no run of this name"):
+    with raises_problem("unknown-run", "run-3"):
         find_own_run(root, "run-3")
     folder = restore_run(root, trashed)
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
@@ -141,7 +142,7 @@ def test_runs_of_one_name_are_numbered_in_the_trash(root: Path) -> None:
     assert (second.name, second.entry) == ("run-1", "run-1~2")
     assert sorted(run.entry for run in list_trash(root)) == ["run-1", "run-1~2"]
     assert restore_run(root, find_in_trash(root, "run-1~2")).name == "run-1"
-    with pytest.raises(UsageError, match="with `gputrain runs restore run-1 --name NAME`"):
+    with raises_problem("name-in-use", "run-1", "`gputrain runs restore run-1 --name NAME`"):
         restore_run(root, find_in_trash(root, "run-1"))
     assert restore_run(root, find_in_trash(root, "run-1"), "older").name == "older"
 
@@ -154,7 +155,7 @@ def test_name_of_another_script_is_renamed_deleted_and_restored(root: Path) -> N
     assert {run.entry for run in list_trash(root)} == {"\u00e9t\u00e9", "\u00e9t\u00e9~2"}
     assert restore_run(root, find_in_trash(root, "e\u0301te\u0301~2")).name == "\u00e9t\u00e9"
     assert restore_run(root, find_in_trash(root, "e\u0301te\u0301"), "花朵").name == "花朵"
-    with pytest.raises(UsageError, match="is not a valid name"):
+    with raises_problem("invalid-name", "../x"):
         restore_run(root, move_to_trash(RunFolder(root / "花朵")), "../x")
 
 
@@ -170,10 +171,10 @@ def test_run_named_last_is_renamed_and_restored_under_another_name(root: Path) -
     assert rename_run(find_own_run(root, str(root / "last")), "found").name == "found"
     (root / "found").rename(root / "last")
     trashed = move_to_trash(RunFolder(root / "last"))
-    with pytest.raises(UsageError, match="is reserved: it stands for the newest run; restore it under another name"):
+    with raises_problem("invalid-name", "last", "--name NAME"):
         restore_run(root, trashed)
     assert restore_run(root, trashed, "found").name == "found"
-    with pytest.raises(UsageError, match=r"the trash of .* is empty"):
+    with raises_problem("unknown-run", "run-1", root):
         find_in_trash(root, "run-1")
 
 
@@ -196,10 +197,10 @@ def test_emptied_trash_leaves_what_links_lead_to(root: Path, tmp_path: Path) -> 
 def test_run_that_was_resumed_in_the_trash_is_not_deleted(root: Path) -> None:
     trashed = move_to_trash(RunFolder(root / "run-1"))
     owner = Ownership(RunFolder(trashed.path))
-    with pytest.raises(UsageError, match="is already running"):
+    with raises_problem("already-running", "run-1"):
         delete_for_good(trashed)
     owner.release()
-    with pytest.raises(UsageError, match="is in the trash already"):
+    with raises_problem("wrong-state", "run-1"):
         move_to_trash(RunFolder(trashed.path))
     delete_for_good(trashed)
     assert list_trash(root) == []
@@ -211,9 +212,9 @@ def test_trash_that_is_a_link_or_open_to_others_is_not_used(root: Path, tmp_path
     trashed = move_to_trash(RunFolder(root / "run-1"))
     assert trashed.path.parent == root / f".trash-{os.geteuid()}" and list_trash(root) == [trashed]
     trashed.path.parent.chmod(0o777)
-    with pytest.raises(UsageError, match="is no folder that only you can change"):
+    with raises_problem("foreign-writable", str(trashed.path.parent)):
         move_to_trash(RunFolder(root / "run-2"))
-    with pytest.raises(UsageError, match="is no folder that only you can change"):
+    with raises_problem("foreign-writable", str(trashed.path.parent)):
         delete_for_good(trashed)
     assert list_trash(root) == [] and "run-2" in names(root)
 
@@ -223,7 +224,7 @@ def test_move_between_file_systems_names_what_to_do(root: Path, monkeypatch: pyt
         raise OSError(18, "Invalid cross-device link", str(source))
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(UsageError, match=r"it is on a file system of its own; delete it with `rm -r .*run-1`"):
+    with raises_problem("not-writable", "run-1", f"`rm -r {root / 'run-1'}`"):
         move_to_trash(RunFolder(root / "run-1"))
     monkeypatch.undo()
     assert list_trash(root) == [] and len(names(root)) == COUNT

@@ -12,11 +12,11 @@ from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     MAX_PROFILES,
     MAX_RECORD_BYTES,
-    InvalidProfileError,
     list_profiles,
     newest_profile,
     read_profile,
 )
+from support.messages import raises_problem
 from support.runs.factories import make_run_folder
 from support.runs.profiles import make_input_times, make_profile, make_rank_profile, store_profile
 
@@ -66,23 +66,23 @@ def test_folder_without_a_record_is_no_profile(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "code"),
     [
-        {"steps": 0},
-        {"steps": 10**9},
-        {"ranks": []},
-        {"format": 2},
-        {"time": 1e300},
-        {"device_type": "tpu"},
-        {"note": "x" * 2000},
-        {"step": -1},
+        ({"steps": 0}, "damaged"),
+        ({"steps": 10**9}, "damaged"),
+        ({"ranks": []}, "damaged"),
+        ({"format": 2}, "wrong-format"),
+        ({"time": 1e300}, "damaged"),
+        ({"device_type": "tpu"}, "damaged"),
+        ({"note": "x" * 2000}, "damaged"),
+        ({"step": -1}, "damaged"),
     ],
 )
-def test_record_with_an_invalid_value_is_refused(run: RunFolder, change: dict[str, object]) -> None:
+def test_record_with_an_invalid_value_is_refused(run: RunFolder, change: dict[str, object], code: str) -> None:
     name = store_profile(run, make_profile())
     path = run.profiles / name / "profile.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(InvalidProfileError, match=r"is damaged|has another format"):
+    with raises_problem(code):
         read_profile(run, name)
     assert newest_profile(run) is None
 
@@ -91,7 +91,7 @@ def test_record_with_an_invalid_value_is_refused(run: RunFolder, change: dict[st
 def test_record_that_is_no_profile_is_refused(run: RunFolder, text: str) -> None:
     name = store_profile(run, make_profile())
     (run.profiles / name / "profile.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(InvalidProfileError, match="is damaged"):
+    with raises_problem("damaged"):
         read_profile(run, name)
 
 
@@ -99,7 +99,7 @@ def test_record_that_is_too_large_is_not_read(run: RunFolder) -> None:
     name = store_profile(run, make_profile())
     with (run.profiles / name / "profile.json").open("ab") as file:
         file.truncate(MAX_RECORD_BYTES + 1)
-    with pytest.raises(InvalidProfileError, match="cannot be read: has more than"):
+    with raises_problem("not-readable", None, MAX_RECORD_BYTES):
         read_profile(run, name)
 
 
@@ -112,14 +112,14 @@ def test_links_in_the_folder_of_profiles_are_not_followed(run: RunFolder, tmp_pa
     target, path = other.path / paths[link], run.path / paths[link]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
-    with pytest.raises(InvalidProfileError, match="cannot be read"):
+    with raises_problem("not-readable"):
         read_profile(run, name)
     assert run.link_problem() is not None
 
 
 @pytest.mark.parametrize("name", ["..", "../../b", "step-1", "step-00000001/../..", ""])
 def test_name_that_leads_elsewhere_is_refused(run: RunFolder, name: str) -> None:
-    with pytest.raises(InvalidProfileError, match="is not the name of a profile"):
+    with raises_problem("invalid-name"):
         read_profile(run, name)
 
 

@@ -22,7 +22,8 @@ from engine.runs.events import EpochEvent, Event, FlushJournal, RunFinished, War
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal, JournalReader
 from engine.runs.recorder import Recorder
-from engine.runs.sinks import RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
+from engine.runs.sinks import DISK_PROBLEMS, RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
+from engine.utils.errors import Problem
 from support.gputrain_command import ROOT
 from support.runs.factories import (
     make_epoch,
@@ -47,10 +48,11 @@ class Recording:
         for event in events:
             self.recorder.record(event)
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[WarningEvent]:
         """The warnings of the journal, which the listener received too."""
-        found = [event.message for event in self.events() if isinstance(event, WarningEvent)]
-        assert [event.message for event in self.shown if isinstance(event, WarningEvent)] == found
+        found = [event for event in self.events() if isinstance(event, WarningEvent)]
+        shown = [event for event in self.shown if isinstance(event, WarningEvent)]
+        assert [(event.code, event.message) for event in shown] == [(event.code, event.message) for event in found]
         return found
 
     def events(self) -> list[Event]:
@@ -94,14 +96,15 @@ def test_recorder_switches_failing_file_off_with_one_warning_and_tries_again(
     recording.record(make_run_resumed(10, 1.0), *(make_epoch(number, number / 10) for number in (2, 3)))
     [warning] = recording.warnings()
     shown = "tensorboard/" if name == "tensorboard" else name
-    assert warning == (
-        f"{shown} is switched off ({reason}); the run goes on without it and tries again every {RETRY_SECONDS:g} s"
-    )
+    assert warning.code == "switched-off"
+    assert all(value in warning.message for value in (shown, f"({reason})", f"{RETRY_SECONDS:g} s"))
     (folder.path / name).rename(folder.path / "damaged")
     recording.record(make_epoch(4, 0.4))
     recording.now += RETRY_SECONDS
     recording.record(make_epoch(5, 0.5))
-    assert recording.warnings() == [warning, f"{shown} works again"]
+    switched_off, works_again = recording.warnings()
+    assert switched_off == warning
+    assert works_again.code == "recovered" and works_again.message.startswith(f"{shown} ")
     assert json.loads(folder.summary.read_text())["epochs"] == 5
     missing = {1} if name == "tensorboard" else set()
     assert accuracies(folder) == {number: number / 10 for number in range(1, 6) if number not in missing}
@@ -115,10 +118,8 @@ def test_recorder_writes_deleted_files_anew(recording: Recording) -> None:
     for path in (folder.journal, folder.log, folder.summary):
         path.unlink()
     recording.record(make_epoch(2, 0.2), make_epoch(3, 0.3))
-    assert recording.warnings() == [
-        "events.jsonl was deleted; its events are written anew",
-        "log.txt was deleted; a new one begins here, without what the ranks print",
-        "tensorboard/ was deleted; its curves are written anew",
+    assert [(warning.code, warning.message.split()[0]) for warning in recording.warnings()] == [
+        ("recovered", name) for name in ("events.jsonl", "log.txt", "tensorboard/")
     ]
     assert accuracies(folder) == {1: 0.1, 2: 0.2, 3: 0.3}
     assert [event.type for event in recording.events()[:3]] == ["run_started", "epoch", "epoch"]
@@ -149,7 +150,8 @@ def test_recorder_goes_on_after_any_error_of_tensorboard(recording: Recording, m
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.summary_pb2", None)
     recording.record(make_run_started(), make_epoch(1), make_epoch(2), RunFinished(state="finished"))
     [warning] = recording.warnings()
-    assert warning.startswith("tensorboard/ is switched off (ModuleNotFoundError: ")
+    assert warning.code == "switched-off" and warning.message.startswith("tensorboard/ ")
+    assert "(ModuleNotFoundError: " in warning.message
     assert json.loads(recording.folder.summary.read_text())["state"] == "finished"
     assert recording.events()[-1].type == "run_finished"
 
@@ -182,15 +184,14 @@ def test_journal_that_cannot_be_written_catches_up_without_a_torn_line(recording
     with file_size_limit(size + 20):
         recording.record(*map(make_step, range(4, 11)), FlushJournal())
         assert folder.journal.stat().st_size == size + 20
-        assert recording.recorder.problem == "events.jsonl cannot be written (File too large)"
+        problem = recording.recorder.problem
+        assert problem is not None and "events.jsonl" in problem and "(File too large)" in problem
     recording.recorder.catch_up()
     assert recording.recorder.problem is None
     assert [event.step for event in recording.events() if event.type == "step"] == list(range(1, 11))  # type: ignore[attr-defined]
-    assert recording.warnings() == [
-        "events.jsonl cannot be written (File too large): training continues, and its events wait in memory until "
-        f"{folder.path} can be written again",
-        "the run folder can be written again; no event is lost",
-    ]
+    failed, written = recording.warnings()
+    assert failed.code == "not-writable" and problem in failed.message and str(folder.path) in failed.message
+    assert written.code == "recovered"
     assert all(json.loads(line) for line in folder.journal.read_text().splitlines())
 
 
@@ -228,13 +229,13 @@ def test_recorder_reports_disk_that_only_the_journal_fits_on_once(
     with monkeypatch.context() as patch:
         patch.setattr("engine.runs.recorder.write_json", fail)
         recording.record(make_run_started(), *map(make_epoch, (1, 2, 3)))
-        assert recording.recorder.problem == "the disk is full"
+        assert recording.recorder.problem == DISK_PROBLEMS[errno.ENOSPC]
     recording.now += RETRY_SECONDS
     recording.record(make_epoch(4))
     assert recording.recorder.problem is None
     full, free = recording.warnings()
-    assert full.startswith("the disk is full: training continues")
-    assert free == "the run folder can be written again; no event is lost"
+    assert full.code == "not-writable" and full.message.startswith(DISK_PROBLEMS[errno.ENOSPC])
+    assert free.code == "recovered"
 
 
 def test_full_disk_keeps_heartbeat_stop_and_end_of_run(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_full_disk_keeps_heartbeat_stop_and_end_of_run(tmp_path: Path) -> None:
 
 
 def test_sink_warns_once_per_interval_and_not_about_handled_errors() -> None:
-    warnings, now, is_handled = list[str](), [0.0], [False]
+    warnings, now, is_handled = list[Problem](), [0.0], [False]
     sink = Sink("x", warnings.append, on_error=lambda _: is_handled[0], clock=lambda: now[0])
 
     def fail() -> None:
@@ -262,7 +263,8 @@ def test_sink_warns_once_per_interval_and_not_about_handled_errors() -> None:
     now[0] += RETRY_SECONDS
     sink.attempt(lambda: None)
     sink.attempt(fail)
-    assert warnings[1:] == ["x works again"]
+    assert [warning.code for warning in warnings] == ["switched-off", "recovered"]
+    assert all(warning.reason.startswith("x ") for warning in warnings)
     now[0] += WARNING_INTERVAL_SECONDS
     sink.attempt(lambda: None)
     is_handled[0] = True
