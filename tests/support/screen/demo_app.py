@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -39,25 +38,25 @@ NO_GPU_REASON = "nvml shared library not found"
 
 
 class FrozenGpuFeed(GpuPoller):
-    """Poller that always returns the same snapshot, with ten minutes of past loads."""
+    """Poller that always returns the same snapshot, with ten minutes of past loads. It records nothing."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
         self.snapshot = snapshot
         # With the default snapshot, the past is the same in every test.
-        self.loads = deepcopy(default_loads()) if snapshot == demo_snapshot(FROZEN_NOW) else past_loads(snapshot)
+        self.loads = default_loads() if snapshot == demo_snapshot(FROZEN_NOW) else past_loads(snapshot)
 
     def poll(self) -> None:
         self._stop_event.wait(0.2)
 
 
 class FrozenHost(HostPoller):
-    """Poller whose load of the host is always the same, with a past."""
+    """Poller whose load of the host is always the same, with a past. It records nothing."""
 
     def __init__(self) -> None:
         super().__init__(Path())
         self.load = host_load(0)
-        self.cpu, self.memory = deepcopy(host_past())
+        self.cpu, self.memory = host_past()
 
     def poll(self) -> None:
         self._stop_event.wait(0.2)
