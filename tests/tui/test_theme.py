@@ -90,19 +90,23 @@ def runs() -> None:
 
 
 @pytest.mark.usefixtures("runs")
-@pytest.mark.parametrize("keys", ["", "r", "r question_mark", "n", "r enter", "r enter l", "r enter d", "r s"])
-def test_next_theme_repaints_all_widgets(keys: str) -> None:
+def test_next_theme_repaints_all_widgets() -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await press(pilot, *keys.split())
-        await wait_until(pilot, lambda: bool(shown_colors(pilot) & own_colors(DARK, LIGHT)))
         app = pilot.app
         assert isinstance(app, GputrainApp)
-        app.action_next_theme()
-        await wait_until_idle(pilot)
-        assert shown_colors(pilot) & own_colors(DARK, LIGHT) == set()
-        app.action_next_theme()
-        await wait_until_idle(pilot)
-        assert shown_colors(pilot) & own_colors(LIGHT, DARK) == set()
+        for keys in ("", "r", "r question_mark", "n", "r enter", "r enter l", "r enter d", "r s"):
+            await press(pilot, *keys.split())
+            await wait_until(pilot, lambda: bool(shown_colors(pilot) & own_colors(DARK, LIGHT)))
+            app.action_next_theme()
+            await wait_until_idle(pilot)
+            assert shown_colors(pilot) & own_colors(DARK, LIGHT) == set(), keys
+            app.action_next_theme()
+            await wait_until_idle(pilot)
+            assert shown_colors(pilot) & own_colors(LIGHT, DARK) == set(), keys
+            app.action_next_theme()
+            while len(app.screen_stack) > 1:
+                await press(pilot, "escape")
+            await wait_until_idle(pilot)
 
     drive(app_on_runs(), act, (120, 34))
 

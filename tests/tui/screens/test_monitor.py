@@ -48,22 +48,24 @@ def toasts(pilot: Pilot[None]) -> list[str]:
     return [notification.message for notification in pilot.app._notifications]
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 34), (160, 48)])
-def test_monitor_shows_gpus_processes_and_runs(demo_runs_folder: Path, size: tuple[int, int]) -> None:
+def test_monitor_shows_gpus_processes_and_runs(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        gpus = visible_text(pilot, "#gpus")
-        assert "GPUs  2 free" in gpus
-        assert "no answer for 4 s" in gpus
-        assert "slowed: heat" in gpus
-        assert "fashion-17 rank 0" in gpus
-        assert "61.2/79.6" in gpus
-        assert "Processes  5" in visible_text(pilot, "#processes")
-        runs = visible_text(pilot, "#runs")
-        assert "Runs  3, 1 live" in runs
-        assert "61%" in runs and "18/30" in runs and "acc 0.9243  ETA 7m08s" in runs
-        assert "DEMO: simulated server" in visible_text(pilot)
+        for size in ((80, 24), (120, 34), (160, 48)):
+            await pilot.resize_terminal(*size)
+            await wait_until_idle(pilot)
+            gpus = visible_text(pilot, "#gpus")
+            assert "GPUs  2 free" in gpus
+            assert "no answer for 4 s" in gpus
+            assert "slowed: heat" in gpus
+            assert "fashion-17 rank 0" in gpus
+            assert "61.2/79.6" in gpus
+            assert "Processes  5" in visible_text(pilot, "#processes")
+            runs = visible_text(pilot, "#runs")
+            assert "Runs  3, 1 live" in runs
+            assert "61%" in runs and "18/30" in runs and "acc 0.9243  ETA 7m08s" in runs
+            assert "DEMO: simulated server" in visible_text(pilot)
 
-    drive(demo_app(demo_runs_folder), act, size)
+    drive(demo_app(demo_runs_folder), act)
 
 
 def test_monitor_focuses_first_gpu_at_start(demo_runs_folder: Path) -> None:

@@ -303,11 +303,11 @@ def test_tab_shows_charts_that_share_a_place_in_turn(demo_runs_folder: Path) -> 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (60, 20))
 
 
-@pytest.mark.parametrize("panel", ["loss", "accuracy", "lr", "grad_norm", "ranks", "log"])
-def test_click_focuses_panel(demo_runs_folder: Path, panel: str) -> None:
+def test_click_focuses_panel(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
-        await pilot.click(f"#{panel}", offset=(5, 3))
-        assert pilot.app.screen.focused is not None and pilot.app.screen.focused.id == panel
+        for panel in ("accuracy", "lr", "grad_norm", "ranks", "log", "loss"):
+            await pilot.click(f"#{panel}", offset=(5, 3))
+            assert pilot.app.screen.focused is not None and pilot.app.screen.focused.id == panel
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (160, 48))
 
