@@ -165,9 +165,13 @@ class SharedHost:
         """Kill the process of a run; what it holds is free from then on."""
         if run.name in self.pids:
             pid = self.pids.pop(run.name)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            # Stopped first: the run that takes its place starts after it was killed, in the log too.
+            os.kill(pid, signal.SIGSTOP)
+            _, status = os.waitpid(pid, os.WUNTRACED)
             self.write("killed", run)
+            if os.WIFSTOPPED(status):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
     def kill_all(self) -> None:
         # Stopped first: a run that outlives the one before it by a moment would start.
