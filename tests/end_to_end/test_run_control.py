@@ -16,8 +16,9 @@ RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.
 
 
 def test_control_requests_pause_checkpoint_and_continue_without_changing_results(gputrain: Gputrain) -> None:
-    plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "20")
-    gputrain.start(*RUN, "--name", "controlled", "--epochs", "20")
+    plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "4")
+    gputrain.inject_fault("wait for a pause", 1, 30)
+    gputrain.start(*RUN, "--name", "controlled", "--epochs", "4")
     folder = RunFolder(gputrain.runs / "controlled")
     gputrain.wait_for_event("controlled", "epoch", 1)
     send_request(folder.control, "pause")
@@ -30,7 +31,7 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
         next(event for event in read_events(folder.path)[::-1] if event["type"] == kind)
         for kind in ("paused", "checkpoint")
     )
-    assert saved["step"] == paused["step"] < 20 * 11
+    assert saved["step"] == paused["step"] < 4 * 22
 
     send_request(folder.control, "continue")
     gputrain.wait_for_event("controlled", "run_finished")

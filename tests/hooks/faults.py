@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ import psutil
 from after_import import call_after_import
 
 
-def trigger(kind: str, images: Any) -> Any:
+def trigger(kind: str, images: Any, channel: Any) -> Any:
     """Trigger one fault; return the images of the batch, changed for `nan`."""
     import torch
 
@@ -40,18 +39,14 @@ def trigger(kind: str, images: Any) -> Any:
         # The parent of a rank is the rank starter, whose parent is the supervisor.
         supervisor = psutil.Process(os.getppid()).ppid()
         os.kill(supervisor, signal.SIGTERM if kind == "stop the run" else signal.SIGKILL)
+        # The step ends once the run must stop, or never: the rank is killed with its supervisor.
+        while kind == "kill the run" or not channel.poll_requests().stop:
+            time.sleep(0.01)
         return images
-    if kind == "abort":
-        # The lines of torch's ProcessGroupNCCL when a collective times out.
-        rank = torch.distributed.get_rank()
-        message = (
-            f"[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, "
-            "NumelIn=650, NumelOut=650, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
-        )
-        print(f"[rank{rank}]:[E1122 06:24:44.903881913 ProcessGroupNCCL.cpp:616] {message}", file=sys.stderr)
-        print("terminate called after throwing an instance of 'c10::DistBackendError'", file=sys.stderr)
-        print(f"  what():  {message}", file=sys.stderr)
-        os.abort()
+    if kind == "wait for a pause":
+        while not channel.poll_requests().paused:
+            time.sleep(0.01)
+        return images
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "segfault": signal.SIGSEGV}[kind])
     return images
 
@@ -71,7 +66,7 @@ def install_faults(loop: Any, faults: list[dict[str, Any]]) -> None:
             if marker is None or not Path(marker).exists():
                 if marker is not None:
                     Path(marker).touch()
-                batch = replace(batch, images=trigger(fault["kind"], batch.images))
+                batch = replace(batch, images=trigger(fault["kind"], batch.images, state.channel))
         return forward_backward(state, batch, number)
 
     loop.forward_backward = faulty
