@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -25,14 +24,7 @@ from engine.launch.slurm import requeue
 from engine.runs.control import send_request
 from engine.training.checkpoint import load_newest
 from engine.training.step_log import SkippedSteps
-from support.gputrain_command import (
-    FinishedRun,
-    Gputrain,
-    find_rank_pids,
-    last_checkpoint_weights,
-    read_events,
-    wait_for,
-)
+from support.gputrain_command import Gputrain, find_rank_pids, read_events, wait_for
 from support.runs.factories import make_run_folder, make_run_started
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=5", "--name", "a"]
@@ -96,13 +88,6 @@ def test_hung_rank_is_named_without_watchdog_if_collective_times_out(gputrain: G
     assert "in trigger" in (gputrain.runs / "a" / "log.txt").read_text()
 
 
-def test_hung_rank_is_named_if_torch_aborts_rank_that_waits_for_it(gputrain: Gputrain) -> None:
-    gputrain.inject_fault("abort", 0, 12)
-    gputrain.inject_fault("hang", 1, 12)
-    done = gputrain(*RUN)
-    assert "rank 1 (cpu) failed: a collective timed out; the other ranks wait for rank 1" in last_line(done)
-
-
 def test_lagging_ranks_returns_ranks_with_least_progress() -> None:
     heartbeats = {0: Heartbeat(7, 2, Phase.BACKWARD), 2: Heartbeat(7, 1, Phase.FORWARD)}
     assert lagging_ranks(heartbeats) == [2]
@@ -142,29 +127,23 @@ def test_killed_rank_is_named_and_all_processes_exit(gputrain: Gputrain) -> None
     assert any(step % 22 for step in saved), "checkpoint.every_minutes saves within an epoch"
 
 
-def test_nonfinite_loss_on_one_rank_halts_run_and_names_rank(gputrain: Gputrain) -> None:
-    gputrain.inject_fault("nan", 1, 12)
-    done = gputrain(*RUN, "checkpoint.every_steps=5", "run.max_restarts=3")
-    assert done.returncode == 1
-    assert "the loss of step 12 (epoch 1) is nan on rank 1; lower optim.lr, or skip such steps" in last_line(done)
-    assert tracebacks(gputrain) == 1
-    assert "restarting" not in done.stderr, "a restart would fail in the same way"
-    assert all(weights.isfinite().all() for weights in last_checkpoint_weights(gputrain.runs / "a").values())
-
-
-def test_nonfinite_steps_on_one_rank_are_skipped_on_all_ranks(gputrain: Gputrain) -> None:
+def test_nonfinite_steps_on_one_rank_are_skipped_on_all_ranks_up_to_limit(gputrain: Gputrain) -> None:
     # BatchNorm updates its running statistics in the forward pass, before the loss is known to be NaN.
-    gputrain.inject_fault("nan", 1, 1, 12, 13)
-    run = ["run", "--headless", "digits", "--model", "cnn", "--ranks", "2", "--epochs", "1", "run.log_every=1"]
+    gputrain.inject_fault("nan", 1, 1, 12, 13, 30, 31, 32)
+    run = ["run", "--headless", "digits", "--model", "cnn", "--ranks", "2", "run.log_every=1", "run.max_restarts=3"]
     done = gputrain(*run, "optim.nonfinite=skip", "optim.nonfinite_limit=2", "--name", "a", "checkpoint.every_steps=1")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
     events = read_events(gputrain.runs / "a")
-    assert [e["step"] for e in events if e["type"] == "step" and e["losses"] == [None]] == [1, 12, 13]
-    epoch = next(event for event in events if event["type"] == "epoch")
+    assert [e["step"] for e in events if e["type"] == "step" and e["losses"] == [None]] == [1, 12, 13, 30, 31, 32]
+    [epoch] = (event for event in events if event["type"] == "epoch")
     assert epoch["skipped"] == 3
     assert epoch["val_accuracy"] > 0.5
+    [failed] = (event for event in events if event["type"] == "rank_failed")
+    assert failed["repeats"], "a restart would fail in the same way"
+    assert "step 32 " in failed["cause"]
+    assert "on rank 1" in failed["cause"]
+    assert tracebacks(gputrain) == 1
     saved = torch.load(gputrain.runs / "a" / "checkpoints" / "last.pt", weights_only=True)
-    assert saved["ranks"][0]["counts"].tolist() == [0, 0, 0]
     assert all(weights.isfinite().all() for weights in saved["model"].values())
 
 
@@ -266,19 +245,6 @@ def test_read_only_disk_does_not_stop_training_but_fails_run_at_end(gputrain: Gp
     path, state, _ = load_newest(saved)
     assert path is not None
     assert 0 < state["step"] < 40 * 44
-
-
-def test_resume_falls_back_from_damaged_checkpoint_with_warning(gputrain: Gputrain, short_run: FinishedRun) -> None:
-    shutil.copytree(short_run.path, gputrain.runs / "short")
-    newest = gputrain.runs / "short" / "checkpoints" / "step-00000088.pt"
-    content = bytearray(newest.read_bytes())
-    content[1000] ^= 255
-    for name in (newest, newest.with_name("last.pt")):
-        name.write_bytes(content)
-    resumed = gputrain("resume", "short", "run.epochs=3")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "warning: checkpoint step-00000088.pt is damaged: its checksum does not match" in resumed.stderr
-    assert "resumed after step 44," in resumed.stderr
 
 
 def slurm_environment(gputrain: Gputrain, code: int) -> dict[str, str]:

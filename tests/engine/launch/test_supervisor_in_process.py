@@ -309,6 +309,35 @@ def test_supervisor_blames_rank_that_others_waited_for_in_vain(
     )
 
 
+def test_supervisor_blames_hung_rank_if_torch_aborts_rank_that_waits_for_it(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)
+    both_train = multiprocessing.get_context("fork").Barrier(2)
+    # The lines of torch's ProcessGroupNCCL when a collective times out.
+    message = (
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=650, "
+        "NumelOut=650, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
+    )
+    lines = (
+        f"[rank0]:[E1122 06:24:44.903881913 ProcessGroupNCCL.cpp:616] {message}\n"
+        f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {message}\n"
+    )
+
+    def time_out(channel: PipeChannel) -> Outcome:
+        channel.enter_phase(4, Phase.BACKWARD)
+        both_train.wait()
+        os.write(2, lines.encode())
+        return abort(channel)
+
+    def fall_behind(channel: PipeChannel) -> Outcome:
+        both_train.wait()
+        return hang(channel)
+
+    cause = cause_of(Supervised(time_out, fall_behind, folder=folder).run())
+    assert cause.startswith("1: a collective timed out; the other ranks wait for rank 1")
+
+
 def test_supervisor_reports_failure_that_arrives_while_it_examines_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     context = multiprocessing.get_context("fork")
     both_train, examined = context.Barrier(2), context.Event()
