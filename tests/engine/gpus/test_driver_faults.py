@@ -9,14 +9,16 @@ import ctypes
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from engine.gpus.monitor import DriverMonitor
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import SamplerOptions
 from support.gpu.fake_gpu_host import (
@@ -31,14 +33,15 @@ from support.gpu.fake_gpu_host import (
     parse_gpus_json,
 )
 from support.gputrain_command import Gputrain
+from tui.cli.main import app
 
 DYNAMIC = ("busy", "memory_used", "power", "temperature", "sm_clock", "throttle")
 
 
-def run_gpus(gputrain: Gputrain, host: FakeGpuHost, *arguments: str) -> subprocess.CompletedProcess[str]:
-    done = gputrain("gpus", *arguments, **host.environment)
-    assert "Traceback" not in done.stderr + done.stdout
-    assert done.returncode == 0
+def run_gpus(gputrain: Gputrain, host: FakeGpuHost, *arguments: str) -> Result:
+    """Call the command in this process; its sampler is a process."""
+    done = CliRunner(env=gputrain.environment | host.environment).invoke(app, ["gpus", *arguments])
+    assert done.exit_code == 0, done.exception
     return done
 
 
@@ -162,12 +165,15 @@ def test_driver_initialization_hang_is_reported(gputrain: Gputrain, gpu_host: Fa
 
 def test_gpus_watch_with_hanging_driver_exits_on_ctrl_c(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(gpu_line(0), gpu_line(1), "fault * * hang")
-    with start_watch(gputrain, gpu_host) as watch:
-        watch.until(lambda gpus: all(gpu["state"] == "stale" for gpu in gpus))
-        start = time.monotonic()
-        watch.process.send_signal(signal.SIGINT)
-        assert watch.process.wait(10) == 0
-        assert time.monotonic() - start < 5.0
+    environment = gputrain.environment | gpu_host.environment
+    watch = gputrain.start("gpus", "--watch", "--json", "--interval", "0.25", env=environment)
+    assert watch.stdout is not None and watch.stderr is not None
+    assert any(all(gpu["state"] == "stale" for gpu in json.loads(line)["gpus"]) for line in watch.stdout)
+    start = time.monotonic()
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(10) == 0
+    assert time.monotonic() - start < 5.0
+    assert "Traceback" not in watch.stderr.read()
 
 
 def test_slow_gpu_call_does_not_delay_other_gpus(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -267,32 +273,32 @@ def test_sampler_process_crash_is_reported_and_restarted(gputrain: Gputrain, gpu
 
 
 class Watch:
-    """Reads the snapshots of a running `gputrain gpus --watch --json`."""
+    """Reads the snapshots of a sampler process, as `gputrain gpus --watch --json` prints them."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = pytest.MonkeyPatch()
+        for name, value in environment.items():
+            self._environment.setenv(name, value)
+        self._monitor = DriverMonitor(SamplerOptions(0.25))
         self.snapshot: dict[str, Any] = {}
 
-    def until(self, predicate: Any) -> list[dict[str, Any]]:
+    def until(self, predicate: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
         """Return the GPUs of the first snapshot that satisfies the predicate. Only the test's timeout ends the wait."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.snapshot = json.loads(line)
-            gpus: list[dict[str, Any]] = self.snapshot["gpus"]
-            if predicate(gpus):
-                return gpus
-        raise AssertionError(f"the watch ended: {self.process.stderr and self.process.stderr.read()}")
+        while True:
+            snapshot = self._monitor.read(1.0)
+            if snapshot is not None:
+                self.snapshot = json.loads(snapshot.to_line())
+                gpus: list[dict[str, Any]] = self.snapshot["gpus"]
+                if predicate(gpus):
+                    return gpus
 
     def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(10) == 0
-        assert self.process.stderr is not None
-        assert "Traceback" not in self.process.stderr.read()
+        self._monitor.close()
+        self._environment.undo()
 
 
 def start_watch(gputrain: Gputrain, host: FakeGpuHost) -> Watch:
-    environment = gputrain.environment | host.environment
-    return Watch(gputrain.start("gpus", "--watch", "--json", "--interval", "0.25", env=environment))
+    return Watch(gputrain.environment | host.environment)

@@ -14,14 +14,14 @@ import pytest
 from engine.distributed.topology import check_devices_unique
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select
-from engine.gpus.snapshot import Snapshot
 from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
 from engine.training.device import check_device
 from engine.utils.errors import UsageError
-from support.gpu.fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
+from support.gpu.fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gputrain_command import Gputrain, read_events
 from support.messages import has_problem, raises_problem, says
+from support.runs.trained_run import call
 
 FREE, BUSY, LIGHT = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
 MIG = ["MIG-11aa", "MIG-22bb"]
@@ -192,12 +192,8 @@ def test_query_cuda_uuids_failure_suggests_device_order(tmp_path: Path) -> None:
         query_cuda_uuids({**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"})
 
 
-def snapshot_of(gputrain: Gputrain, host: FakeGpuHost) -> Snapshot:
-    return Snapshot.from_line(gputrain("gpus", "--json", **host.environment).stdout)
-
-
-def test_cuda_devices_detects_free_gpus_by_processes_and_memory(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(
+def test_cuda_devices_detects_free_gpus_by_processes_and_memory(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(
         [
             gpu_line(0, used=100),
             gpu_line(1, used=100),
@@ -210,7 +206,7 @@ def test_cuda_devices_detects_free_gpus_by_processes_and_memory(gputrain: Gputra
         "fault 4 nvmlDeviceGetComputeRunningProcesses_v3 4",
         "fault 4 nvmlDeviceGetMemoryInfo_v2 4",
     )
-    assert [device.unavailable for device in cuda_devices(snapshot_of(gputrain, gpu_host))] == [
+    assert [device.unavailable for device in cuda_devices(sample_gpus())] == [
         None,
         Unavailable(Obstacle.IN_USE, f"in use by process {UNKNOWN_PID} (user unknown)"),
         Unavailable(Obstacle.IN_USE, "8.8 GiB of memory in use by processes that the driver does not list here"),
@@ -219,19 +215,19 @@ def test_cuda_devices_detects_free_gpus_by_processes_and_memory(gputrain: Gputra
     ]
 
 
-def test_cuda_devices_lists_mig_instances(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(
+def test_cuda_devices_lists_mig_instances(loaded_gpu_host: FakeGpuHost) -> None:
+    loaded_gpu_host.set_scene(
         gpu_line(0, mig=1),
         "instance 0 uuid=MIG-11aa gi=1 ci=0 total=9728 used=20",
         "instance 0 uuid=MIG-22bb gi=2 ci=0 total=9728 used=2000",
         f"process 0 {UNKNOWN_PID} 1900 compute 2",
     )
-    devices = cuda_devices(snapshot_of(gputrain, gpu_host))
+    devices = cuda_devices(sample_gpus())
     assert [(device.uuid, device.parent_uuid, device.mig_ids, device.is_free) for device in devices] == [
         ("MIG-11aa", gpu_uuid(0), "1/0", True),
         ("MIG-22bb", gpu_uuid(0), "2/0", False),
     ]
-    assert "2 MIG, pid " in gputrain("gpus", **gpu_host.environment).stdout
+    assert "2 MIG, pid " in call("gpus").stdout
 
 
 def test_run_rejects_unknown_gpu_and_lists_existing(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
