@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
 
+from engine.distributed import agreement as agreement_module
 from engine.distributed.agreement import MAX_POLL_INTERVAL_STEPS, POLL_INTERVAL_SECONDS, Agreement
 from engine.runs.control import RequestCounters
 
@@ -18,6 +18,22 @@ def agreement() -> Iterator[Agreement]:
     assert dist.group.WORLD is not None
     yield Agreement(dist.group.WORLD)
     dist.destroy_process_group()
+
+
+class Clock:
+    """The clock that `engine.distributed.agreement` reads."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(agreement_module, "time", clock)
+    return clock
 
 
 class Rank:
@@ -31,25 +47,27 @@ class Rank:
         return self.requests
 
 
-def test_agreement_polls_less_often_for_fast_steps_and_delivers_stop_within_a_second(agreement: Agreement) -> None:
-    rank, steps, start_time = Rank(), 0, time.monotonic()
-    while time.monotonic() - start_time < 4 * POLL_INTERVAL_SECONDS:
+def test_agreement_polls_less_often_for_fast_steps_and_delivers_stop_within_a_second(
+    agreement: Agreement, clock: Clock
+) -> None:
+    rank, steps = Rank(), 0
+    while clock.now_s < 4 * POLL_INTERVAL_SECONDS:
         assert not agreement(rank).stop
         steps += 1
-        time.sleep(0.001)
+        clock.now_s += 0.001
     assert steps / MAX_POLL_INTERVAL_STEPS <= rank.count < steps / 8
     rank.requests.stop = True
-    start_time = time.monotonic()
+    start_time = clock.now_s
     while not agreement(rank).stop:
-        time.sleep(0.001)
-    assert time.monotonic() - start_time < 1
+        clock.now_s += 0.001
+    assert clock.now_s - start_time < 1
 
 
-def test_agreement_polls_every_step_when_steps_are_long(agreement: Agreement) -> None:
+def test_agreement_polls_every_step_when_steps_are_long(agreement: Agreement, clock: Clock) -> None:
     rank = Rank()
     for _ in range(3):
         agreement(rank)
-        time.sleep(1.5 * POLL_INTERVAL_SECONDS)
+        clock.now_s += 1.5 * POLL_INTERVAL_SECONDS
     assert rank.count == 3
     rank.requests.checkpoints = 1
     assert agreement(rank).checkpoints == 0

@@ -88,6 +88,7 @@ def test_second_sigint_kills_run(gputrain: Gputrain, long_run: subprocess.Popen[
     assert long_run.returncode == 3
 
 
+@pytest.mark.expensive("two starts of a run, and the commands that watch, stop and resume it")
 def test_stop_command_waits_logs_end_and_resume_continues(gputrain: Gputrain, long_run: subprocess.Popen[str]) -> None:
     follower = gputrain.start("logs", "long", "--follow")
     done = gputrain("stop", "long")
