@@ -222,7 +222,6 @@ def build_request(
     from engine.config.run_name import name_from_stem
     from engine.launch.preflight import RunRequest
     from engine.runs.folder import runs_root
-    from engine.utils.errors import Problem
 
     problems: tuple[Problem, ...] = ()
     typed = frozenset[str]()
