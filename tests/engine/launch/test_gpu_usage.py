@@ -23,8 +23,8 @@ from engine.runs.bottleneck import BottleneckKind
 from engine.runs.events import Event, GpuEvent
 from engine.runs.history import history_from_events
 from engine.runs.records import GpuSample, RankDevice
-from engine.utils.errors import UsageError
 from support.gpu.fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid
+from support.messages import raises_problem
 from support.runs.factories import make_gpu_run_started, make_run_started, make_timed_epoch
 
 
@@ -158,5 +158,5 @@ def test_allocate_node_gpus_gives_ranks_same_gpus_and_one_reservation(
 
 def test_allocate_node_gpus_raises_error_on_every_rank(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
     loaded_gpu_host.set_scene(gpu_line(0))
-    with pytest.raises(UsageError, match="2 free GPUs requested, but only 1 can be used"):
+    with raises_problem("no-gpu", "device.gpus", "2 free GPUs", " 1 "):
         allocate_in_threads(tmp_path, 2, gpus="free:2")

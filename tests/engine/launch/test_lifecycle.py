@@ -14,6 +14,7 @@ import pytest
 
 from engine.config.loader import validate_config
 from engine.config.schema import Config
+from engine.distributed.failures import describe_failure
 from engine.distributed.node_plan import NodePlan
 from engine.gpus import reservation
 from engine.gpus.allocation import GpuAllocation
@@ -32,6 +33,7 @@ from engine.runs.records import RankDevice
 from engine.runs.start_events import RunStarting
 from engine.training.job import ExitCode, RunResult
 from engine.utils.errors import Problem, UsageError
+from support.messages import has_problem, says
 from support.runs.factories import make_run_started
 from support.runs.run_owner import FAILED, make_ended_run, owner
 
@@ -64,13 +66,18 @@ def test_owner_names_unnamed_run_in_its_config(tmp_path: Path) -> None:
 
 
 def test_owner_records_early_warnings_and_shows_them_once(tmp_path: Path) -> None:
+    fallback, shared = Problem("", "on the CPU", code="gpu-fallback"), Problem("", "shared", code="gpu-in-use")
+    empty = Problem("data.path", "empty", code="no-images")
     with owner(tmp_path) as owned:
-        owned.run.allocation = GpuAllocation(warnings=["on the CPU", "shared"], cpu_fallback="on the CPU")
+        owned.run.allocation = GpuAllocation(warnings=[fallback, shared], cpu_fallback=fallback)
         owned.run.show_gpu_warnings()
-        owned.run.prepare(replace(PREFLIGHT, warnings=[Problem("data.path", "empty")]))
+        owned.run.prepare(replace(PREFLIGHT, warnings=[empty]))
         for events in (owned.shown, owned.recorded()):
-            warnings = [(each.message, each.cpu_fallback) for each in events if isinstance(each, WarningEvent)]
-            assert warnings == [("on the CPU", True), ("shared", False), (str(Problem("data.path", "empty")), False)]
+            warnings = [replace(each, time=0.0) for each in events if isinstance(each, WarningEvent)]
+            assert warnings == [
+                WarningEvent(time=0.0, message=str(problem), code=problem.code, cpu_fallback=problem is fallback)
+                for problem in (fallback, shared, empty)
+            ]
 
 
 @pytest.mark.parametrize(("requeue", "job", "warns"), [(True, None, True), (True, "77", False), (False, None, False)])
@@ -81,8 +88,8 @@ def test_preflight_warns_that_requeue_has_no_effect_outside_of_slurm(
         monkeypatch.setenv("SLURM_JOB_ID", job)
     config = validate_config({"run": {"requeue": requeue, "name": "a"}, "device": {"gpus": "cpu"}})
     preflight = run_preflight(RunRequest(config, tmp_path, "a"), lambda wait: [])
-    message = "run.requeue=true has no effect: this is not a Slurm job"
-    assert [str(warning) for warning in preflight.warnings] == [message] * warns
+    assert len(preflight.warnings) == warns
+    assert has_problem(preflight.warnings, "no-effect", "", "run.requeue=true", "Slurm") == warns
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,8 @@ def test_owner_resumes_run_that_has_something_left_to_do(
     with owner(tmp_path, run={"resume": True, "epochs": epochs}) as owned:
         job = owned.run.prepare(PREFLIGHT)
         assert (job is not None and job.resumed) == is_left
-        assert owned.warnings == ["a has already finished 2 epochs; increase run.epochs to resume"] * (not is_left)
+        assert len(owned.warnings) == (not is_left)
+        assert is_left or says(owned.warnings[0], "already-finished", "a ", "2 epochs", "run.epochs")
 
 
 @pytest.mark.parametrize(
@@ -237,8 +245,9 @@ def test_restart_is_recorded_behind_the_failure_that_causes_it(tmp_path: Path) -
         record_restart(FAILED, owned.run.recorder, 1, 3)
         failure, warning = owned.recorded()
     assert failure == FAILED.failure
-    assert isinstance(warning, WarningEvent)
-    assert warning.message == "rank 0 (cpu) failed: killed; restarting from the beginning (restart 1 of 3)"
+    assert isinstance(warning, WarningEvent) and FAILED.failure is not None
+    assert warning.code == "rank-failed"
+    assert warning.message.startswith(describe_failure(FAILED.failure)) and "1 of 3" in warning.message
 
 
 def test_owner_publishes_gpu_ranks_of_started_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs.events import RunFinished, WaitingForGpus
 from engine.runs.folder import list_runs
 from engine.training.job import ExitCode
+from support.messages import says
 from support.runs.factories import make_run_folder, make_run_started
 from support.runs.run_owner import FAILED, make_ended_run, owner
 
@@ -76,7 +77,7 @@ def test_interrupted_wait_of_run_can_be_resumed(tmp_path: Path) -> None:
         owned.run.enter_queue()
         assert owned.run.interrupt() == ExitCode.FAILED
         [warning] = owned.warnings
-        assert "`gputrain queue resume a`" in warning
+        assert says(warning, "interrupted", "`gputrain queue resume a`")
     assert is_interrupted(owned.folder)
 
 

@@ -135,4 +135,5 @@ def test_claim_of_another_host_is_watched_before_a_resume(
     config = Config.model_validate({"run": {"name": "a"} | run})
     watch_other_claim(RunRequest(config, tmp_path, "a", dry_run, problems=problems), shown.append)
     assert watched == [folder.owner] * is_watched
-    assert ["a is claimed by process 7 on node7" in str(event) for event in shown] == [True] * is_watched
+    assert [isinstance(event, WarningEvent) and event.code for event in shown] == ["already-running"] * is_watched
+    assert all("a " in str(event) and "process 7 on node7" in str(event) for event in shown)
