@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.distributed.grad_strides import EXPLANATION, explain_grad_strides
+from engine.utils.errors import Problem
 
 
 class Sum(torch.autograd.Function):
@@ -40,7 +41,7 @@ class Weights(nn.Module):
 
 def test_grad_strides_are_explained_instead_of_torchs_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    explained: list[str] = []
+    explained: list[Problem] = []
     warnings.simplefilter("always")
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
     explain_grad_strides(explained.append)

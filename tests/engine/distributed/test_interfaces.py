@@ -13,7 +13,7 @@ import torch.distributed as dist
 from engine.distributed import interfaces
 from engine.distributed.interfaces import choose_interfaces
 from engine.distributed.rank_env import RankInfo
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 RANK_0, RANK_1 = RankInfo(0, 2, 0, 1), RankInfo(1, 2, 0, 1)
@@ -76,12 +76,11 @@ def test_name_that_resolves_to_loopback_is_replaced_by_route_to_others(rank_info
 
 @pytest.mark.usefixtures("loopback_name", "one_ethernet")
 def test_host_without_route_is_refused_with_variable_to_set() -> None:
-    with pytest.raises(UsageError) as caught:
+    with raises_problem("connection-failed", "device.launcher", "GLOO_SOCKET_IFNAME"):
         choose_interfaces(RANK_0, store_with(1, "other", ""), "127.0.0.1", {})
-    assert "GLOO_SOCKET_IFNAME" in str(caught.value.problems[0])
 
 
 def test_refused_host_is_named_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces, "_address_of", lambda _: UNREACHABLE)
-    with pytest.raises(UsageError, match="gpu07"):
+    with raises_problem("connection-failed", "device.launcher", "gpu07"):
         choose_interfaces(RANK_0, store_with(1, "other", UNREACHABLE, unconnected="gpu07"), "127.0.0.1", {})

@@ -33,8 +33,9 @@ from engine.distributed.rendezvous import (
 )
 from engine.gpus.selection import CudaDevice
 from engine.runs.event_lines import describe_run_setup
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from support.gputrain_command import Gputrain, read_events
+from support.messages import has_problem
 from support.runs.factories import find_free_port, make_run_started
 
 GPUS = [CudaDevice(index, f"GPU-{index}", "made up", 0) for index in range(4)]
@@ -44,10 +45,10 @@ def config(*overrides: str) -> Config:
     return resolve_config(None, list(overrides)).config
 
 
-def refusal(action: Callable[[], object]) -> str:
+def refusal(action: Callable[[], object]) -> list[Problem]:
     with pytest.raises(UsageError) as caught:
         action()
-    return str(caught.value)
+    return caught.value.problems
 
 
 @pytest.mark.parametrize(
@@ -84,9 +85,8 @@ def test_plan_does_not_divide_cores_that_srun_gave_to_task(monkeypatch: pytest.M
 
 
 def test_plan_rejects_nccl_on_cpu() -> None:
-    assert refusal(lambda: plan_node(config("device.backend=nccl"), [])) == (
-        "device.backend: nccl needs GPUs, but this run is on the CPU; use gloo or auto"
-    )
+    problems = refusal(lambda: plan_node(config("device.backend=nccl"), []))
+    assert has_problem(problems, "no-gpu", "device.backend", "nccl", "CPU", "gloo", "auto")
 
 
 def test_plan_message_names_gpus_with_gloo() -> None:
@@ -120,15 +120,18 @@ def test_plan_ddp_gives_each_rank_one_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "local_ranks", "reason"),
+    ("gpus", "local_ranks", "code", "shown"),
     [
-        ([], None, "dp splits each batch across several GPUs, but this run is on the CPU"),
-        (GPUS[:1], None, "dp splits each batch across several GPUs, but this run is on one GPU"),
-        (GPUS, 4, "dp uses one process for all GPUs, but torchrun and srun start one per GPU"),
+        ([], None, "too-few-gpus", "CPU"),
+        (GPUS[:1], None, "too-few-gpus", "one GPU"),
+        (GPUS, 4, "conflict", "torchrun"),
     ],
 )
-def test_plan_rejects_dp_without_several_gpus(gpus: list[CudaDevice], local_ranks: int | None, reason: str) -> None:
-    assert reason in refusal(lambda: plan_node(config("device.parallel=dp"), gpus, local_ranks))
+def test_plan_rejects_dp_without_several_gpus(
+    gpus: list[CudaDevice], local_ranks: int | None, code: str, shown: str
+) -> None:
+    problems = refusal(lambda: plan_node(config("device.parallel=dp"), gpus, local_ranks))
+    assert has_problem(problems, code, "device.parallel", "dp", shown)
 
 
 def test_plan_reports_all_device_problems_together() -> None:
@@ -142,7 +145,8 @@ def test_config_rejects_options_incompatible_with_dp_and_static_graph() -> None:
         config("device.parallel=dp", "model.compile=true", "precision.amp=bf16")
     locations = [problem.location for problem in caught.value.problems]
     assert locations == ["precision.amp", "model.compile"]
-    assert "optim.accumulate" in refusal(lambda: config("device.static_graph=true", "optim.accumulate=2"))
+    [problem] = refusal(lambda: config("device.static_graph=true", "optim.accumulate=2"))
+    assert "optim.accumulate" in str(problem)
 
 
 def test_sampler_with_dp_multiplies_batch_size_by_gpus() -> None:
@@ -191,9 +195,9 @@ def test_init_method_accepts_address_or_file(method: str) -> None:
     ],
 )
 def test_init_method_rejects_invalid_url(method: str, reason: str) -> None:
-    message = refusal(lambda: config(f"device.init_method={method}"))
-    assert message.startswith(f"device.init_method: {method!r} is not allowed: ")
-    assert reason in message
+    [problem] = refusal(lambda: config(f"device.init_method={method}"))
+    assert str(problem).startswith(f"device.init_method: {method!r} is not allowed: ")
+    assert reason in str(problem)
 
 
 @pytest.fixture
@@ -207,17 +211,19 @@ def busy_port() -> Iterator[int]:
 def test_check_rendezvous_rejects_unavailable_address_or_file(tmp_path: Path, busy_port: int) -> None:
     existing = tmp_path / "there"
     existing.touch()
-    for method, reason in {
-        f"tcp://127.0.0.1:{busy_port}": f"port {busy_port} cannot be used on this host (Address already in use)",
-        "tcp://192.0.2.1:29501": "192.0.2.1 is not an address of this host",
-        "tcp://no-such-host.invalid:29501": "no-such-host.invalid is not an address of this host",
-        f"file://{existing}": f"{existing} already exists, perhaps from an earlier run",
-        f"file://{tmp_path}/none/x": f"{tmp_path}/none is not a writable folder",
-        "env://": "env:// needs a host and a port in the environment, but MASTER_ADDR='' and MASTER_PORT=''",
+    for method, (code, *values) in {
+        f"tcp://127.0.0.1:{busy_port}": ("address-in-use", f"port {busy_port} ", "(Address already in use)"),
+        "tcp://192.0.2.1:29501": ("invalid-value", "192.0.2.1 "),
+        "tcp://no-such-host.invalid:29501": ("invalid-value", "no-such-host.invalid "),
+        f"file://{existing}": ("name-in-use", f"{existing} "),
+        f"file://{tmp_path}/none/x": ("not-writable", f"{tmp_path}/none "),
+        "env://": ("invalid-value", "env://", "MASTER_ADDR=''", "MASTER_PORT=''"),
     }.items():
-        assert reason in refusal(lambda method=method: check_rendezvous(method, {}))  # type: ignore[misc]
+        problems = refusal(lambda method=method: check_rendezvous(method, {}))  # type: ignore[misc]
+        assert has_problem(problems, code, "device.init_method", *values), method
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
-    assert "cannot be used on this host" in refusal(lambda: check_rendezvous("env://", environment))
+    problems = refusal(lambda: check_rendezvous("env://", environment))
+    assert has_problem(problems, "address-in-use", "device.init_method", f"port {busy_port} ")
     check_rendezvous("env://", environment | {"MASTER_PORT": str(find_free_port())})
     check_rendezvous(f"tcp://127.0.0.1:{find_free_port()}", {})
     check_rendezvous(f"file://{tmp_path}/new", {})
@@ -230,15 +236,18 @@ def test_check_external_rendezvous_rejects_only_stale_file(tmp_path: Path) -> No
     file.touch()
     check_external_rendezvous(f"file://{file}", {}, 0)
     os.utime(file, (1e9, 1e9))
-    assert "from an earlier run" in refusal(lambda: check_external_rendezvous(f"file://{file}", {}, 1))
+    stale = refusal(lambda: check_external_rendezvous(f"file://{file}", {}, 1))
+    assert has_problem(stale, "name-in-use", "device.init_method", file)
     again = {"TORCHELASTIC_MAX_RESTARTS": "3"}
-    assert "--max-restarts 0" in refusal(lambda: check_external_rendezvous(f"file://{file}", again, 0))
+    restarted = refusal(lambda: check_external_rendezvous(f"file://{file}", again, 0))
+    assert has_problem(restarted, "conflict", "device.init_method", "--max-restarts 0")
 
 
 def test_check_external_rendezvous_requires_port_on_rank_0(busy_port: int) -> None:
     method, own = f"tcp://127.0.0.1:{busy_port}", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
     check_external_rendezvous(method, {}, 1)
-    assert "cannot be used on this host" in refusal(lambda: check_external_rendezvous(method, own, 0))
+    problems = refusal(lambda: check_external_rendezvous(method, own, 0))
+    assert has_problem(problems, "address-in-use", "device.init_method", f"port {busy_port} ")
     # torchrun's agent already listens on this port for its ranks.
     check_external_rendezvous(method, own | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 0)
 
@@ -326,8 +335,8 @@ def test_wrap_ddp_refuses_compression_without_cuda_build(
 
 
 def test_config_rejects_compression_of_float16_gradients() -> None:
-    reason = refusal(lambda: config("device.compress=bf16", "precision.amp=O2"))
-    assert "device.compress: bf16 does not make the float16 gradients of precision.amp=O2 smaller; use off" in reason
+    [problem] = refusal(lambda: config("device.compress=bf16", "precision.amp=O2"))
+    assert problem.location == "device.compress" and "precision.amp=O2" in str(problem)
 
 
 def test_wrap_single_rank_returns_model_itself() -> None:

@@ -17,7 +17,7 @@ from engine.distributed.rank_env import (
     slurm_local_world_size,
     slurm_step_port,
 )
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
 PORT = {"MASTER_PORT": "1234"}
@@ -123,7 +123,7 @@ def test_slurm_local_world_size_expands_task_counts(counts: str, node: int, task
 
 @pytest.mark.parametrize(("launcher", "command"), [("env", "torchrun"), ("slurm", "srun")])
 def test_rank_info_names_missing_launcher_variable(launcher: str, command: str) -> None:
-    with pytest.raises(UsageError, match=f"is not set; start with {command}"):
+    with raises_problem("invalid-value", f"--launcher {launcher}", command):
         rank_info_from_env(launcher, {})  # type: ignore[arg-type]
 
 
@@ -143,6 +143,5 @@ def test_rank_info_names_missing_launcher_variable(launcher: str, command: str) 
 def test_rank_info_names_variable_that_is_not_a_number(
     launcher: Literal["env", "slurm"], environment: dict[str, str], name: str, value: str
 ) -> None:
-    message = f"^--launcher {launcher}: {name} must be a non-negative integer, not '{value}'; start with "
-    with pytest.raises(UsageError, match=message):
+    with raises_problem("invalid-value", f"--launcher {launcher}", f"{name} ", f"'{value}'"):
         rank_info_from_env(launcher, environment | {name: value})
