@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.config.loader import resolve_config
 from engine.training.losses import balanced_class_weights, build_loss
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 
 CPU = torch.device("cpu")
 COUNTS = np.array([10, 40, 50])
@@ -126,6 +126,6 @@ def test_user_loss_module_moves_to_device(user_loss_code: str) -> None:
 
 
 def test_user_loss_is_tried_before_training(user_loss_code: str) -> None:
-    for name, message in (("each", r"returns \(2,\) instead of the mean loss"), ("broken", "ValueError: no way")):
-        with pytest.raises(UsageError, match=message):
+    for name, code, value in (("each", "invalid-value", "(2,)"), ("broken", "user-code-failed", "ValueError: no way")):
+        with raises_problem(code, "loss.name", f"their_losses:{name}", value):
             loss(f"loss.name=their_losses:{name}", user_loss_code)

@@ -20,7 +20,7 @@ from engine.config.schema import Config
 from engine.data.sources.builtin import open_fake
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.distributed.failures import describe_cause, describe_failure, oom_location, rank_failure
+from engine.distributed.failures import describe_cause, describe_failure, find_cause, oom_location, rank_failure
 from engine.distributed.node_plan import plan_node
 from engine.launch.batch_size import MAX_MEMORY_SHARE, BatchSizeResult, find_batch_size, previous_batch_size
 from engine.launch.batch_size_process import (
@@ -34,8 +34,8 @@ from engine.launch.batch_size_process import (
 from engine.runs.folder import RunFolder
 from engine.runs.records import RankPeakMemory
 from engine.training.memory import empty_cache, gather_peak_memory, peak_memory, reset_peak_memory
-from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain, read_events
+from support.messages import has_problem, raises_problem
 
 # Message of torch 2.15.
 OOM_MESSAGE = (
@@ -51,10 +51,9 @@ def config(*overrides: str) -> Config:
 
 def test_cause_of_gpu_oom_names_batch_and_advice() -> None:
     error = torch.OutOfMemoryError(OOM_MESSAGE.format(others=""))
-    assert describe_cause(error, config("data.batch_size=256")) == (
-        "the GPU is out of memory (79.1 of 79.2 GiB in use) with 256 images per rank: try data.batch_size=128 with "
-        "optim.accumulate=2, precision.amp=bf16, or --batch-size auto"
-    )
+    advised = ("data.batch_size=128 ", "optim.accumulate=2", "precision.amp=bf16", "--batch-size auto")
+    cause = find_cause(error, config("data.batch_size=256"))
+    assert has_problem([cause], "out-of-memory", "", "79.1 of 79.2 GiB", "256 images", *advised)
 
 
 def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
@@ -87,9 +86,7 @@ def test_cause_of_gpu_oom_advises_only_unused_options(overrides: list[str], advi
     ["CUDA error: out of memory\nCUDA kernel errors might", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`"],
 )
 def test_cause_of_recognizes_all_gpu_oom_messages(text: str) -> None:
-    assert describe_cause(RuntimeError(text), config()).startswith(
-        "the GPU is out of memory with 64 images per rank: try "
-    )
+    assert has_problem([find_cause(RuntimeError(text), config())], "out-of-memory", "", "GPU", "64 images")
 
 
 def fill_by_torch() -> None:
@@ -106,12 +103,11 @@ def test_failure_of_host_oom_names_rank_batch_and_advice(fill: object) -> None:
     try:
         fill()
     except (RuntimeError, MemoryError) as error:
-        message = describe_failure(rank_failure(1, "cpu", error, config("device.ranks=2")))
-    assert message.startswith(
-        "rank 1 (cpu) failed: the host is out of memory with 64 images per rank: try data.batch_size=32 with "
-        "optim.accumulate=2, fewer data.workers, fewer device.ranks, or --batch-size auto ("
-    )
-    assert "allocate" in message
+        failure = rank_failure(1, "cpu", error, config("device.ranks=2"))
+    assert failure.code == "out-of-memory"
+    message = describe_failure(failure)
+    advised = ("data.batch_size=32 ", "optim.accumulate=2", "data.workers", "device.ranks", "--batch-size auto")
+    assert all(value in message for value in ("rank 1 (cpu)", "64 images", *advised, "allocate"))
 
 
 def test_out_of_memory_ignores_other_errors() -> None:
@@ -262,12 +258,8 @@ def test_batch_size_trials_compile_each_batch_size() -> None:
 
 def test_find_batch_reports_when_no_image_fits() -> None:
     cfg = config("device.ranks=2", "data.dataset=fake")
-    with pytest.raises(UsageError) as caught:
+    with raises_problem("out-of-memory", "data.batch_size", "64 MiB", "data.image_size", "device.ranks", "model.name"):
         find_batch_size(cfg, plan_node(cfg, []), 2, open_source(cfg), memory_bytes=64 << 20)
-    assert str(caught.value) == (
-        "data.batch_size: auto: not even one image fits into the 64 MiB available to a rank; reduce data.image_size "
-        "or device.ranks, or use another model.name"
-    )
 
 
 def test_batch_before_reads_batch_size_of_resumed_run(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
 from engine.training.own_metrics import OwnMetrics
 from engine.training.trainer import Trainer
-from engine.utils.errors import UsageError
+from support.messages import raises_problem
 from support.runs.in_process import single_rank_trainer, train_in_process
 
 METRICS = """
@@ -122,33 +122,32 @@ def test_failing_metric_is_one_warning_with_the_line_of_the_user(code: Path) -> 
         outputs = [(torch.full((359, 10), 0.1), torch.zeros(359, dtype=torch.int64))]
         assert trainer.state.compute_own_metrics(outputs) == trainer.state.compute_own_metrics(outputs)
         assert set(trainer.state.compute_own_metrics(outputs)) == {"accuracy"}
-    [warning] = [event.message for event in events if isinstance(event, WarningEvent)]
+    [warning] = [event for event in events if isinstance(event, WarningEvent)]
     place = f"({code / 'own_metrics.py'}, line 22)"
-    assert warning == (
-        f"eval.metrics: own_metrics:failing fails with probabilities (N x 10) and labels (N): ValueError: too many "
-        f"images {place}"
-    )
+    assert warning.code == "user-code-failed" and warning.message.startswith("eval.metrics: own_metrics:failing ")
+    assert all(value in warning.message for value in ("(N x 10)", f"ValueError: too many images {place}"))
 
 
 @pytest.mark.parametrize(
-    ("metrics", "message"),
+    ("metrics", "problem", "values"),
     [
-        (["vector"], "own_metrics:vector returns a Tensor of float32, 10 instead of a number or a dict of numbers"),
-        (["huge"], "own_metrics:huge returns an int instead of a number"),
-        (["Endless"], "own_metrics:Endless has update() and compute(), but no reset()"),
-        (["renamed"], "own_metrics:renamed returns a value named 'a b'; use letters"),
-        (["missing"], "own_metrics has no missing"),
-        (["accuracy", "accuracy"], "own_metrics:accuracy has the value accuracy of another metric"),
+        (["vector"], "invalid-value", ["own_metrics:vector", "Tensor of float32, 10"]),
+        (["huge"], "invalid-value", ["own_metrics:huge", " int "]),
+        (["Endless"], "invalid-value", ["own_metrics:Endless", "reset()"]),
+        (["renamed"], "invalid-name", ["own_metrics:renamed", "'a b'"]),
+        (["missing"], "not-found", ["own_metrics", "missing"]),
+        (["accuracy", "accuracy"], "conflict", ["own_metrics:accuracy", "accuracy"]),
     ],
 )
-def test_own_metric_that_does_not_work_is_refused(code: Path, metrics: list[str], message: str) -> None:
+def test_own_metric_that_does_not_work_is_refused(
+    code: Path, metrics: list[str], problem: str, values: list[str]
+) -> None:
     config = resolve_config("digits", [names(*metrics), f"run.code={code}"]).config
-    with pytest.raises(UsageError) as caught:
+    with raises_problem(problem, "eval.metrics", *values):
         OwnMetrics(config, 10, 100)
-    assert message in str(caught.value)
 
 
 def test_own_metrics_of_too_many_probabilities_are_refused(code: Path) -> None:
     config = resolve_config("digits", [names("accuracy"), f"run.code={code}"]).config
-    with pytest.raises(UsageError, match="which is more than 1 GiB"):
+    with raises_problem("too-large", "eval.metrics", "50,000", "20,000", "1 GiB"):
         OwnMetrics(config, 20_000, 50_000)

@@ -23,6 +23,7 @@ from engine.training.loop import train_step, training_loop
 from engine.training.profile import Interruption
 from engine.training.step_marks import MarkingTimer
 from engine.training.trainer import Trainer
+from support.messages import says
 from support.runs.in_process import single_rank_trainer
 
 TINY = (
@@ -273,7 +274,7 @@ def test_training_continues_without_a_profile_if_the_profiler_does_not_work(
         train(trainer, 20)
     [(_, steps, message)] = profiled(events)
     assert steps == 0
-    assert "torch.profiler does not work on rank 0: RuntimeError: Profiler is already enabled" in message
+    assert says(message, "library-failed", "rank 0: RuntimeError: Profiler is already enabled")
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
@@ -291,7 +292,7 @@ def test_training_continues_if_the_profile_cannot_be_written(tmp_path: Path, kin
         assert trainer.state.position.step == 20
     [(_, steps, message)] = profiled(events)
     assert steps == 0
-    assert message.startswith("the profile cannot be written: ")
+    assert says(message, "not-writable")
     assert list(outside.iterdir()) == []
 
 

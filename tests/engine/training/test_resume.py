@@ -20,8 +20,9 @@ from engine.distributed.rank_env import RankInfo
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint
 from engine.training.resume import compare_with_checkpoint, load_for_resume
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from support.data.photo_folder import write_photo_folder
+from support.messages import has_problem, raises_problem
 from support.runs.in_process import single_rank_trainer, train_in_process
 
 TRAINING = ["device.gpus=cpu", "data.dataset=folder", "data.image_size=16", "data.batch_size=4", "model.name=linear"]
@@ -52,10 +53,10 @@ def reopened(photos: Path, *overrides: str) -> tuple[Config, ImageSource]:
     return config, open_source(config)
 
 
-def refusal(checkpoint: dict[str, Any], photos: Path, *overrides: str) -> str:
+def refusal(checkpoint: dict[str, Any], photos: Path, *overrides: str) -> list[Problem]:
     with pytest.raises(UsageError) as refused:
         compare_with_checkpoint(checkpoint, *reopened(photos, *overrides))
-    return str(refused.value)
+    return refused.value.problems
 
 
 def test_compare_reports_nothing_if_nothing_changed(trained: Path, checkpoint: dict[str, Any]) -> None:
@@ -63,30 +64,25 @@ def test_compare_reports_nothing_if_nothing_changed(trained: Path, checkpoint: d
 
 
 def test_compare_reports_moved_data(trained: Path, checkpoint: dict[str, Any], photos: Path) -> None:
-    assert compare_with_checkpoint(checkpoint, *reopened(photos)) == [
-        f"data.path changed from {trained}/photos to {photos} since the checkpoint"
-    ]
+    [warning] = compare_with_checkpoint(checkpoint, *reopened(photos))
+    assert has_problem([warning], "resume-differs", "", "data.path ", f"{trained}/photos", str(photos))
 
 
 def test_compare_refuses_changed_seed_without_mentioning_the_split(checkpoint: dict[str, Any], photos: Path) -> None:
-    assert refusal(checkpoint, photos, "run.seed=5") == (
-        "run.seed: cannot change when a run is resumed: it began with 0, not 5; set run.seed to 0 again, or use a new "
-        "name with --name to start a new run"
-    )
+    [problem] = refusal(checkpoint, photos, "run.seed=5")
+    assert problem.location == "run.seed"
+    assert all(value in str(problem) for value in (" 0", " 5", "run.seed", "--name"))
 
 
 def test_compare_refuses_renamed_image(checkpoint: dict[str, Any], photos: Path) -> None:
     (photos / "cat" / "7.png").rename(photos / "cat" / "8.png")
-    assert refusal(checkpoint, photos) == (
-        "data.path: the data has changed since the checkpoint: the training images have other names; restore the data, "
-        "or use a new name with --name to start a new run"
-    )
+    assert has_problem(refusal(checkpoint, photos), "data-changed", "data.path", "training", "names", "--name")
 
 
 def test_compare_refuses_another_number_of_images(checkpoint: dict[str, Any], photos: Path) -> None:
     (photos / "dog" / "0.png").write_bytes(b"")
-    message = refusal(checkpoint, photos)
-    assert "it has 3 validation images instead of 4 (skipped: dog/0.png (not an image))" in message
+    problems = refusal(checkpoint, photos)
+    assert has_problem(problems, "data-changed", "data.path", "3 validation images", " 4 ", "dog/0.png")
 
 
 def test_compare_refuses_image_moved_to_another_class(checkpoint: dict[str, Any], photos: Path) -> None:
@@ -94,24 +90,25 @@ def test_compare_refuses_image_moved_to_another_class(checkpoint: dict[str, Any]
     relabeled = source.labels["train"][::-1]  # type: ignore[attr-defined]
     source.labels["train"] = relabeled  # type: ignore[attr-defined]
     config, _ = reopened(photos)
-    with pytest.raises(UsageError, match="the training images have other labels"):
+    with raises_problem("data-changed", "data.path", "labels"):
         compare_with_checkpoint(checkpoint, config, source)
 
 
 def test_compare_refuses_other_classes(checkpoint: dict[str, Any], photos: Path) -> None:
     (photos / "dog").rename(photos / "wolf")
-    assert "its classes differ (new wolf, missing dog)" in refusal(checkpoint, photos)
+    assert has_problem(refusal(checkpoint, photos), "data-changed", "data.path", "(new wolf, missing dog)")
 
 
 def test_compare_refuses_other_image_size(checkpoint: dict[str, Any], photos: Path) -> None:
     checkpoint["image_format"]["size"] = 32
-    assert "its images are 3x16x16 instead of 3x32x32" in refusal(checkpoint, photos)
+    assert has_problem(refusal(checkpoint, photos), "data-changed", "data.path", "3x16x16", "3x32x32")
 
 
 def test_compare_refuses_other_evaluation(checkpoint: dict[str, Any], photos: Path) -> None:
-    assert "data.val_resize: cannot change when a run is resumed" in refusal(checkpoint, photos, "data.val_resize=20")
+    assert [problem.location for problem in refusal(checkpoint, photos, "data.val_resize=20")] == ["data.val_resize"]
     checkpoint["image_format"] |= {"val_resize": 20, "interpolation": "bicubic"}
-    assert "the evaluation uses 16 bilinear instead of resize 20 crop 16 bicubic" in refusal(checkpoint, photos)
+    problems = refusal(checkpoint, photos)
+    assert has_problem(problems, "data-changed", "data.path", "16 bilinear", "resize 20 crop 16 bicubic")
 
 
 def test_compare_accepts_checkpoint_of_earlier_version(checkpoint: dict[str, Any], photos: Path) -> None:
@@ -123,9 +120,8 @@ def test_compare_accepts_checkpoint_of_earlier_version(checkpoint: dict[str, Any
 def test_compare_reports_reencoded_images(checkpoint: dict[str, Any], photos: Path) -> None:
     for path in photos.rglob("*.png"):
         Image.open(path).save(path, dpi=(300, 300))
-    assert compare_with_checkpoint(checkpoint, *reopened(photos))[1:] == [
-        "the files of the training and validation images have other sizes than at the checkpoint"
-    ]
+    _, warning = compare_with_checkpoint(checkpoint, *reopened(photos))
+    assert has_problem([warning], "data-changed", "", "training and validation")
 
 
 def test_compare_without_fingerprint_reports_number_of_images(checkpoint: dict[str, Any], photos: Path) -> None:
@@ -133,9 +129,8 @@ def test_compare_without_fingerprint_reports_number_of_images(checkpoint: dict[s
     (photos / "cat" / "7.png").rename(photos / "cat" / "8.png")
     assert len(compare_with_checkpoint(checkpoint, *reopened(photos))) == 1
     (photos / "cat" / "8.png").unlink()
-    assert compare_with_checkpoint(checkpoint, *reopened(photos))[1:] == [
-        "the data has changed: it had 12 training and 4 validation images, and now has 12 and 3"
-    ]
+    _, warning = compare_with_checkpoint(checkpoint, *reopened(photos))
+    assert has_problem([warning], "data-changed", "", "12 training", "4 validation", "12 and 3")
 
 
 def test_load_for_resume_refuses_on_all_ranks_data_of_one_host(
@@ -145,15 +140,15 @@ def test_load_for_resume_refuses_on_all_ranks_data_of_one_host(
     monkeypatch.setattr("socket.gethostname", lambda: "second")
     store, folders = HashStore(), [trained / "photos", photos]
 
-    def resume(rank: int) -> str:
+    def resume(rank: int) -> list[Problem]:
         with pytest.raises(UsageError) as refused:
             load_for_resume(RunFolder(trained / "run"), *reopened(folders[rank]), RankInfo(rank, 2, rank, 2), store)
-        return str(refused.value)
+        return refused.value.problems
 
     with ThreadPoolExecutor(2) as pool:
-        messages = list(pool.map(resume, range(2)))
-    assert messages[0] == messages[1]
-    assert "the training images have other names (on second)" in messages[0]
+        problems = list(pool.map(resume, range(2)))
+    assert problems[0] == problems[1]
+    assert has_problem(problems[0], "data-changed", "data.path", "training", "names", "(on second)")
 
 
 def test_load_for_resume_loads_the_same_checkpoint_on_all_ranks(trained: Path) -> None:
