@@ -71,10 +71,12 @@ def immutable_key_problems(changes: list[KeyChange]) -> list[Problem]:
     ]
 
 
-def describe_changes(changes: list[KeyChange]) -> list[str]:
-    """Return a sentence for each changed key that affects the resumed run."""
+def describe_changes(changes: list[KeyChange]) -> list[Problem]:
+    """Return a warning for each changed key that affects the resumed run."""
     return [
-        f"{key} changed from {_shown(before)} to {_shown(value)} since the checkpoint"
+        Problem(
+            "", f"{key} changed from {_shown(before)} to {_shown(value)} since the checkpoint", code="resume-differs"
+        )
         for key, before, value in changes
         if key not in UNREPORTED_KEYS
     ]

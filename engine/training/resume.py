@@ -114,8 +114,7 @@ def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, sourc
     if problems := immutable_key_problems(changes):
         raise UsageError(problems)
     _check_format(checkpoint, config, source)
-    changed = [Problem("", sentence, code="resume-differs") for sentence in describe_changes(changes)]
-    return changed + _compare_images(checkpoint, config, source)
+    return [*describe_changes(changes), *_compare_images(checkpoint, config, source)]
 
 
 def _data_error(config: Config, reason: str) -> UsageError:

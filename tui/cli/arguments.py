@@ -174,7 +174,7 @@ def trust_option(*, granted: bool) -> CodeTrust:
     """Return what --trust-code grants. Each of its messages is printed once, although several steps check the code."""
     from engine.config.code_trust import CodeTrust
 
-    return CodeTrust(granted, notify=functools.cache(lambda warning: print_warning(str(warning))))
+    return CodeTrust(granted, notify=functools.cache(print_warning))
 
 
 # `tui.cli.help` prints one line for each word of the metavar.

@@ -25,7 +25,7 @@ from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings,
 from engine.utils.errors import Problem
 from engine.utils.host import format_bytes, nearest_existing
 from support.gputrain_command import Gputrain
-from support.messages import has_problem, raises_problem
+from support.messages import has_problem, raises_problem, says
 
 FOOTPRINT = LoaderFootprint(local_world_size=2, processes=4, prefetch=4, batch_bytes=12_800 << 10)
 
@@ -77,7 +77,7 @@ def test_loader_checks_pass_without_workers() -> None:
 def test_open_files_check_covers_prefetched_batches() -> None:
     assert open_files_shortage(FOOTPRINT, 83) is None
     assert open_files_shortage(FOOTPRINT, None) is None
-    values = (" 82, ", " 83 ", "(19 batches x 1 file, plus 64 others)")
+    values = (" 82, ", " 83 ", "(19 ", " 64 ")
     assert is_shortage(open_files_shortage(FOOTPRINT, 82), "too-few-files", *values)
 
 
@@ -153,7 +153,5 @@ def test_dry_run_warns_about_shared_memory_and_open_files(gputrain: Gputrain) ->
     script = 'mount -t tmpfs -o size=6m tmpfs /dev/shm && ulimit -n 300 && exec "$@"'
     done = gputrain.run_in_mount_namespace(script, "run", "--dry-run", "--epochs", "1", *data)
     assert done.returncode == 0, done.stderr
-    assert (
-        "warning: /dev/shm has 6 MiB free, but the batches of the DataLoader workers can take 48.7 MiB" in done.stderr
-    )
-    assert "warning: the open-file limit is 300, but a rank can need 323" in done.stderr
+    assert says(done.stderr, "shm-full", "warning: /dev/shm ", " 6 MiB ", " 48.7 MiB ")
+    assert says(done.stderr, "too-few-files", " 300, ", " 323 ")

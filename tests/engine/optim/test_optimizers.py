@@ -16,6 +16,7 @@ from engine.config.rules import config_conflicts
 from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.optim.optimizers import OPTIMIZER_CLASSES, MuonAdamW, build_optimizer, optimizer_step
+from engine.utils.errors import Problem
 from support.messages import has_problem
 from support.models.small_model import names_in, refused, resumes_identically, same, small, train
 
@@ -69,9 +70,9 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def problems(**values: Any) -> list[str]:
+def problems(**values: Any) -> list[Problem]:
     config = Config(optim=OptimConfig(**values))
-    return list(map(str, config_conflicts(config)))
+    return list(config_conflicts(config))
 
 
 # Options
@@ -101,15 +102,15 @@ def test_optimizer_table_defaults_satisfy_their_rules(name: str) -> None:
 
 
 def test_optimizer_options_report_all_problems_together() -> None:
-    assert problems(
-        name="rmsprop",
-        options={"alfa": 0.9, "alpha": 1.5, "centered": 1, "momentum": 0.9},
-    ) == [
-        "optim.options: rmsprop has no option 'alfa'; it has alpha, centered; did you mean alpha?",
-        "optim.options: alpha must be a number of at least 0 and less than 1, not 1.5",
-        "optim.options: centered must be true or false, not 1",
-        "optim.options: momentum has its own config key; use optim.momentum",
-    ]
+    options = {"alfa": 0.9, "alpha": 1.5, "centered": 1, "momentum": 0.9}
+    expected = (
+        ("unknown-key", "rmsprop ", "'alfa'", " alpha, centered; ", "alpha?"),
+        ("invalid-value", "alpha ", " 1.5"),
+        ("invalid-value", "centered ", " 1"),
+        ("unknown-key", "momentum ", "optim.momentum"),
+    )
+    for problem, (code, *values) in zip(problems(name="rmsprop", options=options), expected, strict=True):
+        assert has_problem([problem], code, "optim.options", *values)
 
 
 @pytest.mark.parametrize(

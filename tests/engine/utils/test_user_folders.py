@@ -70,7 +70,7 @@ def test_user_folder_is_not_created_behind_link_of_other_user(tmp_path: Path) ->
     cache_folder().parent.mkdir()
     cache_folder().symlink_to(tmp_path / "elsewhere")
     os.chown(cache_folder(), OTHER_UID, OTHER_UID, follow_symlinks=False)
-    with pytest.raises(PermissionError, match=rf"gputrain is a link that belongs to uid {OTHER_UID}"):
+    with pytest.raises(PermissionError, match=rf"gputrain .* uid {OTHER_UID}"):
         make_user_folder(cache_folder(), "decoded")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

@@ -162,7 +162,7 @@ def test_choose_pipeline_counts_each_rank_without_writable_cache(
     ],
 )
 def test_config_rejects_impossible_memory_pipeline(overrides: list[str], value: str) -> None:
-    with raises_problem("conflict", "data.pipeline", "memory ", value):
+    with raises_problem("conflict", "data.pipeline", value):
         resolve_config(None, ["data.pipeline=memory", *overrides])
 
 
