@@ -133,6 +133,7 @@ def test_preflight_refuses_unwritable_runs_folder(workdir: Path) -> None:
     assert str(problem).startswith(f"runs folder: {workdir}/mine.py/runs cannot be written to: Not a directory")
 
 
+@pytest.mark.expensive("one of the form's helper processes builds three models, the other checks 26 configs")
 def test_form_shows_all_problems(workdir: Path) -> None:
     checker, monitor = FormChecker(workdir / "runs"), open_monitor(SamplerOptions(activity=False))
     snapshot = first_snapshot(monitor)
@@ -205,6 +206,7 @@ def test_run_prints_problems_once(
     assert not gputrain.processes()
 
 
+@pytest.mark.expensive("doctor imports torch, torchvision and timm, and tries the devices")
 @pytest.mark.parametrize(
     "name",
     [
