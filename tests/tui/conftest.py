@@ -1,7 +1,8 @@
-"""Fixtures that spare the tests of screens work whose result Textual discards, or computes again for each app."""
+"""Fixtures that spare the tests CPU time: frames that nobody looks at, style sheets parsed again, a process."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from weakref import WeakSet
 
@@ -9,6 +10,9 @@ import pytest
 from textual._compositor import Compositor
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
+
+from engine.data.sources.base import ImageSource
+from engine.launch import preflight_process
 
 parse_rules = Stylesheet._parse_rules
 render_update = Compositor.render_update
@@ -23,6 +27,30 @@ def parse_rules_once(sheet: Stylesheet, *place: Any, **options: Any) -> list[Rul
     return parsed[key]
 
 
+class PreflightInProcess:
+    """The helper of the form that runs the preflight, without a process. Its process is tested in tests/tui/form."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, ImageSource | None] = {}
+        self._answer = ""
+
+    def send(self, request: dict[str, Any]) -> None:
+        self._answer = json.dumps(preflight_process._check_request(json.loads(json.dumps(request)), self._sources))
+
+    def receive(self) -> Any:
+        return json.loads(self._answer)
+
+    def kill(self) -> None:
+        """Do nothing: `send` has ended."""
+
+    close = kill
+
+
+@pytest.fixture
+def preflight_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.form.checks.start_helper", lambda *_, **__: PreflightInProcess())
+
+
 @pytest.fixture(autouse=True)
 def few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the first frame of each screen, and later only what a test looks at.
@@ -31,10 +59,11 @@ def few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     drawn: WeakSet[Compositor] = WeakSet()
 
-    def render_first_update(compositor: Compositor, **options: Any) -> object:
-        if compositor not in drawn:
+    def render_first_update(compositor: Compositor, full: bool = False, **options: Any) -> object:
+        # A screenshot asks for a full frame.
+        if full or compositor not in drawn:
             drawn.add(compositor)
-            return render_update(compositor, **options)
+            return render_update(compositor, full, **options)
         compositor._dirty_regions.clear()
         return None
 

@@ -314,6 +314,7 @@ def test_checker_reports_missing_host_resources(checker: FormChecker) -> None:
     assert "does not exist" in check(checker, data__dataset="folder", data__path="/nowhere")[1][0]
 
 
+@pytest.mark.usefixtures("preflight_in_process")
 def test_checker_reports_invalid_values_with_problems_of_host(checker: FormChecker, tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     _, problems = check(checker, optim__lr="-1", model__name="cnnn", run__name="a")
@@ -386,6 +387,7 @@ def test_checker_gives_up_hanging_transform_for_other_transform(
         assert first.result() is None
 
 
+@pytest.mark.usefixtures("preflight_in_process")
 def test_checker_knows_no_devices_before_first_snapshot_or_while_run_waits(checker: FormChecker) -> None:
     needs_gpus = {"model__sync_bn": "true", "model__name": "resnet18", "device__backend": "nccl"}
     pending = replace(demo_snapshot(0.0), gpus=(), error="no answer yet", pending=True)

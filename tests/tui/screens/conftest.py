@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engine.data.sources.base import ImageSource
-from engine.launch import preflight_process
 from support.screen.demo_app import FROZEN_NOW, demo_runs
 from tui.form.checks import FormChecker, ModelCheckResult
 
@@ -32,30 +28,11 @@ def known_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(FormChecker, "check_model", lambda *_, **__: known)
 
 
-class PreflightInProcess:
-    """The helper of the form that runs the preflight, without a process. Its process is tested in tests/tui/form."""
-
-    def __init__(self) -> None:
-        self._sources: dict[str, ImageSource | None] = {}
-        self._answer = ""
-
-    def send(self, request: dict[str, Any]) -> None:
-        self._answer = json.dumps(preflight_process._check_request(json.loads(json.dumps(request)), self._sources))
-
-    def receive(self) -> Any:
-        return json.loads(self._answer)
-
-    def kill(self) -> None:
-        """Do nothing: `send` has ended."""
-
-    close = kill
-
-
 @pytest.fixture(autouse=True)
-def preflight_in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_preflight(request: pytest.FixtureRequest) -> None:
     """The form checks a config without a process, which takes half a second to start, unless it builds the model."""
     if request.node.get_closest_marker("builds_model") is None:
-        monkeypatch.setattr("tui.form.checks.start_helper", lambda *_, **__: PreflightInProcess())
+        request.getfixturevalue("preflight_in_process")
 
 
 @pytest.fixture

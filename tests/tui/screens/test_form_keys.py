@@ -157,6 +157,7 @@ def test_form_screen_accepts_typed_value_outside_choices(tmp_path: Path) -> None
     drive(real_app(tmp_path / "runs"), act, (140, 48))
 
 
+@pytest.mark.expensive("builds the catalogs of models and optimizers, unless another test did")
 @pytest.mark.usefixtures("unchecked")
 def test_form_screen_completes_names_of_models_and_optimizers(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:

@@ -119,6 +119,7 @@ def test_form_screen_checks_again_when_driver_has_answered(tmp_path: Path) -> No
     drive(real_app(tmp_path / "runs"), act, (140, 48))
 
 
+@pytest.mark.expensive("imports torch and torchvision, unless another test did")
 def test_form_screen_of_preset_without_data_asks_for_path(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
