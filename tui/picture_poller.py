@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.utils.errors import CodedError, Problem
 from tui.graphics import Graphics
 from tui.pollers import Poller
 
@@ -49,7 +50,7 @@ class PictureResult:
 
     request: PictureRequest
     picture: DrawnPicture | None = None
-    problem: str = ""
+    problem: Problem | None = None
 
 
 class PicturePoller(Poller):
@@ -100,4 +101,5 @@ class PicturePoller(Poller):
             return PictureResult(request, draw_picture(image, request.columns, request.rows, request.graphics))
         except Exception as error:
             # Any error is shown in place of the picture; the next one may be readable.
-            return PictureResult(request, problem=str(error) or type(error).__name__)
+            code = error.code if isinstance(error, CodedError) else "not-readable"
+            return PictureResult(request, problem=Problem("", str(error) or type(error).__name__, code=code))

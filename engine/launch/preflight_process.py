@@ -20,7 +20,7 @@ from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import Preflight, RunRequest, run_preflight
-from engine.utils.errors import Problem, UsageError, problems_from_json, problems_to_json
+from engine.utils.errors import UsageError, problems_from_json, problems_to_json
 from engine.utils.helper_process import ParentPipe
 
 # Values of other keys leave the scan of a dataset valid.
@@ -52,7 +52,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         dry_run=True,
         problems=problems,
         typed=frozenset(values["typed"]),
-        warnings=tuple(Problem("", text, code="no-effect") for text in values["warnings"]),
+        warnings=tuple(problems_from_json(values["warnings"])),
     )
     request = with_input_keys(request)
 
@@ -87,10 +87,12 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         "problems": problems_to_json(preflight.problems),
         "devices": 0 if plan is None else plan.local_world_size * plan.devices_per_rank,
         "cpu_fallback": "" if allocation.cpu_fallback is None else str(allocation.cpu_fallback),
-        "warnings": [
-            *(str(warning) for warning in allocation.warnings if warning != allocation.cpu_fallback),
-            *map(str, preflight.warnings),
-        ],
+        "warnings": problems_to_json(
+            [
+                *(warning for warning in allocation.warnings if warning != allocation.cpu_fallback),
+                *preflight.warnings,
+            ]
+        ),
         "on_gpu": None if plan is None else plan.on_gpu,
         "images": None if counts is None else [counts.train, counts.val],
         "classes": None if source is None else len(source.classes),

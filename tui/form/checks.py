@@ -38,7 +38,7 @@ class FormCheckResult:
     problems: list[Problem] = field(default_factory=list)
     cpu_fallback: str = ""
     """Why the run would train on the CPU although this host has GPUs."""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     """What does not prevent the start, such as GPUs that others use."""
     num_classes: int | None = None
     """Number of classes of the dataset; None if it was not opened."""
@@ -94,7 +94,7 @@ class FormChecker:
         problems: Sequence[Problem] = (),
         *,
         typed: Iterable[str] = (),
-        warnings: Sequence[str] = (),
+        warnings: Sequence[Problem] = (),
     ) -> FormCheckResult | None:
         """Run the preflight of a config, the valid part of what was typed if it has `problems`.
 
@@ -105,7 +105,7 @@ class FormChecker:
             "runs_dir": str(self._runs_dir),
             "problems": problems_to_json(problems),
             "typed": list(typed),
-            "warnings": list(warnings),
+            "warnings": problems_to_json(warnings),
             "snapshot": None if snapshot is None else snapshot.to_line(),
         }
         answer = self._ask("preflight", canceled, request)
@@ -122,7 +122,7 @@ class FormChecker:
             sampler,
             host_problems,
             answer["cpu_fallback"],
-            tuple(answer["warnings"]),
+            tuple(problems_from_json(answer["warnings"])),
             num_classes=answer["classes"],
             schedule=SampledSchedule(**answer["schedule"]) if answer["schedule"] is not None else None,
             input=answer["input"],

@@ -67,10 +67,10 @@ class Form:
         """Return the resolved config. Raises UsageError for its invalid values. Does not check the host."""
         return self._resolve().config
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[Problem]:
         """Return what the values give reason to warn of, such as keys without effect; none if some are invalid."""
         try:
-            return [str(warning) for _, warning in self._resolve().no_effect]
+            return [warning for _, warning in self._resolve().no_effect]
         except UsageError:
             return []
 

@@ -48,7 +48,7 @@ def plan_text(config: Config | None, problems: Sequence[Problem], result: FormCh
     """Return the problems, the warnings and the plan of a run, one per line, the most urgent first."""
     lines = [Text(f"✗ {printable(str(problem))}", BAD) for problem in problems]
     if result is not None:
-        warnings = [*([result.cpu_fallback] if result.cpu_fallback else []), *result.warnings]
+        warnings = [*([result.cpu_fallback] if result.cpu_fallback else []), *map(str, result.warnings)]
         lines += [Text(f"! {printable(warning)}", WARNING) for warning in warnings]
     if problems:
         lines.append(Text("The plan follows when all errors are fixed.", MUTED))

@@ -104,7 +104,7 @@ class Picture(Widget):
         result = self._poller.latest
         if result is None or self._request is None or result.request.identity != self._request.identity:
             return
-        problem = wrap_text(Text(printable(result.problem), WARNING), self.size.width) if result.problem else []
+        problem = wrap_text(Text(printable(str(result.problem)), WARNING), self.size.width) if result.problem else []
         self._replace(result.picture, problem)
 
     def _replace(self, picture: DrawnPicture | None, message: list[Text] | None = None) -> None:
