@@ -9,6 +9,7 @@ import pytest
 
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import RunFinished
+from support.messages import says
 from support.runs.factories import make_epoch, make_run_folder, make_run_started
 from support.runs.trained_run import call
 
@@ -84,17 +85,17 @@ def test_compare_notes_other_datasets_on_stderr(three_runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "value"),
     [
-        (("alpha", "nothing"), "no run of this name"),
-        (("alpha", "--screen"), "needs a terminal"),
-        (("alpha", "--baseline", "gamma"), "gamma is not among the compared runs"),
+        (("alpha", "nothing"), "unknown-run", "nothing"),
+        (("alpha", "--screen"), "no-terminal", "--headless"),
+        (("alpha", "--baseline", "gamma"), "unknown-value", "error: --baseline: gamma"),
     ],
 )
-def test_compare_refuses(three_runs: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_compare_refuses(three_runs: Path, arguments: tuple[str, ...], code: str, value: str) -> None:
     result = call("compare", *arguments)
     assert result.exit_code == 2
-    assert message in result.stderr
+    assert says(result.stderr, code, value)
 
 
 def test_compare_limits_the_number_of_runs(three_runs: Path) -> None:
@@ -102,7 +103,7 @@ def test_compare_limits_the_number_of_runs(three_runs: Path) -> None:
         make_run_folder(three_runs, f"more-{number}", make_run_started())
     result = call("compare", *(f"more-{number}" for number in range(17)))
     assert result.exit_code == 2
-    assert "at most 16 runs, not 17" in result.stderr
+    assert says(result.stderr, "too-many", "error: compare: ", "16", "17")
 
 
 def test_compare_shows_names_and_values_without_control_characters(three_runs: Path) -> None:

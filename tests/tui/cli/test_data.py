@@ -12,6 +12,7 @@ from PIL import Image
 from engine.doctor import dataset
 from engine.doctor.dataset import GAP, LABEL_COLUMN
 from support.data.photo_folder import write_photo_folder
+from support.messages import says
 from support.runs.trained_run import call
 
 
@@ -70,13 +71,13 @@ def test_data_overwrites_no_file_without_force(photos: Path) -> None:
     photo = photos / "cat" / "7.png"
     done = call("data", *options(photos), "-o", photo)
     assert (done.exit_code, photo.read_bytes()) == (2, b"not an image")
-    assert "7.png exists; choose another file, or overwrite it with --force" in done.stderr
+    assert says(done.stderr, "name-in-use", "error: --output: ", photo, "--force")
 
 
 def test_data_refuses_augmented_validation_images(photos: Path) -> None:
     done = call("data", *options(photos), "--augmented", "--part", "val")
     assert done.exit_code == 2
-    assert "--augmented: has no effect on validation images" in done.stderr
+    assert says(done.stderr, "no-effect", "error: --augmented: ", "--part val")
 
 
 def test_data_imports_transform_only_to_augment(photos: Path, tmp_path: Path) -> None:

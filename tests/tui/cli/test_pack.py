@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from engine.data.pack.writer import PackProgress
 from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
+from support.messages import says
 from tui.cli import pack
 from tui.cli.main import app
 
@@ -60,28 +61,29 @@ def test_verify_lists_damaged_names_and_exits_with_one(tmp_path: Path) -> None:
     (tmp_path / "a.gpk").write_bytes((tmp_path / "a.gpk").read_bytes().replace(content, content[:-1] + b"x"))
     code, out, err = invoke("--verify", tmp_path / "a.gpk")
     assert (code, out) == (1, "")
-    assert "cat/0.png (image 1) is damaged: its checksum is wrong; pack it again" in err
+    assert says(err, "bad-image", "cat/0.png (image 1)")
     assert "\\x1b[31m.png (image" in err
     assert "\x1b" not in err
     assert "2 images of 25 damaged" in err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "location", "value"),
     [
-        ([], "error: FOLDER: is missing; name the folder to pack: gputrain pack FOLDER -o FILE"),
-        (["photos"], "error: --output: is missing; name the file to write: gputrain pack photos -o FILE"),
-        (["/nowhere", "-o", "/tmp/a.gpk"], "error: FOLDER: /nowhere does not exist or is not a folder; set FOLDER to"),
-        (["photos", "--verify", "a.gpk"], "error: --verify: checks a packed set; omit FOLDER"),
-        (["--verify", "a", "-o", "b", "--force"], "error: --verify: checks a packed set; omit --output, --force"),
-        (["--verify", "/nowhere"], "error: --verify: /nowhere cannot be read: No such file or directory"),
+        ([], "missing-value", "FOLDER", "FOLDER -o FILE"),
+        (["photos"], "missing-value", "--output", "photos -o FILE"),
+        (["/nowhere", "-o", "/tmp/a.gpk"], "not-found", "FOLDER", "/nowhere"),
+        (["photos", "--verify", "a.gpk"], "conflict", "--verify", "FOLDER"),
+        (["--verify", "a", "-o", "b", "--force"], "conflict", "--verify", "--output, --force"),
+        (["--verify", "/nowhere"], "not-readable", "--verify", "/nowhere"),
     ],
 )
-def test_invalid_arguments_are_one_sentence(arguments: list[str], message: str) -> None:
-    code, _, err = invoke(*arguments)
-    assert code == 2
+def test_invalid_arguments_are_one_sentence(arguments: list[str], code: str, location: str, value: str) -> None:
+    exit_code, _, err = invoke(*arguments)
+    assert exit_code == 2
     (line,) = [line for line in err.splitlines() if line != "Checking the image files"]
-    assert line.startswith(message)
+    assert line.startswith(f"error: {location}: ")
+    assert says(line, code, value)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -15,6 +15,7 @@ from engine.runs.events import Profiled, RunFinished, RunPaused
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from support.gputrain_command import wait_for
+from support.messages import says
 from support.runs.factories import append_events, make_run_folder, make_run_started
 from support.runs.profiles import FAST_RANK, SLOW_RANK, make_profile, make_rank_profile, store_profile
 from tui.cli.main import app
@@ -75,14 +76,14 @@ def test_run_that_has_ended_is_not_asked(run: RunFolder) -> None:
     append_events(run, RunFinished(state="finished"))
     result = profile()
     assert result.exit_code == 1
-    assert "a is not running: it is finished; profiles that were taken before are shown with --stored" in result.output
+    assert says(result.output, "not-running", "error: a ", "finished", "--stored")
     assert not run.control.exists()
 
 
 def test_missing_stored_profile_is_one_sentence(run: RunFolder) -> None:
     result = profile("--stored")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "a has no profile; take one while it trains with `gputrain profile a`" in result.output
+    assert says(result.output, "not-recorded", "error: a ", "`gputrain profile a`")
 
 
 def test_reason_of_a_missing_profile_is_printed(live_run: RunFolder) -> None:
@@ -90,7 +91,7 @@ def test_reason_of_a_missing_profile_is_printed(live_run: RunFolder) -> None:
     result = profile()
     thread.join()
     assert result.exit_code == 1
-    assert "no profile of a: the run ended" in result.output
+    assert says(result.output, "not-recorded", " a: the run ended")
 
 
 def test_paused_run_is_named_and_not_waited_for_longer_than_the_timeout(live_run: RunFolder) -> None:
@@ -98,7 +99,7 @@ def test_paused_run_is_named_and_not_waited_for_longer_than_the_timeout(live_run
     result = profile("--timeout", "0.5")
     assert result.exit_code == 1
     assert "a is paused; the profile begins when it continues." in result.output
-    assert "no profile of a within 0.5 s: it is paused; the request stays" in result.output
+    assert says(result.output, "timed-out", " a ", "0.5 s", "it is paused", "--stored")
 
 
 def test_no_wait_sends_the_request_only(live_run: RunFolder) -> None:
@@ -118,7 +119,8 @@ def test_stored_refuses_options_of_a_request(run: RunFolder, option: list[str]) 
     store_profile(run, PROFILE)
     result = profile("--stored", *option)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"error: --stored: shows a profile that was taken before; omit {option[0]}\n"
+    assert says(result.stderr, "conflict", "error: --stored: ", option[0])
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("steps", ["0", "101", "many"])

@@ -13,6 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from support.gputrain_command import ROOT
+from support.messages import says
 from support.runs.compared_runs import make_compared_run
 from tui.cli.main import app
 
@@ -30,7 +31,7 @@ def test_report_and_plot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "<!DOCTYPE html>" in (tmp_path / "report.html").read_text()
     assert invoke("plot", "a", "--metric", "lr", "-o", "lr.svg").strip() == "lr.svg"
     make_compared_run(tmp_path / "runs", "b")
-    assert "overwrite it with --force" in invoke("plot", "b", "-o", "lr.svg", code=2)
+    assert says(invoke("plot", "b", "-o", "lr.svg", code=2), "foreign-file", "error: lr.svg: ", "--force")
 
 
 @pytest.mark.nightly

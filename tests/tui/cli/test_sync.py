@@ -20,6 +20,7 @@ from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from support.gputrain_command import Gputrain, effective_events, wait_for
+from support.messages import says
 from support.runs.factories import (
     append_events,
     make_epoch,
@@ -182,22 +183,20 @@ def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrai
     server = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "1", "WANDB_MODE": "online"}
     nameless = gputrain("sync", "a", "--to", "wandb", WANDB_API_KEY="", **server)
     assert nameless.returncode == 1
-    assert nameless.stderr.startswith("error: W&B at http://127.0.0.1:9 cannot be used: ")
+    assert says(nameless.stderr, "service-failed", "error: W&B at http://127.0.0.1:9 ")
     assert "api" in nameless.stderr.lower()
     gone = gputrain("sync", "a", "--to", "wandb", WANDB_API_KEY="0123456789" * 4, **server)
     assert gone.returncode == 1
     assert len(gone.stderr.splitlines()) == 2
-    assert gone.stderr.startswith("error: W&B at http://127.0.0.1:9 cannot be used: ")
+    assert gone.stderr.startswith("error: W&B at http://127.0.0.1:9 ") and "WANDB_MODE=offline" in gone.stderr
     assert "0123456789" not in gone.stderr + (folder.sync / "wandb.json").read_text()
 
 
 def test_sync_refuses_unknown_service_and_run(gputrain: Gputrain) -> None:
     make_run(gputrain, "a", make_run_started())
     unknown = CliRunner().invoke(app, ["sync", "a", "--to", "wand"], env=gputrain.environment)
-    assert (unknown.exit_code, unknown.stderr) == (
-        2,
-        "error: --to: wand is unknown; use wandb or mlflow; did you mean wandb?\n",
-    )
+    assert (unknown.exit_code, unknown.stderr.count("\n")) == (2, 1)
+    assert says(unknown.stderr, "unknown-value", "error: --to: wand ", "did you mean wandb?")
     missing = CliRunner().invoke(app, ["sync", "b", "--to", "wandb"], env=gputrain.environment)
     assert (missing.exit_code, missing.stdout) == (2, "")
 
