@@ -7,6 +7,7 @@ import pty
 
 import pytest
 
+from support.messages import raises_problem
 from tui.graphics import (
     ASK_ATTRIBUTES,
     ASK_CELL_SIZE,
@@ -49,7 +50,7 @@ def test_requested_protocol_is_value_of_variable() -> None:
     assert requested_protocol({}) is None
     assert requested_protocol({"GPUTRAIN_GRAPHICS": "auto"}) is None
     assert requested_protocol({"GPUTRAIN_GRAPHICS": "Sixel"}) == "sixel"
-    with pytest.raises(ValueError, match="GPUTRAIN_GRAPHICS=iterm is ignored: it must be one of auto, kitty, sixel"):
+    with raises_problem("unknown-value", "", "GPUTRAIN_GRAPHICS=iterm", "auto, kitty, sixel, blocks"):
         requested_protocol({"GPUTRAIN_GRAPHICS": "iterm"})
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from textual.strip import Strip
 
 from support.gputrain_command import wait_for
+from support.messages import has_problem
 from tui.graphics import Graphics, Protocol
 from tui.picture_poller import PicturePoller, PictureRequest
 from tui.pictures import draw_picture, fit_picture
@@ -141,5 +142,6 @@ def test_picture_poller_reports_image_that_cannot_be_read(tmp_path: Path) -> Non
     poller.request(PictureRequest("a", lambda: Image.open(tmp_path / "gone.png"), 10, 5, BLOCKS))
     assert published.wait(20)
     assert poller.latest is not None and poller.latest.picture is None
-    assert "No such file" in poller.latest.problem
+    assert poller.latest.problem is not None
+    assert has_problem([poller.latest.problem], "not-readable", "", "No such file")
     poller.close()

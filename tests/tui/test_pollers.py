@@ -20,6 +20,7 @@ from engine.runs.journal import from_line, to_line
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from support.gputrain_command import wait_for
+from support.messages import has_problem
 from support.runs.factories import (
     append_events,
     append_to_journal,
@@ -87,7 +88,8 @@ def test_run_list_poller_reports_thread_error_and_recovers(tmp_path: Path, monke
     monkeypatch.setattr(poller, "poll", lambda: 1 / 0)
     poller.start()
     wait_for(lambda: poller.unexpected_error is not None, "the error", 5)
-    assert "ZeroDivisionError" in str(poller.unexpected_error)
+    error = poller.unexpected_error
+    assert error is not None and has_problem([error], "internal-error", "", "ZeroDivisionError")
     monkeypatch.undo()
     wait_for(lambda: poller.unexpected_error is None and poller.rows == [], "the next poll", 5)
     poller.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings, write_settings
 from engine.sweeps.study import SweepStudy, open_study
+from engine.utils.errors import Problem
 from support.runs.factories import make_epoch, make_run_folder, make_run_started
 
 SETTINGS = SweepSettings(
@@ -40,9 +41,9 @@ def make_finished_trials(root: Path, count: int = 9, name: str = "s") -> tuple[S
         if number == count - 1:
             continue
         if number == 3:
-            study.prune(number, "pruned after epoch 1")
+            study.prune(number, Problem("", "pruned after epoch 1", code="stopped"))
         elif number == 5:
-            study.fail(number, "rank 0: the loss is not finite")
+            study.fail(number, Problem("", "rank 0: the loss is not finite", code="non-finite"))
         else:
             study.report(number, 2, value)
             study.complete(number, value)

@@ -18,6 +18,7 @@ from engine.runs.evaluations import mistakes, read_evaluations, worst_first
 from engine.runs.folder import RunFolder
 from engine.training.metrics import MAX_CONFUSION_CLASSES
 from engine.utils.files import write_json
+from support.messages import says
 from support.screen.demo_app import clipped_widgets, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from tui.demo.server import LIVE_RUN
 from tui.palette import ANSI, CORRECT, WRONG, rich_theme
@@ -288,7 +289,7 @@ def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -
         demo_run.evaluation.write_text('{"format": 1, "classes": 7}')
         await wait_until(pilot, lambda: screen.evaluation_poller.problem is not None)
         await drawn(pilot)
-        assert "evaluation.json cannot be read: classes is not a list of names" in visible_text(pilot, "#scores")
+        assert says(visible_text(pilot, "#scores"), "damaged", "evaluation.json ", ": classes is not a list of names")
         assert "owl" in visible_text(pilot, "#matrix")
         write_json(demo_run.evaluation, evaluation(best=make_result(BEST, 5)))
         await wait_until(pilot, lambda: screen.evaluation_poller.problem is None)

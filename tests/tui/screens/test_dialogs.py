@@ -10,6 +10,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from engine.runs.folder import RunFolder
+from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
@@ -189,7 +190,7 @@ def test_config_dialog_of_missing_config_says_so(demo_runs_folder: Path) -> None
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "d")
-        await wait_until(pilot, lambda: "The config cannot be read: No such file" in visible_text(pilot))
+        await wait_until(pilot, lambda: says(visible_text(pilot), "not-readable", "No such file"))
 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, SIZE)
 
@@ -241,11 +242,11 @@ def test_epochs_dialog_refuses_fewer_epochs(demo_runs_folder: Path) -> None:
         assert "12" in visible_text(pilot)
         await pilot.press("ctrl+u", "5", "enter")
         await wait_until_idle(pilot)
-        assert "Enter a whole number above 6" in visible_text(pilot)
+        assert says(visible_text(pilot, ".problem"), "out-of-range", " 6")
         pilot.app.screen.query_one(Input).value = "9" * 5000
         await pilot.press("enter")
         await wait_until_idle(pilot)
-        assert "Enter a whole number above 6" in visible_text(pilot)
+        assert says(visible_text(pilot, ".problem"), "out-of-range", " 6")
         await pilot.press("end", "ctrl+u", "8", "enter")
         await wait_until(pilot, lambda: answers == ["8"])
 

@@ -9,6 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.config.loader import presets
+from support.messages import says
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.form_driver import entry_of, form_of, post_keys, type_into
 from support.screen.screen_driver import drive, press, real_app
@@ -193,15 +194,19 @@ def test_form_screen_keeps_typed_values_when_preset_changes(tmp_path: Path) -> N
     drive(real_app(tmp_path / "runs"), act, (120, 34))
 
 
+def last_toast(pilot: Pilot[None]) -> str:
+    return next(reversed([toast.message for toast in pilot.app._notifications]), "")
+
+
 FOOTER = {
     "ctrl+s": lambda pilot: isinstance(pilot.app.screen, TextDialog),
     "enter": lambda pilot: pilot.app.screen.fields.is_open,
     "ctrl+f": lambda pilot: pilot.app.screen.fields.searching,
     "ctrl+o": lambda pilot: "seed" in visible_text(pilot, "#field-lines"),
-    "ctrl+l": lambda pilot: any("test needs a valid config" in note.message for note in pilot.app._notifications),
-    "ctrl+g": lambda pilot: any("with ^l first" in note.message for note in pilot.app._notifications),
+    "ctrl+l": lambda pilot: says(last_toast(pilot), "invalid-value"),
+    "ctrl+g": lambda pilot: says(last_toast(pilot), "not-selected", "^l"),
     "ctrl+t": lambda pilot: isinstance(pilot.app.screen, TextInputDialog),
-    "ctrl+y": lambda pilot: any("needs a valid config" in note.message for note in pilot.app._notifications),
+    "ctrl+y": lambda pilot: says(last_toast(pilot), "invalid-value"),
     "ctrl+r": lambda pilot: pilot.app.screen.form.overrides == {},
     "escape": lambda pilot: isinstance(pilot.app.screen, ChoiceDialog),
     "f1": lambda pilot: isinstance(pilot.app.screen, TextDialog),

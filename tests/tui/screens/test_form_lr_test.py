@@ -9,6 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from support.gputrain_command import wait_for
+from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.form_driver import FAST_LR_FIND, form_of, type_into, wait_until_tested
 from support.screen.screen_driver import drive, press, real_app
@@ -40,7 +41,8 @@ def test_form_screen_tests_learning_rates_and_uses_suggestions(tmp_path: Path) -
         form = form_of(pilot)
         assert form.lr_test.in_progress
         await pilot.press("ctrl+s")
-        assert toasts(pilot) == ["A learning rate test is running; stop it with ^l, or wait"]
+        [toast] = toasts(pilot)
+        assert says(toast, "conflict", "^l")
         await wait_until_tested(pilot)
         suggestion = form.lr_test.suggestion
         assert suggestion is not None
@@ -96,10 +98,11 @@ def test_form_screen_shows_why_test_failed(tmp_path: Path, monkeypatch: pytest.M
         await press(pilot, "n")
         await pilot.press("ctrl+l")
         await wait_until_tested(pilot)
-        assert toasts(pilot) == ["Learning rate test: device.gpus: GPU 0 is in use by alice"]
+        [toast] = toasts(pilot)
+        assert says(toast, "unfinished", "device.gpus: GPU 0 is in use by alice")
         assert "failed" in visible_text(pilot, "#form-lr-test")
         await pilot.press("ctrl+g")
-        assert toasts(pilot)[-1] == "Test learning rates with ^l first"
+        assert says(toasts(pilot)[-1], "not-selected", "^l")
         assert form_of(pilot).form.values()["optim.lr"] == "0.1"
 
     drive(real_app(tmp_path / "runs"), act, (160, 48))
@@ -131,7 +134,8 @@ def test_form_screen_refuses_test_of_invalid_values_and_in_demo(tmp_path: Path) 
         await press(pilot, "n")
         await type_into(pilot, "data.batch_size", "x")
         await pilot.press("ctrl+l")
-        assert toasts(pilot) == ["Fix the errors first; the test needs a valid config"]
+        [toast] = toasts(pilot)
+        assert says(toast, "invalid-value")
         assert not form_of(pilot).lr_test.in_progress
 
     drive(real_app(tmp_path / "runs"), act, (160, 48))
@@ -139,7 +143,8 @@ def test_form_screen_refuses_test_of_invalid_values_and_in_demo(tmp_path: Path) 
     async def act_in_demo(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         await pilot.press("ctrl+l")
-        assert toasts(pilot) == ["Demo mode: nothing can be trained"]
+        [toast] = toasts(pilot)
+        assert says(toast, "not-supported")
         assert not form_of(pilot).lr_test.in_progress
 
     drive(demo_app(tmp_path / "runs"), act_in_demo, (160, 48))

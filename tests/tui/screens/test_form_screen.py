@@ -9,6 +9,7 @@ from textual.pilot import Pilot
 
 from engine.gpus.current_use import find_current_use
 from engine.utils.files import state_folder
+from support.messages import says
 from support.screen.demo_app import demo_app, demo_snapshot, visible_text, wait_until, wait_until_idle
 from support.screen.form_driver import entry_of, form_of, plan_of, type_into
 from support.screen.screen_driver import drive, press, real_app
@@ -27,11 +28,11 @@ def test_form_screen_marks_invalid_values_and_refuses_start(tmp_path: Path) -> N
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         await type_into(pilot, "run.epochs", "0")
-        assert "✗ 0 is not allowed: must be greater than or equal to 1" in visible_text(pilot, "#about")
+        assert says(visible_text(pilot, "#about"), "out-of-range", "✗ 0 ", "1")
         await type_into(pilot, "data.batch_size", "x")
         assert "✗ 2 errors to fix" in visible_text(pilot, "#title")
         assert "✗ epochs" in visible_text(pilot) and "✗ batch size" in visible_text(pilot)
-        assert "✗ run.epochs: 0 is not allowed" in visible_text(pilot, "#plan")
+        assert says(visible_text(pilot, "#plan"), "out-of-range", "✗ run.epochs: 0 ")
         await press(pilot, "ctrl+s")
         shown = visible_text(pilot)
         assert "Not started: 2 errors to fix" in shown
@@ -82,9 +83,9 @@ def test_form_screen_reports_name_that_is_taken_while_typing(tmp_path: Path) -> 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         await type_into(pilot, "run.name", "taken")
-        assert "taken already exists" in plan_of(pilot)
+        assert says(plan_of(pilot), "name-in-use", "run.name: taken ")
         await type_into(pilot, "run.name", "last")
-        assert "last is reserved" in visible_text(pilot, "#about")
+        assert says(visible_text(pilot, "#about"), "invalid-name", "last ")
 
     drive(real_app(tmp_path / "runs"), act, (80, 24))
 
@@ -96,7 +97,7 @@ def test_form_screen_warns_of_gpu_that_others_use_in_small_terminal(demo_runs_fo
         await press(pilot, "n")
         await type_into(pilot, "device.gpus", str(busy.index))
         plan = plan_of(pilot)
-        assert f"! sharing GPUs that are not free: GPU {busy.index}: in use by" in plan
+        assert says(plan, "gpu-in-use", "! ", f"GPU {busy.index}: ")
         assert "1 GPU, global batch size 32" in plan
         assert "error" not in visible_text(pilot, "#plan")
 
@@ -126,7 +127,7 @@ def test_form_screen_of_preset_without_data_asks_for_path(tmp_path: Path) -> Non
         form_of(pilot).edit("preset", "flowers")
         await wait_until_idle(pilot)
         assert "preset flowers" in visible_text(pilot, "#title")
-        assert "data.path: folder needs the folder of the dataset" in plan_of(pilot)
+        assert says(plan_of(pilot), "missing-value", "data.path: folder ")
 
     drive(real_app(tmp_path / "runs"), act)
 

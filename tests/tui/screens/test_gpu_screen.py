@@ -15,6 +15,7 @@ from textual.pilot import Pilot
 
 from engine.gpus.snapshot import GpuProcess, Reading, Snapshot
 from support.gputrain_command import ROOT
+from support.messages import says
 from support.screen.demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, visible_text, wait_until_idle
 from support.screen.screen_driver import drive, press
 from tui.charts.gpu_loads import GpuLoads
@@ -269,7 +270,7 @@ def test_gpu_screen_of_gpu_that_disappears(demo_runs_folder: Path) -> None:
         assert feed.snapshot is not None
         feed.snapshot = replace(feed.snapshot, gpus=feed.snapshot.gpus[:7])
         await wait_until_idle(pilot)
-        assert "The driver does not report this GPU" in visible_text(pilot, "#facts")
+        assert says(visible_text(pilot, "#facts"), "gpu-not-found")
         await press(pilot, "right")
         assert "GPU 1 " in title(pilot)
 

@@ -20,6 +20,7 @@ from engine.runs.inspection_file import write_inspection
 from engine.runs.ownership import Ownership
 from engine.utils.files import write_json
 from support.gputrain_command import Gputrain
+from support.messages import has_problem, says
 from support.runs.inspections import CLASSES, make_inspection
 from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from support.screen.layouts import each_layout, header_of, region_of
@@ -166,7 +167,8 @@ def test_mistakes_screen_lists_images_of_cell_and_other_lists(run: RunFolder, tm
         await check_overlay(pilot)
         pilot.app.clear_notifications()
         await press(pilot, "I")
-        assert [toast.message for toast in pilot.app._notifications] == ["Demo mode: models cannot be evaluated"]
+        [toast] = pilot.app._notifications
+        assert says(toast.message, "not-supported")
 
     drive_run(run, act)
 
@@ -181,18 +183,23 @@ def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, t
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_mistakes(pilot)
-        assert "cannot be shown: No such file or directory" in " ".join(visible_text(pilot, "#picture").split())
+        assert says(visible_text(pilot, "#picture"), "bad-image", "No such file or directory")
         await press(pilot, "down")
         await drawn(pilot)
-        assert "cannot be shown: it is not an image" in " ".join(visible_text(pilot, "#picture").split())
+        result = screen.query_one("#picture", Picture)._poller.latest
+        assert result is not None and result.problem is not None
+        assert has_problem([result.problem], "bad-image", "", "tabby\udcff.png")
+        assert "tabby\\udcff.png" in visible_text(pilot, "#picture").replace(" ", "").replace("\n", "")
         assert "is of epoch 3, not of epoch 7; press I" in visible_text(pilot, "#inspected")
         await press(pilot, "ctrl+y")
-        assert [toast.message[:27] for toast in pilot.app._notifications] == ["The path is not valid UTF-8"]
+        [toast] = pilot.app._notifications
+        assert says(toast.message, "invalid-name", "tabby\\udcff")
         assert len(listed(pilot)) == 2
         os.truncate(run.inspection, 100)
         await wait_until(pilot, lambda: screen.inspection_poller.problem is not None)
         await wait_until_idle(pilot)
-        assert "inspection.npz is damaged: " in visible_text(pilot, "#inspected")
+        assert has_problem([screen.inspection_poller.problem], "damaged", "", "inspection.npz")
+        assert "inspection.npz " in visible_text(pilot, "#inspected")
 
     drive_run(run, act, (160, 48))
 

@@ -12,6 +12,7 @@ from engine.runs.control import consume_requests
 from engine.runs.events import Profiled
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
+from support.messages import says
 from support.runs.factories import append_events, make_run_folder, make_run_started, make_step
 from support.runs.profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_rank_profile, store_profile
 from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
@@ -80,10 +81,10 @@ def test_profile_screen_says_why_no_profile_was_taken(live_run: RunFolder) -> No
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_profile(pilot)
         append_events(live_run, Profiled(step=10, epoch=1, steps=0, message="the run was paused\x1b[2J"))
-        await wait_until(pilot, lambda: screen.poller.answer != "")
+        await wait_until(pilot, lambda: screen.poller.answer is not None)
         screen.update_content()
         await wait_until_idle(pilot)
-        assert "No profile was taken: the run was paused\\x1b[2J" in status(pilot)
+        assert says(status(pilot), "not-recorded", ": the run was paused\\x1b[2J")
 
     drive(real_app(live_run.path.parent, "a"), act)
 

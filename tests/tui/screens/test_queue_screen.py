@@ -16,6 +16,7 @@ from engine.queue.state import QueueState, write_queue_state
 from engine.runs.control import consume_requests
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
+from support.messages import says
 from support.runs.factories import make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import press
@@ -114,7 +115,7 @@ def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.Mon
         for key in ("h", "s", "K", "i", "enter"):
             await press(pilot, key)
             assert isinstance(pilot.app.screen, QueueScreen)
-        assert toasts(pilot)[0] == "theirs belongs to bob; only that user can change it"
+        assert says(toasts(pilot)[0], "foreign-owner", "theirs ", " bob")
 
     drive(tmp_path / "runs", act)
 

@@ -15,6 +15,7 @@ from engine.runs.events import RunPaused, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
+from support.messages import says
 from support.runs.factories import make_epoch, make_run_folder, make_run_started
 from support.screen.demo_app import demo_app, four_rank_run, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
@@ -73,7 +74,8 @@ def test_resume_before_first_poll_reports_run_still_loading(demo_runs_folder: Pa
         app: Any = pilot.app
         app.resume_run(RunFolder(demo_runs_folder / FINISHED_RUN), None)
         await pilot.pause()
-        assert [toast.message for toast in app._notifications] == [f"{FINISHED_RUN} is still loading"]
+        [toast] = app._notifications
+        assert says(toast.message, "not-loaded", FINISHED_RUN)
 
     drive(demo_app(demo_runs_folder), act)
 
@@ -127,7 +129,7 @@ def test_run_screen_exports_after_working_directory_has_gone(
         monkeypatch.setattr(RunFolder, "is_own", False)
         await press(pilot, "e")
         toasts = [toast.message for toast in pilot.app._notifications]
-        assert toasts[1].startswith("The chart cannot be written to the working directory: No such file")
+        assert says(toasts[1], "not-writable", "the working directory: No such file")
 
     drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act)
 

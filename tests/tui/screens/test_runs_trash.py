@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
@@ -61,7 +62,7 @@ def test_delete_of_marked_runs_leaves_out_live_one(demo_runs_folder: Path) -> No
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "M", "D")
         await wait_until(pilot, lambda: "Move 2 runs to the trash?" in visible_text(pilot))
-        assert f"{LIVE_RUN} is running and cannot be deleted; stop it first" in toasts(pilot)
+        assert any(says(toast, "wrong-state", LIVE_RUN, "running", "deleted") for toast in toasts(pilot))
         assert "In all: 2 runs" in visible_text(pilot, ".note")
         await confirm(pilot)
         await wait_until(pilot, lambda: not (demo_runs_folder / FINISHED_RUN).exists())
@@ -112,11 +113,11 @@ def test_restore_asks_for_another_name_if_it_is_in_use(demo_runs_folder: Path) -
 def test_rename_keeps_mark_and_refuses_live_run_and_used_name(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "R")
-        assert f"{LIVE_RUN} is running and cannot be renamed; stop it first" in toasts(pilot)
+        assert any(says(toast, "wrong-state", LIVE_RUN, "running", "renamed") for toast in toasts(pilot))
         assert isinstance(pilot.app.screen, RunsScreen)
         await press(pilot, "j", "space", "k", "R")
         await pilot.press(*["backspace"] * len(FINISHED_RUN), *"cifar", "minus", "4", "enter")
-        await wait_until(pilot, lambda: "cifar-4 already exists" in visible_text(pilot))
+        await wait_until(pilot, lambda: says(visible_text(pilot, ".problem"), "name-in-use", "cifar-4"))
         await pilot.press("0", "enter")
         await wait_until(pilot, lambda: "◆○ cifar-40" in visible_text(pilot, "#all-runs"))
         assert isinstance(pilot.app, GputrainApp)
@@ -128,7 +129,7 @@ def test_rename_keeps_mark_and_refuses_live_run_and_used_name(demo_runs_folder: 
 def test_demo_changes_no_run(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "j", "D", "R", "A")
-        assert toasts(pilot) == ["Demo mode: runs cannot be changed"] * 3
+        assert [says(toast, "not-supported") for toast in toasts(pilot)] == [True] * 3
         assert (demo_runs_folder / FINISHED_RUN).exists()
 
     drive(demo_app(demo_runs_folder), act, SIZE)

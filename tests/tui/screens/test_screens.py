@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from engine.runs.folder import RunFolder
+from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui import keymap
@@ -196,7 +197,8 @@ def test_screenshot_does_not_follow_link(tmp_path: Path, monkeypatch: pytest.Mon
         await pilot.app.run_action("save_screenshot")
 
     drive(demo_app(tmp_path), act)
-    assert toasts == ["gputrain-now.svg cannot be written to the working directory: File exists"]
+    [toast] = toasts
+    assert says(toast, "not-writable", "gputrain-now.svg", "File exists")
     assert not (tmp_path / "target").exists()
 
 
@@ -209,4 +211,4 @@ def test_screenshot_says_that_working_directory_has_gone(tmp_path: Path, toasts:
         await pilot.app.run_action("save_screenshot")
 
     drive(demo_app(tmp_path), act)
-    assert "cannot be written to the working directory: No such file" in toasts[0]
+    assert says(toasts[0], "not-writable", "No such file")

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from textual.pilot import Pilot
 
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
+from support.messages import says
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
@@ -177,7 +178,7 @@ def test_starting_screen_stops_run(app: GputrainApp) -> None:
 
 def test_app_reports_start_that_another_start_followed(app: GputrainApp, monkeypatch: pytest.MonkeyPatch) -> None:
     toasts: list[str] = []
-    monkeypatch.setattr(app, "show_toast", lambda message, **_: toasts.append(message))
+    monkeypatch.setattr(app, "show_toast", lambda message, **_: toasts.append(str(message)))
 
     async def act(pilot: Pilot[None]) -> None:
         app.launch(["refused"])
@@ -191,12 +192,19 @@ def test_app_reports_start_that_another_start_followed(app: GputrainApp, monkeyp
     drive(app, act)
 
 
-@pytest.mark.parametrize(("what", "report"), [("refused", "The run did not start"), ("started", "a-run has started")])
+@pytest.mark.parametrize(
+    ("what", "is_report"),
+    [
+        ("refused", lambda toast: says(toast, "not-started", "torch cannot use GPU 0")),
+        ("started", lambda toast: toast == "a-run has started"),
+    ],
+    ids=["refused", "started"],
+)
 def test_app_reports_start_whose_screen_was_left(
-    app: GputrainApp, monkeypatch: pytest.MonkeyPatch, what: str, report: str
+    app: GputrainApp, monkeypatch: pytest.MonkeyPatch, what: str, is_report: Callable[[str], bool]
 ) -> None:
     toasts: list[str] = []
-    monkeypatch.setattr(app, "show_toast", lambda message, **_: toasts.append(message))
+    monkeypatch.setattr(app, "show_toast", lambda message, **_: toasts.append(str(message)))
 
     async def act(pilot: Pilot[None]) -> None:
         app.launch([what])
@@ -204,7 +212,7 @@ def test_app_reports_start_whose_screen_was_left(
         [launched] = app.pending_runs
         await press(pilot, "escape")
         let_go(app)
-        await wait_until(pilot, lambda: any(report in toast for toast in toasts))
+        await wait_until(pilot, lambda: any(map(is_report, toasts)))
         assert not app.pending_runs
         launched.process.kill()
         launched.process.wait()

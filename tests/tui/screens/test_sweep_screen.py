@@ -9,6 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.sweeps.folder import controller_lock
+from support.messages import says
 from support.runs.sweeps import make_finished_trials, make_sweep
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.layouts import each_layout, header_of
@@ -95,7 +96,7 @@ def test_sweep_key_without_sweeps_says_how_to_start_one(tmp_path: Path) -> None:
         await press(pilot, "r", "S")
         assert not isinstance(pilot.app.screen, SweepScreen)
         (toast,) = pilot.app._notifications
-        assert "gputrain sweep CONFIG KEY=SPACE" in toast.message
+        assert says(toast.message, "not-found", "CONFIG KEY=SPACE")
 
     (tmp_path / "runs").mkdir()
     drive(real_app(tmp_path / "runs"), act)

@@ -6,21 +6,20 @@ import pytest
 
 from engine.gpus.snapshot import Reading, Snapshot
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
-from tui.text.gpus import gpu_lines, no_driver_message
+from support.messages import has_problem
+from tui.text.gpus import gpu_lines, no_driver_problem
 
 
-@pytest.mark.parametrize(
-    ("other_driver", "used"), [(False, "training uses the CPU, "), (True, "the GPUs that torch sees, else the CPU, ")]
-)
-def test_no_driver_message_names_gpus_of_torch_only_if_possible(
-    other_driver: bool, used: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("other_driver", [False, True])
+def test_no_driver_problem_names_gpus_of_torch_only_if_possible(
+    other_driver: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.text.gpus.torch_may_see_gpus", lambda: other_driver)
     unknown: Reading[str] = Reading(None, 0.0, "no driver")
-    message = no_driver_message(Snapshot(0.0, "host", unknown, unknown, (), "no driver"))
-    assert message.startswith("No NVIDIA driver on host (no driver): training uses ")
-    assert used in message
-    assert message.endswith((" core.", " cores."))
+    problem = no_driver_problem(Snapshot(0.0, "host", unknown, unknown, (), "no driver"))
+    assert has_problem([problem], "driver-unavailable", "", "host", "(no driver)")
+    assert ("GPUs" in problem.message) is other_driver
+    assert problem.message.endswith((" core.", " cores."))
 
 
 def test_gpu_lines_show_readings_and_users_of_each_mig_instance(loaded_gpu_host: FakeGpuHost) -> None:
