@@ -11,6 +11,7 @@ from engine.config.loader import validate_config
 from engine.config.schema import as_dict
 from engine.config.yaml_io import to_yaml
 from support.gputrain_command import Gputrain
+from support.messages import says
 from support.runs.trained_run import call, saved_run
 
 LOSS = "import torch\n\ndef loss(logits, labels):\n    return torch.nn.functional.cross_entropy(logits, labels)\n"
@@ -30,18 +31,14 @@ def test_run_trusts_foreign_code_only_with_flag(gputrain: Gputrain, shared_confi
     (gputrain.folder / "their_code.py").write_text(LOSS)
     refused = gputrain("run", str(shared_config), *SHORT, "--name", "foreign")
     assert refused.returncode == 2
-    assert refused.stderr == (
-        f"error: loss.name: their_code:loss is not imported: {shared_config}, which sets loss.name, is writable by all "
-        "users; read the code, then repeat the command with --trust-code\n"
-    )
+    assert says(refused.stderr, "untrusted-code", "error: loss.name: their_code:loss ", shared_config, "--trust-code")
+    assert refused.stderr.count("\n") == 1
     assert not gputrain.runs.exists()
     trusted = gputrain("run", str(shared_config), *SHORT, "--name", "foreign", "--trust-code")
     assert trusted.returncode == 0, trusted.stderr
-    message = (
-        f"warning: --trust-code: loss.name imports their_code:loss from {gputrain.folder}/their_code.py, although "
-        f"{shared_config}, which sets loss.name, is writable by all users\n"
-    )
-    assert trusted.stderr.count("--trust-code") == trusted.stderr.count(message) == 1
+    [warning] = [line for line in trusted.stderr.splitlines() if "--trust-code" in line]
+    values = ("their_code:loss", gputrain.folder / "their_code.py", shared_config)
+    assert says(warning, "untrusted-code", "warning: --trust-code: loss.name ", *values)
 
 
 @pytest.mark.nightly
@@ -52,7 +49,7 @@ def test_package_code_needs_packages_again_on_resume(gputrain: Gputrain) -> None
     assert "code_packages" not in (gputrain.runs / "packaged" / "config.yaml").read_text()
     refused = gputrain("resume", "packaged", "run.epochs=2", "--headless")
     assert refused.returncode == 2
-    assert "or with run.code_packages=torch each time that you train or resume" in refused.stderr
+    assert says(refused.stderr, "untrusted-code", "run.code_packages=torch")
     resumed = gputrain("resume", "packaged", "run.epochs=2", "run.code_packages=torch", "--headless")
     assert resumed.returncode == 0, resumed.stderr
 
@@ -83,10 +80,11 @@ def test_summary_trusts_foreign_code_only_with_flag(tmp_path: Path, monkeypatch:
     )
     refused = call("summary", path)
     assert (refused.exit_code, (tmp_path / "ran").exists()) == (2, False)
-    assert "their_nets:build is not imported" in refused.stderr
+    assert says(refused.stderr, "untrusted-code", "their_nets:build")
     trusted = call("summary", path, "--trust-code")
     assert (tmp_path / "ran").exists()
-    assert trusted.stderr.count(f"imports their_nets:build from {tmp_path}/their_nets.py") == 1
+    [warning] = [line for line in trusted.stderr.splitlines() if "--trust-code" in line]
+    assert says(warning, "untrusted-code", "their_nets:build", tmp_path / "their_nets.py")
 
 
 def test_config_prints_foreign_code_without_importing_it(shared_config: Path) -> None:

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from engine.config.loader import resolve_config
 from support.gputrain_command import FinishedRun, SharedGputrain, read_events, without_timings
+from support.messages import says
 from support.runs.trained_run import call
 
 
@@ -119,7 +120,7 @@ def test_resume_of_finished_run_does_nothing(digits_run: FinishedRun, shared_gpu
     before = (digits_run.path / "events.jsonl").read_text()
     done = shared_gputrain("resume", "digits")
     assert done.returncode == 0
-    assert "has already finished 15 epochs" in done.stderr
+    assert says(done.stderr, "already-finished", "digits", "15 epochs")
     assert (digits_run.path / "events.jsonl").read_text() == before
 
 
@@ -128,7 +129,8 @@ def test_resume_rejects_changed_training_settings(digits_run: FinishedRun, chang
     before = (digits_run.path / "config.yaml").read_text()
     done = call("resume", digits_run.path, "run.epochs=30", change)
     assert done.exit_code == 2
-    assert f"error: {change.split('=')[0]}: cannot change when a run is resumed" in done.stderr
+    key, value = change.split("=")
+    assert says(done.stderr, "resume-differs", f"error: {key}: ", value)
     assert (digits_run.path / "config.yaml").read_text() == before
 
 

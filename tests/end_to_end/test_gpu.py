@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.gpu.fake_cuda import run_started
-from support.gputrain_command import Gputrain, effective_events, last_checkpoint_weights, read_events
+from support.gputrain_command import Gputrain, effective_events, last_checkpoint_weights, read_events, read_failures
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS == 0, reason="needs an NVIDIA GPU")]
@@ -83,8 +83,9 @@ def test_hung_rank_is_named_under_nccl(on_gpus: Gputrain) -> None:
         "run", "--headless", *EXACT, "--gpus", "free:2", "--name", "hung", "run.watchdog=15", "device.timeout=15"
     )
     assert done.returncode == 1
+    assert read_failures(on_gpus.runs / "hung") == [(1, "rank-hung")]
     assert "rank 1 (GPU-" in done.stderr.splitlines()[-1]
-    assert "no progress for 15 s (run.watchdog)" in done.stderr.splitlines()[-1]
+    assert " 15 s (run.watchdog)" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.card

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from engine.optim.lr_range import LrRange
 from support.gputrain_command import Gputrain, SharedGputrain
+from support.messages import says
 from tui.cli.main import app
 
 ENDLESS = ("lr-find", "digits", "--gpus", "cpu", "--ranks", "1", "--to", "1e-5", "--steps", "10000", "--json")
@@ -133,18 +134,20 @@ def test_lr_find_writes_lr_into_config_file(gputrain: Gputrain) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "location", "values"),
     [
-        (["digits", "--set"], "--set: digits is a preset of gputrain, which cannot be changed; copy it with "),
-        (["--dataset", "digits", "--set"], "--set: needs a CONFIG file to write to"),
-        (["digits", "--from", "1", "--to", "0.1"], "--to: must be a learning rate above --from, 1, not 0.1"),
-        (["digits", "--gpus", "cpu", "optim.momentum=2"], "optim.momentum: 2 is not allowed: must be less than 1"),
+        (["digits", "--set"], "not-writable", "--set", ["digits"]),
+        (["--dataset", "digits", "--set"], "missing-value", "--set", ["CONFIG"]),
+        (["digits", "--from", "1", "--to", "0.1"], "out-of-range", "--to", ["--from, 1", "0.1"]),
+        (["digits", "--gpus", "cpu", "optim.momentum=2"], "out-of-range", "optim.momentum", ["2 ", "1"]),
     ],
 )
-def test_lr_find_refuses_with_one_line(gputrain: Gputrain, arguments: list[str], message: str) -> None:
+def test_lr_find_refuses_with_one_line(
+    gputrain: Gputrain, arguments: list[str], code: str, location: str, values: list[str]
+) -> None:
     done = CliRunner(env=dict(gputrain.environment)).invoke(app, ["lr-find", *arguments])
     assert done.exit_code == 2
     assert done.stdout == ""
-    assert message in done.stderr
+    assert says(done.stderr, code, f"error: {location}: ", *values)
     assert isinstance(done.exception, SystemExit)
     assert not gputrain.runs.exists()

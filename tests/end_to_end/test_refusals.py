@@ -1,8 +1,9 @@
-"""A config that cannot be trained is rejected by every front end with the same sentence, and no files remain."""
+"""A config that cannot be trained is rejected by every front end with the same problem, and no files remain."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ from engine.gpus.monitor import open_monitor
 from engine.gpus.snapshot import SamplerOptions
 from engine.launch.preflight import find_problems
 from engine.runs.claimed_run import claim_run
+from engine.utils.errors import Problem
 from support.gputrain_command import GPUTRAIN, Gputrain, clean_environment
+from support.messages import has_problem, says
 from support.runs.factories import find_free_port
 from tui.cli.train import build_request
 from tui.form.checks import FormChecker
@@ -25,56 +28,70 @@ from tui.form.model import Form, validate_form
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
-# Arguments, and the beginning of each expected error.
-REFUSED: dict[str, tuple[list[str], list[str]]] = {
-    "unknown key": (["optim.lrr=1"], ["optim.lrr: unknown key"]),
-    "bad value": (["run.epochs=many"], ["run.epochs: 'many' is not allowed"]),
-    "impossible pair": (["schedule.name=plateau", "schedule.by=step"], ["schedule.by: schedule plateau"]),
+# Arguments, and the code, the location and a value of each expected problem.
+Refusal = tuple[list[str], list[tuple[str, str, str]]]
+REFUSED: dict[str, Refusal] = {
+    "unknown key": (["optim.lrr=1"], [("unknown-key", "optim.lrr", "optim.lr?")]),
+    "bad value": (["run.epochs=many"], [("invalid-value", "run.epochs", "'many'")]),
+    "impossible pair": (["schedule.name=plateau", "schedule.by=step"], [("conflict", "schedule.by", "plateau")]),
     "two problems": (
         ["model.name=cnnn", "data.batch_size=5000"],
-        ["model.name: no model is named 'cnnn'", "data.batch_size: the global batch size is 10000"],
+        [("unknown-value", "model.name", "'cnnn'"), ("too-large", "data.batch_size", "10000")],
     ),
-    "value and host": (["optim.lr=-1", "model.name=cnnn"], ["optim.lr: -1 is not", "model.name: no model is named"]),
-    "unknown dataset": (["data.dataset=digitz"], ["data.dataset: 'digitz' is not allowed"]),
-    "missing data path": (["data.dataset=folder", "data.path=/nowhere"], ["data.path: /nowhere does not exist"]),
-    "folder without classes": (["data.dataset=folder", "data.path=FOLDER/empty"], ["data.path: FOLDER/empty contains"]),
-    "user code that does not import": (["model.name=broken:build"], ["model.name: broken:build: broken cannot be"]),
-    "user code without attribute": (["model.name=mine:nothing"], ["model.name: mine:nothing: mine has no nothing"]),
-    "missing weights": (["model.weights=FOLDER/gone.pt"], ["model.weights: FOLDER/gone.pt does not exist"]),
-    "batch larger than data": (["data.batch_size=5000"], ["data.batch_size: the global batch size is 10000"]),
+    "value and host": (
+        ["optim.lr=-1", "model.name=cnnn"],
+        [("out-of-range", "optim.lr", "-1"), ("unknown-value", "model.name", "'cnnn'")],
+    ),
+    "unknown dataset": (["data.dataset=digitz"], [("unknown-value", "data.dataset", "'digitz'")]),
+    "missing data path": (
+        ["data.dataset=folder", "data.path=/nowhere"], [("not-found", "data.path", "/nowhere")]
+    ),
+    "folder without classes": (
+        ["data.dataset=folder", "data.path=FOLDER/empty"], [("too-few-classes", "data.path", "FOLDER/empty")]
+    ),
+    "user code that does not import": (
+        ["model.name=broken:build"], [("user-code-failed", "model.name", "broken:build")]
+    ),
+    "user code without attribute": (["model.name=mine:nothing"], [("not-found", "model.name", "mine:nothing")]),
+    "missing weights": (["model.weights=FOLDER/gone.pt"], [("not-found", "model.weights", "FOLDER/gone.pt")]),
+    "batch larger than data": (["data.batch_size=5000"], [("too-large", "data.batch_size", "10000")]),
     "warmup longer than run": (
         ["schedule.warmup_epochs=0", "schedule.warmup_steps=100000"],
-        ["schedule.warmup_steps: must be at most the 330 steps"],
+        [("out-of-range", "schedule.warmup_steps", "330")],
     ),
-    "unknown timm optimizer": (["optim.name=timm:sgdd"], ["optim.name: timm"]),
-    "missing image set": (["data.dataset=cifar10", "data.path=FOLDER"], ["data.path: cifar10 is not in FOLDER"]),
-    "other number of classes": (["data.num_classes=3"], ["data.num_classes: is 3, but digits has 10 classes"]),
-    "missing GPU": (["device.gpus=7"], ["device.gpus: 7 cannot be used"]),
-    "no GPU at all": (["device.gpus=all"], ["device.gpus: all"]),
-    "too many ranks": (["device.ranks=4000"], ["device.ranks: 4000 ranks are too many"]),
+    "unknown timm optimizer": (["optim.name=timm:sgdd"], [("unknown-value", "optim.name", "timm")]),
+    "missing image set": (["data.dataset=cifar10", "data.path=FOLDER"], [("not-found", "data.path", "FOLDER")]),
+    "other number of classes": (["data.num_classes=3"], [("conflict", "data.num_classes", "10")]),
+    "missing GPU": (["device.gpus=7"], [("driver-unavailable", "device.gpus", "7")]),
+    "no GPU at all": (["device.gpus=all"], [("driver-unavailable", "device.gpus", "all")]),
+    "too many ranks": (["device.ranks=4000"], [("too-many", "device.ranks", "4000")]),
     "pipeline without memory": (
         ["data.dataset=fake", "data.fake_train=100000000", "data.pipeline=memory"],
-        ["data.pipeline: memory is impossible"],
+        [("not-supported", "data.pipeline", "memory")],
     ),
-    "invalid name": (["run.name=../a"], ["run.name: '../a' is not allowed"]),
-    "existing name": (["run.name=there"], ["run.name: the run there already exists"]),
-    "reserved name": (["run.name=last"], ["run.name: last is reserved"]),
-    "live run": (["run.name=live", "run.resume=true"], ["live: is already running as process"]),
+    "invalid name": (["run.name=../a"], [("invalid-name", "run.name", "'../a'")]),
+    "existing name": (["run.name=there"], [("name-in-use", "run.name", "there")]),
+    "reserved name": (["run.name=last"], [("invalid-name", "run.name", "last")]),
+    "live run": (["run.name=live", "run.resume=true"], [("already-running", "live", f"process {os.getpid()}")]),
     "changed immutable key": (
         ["run.name=there", "run.resume=true", "model.name=linear"],
-        ["model.name: cannot change when a run is resumed: it began with cnn, not linear"],
+        [("resume-differs", "model.name", "linear")],
     ),
-    "unwritable init_method": (["device.init_method=file:///nowhere/meet"], ["device.init_method: /nowhere is no"]),
+    "unwritable init_method": (
+        ["device.init_method=file:///nowhere/meet"], [("not-writable", "device.init_method", "/nowhere")]
+    ),
 }  # fmt: skip
 
 # Detected only when the model is built.
-REFUSED_MODELS: dict[str, tuple[list[str], list[str]]] = {
-    "weights of another model": (["model.weights=FOLDER/other.pt"], ["model.weights: weights of FOLDER/other.pt"]),
-    "frozen part that is not there": (["model.freeze=[nothing]"], ["model.freeze: the model has no weights named"]),
-    "images too small": (["model.name=alexnet"], ["model.name: alexnet does not accept 1x8x8 images"]),
-}
-
-Refusal = tuple[list[str], list[str]]
+REFUSED_MODELS: dict[str, Refusal] = {
+    "weights of another model": (
+        ["model.weights=FOLDER/other.pt"], [("conflict", "model.weights", "FOLDER/other.pt")]
+    ),
+    "frozen part that is not there": (
+        ["model.freeze=[nothing]"], [("unknown-value", "model.freeze", "'nothing'")]
+    ),
+    "images too small": (["model.name=alexnet"], [("not-supported", "model.name", "1x8x8")]),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +120,11 @@ def workdir(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def in_folder(refusal: Refusal, folder: Path) -> Refusal:
-    arguments, sentences = ([text.replace("FOLDER", str(folder)) for text in texts] for texts in refusal)
-    return arguments, sentences
+    arguments, expected = refusal
+    return (
+        [text.replace("FOLDER", str(folder)) for text in arguments],
+        [(code, location, value.replace("FOLDER", str(folder))) for code, location, value in expected],
+    )
 
 
 def files(folder: Path) -> set[Path]:
@@ -112,10 +132,16 @@ def files(folder: Path) -> set[Path]:
     return {*(folder / "runs").rglob("*"), *(folder / "tmp").glob("gputrain*")}
 
 
-def assert_sentences(messages: list[str], expected: list[str]) -> None:
+def assert_problems(problems: list[Problem], expected: list[tuple[str, str, str]]) -> None:
+    assert len(problems) == len(expected), problems
+    for problem, (code, location, value) in zip(problems, expected, strict=True):
+        assert has_problem([problem], code, location, value), problem
+
+
+def assert_messages(messages: list[str], expected: list[tuple[str, str, str]]) -> None:
     assert len(messages) == len(expected), messages
-    for message, beginning in zip(messages, expected, strict=True):
-        assert message.startswith(beginning)
+    for message, (code, location, value) in zip(messages, expected, strict=True):
+        assert message.startswith(f"{location}: ") and says(message, code, value), message
 
 
 @pytest.mark.parametrize("refusal", REFUSED.values(), ids=REFUSED.keys())
@@ -123,14 +149,14 @@ def test_preflight_returns_all_problems(refusal: Refusal, workdir: Path) -> None
     arguments, expected = in_folder(refusal, workdir)
     before = files(workdir)
     request = build_request(lambda: resolve_config("digits", arguments), "digits", str(workdir / "runs"))
-    assert_sentences([str(problem) for problem in find_problems(request)], expected)
+    assert_problems(find_problems(request), expected)
     assert files(workdir) == before
 
 
 def test_preflight_refuses_unwritable_runs_folder(workdir: Path) -> None:
     request = build_request(lambda: resolve_config("digits"), "digits", str(workdir / "mine.py" / "runs"))
     [problem] = find_problems(request)
-    assert str(problem).startswith(f"runs folder: {workdir}/mine.py/runs cannot be written to: Not a directory")
+    assert has_problem([problem], "not-writable", None, f"{workdir}/mine.py/runs", "--runs-dir")
 
 
 @pytest.mark.expensive("one of the form's helper processes builds three models, the other checks 26 configs")
@@ -146,11 +172,11 @@ def test_form_shows_all_problems(workdir: Path) -> None:
             assert config is not None
             result = checker.check(checker.begin(config), config, snapshot, problems)
             assert result is not None
-            assert_sentences([str(problem) for problem in result.problems], expected)
+            assert_problems(result.problems, expected)
         for arguments, expected in (in_folder(refusal, workdir) for refusal in REFUSED_MODELS.values()):
             config = Form("digits", dict(argument.split("=", 1) for argument in arguments)).config()
             problems = checker.check_model(checker.begin(config), config, on_gpu=False).problems
-            assert_sentences([str(problem) for problem in problems], expected)
+            assert_problems(problems, expected)
     finally:
         checker.cancel()
     assert files(workdir) == before
@@ -201,7 +227,7 @@ def test_run_prints_problems_once(
     _, messages = process.communicate(timeout=120)
     assert process.returncode == exit_code
     errors = [line.removeprefix("error: ") for line in messages.splitlines() if line.startswith("error: ")]
-    assert_sentences(errors, expected)
+    assert_messages(errors, expected)
     assert files(folder) == before
     assert not gputrain.processes()
 
@@ -219,8 +245,9 @@ def test_doctor_reports_problems_of_run(name: str, gputrain: Gputrain, folder: P
     before = files(folder)
     done = gputrain("doctor", "digits", *arguments, "--runs-dir", str(folder / "runs"), "--json")
     assert done.returncode == 2, done.stderr
-    problems = [check["found"] for check in json.loads(done.stdout)["checks"] if check["state"] == "problem"]
-    assert_sentences(problems, expected)
+    problems = [check for check in json.loads(done.stdout)["checks"] if check["state"] == "problem"]
+    assert [check["code"] for check in problems] == [code for code, _, _ in expected]
+    assert_messages([check["found"] for check in problems], expected)
     assert files(folder) == before
 
 
@@ -230,6 +257,7 @@ def test_torchrun_leaves_no_file_of_rendezvous(gputrain: Gputrain, folder: Path)
     arguments = [f"device.init_method=file://{rendezvous_file}", "model.name=cnnn"]
     process = gputrain.start(*under_torchrun(*arguments), stderr=subprocess.PIPE)
     _, messages = process.communicate(timeout=60)
-    assert messages.count("error: model.name: no model is named 'cnnn'") == 1
+    [error] = [line for line in messages.splitlines() if "error: model.name: " in line]
+    assert says(error, "unknown-value", "'cnnn'")
     assert not rendezvous_file.exists()
     assert not gputrain.runs.exists()

@@ -42,6 +42,11 @@ def read_events(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
 
 
+def read_failures(run: Path) -> list[tuple[int, str]]:
+    """Return rank and code of each failure in the journal of a run."""
+    return [(event["rank"], event["code"]) for event in read_events(run) if event["type"] == "rank_failed"]
+
+
 def without_timings(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the `epoch` and `step` events without fields that depend on the clock."""
     clocks = {"time", "seconds", "images_per_second", "data_wait", "work"}
