@@ -88,7 +88,8 @@ from engine.gpus import allocation, reservation, run_queue
 reservation.LOCK_TIMEOUT_SECONDS = run_queue.CLAIM_TIMEOUT_SECONDS = 0.5
 for selection in ("auto", "0,1"):
     found = allocation.allocate_devices(selection, "mine", wait=False, on_wait=lambda _: None)
-    print(json.dumps([[device.uuid for device in found.devices], found.warnings]))
+    warnings = [[warning.code, str(warning)] for warning in found.warnings]
+    print(json.dumps([[device.uuid for device in found.devices], warnings]))
     found.reservation.release()
 """
 
@@ -105,8 +106,9 @@ def attack(stage: Stage) -> None:
     # What is allowed: the attacker's own claim makes GPUs look busy. Training on the CPU is then announced.
     pid = plant(stage, "entry(gpus=gpus)")
     (auto, warnings), (named, _) = victim(stage)
-    stage.gained(auto != [] or not warnings[0].startswith("no GPU is free ("), "GPUs without the victim's knowledge")
-    stage.gained("user uid 12345" not in warnings[0], "a claim in another user's name")
+    [code, message] = warnings[0]
+    stage.gained(auto != [] or code != "gpu-fallback", "GPUs without the victim's knowledge")
+    stage.gained("user uid 12345" not in message, "a claim in another user's name")
     stage.gained(named != GPUS, "GPUs that are selected by name")
     shown = stage.gputrain("gpus", "--json")
     stage.gained([gpu["runs"] for gpu in parse_gpus_json(shown.stdout)] != [["evil"]] * 2, "a monitor that fails")
@@ -128,8 +130,10 @@ def plant(stage: Stage, program: str) -> int:
     return int(stage.as_attacker(PLANT, str(os.getuid()), json.dumps(GPUS), program))
 
 
-def victim(stage: Stage) -> list[tuple[list[str], list[str]]]:
-    """Return the devices and warnings for "auto" and for named GPUs. Raises SubprocessError if it fails or hangs."""
+def victim(stage: Stage) -> list[tuple[list[str], list[tuple[str, str]]]]:
+    """Return the devices, and code and text of the warnings, for "auto" and for named GPUs.
+
+    Raises SubprocessError if it fails or hangs."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", VICTIM],
         cwd=stage.home, env=stage.environment, text=True, capture_output=True, timeout=15, check=True,

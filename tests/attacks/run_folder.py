@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 from attack import Stage, perform
+
+sys.path.append(str(Path(__file__).parent.parent))
+
+from support.messages import says
 
 # Planted files that hold a newer start than every run of the victim.
 PLANT = """
@@ -55,7 +61,7 @@ def attack(stage: Stage) -> None:
     stage.gained("1/1" not in last.stdout and "epoch" not in last.stdout, "is what `last` means")
     for command in (["predict", "zz", victim_file], ["resume", "zz", "--headless"], ["resume", runs / "linked"]):
         refused = stage.gputrain(*command)
-        is_explained = "belongs to uid" in refused.stderr or "contains the link" in refused.stderr
+        is_explained = any(says(refused.stderr, code) for code in ("foreign-writable", "is-link"))
         stage.gained(refused.returncode != 2 or not is_explained, f"was used by {command[0]}")
     resumed = stage.gputrain(*train, "--name", "job2", "--resume")
     stage.gained(resumed.returncode != 2, f"ended --resume with exit code {resumed.returncode}")

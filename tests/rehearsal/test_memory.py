@@ -8,7 +8,8 @@ import pytest
 
 from engine.launch.batch_size import NCCL_BYTES
 from support.gpu.fake_cuda import Rehearsal, run_started
-from support.gputrain_command import read_events
+from support.gputrain_command import read_events, read_failures
+from support.messages import says
 
 FAKE_DATA = ("data.dataset=fake", "data.fake_train=64", "data.fake_val=64", "data.image_size=128", "--epochs", "1")
 
@@ -19,10 +20,8 @@ def test_out_of_memory_on_one_gpu_names_rank_and_remedy(rehearsal: Rehearsal) ->
     memory = f"{2 << 30},{48 << 20}"
     done = rehearsal("run", "--headless", *options, "--gpus", "free:2", FAKE_CUDA_MEMORY=memory)
     assert done.returncode == 1
-    assert "rank 1 " in done.stderr
-    assert "the GPU is out of memory" in done.stderr
-    assert "data.batch_size=128" in done.stderr
-    assert [event["rank"] for event in read_events(rehearsal.runs / "small") if event["type"] == "rank_failed"] == [1]
+    assert says(done.stderr, "out-of-memory", "rank 1 ", "data.batch_size=128")
+    assert read_failures(rehearsal.runs / "small") == [(1, "out-of-memory")]
 
 
 @pytest.mark.rehearsal

@@ -12,6 +12,7 @@ from PIL import Image
 from support.gpu.fake_cuda import Rehearsal, losses_of, run_started
 from support.gpu.fake_gpu_host import UNKNOWN_PID, gpu_line, gpu_uuid
 from support.gputrain_command import read_events
+from support.messages import says
 
 DIGITS = ("digits", "--epochs", "1", "--gpus", "free:2")
 
@@ -105,7 +106,7 @@ def test_run_trains_on_gpus_that_nvml_does_not_report(rehearsal: Rehearsal) -> N
         del rehearsal.environment[name]
     done = rehearsal("run", "--headless", "digits", "--epochs", "1", "--gpus", "all", "--name", "unmonitored")
     assert done.returncode == 0, done.stderr
-    assert "warning: NVML reports no GPU, but torch does" in done.stderr
+    assert says(done.stderr, "driver-unavailable", "warning: NVML ")
     run = rehearsal.runs / "unmonitored"
     assert run_started(run)["devices"] == [gpu_uuid(0), gpu_uuid(1)]
     assert "gpus" not in [event["type"] for event in read_events(run)]
