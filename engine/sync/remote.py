@@ -21,7 +21,7 @@ MAX_REASON_CHARACTERS = 300
 class SyncError(CodedError):
     """A service cannot be used. The message is one sentence. `temporary` errors may go away without the user."""
 
-    def __init__(self, message: str, *, temporary: bool = False, code: str = "") -> None:
+    def __init__(self, message: str, *, temporary: bool = False, code: str) -> None:
         super().__init__(message, code)
         self.temporary = temporary
 

@@ -249,9 +249,14 @@ def test_wait_for_key_ends_with_rank_0() -> None:
 
 
 def test_collect_rank_problems_reports_each_sentence_once_and_names_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, own_problem = HashStore(), Problem("data.path", "/data does not exist", "give another")
+    store, own_problem = HashStore(), Problem("data.path", "/data does not exist", "give another", code="not-found")
     monkeypatch.setattr("engine.launch.node.socket.gethostname", lambda: "n1")
-    share_problems([own_problem, Problem("device.gpus", "GPU 3 is lost")], RankInfo(1, 3, 0, 1), store, stopped=False)
+    share_problems(
+        [own_problem, Problem("device.gpus", "GPU 3 is lost", code="gpu-lost")],
+        RankInfo(1, 3, 0, 1),
+        store,
+        stopped=False,
+    )
     share_problems([], RankInfo(2, 3, 0, 1), store, stopped=False)
     problems = collect_rank_problems([own_problem], RankInfo(0, 3, 0, 1), store, StopFlag())
     assert [str(problem) for problem in problems] == [str(own_problem), "device.gpus: GPU 3 is lost (on n1)"]

@@ -241,7 +241,7 @@ def test_gpus_that_are_not_free_raise_same_error_on_every_rank_of_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> GpuAllocation:
-        raise NotFreeError.one("device.gpus", "in use")
+        raise NotFreeError.one("device.gpus", "in use", code="gpu-in-use")
 
     monkeypatch.setattr(node, "allocate_devices", refuse)
     store, request = HashStore(), RunRequest(Config(), tmp_path / "runs", "digits")

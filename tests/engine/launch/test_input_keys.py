@@ -106,7 +106,7 @@ def test_foreign_code_and_invalid_requests_run_no_user_dataset(tmp_path: Path, m
     own = request(tmp_path, "data.dataset=own_photos:photos", f"run.code={tmp_path}")
     trust = CodeTrust(foreign={"data.dataset": "it is somebody else's"})
     assert with_input_keys(replace(own, code_trust=trust)).config == own.config
-    problem = Problem("optim.lr", "is invalid")
+    problem = Problem("optim.lr", "is invalid", code="invalid-value")
     assert with_input_keys(replace(own, problems=(problem,))).config.data.image_size == 224
 
 

@@ -114,7 +114,7 @@ def test_run_shows_warnings_of_preflight_and_records_them(dry_run: bool, tmp_pat
         ("node7", {"requeue": True}, False, (), True),
         ("node7", {}, False, (), False),
         ("node7", {"resume": True}, True, (), False),
-        ("node7", {"resume": True}, False, (Problem("optim.lr", "is wrong"),), False),
+        ("node7", {"resume": True}, False, (Problem("optim.lr", "is wrong", code="invalid-value"),), False),
         (socket.gethostname(), {"resume": True}, False, (), False),
     ],
 )

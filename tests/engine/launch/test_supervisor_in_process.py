@@ -207,7 +207,7 @@ def test_supervisor_reports_ranks_that_cannot_be_started() -> None:
 
 def test_supervisor_raises_problem_of_config_that_ranks_find_once() -> None:
     def refuse(channel: PipeChannel) -> Outcome:
-        raise UsageError.one("model.name", "unknown")
+        raise UsageError.one("model.name", "unknown", code="unknown-value")
 
     with pytest.raises(UsageError) as caught:
         Supervised(refuse, refuse).run()

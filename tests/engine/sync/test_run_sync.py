@@ -266,7 +266,7 @@ def test_followed_run_waits_for_service_that_is_gone(
 
     def fail_once(remote: MlflowRun, rows: Sequence[Row]) -> None:
         if not interruptions:
-            raise SyncError("MLflow cannot be reached", temporary=True)
+            raise SyncError("MLflow cannot be reached", temporary=True, code="connection-failed")
         send(remote, rows)
 
     def progress(sync: RunSync, complete: bool) -> None:
@@ -292,7 +292,7 @@ def test_every_sync_is_closed_where_one_cannot_be(
 
     def leave(remote: MlflowRun) -> None:
         left.append(remote)
-        raise SyncError("MLflow cannot be reached", temporary=True)
+        raise SyncError("MLflow cannot be reached", temporary=True, code="connection-failed")
 
     monkeypatch.setattr(MlflowRun, "leave", leave)
     live |= {"a", "b"}

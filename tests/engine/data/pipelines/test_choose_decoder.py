@@ -179,7 +179,7 @@ def test_measure_decoders_takes_gpu_if_it_is_clearly_faster(
 
 def test_measure_decoders_takes_cpu_if_nvjpeg_does_not_work(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: torch.device) -> None:
-        raise DecoderUnavailableError("nvJPEG does not work on cuda:0 (no driver)")
+        raise DecoderUnavailableError("nvJPEG does not work on cuda:0 (no driver)", code="driver-unavailable")
 
     source, dataset = open_photos(photos)
     monkeypatch.setattr(measuring, "check_nvjpeg", fail)
