@@ -22,6 +22,11 @@ from tui.widgets.lines import LazyRows, Lines
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
 
+@pytest.fixture(autouse=True)
+def few_frames() -> None:
+    """Draw all frames: these tests count what they format."""
+
+
 def test_lazy_rows_make_the_text_of_visible_rows_only() -> None:
     made: list[int] = []
 
