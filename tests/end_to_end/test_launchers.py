@@ -221,7 +221,7 @@ def test_sbatch_shell_spawns_ranks(gputrain: Gputrain) -> None:
     # The world size is the preset's number of ranks: the four tasks of the sbatch shell are ignored.
     done = gputrain(*RUN, "--batch-size", "5000", **shell)
     assert done.returncode == 2
-    assert says(done.stderr, "too-large", "error: data.batch_size: ", "(world size 2 x 5000")
+    assert says(done.stderr, "too-large", "error: data.batch_size: ", "2 x 5000 ")
 
 
 def test_exit_code_of_rank_0_is_read_from_store() -> None:
