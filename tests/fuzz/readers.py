@@ -54,7 +54,7 @@ from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog
 from engine.optim import timm_optimizers
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import MAX_JSON_BYTES, cache_folder, config_folder, make_user_folder, state_folder
 from engine.utils.helper_process import HelperError
 from tui.form.model import load_last_form, validate_form
@@ -96,8 +96,8 @@ def prepare_reservation(root: Path) -> Path:
     return next(root.glob("gputrain-*/*.json"))
 
 
-def _check_printable(sentence: str) -> None:
-    assert sentence.isprintable()
+def _check_printable(problem: Problem) -> None:
+    assert str(problem).isprintable()
 
 
 def read_all_reservations(_: Path) -> None:
