@@ -100,7 +100,7 @@ def make_page(folders: Sequence[RunFolder]) -> str:
         legend=_legend(groups),
         figures=figure_table(comparison, columns),
         differences=difference_table(comparison),
-        notes=comparison.notes if len(runs) > 1 else (),
+        notes=tuple(map(str, comparison.notes)) if len(runs) > 1 else (),
         has_groups=bool(comparison.seed_groups),
     )
     return page

@@ -163,7 +163,7 @@ def make_plot(
     runs = [read_reported_run(folder) for folder in folders]
     comparison = compare_runs([run.compared for run in runs])
     for note in comparison.notes:
-        warn(Problem("", note, code="not-comparable"))
+        warn(note)
     columns = comparison.columns(grouped=options.grouped)
     labels = column_labels(comparison, columns)
     groups = [[runs[index] for index in column.runs] for column in columns]

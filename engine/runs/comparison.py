@@ -19,7 +19,7 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.journal import JournalReader, bulk_parser
 from engine.runs.records import number
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import format_duration
 
@@ -30,7 +30,6 @@ MAX_RUNS = 16
 SKIPPED_LINES = (b'{"type": "step"', b'{"type": "gpus"')
 SESSION_LINES = (b'{"type": "run_started"', b'{"type": "run_resumed"')
 DATASETS_WITHOUT_FILES = {"digits", "fake"}
-DATASET_NOTE = "The runs train on different datasets, so their accuracies and losses do not compare"
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
     differences: tuple[KeyDifference, ...]
     seed_groups: tuple[tuple[int, ...], ...]
-    notes: tuple[str, ...]
+    notes: tuple[Problem, ...]
 
     def columns(self, *, grouped: bool) -> list[Column]:
         """Return a column for each run, or for each group and each other run, in the order of their first runs."""
@@ -170,7 +169,7 @@ class Comparison:
             "seed_groups": [
                 {"runs": list(group), "figures": self._group_figures(Column(group))} for group in self.seed_groups
             ],
-            "notes": list(self.notes),
+            "notes": list(map(str, self.notes)),
         }
 
     def _group_figures(self, group: Column) -> dict[str, object]:
@@ -217,9 +216,10 @@ def compare_runs(runs: Sequence[ComparedRun]) -> Comparison:
     """Compare runs that have been read. Raises UsageError as `require_comparable` does."""
     require_comparable(len(runs))
     differences = differing_keys([run.config for run in runs])
-    notes = [f"{run.name}: {run.problem}" for run in runs if run.problem is not None]
+    notes = [Problem(run.name, run.problem, code="damaged") for run in runs if run.problem is not None]
     if _datasets_differ(runs, {difference.key for difference in differences}):
-        notes.insert(0, DATASET_NOTE)
+        reason = "The runs train on different datasets, so their accuracies and losses do not compare"
+        notes.insert(0, Problem("", reason, code="not-comparable"))
     return Comparison(tuple(runs), tuple(differences), _seed_groups(runs), tuple(notes))
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,15 @@ from engine.utils.errors import CodedError, Problem, UsageError
 TESTS = Path(__file__).parents[1]
 CATALOG = TESTS / "messages.txt"
 PLACEHOLDER = "{}"
+ADVICE_MARK = "; "
 MAX_VARIANTS = 16  # of one text that contains conditions
+MIN_LETTERS = 10  # a text with fewer letters beside its values would be found in other texts
+# Positions of the arguments that are no reason.
+LOCATION_ARGUMENT = {"Problem": 0, "one": 0}
+ADVICE_ARGUMENT = {"Problem": 2, "one": 2, "Check": 4}
+
+Blocks = tuple[tuple[ast.AST, str], ...]
+Functions = Mapping[str, list[ast.FunctionDef]]
 
 
 def says(text: str, code: str, *values: object) -> bool:
@@ -40,7 +49,7 @@ def raises_problem(code: str, location: str | None = None, *values: object) -> I
     assert has_problem(problems, code, location, *values), [(problem.code, str(problem)) for problem in problems]
 
 
-def has_problem(problems: list[Problem], code: str, location: str | None = None, *values: object) -> bool:
+def has_problem(problems: Sequence[Problem], code: str, location: str | None = None, *values: object) -> bool:
     """Whether one of `problems` has this code and location, and a text that contains all `values`."""
     return any(
         problem.code == code
@@ -52,21 +61,34 @@ def has_problem(problems: list[Problem], code: str, location: str | None = None,
 
 @cache
 def _patterns(code: str) -> list[re.Pattern[str]]:
-    texts = [text for text in read_messages()[code] if re.search(r"\w{3}", text.replace(PLACEHOLDER, ""))]
-    assert texts, f"no message with code={code!r} has words of its own in the source"
+    texts = [text for text in read_messages()[code] if not text.startswith(ADVICE_MARK) and _literal_length(text)]
+    assert texts, f"no message with code={code!r} has enough words of its own in the source"
     return [re.compile(".*?".join(re.escape(part.strip()) for part in text.split(PLACEHOLDER))) for text in texts]
+
+
+def _literal_length(text: str) -> int:
+    """Return the number of letters beside the placeholders; 0 if they are too few to tell the message from others."""
+    letters = len(re.sub(r"\W", "", text.replace(PLACEHOLDER, "")))
+    return letters if letters >= MIN_LETTERS else 0
 
 
 @cache
 def read_messages() -> dict[str, list[str]]:
-    """Return the texts of each code, sorted. `{}` stands for each value."""
+    """Return the texts of each code, sorted. `{}` stands for each value. Advice has a text of its own."""
+    trees = [
+        ast.parse(path.read_text()) for package in ("engine", "tui") for path in (TESTS.parent / package).rglob("*.py")
+    ]
+    functions = defaultdict(list)
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                functions[node.name].append(node)
     found: dict[str, set[str]] = defaultdict(set)
-    for package in ("engine", "tui"):
-        for path in (TESTS.parent / package).rglob("*.py"):
-            for function, call in _calls(ast.parse(path.read_text())):
-                for code in (_string(keyword.value) for keyword in call.keywords if keyword.arg == "code"):
-                    if code is not None:
-                        found[code].update(_message_texts(call, function))
+    for tree in trees:
+        for place in _calls(tree):
+            for code in (_string(keyword.value) for keyword in place.call.keywords if keyword.arg == "code"):
+                if code is not None:
+                    found[code].update(_message_texts(place, functions))
     return defaultdict(list, {code: sorted(texts) for code, texts in sorted(found.items())})
 
 
@@ -75,33 +97,90 @@ def format_catalog() -> str:
     return "\n".join(f"{code}\n" + "".join(f"  {text}\n" for text in texts) for code, texts in read_messages().items())
 
 
-def _calls(tree: ast.AST, function: ast.AST | None = None) -> Iterator[tuple[ast.AST, ast.Call]]:
-    """Yield each call, and the function or module that contains it."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Call):
-            yield function or tree, node
-        yield from _calls(node, node if isinstance(node, ast.FunctionDef) else function or tree)
+@dataclass(frozen=True)
+class Place:
+    """A call, the function or module that contains it, and the blocks around it, the outermost first.
+
+    A block is a list of statements: the node that has it, and the name of its field.
+    """
+
+    call: ast.Call
+    function: ast.AST
+    blocks: Blocks
 
 
-def _message_texts(call: ast.Call, function: ast.AST) -> list[str]:
-    """Return the texts that a call may build: its arguments but the code, joined where several are words."""
-    values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg != "code")]
+def _nodes(node: ast.AST, blocks: Blocks = ()) -> Iterator[tuple[ast.AST, Blocks]]:
+    """Yield each node below a node, with the blocks around it."""
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                around = (*blocks, (node, name)) if isinstance(child, ast.stmt) else blocks
+                yield child, around
+                yield from _nodes(child, around)
+
+
+def _calls(tree: ast.Module) -> Iterator[Place]:
+    for node, blocks in _nodes(tree):
+        if isinstance(node, ast.Call) and any(keyword.arg == "code" for keyword in node.keywords):
+            owners = [owner for owner, _ in blocks if isinstance(owner, ast.FunctionDef)]
+            function = owners[-1] if owners else tree
+            start = next((index for index, (owner, _) in enumerate(blocks) if owner is function), 0)
+            yield Place(node, function, blocks[start:])
+
+
+def _message_texts(place: Place, functions: Functions) -> list[str]:
+    """Return the texts that a call may build. A location is no text of its own."""
+    name = ast.unparse(place.call.func).rpartition(".")[2]
+    location, advice = LOCATION_ARGUMENT.get(name), ADVICE_ARGUMENT.get(name)
+    values = [(value, index == advice) for index, value in enumerate(place.call.args) if index != location]
+    keywords = [item for item in place.call.keywords if item.arg not in ("code", "location")]
+    values += [(item.value, item.arg == "advice") for item in keywords]
     texts = []
-    for value in values:
-        for source in _definitions(value, function) if isinstance(value, ast.Name) else [value]:
-            texts += [" ".join(text.split()) for text in _variants(source)]
-    return [text for text in texts if " " in text.replace(PLACEHOLDER, "").strip()]
+    for value, is_advice in values:
+        for source in _definitions(value, place) if isinstance(value, ast.Name) else [value]:
+            for variant in _returned_texts(source, functions) or _variants(source):
+                text = " ".join(variant.split())
+                if " " in text.replace(PLACEHOLDER, "").strip():
+                    texts.append(ADVICE_MARK + text if is_advice else text)
+    return texts
 
 
-def _definitions(name: ast.Name, function: ast.AST) -> list[ast.expr]:
-    """Return the values that the function assigns to a variable."""
-    return [
-        node.value
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name) and target.id == name.id
+def _definitions(name: ast.Name, place: Place) -> list[ast.expr]:
+    """Return the values that a variable may have in a call: those assigned before it, the last one first.
+
+    An assignment in another branch does not reach the call. One in a block around the call hides those before it.
+    """
+    assigned = [
+        (node, blocks)
+        for node, blocks in _nodes(place.function, ())
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+        and node.lineno <= place.call.lineno
+        and any(isinstance(target, ast.Name) and target.id == name.id for target in _targets(node))
     ]
+    values = []
+    for node, blocks in reversed(assigned):
+        differences = [(mine, other) for mine, other in zip(blocks, place.blocks, strict=False) if mine != other]
+        if differences and differences[0][0][0] is differences[0][1][0]:
+            continue
+        if node.value is not None:
+            values.append(node.value)
+        if not differences and len(blocks) <= len(place.blocks):
+            break
+    return values
+
+
+def _targets(node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _returned_texts(value: ast.expr, functions: Functions) -> list[str]:
+    """Return the texts that a function of the project returns, if the value is its call."""
+    if not isinstance(value, ast.Call):
+        return []
+    found = functions[ast.unparse(value.func).rpartition(".")[2]]
+    returns = [node.value for function in found[:1] for node in ast.walk(function) if isinstance(node, ast.Return)]
+    texts = [text for item in returns if item is not None for text in _variants(item)]
+    return [text for text in texts if text != PLACEHOLDER] if len(found) == 1 else []
 
 
 def _variants(node: ast.expr) -> list[str]:

@@ -52,7 +52,7 @@ def compare(
     from engine.runs.comparison import compare_runs, read_run, require_comparable
     from engine.runs.find import find_run
     from engine.runs.folder import runs_root
-    from engine.utils.errors import Problem, UsageError
+    from engine.utils.errors import UsageError
 
     with exit_on_usage_error():
         root = runs_root(runs_dir)
@@ -77,7 +77,7 @@ def compare(
             open_screen(runs_dir, compared=paths, baseline=number, low_bandwidth=low_bandwidth)
         comparison = compare_runs([read_run(folder) for folder in folders])
     for note in comparison.notes:
-        print_warning(Problem("", note, code="not-comparable"))
+        print_warning(note)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict(number), indent=2))
         return

@@ -188,7 +188,7 @@ class CompareScreen(ChartScreen):
             for run in self._runs
             if run.is_missing
         ]
-        parts += [(note, WARNING) for note in (self._comparison.notes if self._comparison else ())]
+        parts += [(str(note), WARNING) for note in (self._comparison.notes if self._comparison else ())]
         parts += [(f"{run.folder.name}: this run {run.foreign}", WARNING) for run in self._runs if run.foreign]
         for text, style in parts:
             line.append("   " if line.plain else " ").append(printable(text), style)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.data.pack.pack_file import HEADER_BYTES, write_fully
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import fsync_folder
 from engine.utils.text import pluralize
 
@@ -54,7 +54,7 @@ class Record(NamedTuple):
 class PartialPack:
     """The unfinished packed set of one output file, locked for this process.
 
-    `records` are those of the images written so far. `restart_reason` says why earlier ones are not kept.
+    `records` are those of the images written so far. `restart` says why earlier ones are not kept.
     """
 
     def __init__(self, output: Path, options: Mapping[str, Any], sync_bytes: int = SYNC_BYTES) -> None:
@@ -64,7 +64,7 @@ class PartialPack:
         self._journal_path = output.with_name(f"{output.name}.partial.journal")
         self._options = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest().encode() + b"\n"
         self.records: list[Record] = []
-        self.restart_reason: str | None = None
+        self.restart: Problem | None = None
         self._data = _open_locked(self.path)
         self._journal = -1
         try:
@@ -88,8 +88,8 @@ class PartialPack:
         if text[:_OPTIONS_BYTES] != self._options:
             if len(text) > _OPTIONS_BYTES:
                 images = pluralize((len(text) - _OPTIONS_BYTES) // _RECORD.size, "image")
-                reason = "it was begun with other options or another version of Pillow"
-                self.restart_reason = f"{reason}, so {images} are packed again"
+                reason = f"it was begun with other options or another version of Pillow, so {images} are packed again"
+                self.restart = Problem(str(self.path), reason, code="pack-restarted")
             return
         data_bytes = os.fstat(self._data).st_size
         end = HEADER_BYTES
@@ -111,7 +111,8 @@ class PartialPack:
             kept += 1
         if kept < len(self.records):
             changed = len(self.records) - kept
-            self.restart_reason = f"image files have changed, so {changed:,} of {len(self.records):,} are packed again"
+            reason = f"image files have changed, so {changed:,} of {len(self.records):,} are packed again"
+            self.restart = Problem(str(self.path), reason, code="pack-restarted")
         del self.records[kept:]
         self._end = HEADER_BYTES + sum(record.size for record in self.records)
         # The journal first: a kill between the two leaves contents without records, which is a torn tail.

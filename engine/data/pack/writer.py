@@ -228,8 +228,8 @@ def _write_images(
     """Write the images that are still missing, and return how many were kept."""
     request, stamps = plan.request, [plan.stamp(row) for row in plan.order]
     kept = partial.begin(stamps)
-    if partial.restart_reason is not None:
-        notify(Problem(str(partial.path), partial.restart_reason, code="pack-restarted"))
+    if partial.restart is not None:
+        notify(partial.restart)
     total, index_bytes, source_bytes = len(plan.order), plan.index_bytes(), int(plan.sizes.sum())
     written = sum(record.size for record in partial.records)
 

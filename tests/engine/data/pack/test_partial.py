@@ -110,14 +110,14 @@ def test_partial_pack_forgets_images_of_other_options(pack: PartialPack, output:
     pack.close()
     other = PartialPack(output, {"format": 2})
     assert other.records == []
-    assert "2 images" in str(other.restart_reason)
+    assert "2 images" in str(other.restart)
     other.close()
 
 
 def test_partial_pack_of_other_options_without_images_gives_no_reason(pack: PartialPack, output: Path) -> None:
     pack.close()
     other = PartialPack(output, {"format": 2})
-    assert other.restart_reason is None
+    assert other.restart is None
     other.close()
 
 
@@ -127,11 +127,11 @@ def test_partial_pack_keeps_beginning_with_same_stamps(pack: PartialPack, output
     pack.close()
     again = PartialPack(output, OPTIONS)
     assert again.begin([*STAMPS[:2], b"changed!", STAMPS[3]]) == 2
-    assert "2 of 4" in str(again.restart_reason)
+    assert "2 of 4" in str(again.restart)
     assert [record.stamp for record in again.records] == STAMPS[:2]
     assert synced_images(output) == 2
     again.close()
     same = PartialPack(output, OPTIONS)
     assert same.begin(STAMPS) == 2
-    assert same.restart_reason is None
+    assert same.restart is None
     same.close()
