@@ -17,6 +17,7 @@ SKIPPED_EXIT_CODE = 77
 NIGHTLY_ATTACKS = ("checkpoint_code", "ports", "reservations", "run_folder", "user_folders")  # five to ten seconds each
 
 
+@pytest.mark.expensive("each attack starts a run as another user would meet it")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY_ATTACKS)) for name in ATTACKS]
 )

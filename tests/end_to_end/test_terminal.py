@@ -69,6 +69,7 @@ def test_tui_exception_restores_terminal_and_is_reported(gputrain: Gputrain) -> 
     terminal.hang_up()
 
 
+@pytest.mark.expensive("a run that trains under four screens")
 def test_run_survives_hung_up_frozen_and_killed_tui(gputrain: Gputrain, long_run: RunFolder) -> None:
     attach = ["attach", "long"]
     hung_up, frozen, killed = (Terminal(gputrain, GPUTRAIN, *attach) for _ in range(3))
