@@ -1,8 +1,8 @@
 """Mutation testing: change the code of a module in small ways, and list the changes that its tests do not notice.
 
-`python tests/mutate.py engine.notify` needs `pip install -e '.[test,mutate]'`. A mutant is one change: one of mutmut's
-(an operator, number, string, argument, assignment or keyword), a negated condition, a deleted statement, or an `except`
-that catches nothing. Annotations, imports, decorators and texts are not changed. A hash of the seed and of the line
+Run `python tests/mutate.py engine.notify`. A mutant is one change: one of mutmut's (an operator, number, string,
+argument, assignment or keyword), a negated condition, a deleted statement, or an `except` that catches nothing.
+Annotations, imports, decorators and texts are not changed. A hash of the seed and of the line
 chooses the mutants, so that an edit of other lines keeps the choice.
 
 Each mutant runs in a fork of a process that has imported torch and the other packages, on a copy of the repository.
@@ -33,15 +33,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 import coverage
+import libcst as cst
 import psutil
 import pytest
-
-try:
-    import libcst as cst
-    from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
-    from mutmut.mutation.mutators import mutation_operators
-except ImportError as error:
-    sys.exit(f"{error.name} is not installed; run pip install -e '.[test,mutate]'")
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
+from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
 PR_SET_CHILD_SUBREAPER = 36

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mutmut", reason="needs gputrain[mutate]")
-
 import mutate
 
 SOURCE = '''"""Add."""
@@ -78,6 +76,7 @@ def test_mutants_are_chosen_by_seed_and_stay_when_other_lines_change(repository:
     assert find_diffs(5) == chosen
 
 
+@pytest.mark.nightly
 def test_mutants_are_killed_by_failing_tests_on_a_copy(repository: Path) -> None:
     shutil.copy(Path(mutate.__file__), repository / "tests" / "mutate.py")
     (repository / "engine" / "__init__.py").touch()
