@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS
 from engine.runs.control import REQUEST_NAMES
-from engine.runs.events import EVENT_TYPES
+from engine.runs.journal import EVENT_TYPES
 from tui.cli.main import app
 
 ROOT = Path(__file__).parents[1]

@@ -65,7 +65,7 @@ def abort_failure(rank: int, device: str, log_text: str) -> RankFailed:
         return RankFailed(rank=rank, device=device, cause=cause, code="connection-failed", lost_peer=True)
     message = nccl_last_error(text) or next((found[found.lastindex or 0] for found in _EXCEPTION.finditer(text)), "")
     reason = f": {_quote(message)}" if message else "; the log may contain the cause"
-    return RankFailed(rank=rank, device=device, cause=status + reason, code="rank-killed")
+    return RankFailed(rank=rank, device=device, cause=status + reason, code="process-killed")
 
 
 def _lines_of_rank(log_text: str, rank: int) -> str:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from engine.config.schema import Config
-from engine.distributed.failures import describe_cause, describe_failure, lost_peer, root_cause
+from engine.distributed.failures import describe_cause, describe_failure, find_cause, lost_peer, root_cause
 from engine.distributed.interfaces import loopback_variables
 from engine.distributed.node_plan import gpu_backend
 from engine.distributed.rank_env import RankInfo
@@ -150,10 +150,10 @@ def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[An
                 answers[rank] = pipes[rank].recv()
             except EOFError:
                 ranks[rank].join()
-                answers[rank] = {"error": str(describe_exit(ranks[rank].exitcode or 0))}
-            if "error" in answers[rank]:
-                cause, lost = answers[rank]["error"], answers[rank].get("lost_peer", False)
-                failures.append(RankFailed(rank=rank, device=devices[rank], cause=cause, lost_peer=lost))
+                problem = describe_exit(ranks[rank].exitcode or 0)
+                answers[rank] = {"cause": str(problem), "code": problem.code, "lost_peer": False}
+            if "cause" in answers[rank]:
+                failures.append(RankFailed(rank=rank, device=devices[rank], **answers[rank]))
     if failures:
         return {"error": describe_failure(root_cause(failures))}
     return answers[0] | {"right": all(answer["right"] for answer in answers.values())}
@@ -169,7 +169,8 @@ def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: 
         store = open_local_store(store_fd, TIMEOUT_SECONDS)
         pipe.send(_time_all_reduce(store, RankInfo(rank, len(pipes), rank, len(pipes)), on_gpu=on_gpu))
     except Exception as error:
-        pipe.send({"error": describe_cause(error), "lost_peer": lost_peer(error)})
+        cause = find_cause(error)
+        pipe.send({"cause": cause.reason, "code": cause.code, "lost_peer": lost_peer(error)})
     # Wait for the parent to close the pipe: exiting early could break a connection that another rank still sets up.
     pipe.poll(None)
     exit_now(0)

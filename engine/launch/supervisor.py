@@ -153,7 +153,7 @@ class Supervisor:
         out_of_memory = None if self._initial_oom_kills is None else oom_kill_count() != self._initial_oom_kills
         prefix = "the process that started the ranks exited: " if self._starter.died_early else ""
         end = describe_exit(code, oom_killed=out_of_memory, threaded=uses_threads(self._job.config))
-        return RankFailed(rank=rank, device=device, cause=f"{prefix}{end}", code="rank-killed")
+        return RankFailed(rank=rank, device=device, cause=f"{prefix}{end}", code=end.code)
 
     def _find_late_rank(self) -> None:
         """If ranks failed only because a collective timed out, record the rank that they waited for as failed."""

@@ -227,7 +227,7 @@ class WarningEvent(Event):
     type: ClassVar[str] = "warning"
     message: str
     """The warning, as text."""
-    code: str = ""
+    code: str
     """Kind of warning, such as no-effect; stays the same when the text changes. "" in old journals."""
     cpu_fallback: bool = False
     """Whether it says why the run trains on the CPU although the host has GPUs."""
@@ -314,7 +314,7 @@ class RankFailed(Event):
     """UUID of its GPU, or "cpu"."""
     cause: str
     """What happened, in one sentence."""
-    code: str = ""
+    code: str
     """Kind of failure, such as out-of-memory; stays the same when the text changes. "" in old journals."""
     traceback: str = ""
     """Python traceback; "" if there is none, for example after a signal."""
@@ -383,8 +383,3 @@ class FlushJournal(Event):
     its journal. Sent to the supervisor; never written to the journal."""
 
     type: ClassVar[str] = "flush"
-
-
-# A resumed run is a kind of started one. All others derive from `Event` itself.
-_KINDS: list[type[Event]] = [*Event.__subclasses__(), RunResumed]
-EVENT_TYPES = {kind.type: kind for kind in _KINDS}

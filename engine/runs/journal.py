@@ -15,7 +15,27 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.runs.events import EVENT_TYPES, EpochEvent, Event, GpuEvent, PhaseChanged, StepEvent
+from engine.runs.events import (
+    CheckpointSaved,
+    ConfigRejected,
+    ControlEvent,
+    EpochEvent,
+    Event,
+    FlushJournal,
+    GpuEvent,
+    GpusGranted,
+    PhaseChanged,
+    Profiled,
+    RankFailed,
+    RunContinued,
+    RunFinished,
+    RunPaused,
+    RunResumed,
+    RunStarted,
+    StepEvent,
+    WaitingForGpus,
+    WarningEvent,
+)
 from engine.runs.records import LARGEST, GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
 from engine.utils.files import append_to_file, open_regular_file, replace_file
 
@@ -34,6 +54,30 @@ RESERVED_BYTES, RESERVED_JOURNAL_BYTES = 1 << 16, 3 << 14
 _SKIPPED_BEGINNING = b"\0"
 
 
+# Other events, which only the terminal shows, are never read.
+EVENT_TYPES: dict[str, type[Event]] = {
+    kind.type: kind
+    for kind in (
+        RunStarted,
+        RunResumed,
+        StepEvent,
+        EpochEvent,
+        GpuEvent,
+        CheckpointSaved,
+        WarningEvent,
+        WaitingForGpus,
+        GpusGranted,
+        ControlEvent,
+        RunPaused,
+        RunContinued,
+        Profiled,
+        PhaseChanged,
+        RankFailed,
+        RunFinished,
+        ConfigRejected,
+        FlushJournal,
+    )
+}
 # JSON types that are accepted for each field type. A non-finite float is null in JSON.
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -143,6 +187,8 @@ def _to_event(values: Any) -> Event | None:
     # Event.time defaults to the current time, which would be wrong for an event that is read.
     if "time" not in event_values:
         return None
+    if "code" in field_types:
+        event_values.setdefault("code", "")  # old journals have none
     for field, element_types in _FIELD_ELEMENT_TYPES[name].items():
         elements = event_values.get(field, ())
         if not element_types.issuperset(map(type, elements.values() if isinstance(elements, dict) else elements)):

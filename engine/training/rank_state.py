@@ -155,7 +155,7 @@ class RankState:
         self.enter_phase(Phase.DATA)
         batch = next(self.batches)
         if batch.warning:
-            self.channel.send(WarningEvent(message=str(batch.warning)))
+            self.channel.send(WarningEvent.of(batch.warning))
         if batch.unread:
             metrics.counts[2] += len(batch.unread)
             self._warn_unreadable(batch.unread)

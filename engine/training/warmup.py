@@ -237,7 +237,7 @@ def _load_compiled_code(state: RankState) -> CompileCache:
     cache.load()
     if sampler.rank == 0:
         if cache.problem:
-            state.channel.send(WarningEvent(message=str(cache.problem)))
+            state.channel.send(WarningEvent.of(cache.problem))
         what = f"{model.name} (model.compile_mode {model.compile_mode})"
         message = f"compiling {what}, which can take minutes"
         if cache.loaded:
@@ -252,7 +252,7 @@ def _save_compiled_code(state: RankState, cache: CompileCache) -> None:
         cache.problem = None
         cache.save()
         if cache.problem:
-            state.channel.send(WarningEvent(message=str(cache.problem)))
+            state.channel.send(WarningEvent.of(cache.problem))
 
 
 def _warm_up_compiled(state: RankState) -> None:

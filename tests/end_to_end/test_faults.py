@@ -126,7 +126,7 @@ def test_killed_rank_is_named_and_all_processes_exit(gputrain: Gputrain) -> None
     print(f"named after {named:.2f} s, all ended after {ended:.2f} s")
     assert named < NAMED_SECONDS
     assert ended < ENDED_SECONDS
-    assert read_failures(gputrain.runs / "a") == [(1, "rank-killed")]
+    assert read_failures(gputrain.runs / "a") == [(1, "process-killed")]
     assert "rank 1 (cpu) " in messages.splitlines()[-1] and "SIGKILL" in messages.splitlines()[-1]
     saved = [event["step"] for event in read_events(gputrain.runs / "a") if event["type"] == "checkpoint"]
     assert any(step % 22 for step in saved), "checkpoint.every_minutes saves within an epoch"

@@ -24,7 +24,6 @@ from engine.runs import watcher
 from engine.runs.curves import CurveData
 from engine.runs.event_lines import event_line
 from engine.runs.events import (
-    EVENT_TYPES,
     CheckpointSaved,
     ControlEvent,
     Event,
@@ -36,7 +35,7 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.history import history_from_events
-from engine.runs.journal import JournalReader, from_line, to_line
+from engine.runs.journal import EVENT_TYPES, JournalReader, from_line, to_line
 from engine.runs.records import GpuSample
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
@@ -179,12 +178,12 @@ def test_resolve_accepts_or_rejects_any_base_chain(a: Any, b: Any, c: Any, value
 EVENTS: list[Event] = [
     *(make_run_started(), make_step(1), make_epoch(1), make_run_resumed(3, 5.0), make_step(4), make_epoch(2, 0.9)),
     *(
-        WarningEvent(message="ä"),
+        WarningEvent(message="ä", code="no-effect"),
         CheckpointSaved(path="p", step=1, epoch=1),
         ControlEvent(request="stop", by="me", outcome="yes"),
     ),
     RunPaused(step=4, epoch=2),
-    RankFailed(rank=0, device="cpu", cause="why"),
+    RankFailed(rank=0, device="cpu", cause="why", code="rank-failed"),
     GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
     RunFinished(state="finished"),
 ]

@@ -47,8 +47,15 @@ HOST = os.uname().nodename
 
 EVENTS = [
     *(make_run_started(), make_step(1), make_epoch(1), make_run_resumed(3, 5.0), make_step(4), make_epoch(2, 0.9)),
-    *(WarningEvent(message="ä"), CheckpointSaved(path="p", step=1, epoch=1), RunPaused(step=4, epoch=2)),
-    *(ControlEvent(request="stop", by="me", outcome="yes"), RankFailed(rank=0, device="cpu", cause="why")),
+    *(
+        WarningEvent(message="ä", code="no-effect"),
+        CheckpointSaved(path="p", step=1, epoch=1),
+        RunPaused(step=4, epoch=2),
+    ),
+    *(
+        ControlEvent(request="stop", by="me", outcome="yes"),
+        RankFailed(rank=0, device="cpu", cause="why", code="rank-failed"),
+    ),
     GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
     RunFinished(state="finished"),
 ]

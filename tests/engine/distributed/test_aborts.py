@@ -93,7 +93,7 @@ def test_abort_without_mark_names_message_of_exception() -> None:
 
 def test_abort_without_message_refers_to_log() -> None:
     failure = abort_failure(1, "cpu", "")
-    assert failure.code == "rank-killed" and failure.cause.startswith("it was killed by SIGABRT; ")
+    assert failure.code == "process-killed" and failure.cause.startswith("it was killed by SIGABRT; ")
 
 
 def test_root_cause_is_never_an_abort_after_a_timeout() -> None:

@@ -20,7 +20,7 @@ def connect() -> tuple[RankConnection, PipeChannel]:
 
 def test_pipe_channel_flush_waits_until_supervisor_has_flushed_earlier_events() -> None:
     supervisor, rank = connect()
-    rank.send(WarningEvent(message="earlier"))
+    rank.send(WarningEvent(message="earlier", code="no-effect"))
     flush = Thread(target=rank.flush, daemon=True)
     flush.start()
     events = []
@@ -46,7 +46,7 @@ def test_pipe_channel_sends_and_receives_while_another_thread_flushes() -> None:
     sent = 0
     while flush.is_alive() or len(events) < 50 + sent:
         if flush.is_alive():
-            rank.send(WarningEvent(message="x" * 5000))
+            rank.send(WarningEvent(message="x" * 5000, code="no-effect"))
             sent += 1
             supervisor.send("checkpoint")
         rank.poll_requests()

@@ -82,8 +82,8 @@ def test_root_cause_prefers_own_failure_over_earlier_lost_peer() -> None:
     assert root_cause([replace(lost_connection, time=1.0), replace(own_failure, time=2.0)]).rank == 1
 
 
-TIMED_OUT = RankFailed(rank=0, device="cpu", cause="a timeout", lost_peer=True, timed_out=True)
-LOST = RankFailed(rank=1, device="cpu", cause="a closed connection", lost_peer=True)
+TIMED_OUT = RankFailed(rank=0, device="cpu", cause="a timeout", code="timed-out", lost_peer=True, timed_out=True)
+LOST = RankFailed(rank=1, device="cpu", cause="a closed connection", code="connection-failed", lost_peer=True)
 BEHIND, AHEAD = Heartbeat(11, 0, Phase.DATA), Heartbeat(11, 2, Phase.BACKWARD)
 
 
@@ -106,12 +106,14 @@ def test_late_ranks_are_those_that_a_collective_waited_for(
 
 
 def test_root_cause_is_earliest_of_equal_failures() -> None:
-    failures = [RankFailed(rank=rank, device="cpu", cause="why", time=9.0 - rank) for rank in range(3)]
+    failures = [
+        RankFailed(rank=rank, device="cpu", cause="why", code="rank-failed", time=9.0 - rank) for rank in range(3)
+    ]
     assert root_cause(failures).rank == 2
 
 
 def test_rank_failed_of_old_journal_has_no_lost_peer() -> None:
-    fields = json.loads(to_line(RankFailed(rank=1, device="cpu", cause=GLOO)))
+    fields = json.loads(to_line(RankFailed(rank=1, device="cpu", cause=GLOO, code="connection-failed")))
     del fields["lost_peer"]
     event = from_line(json.dumps(fields))
     assert isinstance(event, RankFailed)

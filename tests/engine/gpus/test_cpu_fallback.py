@@ -120,7 +120,11 @@ def test_claimed_gpus_can_be_shared_by_index() -> None:
 
 
 def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:
-    events = [WarningEvent(message="no GPU is free", cpu_fallback=True), make_run_started(), WarningEvent(message="b")]
+    events = [
+        WarningEvent(message="no GPU is free", code="gpu-fallback", cpu_fallback=True),
+        make_run_started(),
+        WarningEvent(message="b", code="no-effect"),
+    ]
     summary = history_from_events(events).summary()
     assert summary.cpu_fallback == "no GPU is free"
     assert RunSummary.from_dict(summary.to_dict()).cpu_fallback == "no GPU is free"

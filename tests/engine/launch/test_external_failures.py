@@ -131,13 +131,20 @@ def test_rank_reports_itself_if_all_ranks_are_equal(store: Store) -> None:
         assert [future.result(timeout=20).rank for future in reports] == [0, 1]
 
 
-LOST = RankFailed(rank=0, device="cpu", cause="it lost the connection to another rank", lost_peer=True)
+LOST = RankFailed(
+    rank=0, device="cpu", cause="it lost the connection to another rank", code="connection-failed", lost_peer=True
+)
 
 
 def test_rank_0_reports_failure_that_another_rank_publishes() -> None:
     store = HashStore()
-    publish_failure(RankFailed(rank=1, device="cpu", cause="it lost the connection", lost_peer=True), store)
-    own_failure = RankFailed(rank=2, device="cpu", cause="ValueError: bad", traceback="Traceback\n  line", time=7.0)
+    publish_failure(
+        RankFailed(rank=1, device="cpu", cause="it lost the connection", code="connection-failed", lost_peer=True),
+        store,
+    )
+    own_failure = RankFailed(
+        rank=2, device="cpu", cause="ValueError: bad", code="rank-failed", traceback="Traceback\n  line", time=7.0
+    )
     with ThreadPoolExecutor() as pool:
         found = pool.submit(find_root_cause, LOST, 4, store)
         publish_failure(own_failure, store)
@@ -145,7 +152,7 @@ def test_rank_0_reports_failure_that_another_rank_publishes() -> None:
 
 
 def test_rank_0_reports_its_own_failure_without_waiting() -> None:
-    own_failure = RankFailed(rank=0, device="cpu", cause="ValueError: bad")
+    own_failure = RankFailed(rank=0, device="cpu", cause="ValueError: bad", code="rank-failed")
     started = time.monotonic()
     assert find_root_cause(own_failure, 2, HashStore()) == own_failure
     assert time.monotonic() - started < external_failures.COMPARE_SECONDS

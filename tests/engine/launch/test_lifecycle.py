@@ -148,7 +148,7 @@ def test_detached_owner_writes_to_the_log_and_no_longer_to_its_starter(
     monkeypatch.setattr(lifecycle, "redirect_output", logs.append)
     with owner(tmp_path, detached=True) as owned:
         owned.run.prepare(PREFLIGHT)
-        owned.run.emit(WarningEvent(message="slow"))
+        owned.run.emit(WarningEvent(message="slow", code="no-effect"))
         assert [log.read_text() for log in logs if log is not None] == [owned.folder.log.read_text()]
         assert owned.shown == []
         assert owned.run.is_kept
@@ -192,7 +192,7 @@ def test_owner_waits_for_last_message_of_slurm_job_and_records_nothing_afterward
         owned.run.prepare(PREFLIGHT)
     assert sender.returncode == 0
     before = owned.recorded()
-    owned.run.emit(WarningEvent(message="late"))
+    owned.run.emit(WarningEvent(message="late", code="no-effect"))
     assert owned.recorded() == before
 
 

@@ -40,7 +40,7 @@ def test_supervisor_leaves_ranks_without_progress_alone_until_something_is_wrong
     def idle(channel: PipeChannel) -> Outcome:
         channel.enter_phase(1, Phase.FORWARD)
         time.sleep(0.4)
-        channel.send(WarningEvent(message="idled"))
+        channel.send(WarningEvent(message="idled", code="no-effect"))
         return "finished"
 
     run = Supervised(idle, idle)
@@ -90,7 +90,7 @@ def test_supervisor_forwards_requests_and_records_their_outcome(folder: RunFolde
 
     def report_pause(channel: PipeChannel) -> Outcome:
         wait_for_stop(channel)
-        channel.send(WarningEvent(message=f"paused {channel.poll_requests().paused}"))
+        channel.send(WarningEvent(message=f"paused {channel.poll_requests().paused}", code="no-effect"))
         return "stopped"
 
     run = Supervised(report_pause, report_pause, folder=folder)
@@ -118,7 +118,7 @@ def test_supervisor_pauses_restarted_ranks_if_the_run_is_paused(requests: list[s
     def report_pause(channel: PipeChannel) -> Outcome:
         # The answer comes behind the requests of the start.
         channel.flush()
-        channel.send(WarningEvent(message=str(channel.poll_requests().paused)))
+        channel.send(WarningEvent(message=str(channel.poll_requests().paused), code="no-effect"))
         return "finished"
 
     run = Supervised(report_pause, finish)
@@ -150,7 +150,7 @@ def test_supervisor_waits_for_slow_checkpoint_after_stop_request(monkeypatch: py
 
     def save(channel: PipeChannel) -> Outcome:
         channel.enter_phase(3, Phase.CHECKPOINT)
-        channel.send(WarningEvent(message="saves"))
+        channel.send(WarningEvent(message="saves", code="no-effect"))
         wait_for_stop(channel)
         time.sleep(0.4)
         return "stopped"
@@ -187,7 +187,9 @@ def test_supervisor_blames_oom_killer_only_if_it_has_killed_since_the_start(
     remaining = list(counts)
     monkeypatch.setattr(supervisor, "oom_kill_count", lambda: remaining.pop(0))
     cause = describe_exit(-signal.SIGKILL, oom_killed=oom_killed)
-    assert cause_of(Supervised(finish, kill_itself).run()) == f"1: {cause}"
+    result = Supervised(finish, kill_itself).run()
+    assert cause_of(result) == f"1: {cause}"
+    assert result.failure is not None and result.failure.code == cause.code
 
 
 def test_supervisor_reads_cause_of_abort_in_log_of_this_start_only(folder: RunFolder) -> None:

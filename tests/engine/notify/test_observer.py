@@ -30,7 +30,7 @@ from support.runs.factories import (
 )
 
 START = 1000.0
-FAILURE = RankFailed(time=START + 5, rank=1, device="cpu", cause="division by zero")
+FAILURE = RankFailed(time=START + 5, rank=1, device="cpu", cause="division by zero", code="rank-failed")
 FINISHED = RunFinished(time=START + 9, state="finished", message="best accuracy 0.5000 in epoch 1")
 
 

@@ -107,7 +107,7 @@ def test_page_loads_nothing_and_runs_nothing(earlier_run: RunFolder, tmp_path: P
 
 
 def test_page_shows_hostile_names_as_text(tmp_path: Path) -> None:
-    events = (make_run_started(), WarningEvent(time=1.0, message=HOSTILE), make_epoch(1))
+    events = (make_run_started(), WarningEvent(time=1.0, message=HOSTILE, code="bad-image"), make_epoch(1))
     run = make_run_folder(tmp_path, "a", *events, RunFinished(time=9.0, state="failed", message=HOSTILE))
     run.config.write_text(to_yaml({"data": {"path": HOSTILE}}))
     evaluation = {"epoch": 1, "loss": 1.0, "top1": 0.5, "top5": 1.0, "images": 4, "per_class": [0.5, 0.5]}
@@ -137,7 +137,7 @@ def test_page_of_several_runs_has_differences_and_seed_groups(tmp_path: Path) ->
 def test_page_shows_sessions_failures_and_stretches_of_bottlenecks(tmp_path: Path) -> None:
     start = make_gpu_run_started(time=100.0)
     waiting = replace(make_epoch(1, time=110.0), data_wait=0.5)
-    failed = RankFailed(time=115.0, rank=2, device="GPU-2", cause="out of memory")
+    failed = RankFailed(time=115.0, rank=2, device="GPU-2", cause="out of memory", code="out-of-memory")
     resumed = replace(make_run_resumed(10, 120.0), devices=["GPU-9"], ranks=[])
     events = (start, waiting, failed, resumed, replace(make_epoch(2, time=130.0), data_wait=0.6))
     text = " ".join(Page(make_page([make_run_folder(tmp_path, "a", *events)])).text.split())

@@ -75,7 +75,10 @@ def test_history_duration_leaves_out_clock_that_was_set_back() -> None:
             [phase("validating", 10, 1), phase("saving", 10, 1), CheckpointSaved(path="", step=10, epoch=1)],
             "validating",
         ),
-        ([phase("training", 0, 1), phase("saving", 4, 1), WarningEvent(message="disk full")], "training"),
+        (
+            [phase("training", 0, 1), phase("saving", 4, 1), WarningEvent(message="disk full", code="disk-full")],
+            "training",
+        ),
     ],
 )
 def test_history_phase_follows_events(events: list[Event], expected: str) -> None:

@@ -18,6 +18,7 @@ from engine.runs.events import (
     EpochEvent,
     Event,
     GpuEvent,
+    RankFailed,
     RunFinished,
     RunStarted,
     StepEvent,
@@ -117,7 +118,7 @@ def test_journal_line_round_trips_every_event() -> None:
             make_run_resumed(3, 1.0),
             make_step(1),
             make_epoch(1),
-            WarningEvent(message="ä \x1b[31m"),
+            WarningEvent(message="ä \x1b[31m", code="bad-image"),
         ),
         *(CheckpointSaved(path="p", step=1, epoch=1), ControlEvent(request="stop", by="me", outcome="yes")),
         RunFinished(state="failed", message="why"),
@@ -144,6 +145,19 @@ def test_log_line_of_epoch_accepts_null_numbers() -> None:
     read = from_line(to_line(make_epoch(1, math.nan)))
     assert read is not None
     assert "val loss 1.1000 acc nan  100 images/s" in str(event_line(read))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"type": "warning", "time": 1, "message": "why"}',
+        '{"type": "rank_failed", "time": 1, "rank": 0, "device": "cpu", "cause": "why"}',
+    ],
+    ids=["warning", "rank_failed"],
+)
+def test_from_line_accepts_old_event_without_code(line: str) -> None:
+    event = from_line(line)
+    assert isinstance(event, WarningEvent | RankFailed) and event.code == ""
 
 
 def test_from_line_ignores_unknown_types_and_fields() -> None:

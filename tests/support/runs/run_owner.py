@@ -16,7 +16,7 @@ from engine.runs.journal import from_line
 from engine.training.job import RunResult
 from support.runs.factories import make_epoch, make_run_folder, make_run_started
 
-FAILED = RunResult("failed", RankFailed(time=1.0, rank=0, device="cpu", cause="killed"))
+FAILED = RunResult("failed", RankFailed(time=1.0, rank=0, device="cpu", cause="killed", code="process-killed"))
 
 
 class Owner:

@@ -46,7 +46,7 @@ def finish(channel: PipeChannel) -> Outcome:
 
 def hang(channel: PipeChannel) -> Outcome:
     channel.enter_phase(3, Phase.FORWARD)
-    channel.send(WarningEvent(message="hangs"))
+    channel.send(WarningEvent(message="hangs", code="no-effect"))
     time.sleep(100)
     return "finished"
 

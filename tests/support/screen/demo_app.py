@@ -136,7 +136,7 @@ def demo_runs_template() -> tempfile.TemporaryDirectory[str]:
     device, cause = gpu_uuid(1), "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.1 GiB, 1.2 GiB are free."
     message = f"rank 1 on GPU-1: {cause}; lower data.batch_size, then resume with `gputrain resume cifar-4`"
     failed = [
-        RankFailed(time=DEMO_START_TIME - 5881, rank=1, device=device, cause=cause),
+        RankFailed(time=DEMO_START_TIME - 5881, rank=1, device=device, cause=cause, code="out-of-memory"),
         RunFinished(time=DEMO_START_TIME - 5880, state="failed", message=message),
     ]
     failed_events = [

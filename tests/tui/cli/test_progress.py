@@ -38,5 +38,5 @@ def test_background_printer_delivers_events_in_order_before_close(tmp_path: Path
 
 
 def test_event_line_escapes_control_characters() -> None:
-    line = event_line(WarningEvent(message="skipped: \x1b[2J\nname\udcff"))
+    line = event_line(WarningEvent(message="skipped: \x1b[2J\nname\udcff", code="bad-image"))
     assert line == "warning: skipped: \\x1b[2J\\nname\\udcff"

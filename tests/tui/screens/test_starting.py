@@ -42,7 +42,7 @@ run = RunFolder(root / "a-run")
 run.path.mkdir(parents=True, mode=0o700)
 ownership = Ownership(run)
 journal = Journal(run.journal)
-journal.append(WarningEvent(message="GPU 0 is also used by another process"))
+journal.append(WarningEvent(message="GPU 0 is also used by another process", code="gpu-in-use"))
 print("warning: GPU 0 is also used by another process", flush=True)
 deadline = time.monotonic() + 40
 while not (root / "go").exists() and time.monotonic() < deadline:

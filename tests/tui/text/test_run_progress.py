@@ -128,7 +128,7 @@ def test_rank_lines_begin_title_of_meter_at_meter(tmp_path: Path) -> None:
 
 def test_failure_lines_name_rank_host_and_gpu_once(tmp_path: Path) -> None:
     cause = "CUDA out of memory"
-    failed = RankFailed(rank=1, device="GPU-1", cause=cause)
+    failed = RankFailed(rank=1, device="GPU-1", cause=cause, code="rank-failed")
     end = RunFinished(state="failed", message=f"rank 1 (GPU-1) failed: {cause}; lower data.batch_size")
     snapshot = polled(make_run_folder(tmp_path, "failed", make_gpu_run_started(backend="nccl"), failed, end))
     lines = [line.plain for line in failure_lines(snapshot, None, 80, Console())]
@@ -136,7 +136,7 @@ def test_failure_lines_name_rank_host_and_gpu_once(tmp_path: Path) -> None:
 
 
 def test_failure_lines_of_rank_without_cause_keep_message(tmp_path: Path) -> None:
-    failed = RankFailed(rank=0, device="cpu", cause="")
+    failed = RankFailed(rank=0, device="cpu", cause="", code="rank-failed")
     end = RunFinished(state="failed", message="rank 0 failed")
     snapshot = polled(make_run_folder(tmp_path, "failed", make_run_started(), failed, end))
     assert " ┃ rank 0 failed" in [line.plain for line in failure_lines(snapshot, None, 80, Console())]
