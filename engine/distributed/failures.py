@@ -44,9 +44,13 @@ _GIB_PER_UNIT = {"MiB": 2**-10, "GiB": 1.0}
 class FinalCheckpointError(CodedError):
     """Training is complete, but its last checkpoint could not be written. The message says why."""
 
+    code = "not-writable"
+
 
 class NonFiniteLossError(CodedError):
     """A loss or gradient is NaN or infinite. The message names step and rank."""
+
+    code = "non-finite"
 
 
 def oom_location(error: BaseException) -> Literal["gpu", "host"] | None:

@@ -33,6 +33,8 @@ MAX_CLOCK_SKEW_SECONDS = 5.0
 class RendezvousTimeoutError(CodedError):
     """A rank did not respond in time during the setup. The message names it."""
 
+    code = "timed-out"
+
 
 def check_rendezvous(init_method: str, environ: Mapping[str, str]) -> None:
     """Check the rendezvous of ranks that this process will spawn. Raises UsageError if it cannot succeed."""
@@ -123,7 +125,6 @@ def wait_for_ranks(store: Store, rank_info: RankInfo, timeout_s: float) -> None:
         raise RendezvousTimeoutError(
             f"{noun} {', '.join(missing)} did not join the process group within {timeout_s:g} s; "
             "increase device.timeout if their setup takes longer",
-            code="timed-out",
         )
 
 
@@ -139,7 +140,6 @@ def get_from_rank(store: Store, rank: int, key: str) -> bytes:
         raise RendezvousTimeoutError(
             f"rank {rank} did not send its {key.partition('/')[0]} within {timeout_s:g} s; increase device.timeout if "
             "that takes longer",
-            code="timed-out",
         ) from error
 
 

@@ -39,12 +39,14 @@ THROTTLE_REASONS = {
 class DriverUnavailableError(CodedError):
     """NVML is unusable in this process; only a new process can initialize it again. The message says why."""
 
+    code = "driver-unavailable"
+
 
 def unavailable_reason(error: Exception) -> str:
     """Map an NVML error to the reason of a missing value. Raises DriverUnavailableError if NVML became unusable."""
     code = getattr(error, "value", None)
     if code in (nv.NVML_ERROR_UNINITIALIZED, nv.NVML_ERROR_DRIVER_NOT_LOADED, nv.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
-        raise DriverUnavailableError(error_message(error), code="driver-unavailable") from error
+        raise DriverUnavailableError(error_message(error)) from error
     if code == nv.NVML_ERROR_NOT_SUPPORTED:
         return Missing.NOT_SUPPORTED
     if code == nv.NVML_ERROR_NO_PERMISSION:
@@ -320,7 +322,7 @@ def initialize() -> DriverVersions:
     try:
         nv.nvmlInit()
     except nv.NVMLError as error:
-        raise DriverUnavailableError(error_message(error), code="driver-unavailable") from error
+        raise DriverUnavailableError(error_message(error)) from error
     return DriverVersions(query(lambda: decode(nv.nvmlSystemGetDriverVersion())), query(cuda_version))
 
 
@@ -335,7 +337,7 @@ def gpu_count() -> int:
     try:
         return int(nv.nvmlDeviceGetCount())
     except nv.NVMLError as error:
-        raise DriverUnavailableError(error_message(error), code="driver-unavailable") from error
+        raise DriverUnavailableError(error_message(error)) from error
 
 
 def open_gpu(index: int) -> Reading[tuple[Any, str]]:

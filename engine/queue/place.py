@@ -36,6 +36,8 @@ RECORD_INTERVAL_SECONDS = 30.0
 class CancelledError(CodedError):
     """A stop request arrived while the run waited; the message says from whom."""
 
+    code = "stopped"
+
 
 @dataclass
 class QueuePlace:
@@ -94,7 +96,7 @@ class QueuePlace:
         outcome = self._outcome(request)
         self.recorder.record(ControlEvent(request=request.request, by=request.by, outcome=outcome))
         if request.request == "stop":
-            raise CancelledError(f"cancelled by {request.by} while it waited", code="stopped")
+            raise CancelledError(f"cancelled by {request.by} while it waited")
 
     def _outcome(self, request: ControlRequest) -> str:
         if request.request == "stop":

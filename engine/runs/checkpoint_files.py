@@ -33,6 +33,8 @@ _MAX_PICKLE_BYTES = 1 << 26
 class DamagedCheckpointError(CodedError):
     """A checkpoint file is damaged. The message follows the file name in a sentence."""
 
+    code = "damaged"
+
 
 def checkpoints_by_step(folder: Path) -> list[Path]:
     """Return the `step-N.pt` files, newest first."""
@@ -88,7 +90,7 @@ def _stated_checksum(file: BinaryIO) -> bytes:
     file.seek(max(os.fstat(file.fileno()).st_size - COMMENT_BYTES, 0))
     comment = file.read(COMMENT_BYTES)
     if not comment.startswith(CHECKSUM_PREFIX):
-        raise DamagedCheckpointError("is truncated or not a gputrain checkpoint", code="damaged")
+        raise DamagedCheckpointError("is truncated or not a gputrain checkpoint")
     return comment
 
 
@@ -105,7 +107,7 @@ def verify_checksum(file: BinaryIO) -> None:
         checksum.update(block)
         remaining_bytes -= len(block)
     if comment != CHECKSUM_PREFIX + checksum.hexdigest().encode():
-        raise DamagedCheckpointError("is damaged: its checksum does not match", code="checksum-mismatch")
+        raise DamagedCheckpointError("is damaged: its checksum does not match")
 
 
 def check_expansion(file: BinaryIO) -> None:
@@ -122,9 +124,7 @@ def check_expansion(file: BinaryIO) -> None:
     except BadZipFile:
         return
     if compressed or content_bytes > os.fstat(file.fileno()).st_size:
-        raise DamagedCheckpointError(
-            "contains compressed or overlapping data, which torch.save does not write", code="damaged"
-        )
+        raise DamagedCheckpointError("contains compressed or overlapping data, which torch.save does not write")
 
 
 def read_saved_config(folder: Path) -> Mapping[str, Any] | None:

@@ -39,9 +39,13 @@ class OwnershipLostError(CodedError):
 class RunFolderDeletedError(OwnershipLostError):
     """The folder of a run that trains was deleted."""
 
+    code = "run-deleted"
+
 
 class RunTakenOverError(OwnershipLostError):
     """Another process has taken the run over, so this one must not write to the folder any more."""
+
+    code = "taken-over"
 
 
 class Ownership:
@@ -101,15 +105,12 @@ class Ownership:
             raise RunTakenOverError(
                 f"{claim.process} has taken over the run, whose heartbeat it had not seen for a while; this process "
                 "ends without a checkpoint",
-                code="taken-over",
             )
 
     def _renew(self) -> Problem | None:
         self._last_heartbeat = seconds_since_boot()
         if self.folder.is_deleted:
-            raise RunFolderDeletedError(
-                f"the run folder {self._location} was deleted, so the run cannot save anything", code="run-deleted"
-            )
+            raise RunFolderDeletedError(f"the run folder {self._location} was deleted, so the run cannot save anything")
         self._write_owner(round(time.time(), 3))
         return self._check_location() or self._check_owner()
 

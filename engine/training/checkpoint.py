@@ -227,21 +227,13 @@ def check_content(state: Mapping[str, Any]) -> None:
         content = _Content.model_validate(state)
     except ValidationError as error:
         location = ".".join(map(str, error.errors()[0]["loc"]))
-        raise DamagedCheckpointError(
-            f"is not a gputrain checkpoint: {location} has no valid value", code="damaged"
-        ) from error
+        raise DamagedCheckpointError(f"is not a gputrain checkpoint: {location} has no valid value") from error
     if {len(content.image_format.mean), len(content.image_format.std)} != {content.image_format.channels}:
-        raise DamagedCheckpointError(
-            "is not a gputrain checkpoint: image_format.mean has no valid value", code="damaged"
-        )
+        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.mean has no valid value")
     if content.image_format.dtype == "uint8" and content.image_format.channels not in (1, 3):
-        raise DamagedCheckpointError(
-            "is not a gputrain checkpoint: image_format.channels has no valid value", code="damaged"
-        )
+        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.channels has no valid value")
     if (content.image_format.val_resize or MAX_IMAGE_SIZE) < content.image_format.val_size:
-        raise DamagedCheckpointError(
-            "is not a gputrain checkpoint: image_format.val_resize has no valid value", code="damaged"
-        )
+        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.val_resize has no valid value")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -274,7 +266,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         # A file with a valid checksum need not be a checkpoint. For other content, the unpickler raises exceptions of
         # any type.
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}", code="damaged") from error
+        raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}") from error
     if version != CHECKPOINT_FORMAT:
         raise UsageError.one(
             str(shown_path(path)),
@@ -283,7 +275,5 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             code="wrong-format",
         )
     if missing := CHECKPOINT_KEYS - state.keys():
-        raise DamagedCheckpointError(
-            f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}", code="damaged"
-        )
+        raise DamagedCheckpointError(f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}")
     return checkpoint_with_current_names(state)

@@ -46,6 +46,8 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
 class WrongDeviceError(CodedError):
     """CUDA assigned a rank another GPU than the planned one."""
 
+    code = "gpu-not-found"
+
 
 def cuda_uuid(device: torch.device) -> str:
     """Return the UUID of a CUDA device, without the prefix `GPU-` or `MIG-`."""
@@ -61,5 +63,4 @@ def check_device(expected: str, parent: str | None, actual: str) -> None:
         raise WrongDeviceError(
             f"CUDA assigned this rank GPU {actual} instead of {expected}: the driver's order of GPUs or "
             "CUDA_VISIBLE_DEVICES has changed; start the run again",
-            code="gpu-not-found",
         )

@@ -31,6 +31,8 @@ Memory = tuple[int, torch.device, torch.dtype, torch.Size, tuple[int, ...]]
 class NoHostMemoryError(CodedError):
     """The host has too little memory for a copy of the training state. The message says how much."""
 
+    code = "out-of-memory"
+
 
 class HostCopy:
     """One block of host memory of the size of a checkpoint, reserved for the first copy and reused by the next ones.
@@ -74,7 +76,6 @@ class HostCopy:
             raise NoHostMemoryError(
                 f"a copy of the training state takes {format_bytes(size_bytes)} of host memory, and "
                 f"{format_bytes(free_bytes)} are free",
-                code="out-of-memory",
             )
         try:
             self._memory = torch.empty(size_bytes, dtype=torch.uint8).numpy()
@@ -82,7 +83,6 @@ class HostCopy:
             # A limit of the address space.
             raise NoHostMemoryError(
                 f"{format_bytes(size_bytes)} of host memory for a copy of the training state cannot be allocated",
-                code="out-of-memory",
             ) from error
         if self._device.type == "cuda":
             _pin(self._memory, self._device)

@@ -206,7 +206,6 @@ def reduce_train_metrics(state: RankState) -> Metrics:
     if not math.isfinite(metrics.loss):
         raise NonFiniteLossError(
             f"every step of epoch {state.position.epoch} was skipped because the loss is not finite; lower optim.lr",
-            code="non-finite",
         )
     return metrics
 
@@ -244,9 +243,7 @@ def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluat
     evaluations = [accumulator.all_reduce() for accumulator in accumulators]
     val_loss = evaluations[0].metrics.loss
     if not math.isfinite(val_loss):
-        raise NonFiniteLossError(
-            f"the validation loss of epoch {state.position.epoch} is {val_loss}", code="non-finite"
-        )
+        raise NonFiniteLossError(f"the validation loss of epoch {state.position.epoch} is {val_loss}")
     if state.own_metrics:
         evaluations = [
             replace(evaluation, own=state.compute_own_metrics(accumulator.outputs))

@@ -158,7 +158,6 @@ class StepLog:
                 step = group.event_fields["step"] - len(losses) + 1 + index
                 raise NonFiniteLossError(
                     self._describe_nonfinite(step, group.event_fields["epoch"], loss, group.local[0, index]),
-                    code="non-finite",
                 )
         return losses
 

@@ -257,7 +257,6 @@ class Trainer:
             if is_last and problem is not None:
                 raise FinalCheckpointError(
                     f"training is complete, but its last checkpoint could not be written ({problem}); fix the cause",
-                    code="not-writable",
                 )
 
     def _barrier(self) -> None:

@@ -21,7 +21,7 @@ class Problem:
     `location` is a config key, a flag or a file; `source` is the file that sets the key. `advice` is what to do, for
     callers that show it apart from the `reason`. `others` are the keys that the value conflicts with. `is_missing`
     means that the key has no value, and that a run needs one. `code` is the kind of problem, such as `not-found`: it
-    stays the same when the words change, so programs and tests compare it.
+    stays the same when the words change, so programs and tests compare it. It is no part of the text that users see.
     """
 
     location: str
@@ -58,7 +58,10 @@ def problems_from_json(rows: Iterable[Sequence[str]]) -> list[Problem]:
 class UsageError(Exception):
     """The request cannot be carried out. Holds all problems."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        if isinstance(problems, str):
+            # The DataLoader recreates an error of its worker from the message alone.
+            problems = [Problem("", problems, code="worker-failed")]
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = list(problems)
 
@@ -69,14 +72,17 @@ class UsageError(Exception):
 
 
 class CodedError(Exception):
-    """An error whose message is for the user. `code` is the kind of problem, as in `Problem`."""
+    """An error whose message is for the user. `code` is the kind of problem, as in `Problem`.
 
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message, code)  # both are arguments, so that pickle keeps them
-        self.code = code
+    A subclass with a single kind sets it for the class: the DataLoader recreates an error of its worker from the
+    message alone.
+    """
 
-    def __str__(self) -> str:
-        return str(self.args[0])
+    code = "internal-error"
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code or self.code
 
 
 @contextmanager

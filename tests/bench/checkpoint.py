@@ -69,7 +69,7 @@ class NoCopy(HostCopy):
     """A host without memory for a copy: checkpoints are written between two steps."""
 
     def copy(self, state: object) -> dict[str, object]:
-        raise NoHostMemoryError("none", code="not-supported")
+        raise NoHostMemoryError("none")
 
 
 def main() -> None:

@@ -83,18 +83,30 @@ def read_messages() -> dict[str, list[str]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 functions[node.name].append(node)
+    class_codes = _class_codes(trees)
     found: dict[str, set[str]] = defaultdict(set)
-    for tree in trees:
-        for place in _calls(tree):
-            for code in (_string(keyword.value) for keyword in place.call.keywords if keyword.arg == "code"):
-                if code is not None:
-                    found[code].update(_message_texts(place, functions))
+    for place in (place for tree in trees for place in _calls(tree)):
+        given = next((keyword.value for keyword in place.call.keywords if keyword.arg == "code"), None)
+        code = class_codes.get(ast.unparse(place.call.func)) if given is None else _string(given)
+        if code is not None:
+            found[code].update(_message_texts(place, functions))
     return defaultdict(list, {code: sorted(texts) for code, texts in sorted(found.items())})
 
 
 def format_catalog() -> str:
     """Return the text of messages.txt."""
     return "\n".join(f"{code}\n" + "".join(f"  {text}\n" for text in texts) for code, texts in read_messages().items())
+
+
+def _class_codes(trees: list[ast.Module]) -> dict[str, str]:
+    """Return the code that each exception class sets for calls without one."""
+    return {
+        node.name: code
+        for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        for line in node.body
+        if isinstance(line, ast.Assign) and [ast.unparse(target) for target in line.targets] == ["code"]
+        if (code := _string(line.value)) is not None
+    }
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,7 @@ def _nodes(node: ast.AST, blocks: Blocks = ()) -> Iterator[tuple[ast.AST, Blocks
 
 def _calls(tree: ast.Module) -> Iterator[Place]:
     for node, blocks in _nodes(tree):
-        if isinstance(node, ast.Call) and any(keyword.arg == "code" for keyword in node.keywords):
+        if isinstance(node, ast.Call):
             owners = [owner for owner, _ in blocks if isinstance(owner, ast.FunctionDef)]
             function = owners[-1] if owners else tree
             start = next((index for index, (owner, _) in enumerate(blocks) if owner is function), 0)

@@ -35,9 +35,7 @@ ImageTransform = Callable[[Tensor], Tensor]
 class UserTransformError(CodedError):
     """The user's transform raised an exception or returned an invalid image. The message names the transform."""
 
-    def __init__(self, message: str, code: str = "user-code-failed") -> None:
-        # The DataLoader recreates an exception of its worker from the message alone.
-        super().__init__(message, code)
+    code = "user-code-failed"
 
 
 @dataclass(frozen=True)
@@ -252,14 +250,13 @@ def _user_transform(name: str, run: RunConfig) -> ImageTransform:
             result = transform(image)
         except Exception as error:
             reason = describe_exception(error, run.code, run.code_packages)
-            raise UserTransformError(f"augment.transform {name} failed: {reason}", code="user-code-failed") from error
+            raise UserTransformError(f"augment.transform {name} failed: {reason}") from error
         if isinstance(result, Tensor) and result.dtype == image.dtype and result.shape == shape:
             return result
         dtype = str(image.dtype).removeprefix("torch.")
         expected = f"a Tensor of {dtype}, {' x '.join(map(str, shape))}, like its input"
         raise UserTransformError(
             f"augment.transform {name} returned {describe_value(result)}; it must return {expected}",
-            code="invalid-value",
         )
 
     return checked_transform

@@ -260,17 +260,13 @@ class Pack:
         try:
             data = self._read_at(int(self.offsets[row]), size)
         except InvalidPackError as error:
-            raise UnreadableImageError(
-                f"{self.path} {error}: {self.describe(row)} is missing; {PACK_AGAIN}", code="bad-image"
-            ) from error
+            raise UnreadableImageError(f"{self.path} {error}: {self.describe(row)} is missing; {PACK_AGAIN}") from error
         except OSError as error:
             reason = error.strerror or str(error)
-            raise UnreadableImageError(
-                f"{self.path}: {self.describe(row)} cannot be read: {reason}", code="bad-image"
-            ) from error
+            raise UnreadableImageError(f"{self.path}: {self.describe(row)} cannot be read: {reason}") from error
         if zlib.crc32(data) != self.checksums[row]:
             raise UnreadableImageError(
-                f"{self.path}: {self.describe(row)} is damaged: its checksum is wrong; {PACK_AGAIN}", code="bad-image"
+                f"{self.path}: {self.describe(row)} is damaged: its checksum is wrong; {PACK_AGAIN}"
             )
         return data
 

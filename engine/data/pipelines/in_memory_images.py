@@ -68,7 +68,7 @@ def load_in_memory(source: ImageSource, config: Config, image_format: ImageForma
         encoded_images = _load_encoded(source, image_format, labels)
         reasons = [reason for part in PARTS for reason in encoded_images.unread.get(part, {}).values()]
         if reasons and config.data.on_bad == "fail":
-            raise UnreadableImageError(reasons[0], code="bad-image")
+            raise UnreadableImageError(reasons[0])
         return encoded_images
     formats = {part: in_memory_format(part, config, source.format, image_format) for part in PARTS}
     rows = {part: np.arange(source.num_images(part)) for part in PARTS}
@@ -243,9 +243,7 @@ class _LoadedEntry:
         try:
             key = entry.cache_key
         except OSError as error:
-            raise UnreadableImageError(
-                f"the image {error.filename} cannot be read: {error.strerror}", code="bad-image"
-            ) from error
+            raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
         return cls(entry, load_or_decode(key, entry.decode, entry.is_valid))
 
     @property

@@ -176,9 +176,7 @@ class ItemFormat:
 class UnreadableImageError(CodedError):
     """An image cannot be read or decoded. The message names it."""
 
-    def __init__(self, message: str, code: str = "bad-image") -> None:
-        # The DataLoader recreates an exception of its worker from the message alone.
-        super().__init__(message, code)
+    code = "bad-image"
 
 
 class ImageSource(Protocol):

@@ -125,8 +125,8 @@ def named_image(name: str) -> Iterator[None]:
 def _unreadable(name: str, error: Exception) -> UnreadableImageError:
     """Return the error of an image whose decoder raised any exception, as it may for a damaged file."""
     if isinstance(error, UnusableImageError):
-        return UnreadableImageError(f"the image {name} cannot be read: it is {error}", code="bad-image")
-    return UnreadableImageError(f"the image {name} cannot be read: {decode_error_reason(error)}", code="bad-image")
+        return UnreadableImageError(f"the image {name} cannot be read: it is {error}")
+    return UnreadableImageError(f"the image {name} cannot be read: {decode_error_reason(error)}")
 
 
 def is_decoded_at_reduced_scale(data: bytes | memoryview, preprocessing: Preprocessing) -> bool:

@@ -81,19 +81,15 @@ class UserDataset:
         try:
             item = dataset[index]
         except Exception as error:
-            raise UnreadableImageError(
-                f"{item_name} cannot be read: {self.describe_error(error)}", code="user-code-failed"
-            ) from error
+            raise UnreadableImageError(f"{item_name} cannot be read: {self.describe_error(error)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise UnreadableImageError(
-                f"{item_name} is {describe_value(item)}; it must be an (image, label) pair", code="bad-image"
-            )
+            raise UnreadableImageError(f"{item_name} is {describe_value(item)}; it must be an (image, label) pair")
         image, label = item
         try:
             class_index = operator.index(label)
         except TypeError as error:
             raise UnreadableImageError(
-                f"{item_name} has {describe_value(label)} as its label; it must be an integer", code="bad-label"
+                f"{item_name} has {describe_value(label)} as its label; it must be an integer"
             ) from error
         return _to_image(image, item_name), class_index
 
@@ -130,14 +126,12 @@ class UserDatasetSource:
             image, label = self.dataset.item(part, int(index))
             item_name = f"item {index} of {self.dataset.describe(part)}"
             if not 0 <= label < len(self.classes):
-                raise UnreadableImageError(
-                    f"{item_name} has {_label_out_of_range(int(label), len(self.classes))}", code="bad-label"
-                )
+                raise UnreadableImageError(f"{item_name} has {_label_out_of_range(int(label), len(self.classes))}")
             try:
                 images[row] = self._to_format(image, crop, int(index))
             except Exception as error:
                 # Pillow decodes lazily: a damaged file fails here.
-                raise UnreadableImageError(f"{item_name} cannot be used: {error}", code="bad-image") from error
+                raise UnreadableImageError(f"{item_name} cannot be used: {error}") from error
             labels[row] = label
         return images, labels
 
@@ -356,12 +350,10 @@ def _to_image(image: Any, item_name: str) -> Image.Image | FloatImage:
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise UnreadableImageError(
             f"{item_name} has {describe_value(image)} as its image; it must be {SUPPORTED_IMAGE_TYPES}",
-            code="bad-image",
         )
     if array.shape[2:] not in ((), (1,), (3,), (4,)):
         raise UnreadableImageError(
             f"{item_name} has a uint8 image with {array.shape[2]} channels; it must have 1, 3 or 4, or be a "
             "floating-point tensor",
-            code="bad-image",
         )
     return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))

@@ -105,9 +105,9 @@ class TarSource(EncodedSource):
             data = os.pread(file.fd, BLOCK_BYTES + size, offset - BLOCK_BYTES)
             is_same = _has_size(data, size) and file.is_unchanged()
         except (OSError, ShardError) as error:
-            raise UnreadableImageError(f"the shard {shard.path} {_describe(error)}", code="bad-image") from error
+            raise UnreadableImageError(f"the shard {shard.path} {_describe(error)}") from error
         if not is_same:
-            raise UnreadableImageError(f"the shard {shard.path} {CHANGED}", code="bad-image")
+            raise UnreadableImageError(f"the shard {shard.path} {CHANGED}")
         return EncodedImage(memoryview(data)[BLOCK_BYTES:], lambda: f"{shard.path}: {_member_name(data, offset)}")
 
     @property

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
+from torch._utils import ExceptionWrapper
 
-from engine.distributed.failures import late_ranks, lost_peer, rank_failure, root_cause
+from engine.data.augment.augmentation import UserTransformError
+from engine.data.sources.base import UnreadableImageError
+from engine.distributed.failures import find_cause, late_ranks, lost_peer, rank_failure, root_cause
 from engine.distributed.watchdog import Heartbeat, Phase
 from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
+from engine.utils.errors import Problem, UsageError
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
 
@@ -118,3 +123,22 @@ def test_rank_failed_of_old_journal_has_no_lost_peer() -> None:
     event = from_line(json.dumps(fields))
     assert isinstance(event, RankFailed)
     assert not event.lost_peer
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserTransformError("the transform failed"), "user-code-failed"),
+        (UnreadableImageError("the image is gone"), "bad-image"),
+        (UsageError.one("data.path", "was replaced", code="data-changed"), "worker-failed"),
+    ],
+    ids=["transform", "image", "usage"],
+)
+def test_find_cause_knows_code_of_error_that_dataloader_recreates(error: Exception, code: str) -> None:
+    try:
+        raise error
+    except Exception:
+        caught = ExceptionWrapper(sys.exc_info())
+    with pytest.raises(type(error)) as recreated:
+        caught.reraise()
+    assert find_cause(recreated.value) == Problem("", str(error), code=code)

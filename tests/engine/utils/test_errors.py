@@ -1,6 +1,9 @@
-"""Suggestions for misspelled words."""
+"""Suggestions for misspelled words, and the codes of errors."""
 
 from __future__ import annotations
+
+import ast
+from pathlib import Path
 
 from engine.utils.errors import did_you_mean
 
@@ -11,3 +14,23 @@ def test_did_you_mean_suggests_closest_word() -> None:
 
 def test_did_you_mean_suggests_no_word_for_path() -> None:
     assert did_you_mean("/nope/resnet18", ["resnet18"]) == ""
+
+
+def test_coded_errors_have_a_code_of_their_class_or_call() -> None:
+    root = Path(__file__).parents[3]
+    sources = [path for package in ("engine", "tui") for path in (root / package).rglob("*.py")]
+    nodes = [(path, node) for path in sources for node in ast.walk(ast.parse(path.read_text()))]
+    without = {
+        node.name
+        for _, node in nodes
+        if isinstance(node, ast.ClassDef) and [ast.unparse(base) for base in node.bases] == ["CodedError"]
+        if not any(ast.unparse(line).startswith("code = ") for line in node.body)
+    }
+    assert "InvalidPackError" in without
+    calls = [
+        f"{path}:{node.lineno}"
+        for path, node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {*without, "CodedError"}
+        if all(keyword.arg != "code" for keyword in node.keywords)
+    ]
+    assert calls == []

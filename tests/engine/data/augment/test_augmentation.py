@@ -233,17 +233,17 @@ def test_user_transform_accepts_torchvision_compose(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "values"),
+    ("body", "values"),
     [
-        ("return image.float()", "invalid-value", ["Tensor of float32, 3 x 16 x 16; ", "Tensor of uint8, 3 x 16 x 16"]),
-        ("return image[:, :8]", "invalid-value", ["Tensor of uint8, 3 x 8 x 16; ", "Tensor of uint8, 3 x 16 x 16"]),
-        ("return image.numpy()", "invalid-value", ["ndarray of uint8, 3 x 16 x 16; ", "Tensor of uint8"]),
-        ("raise ValueError('no\\nway')", "user-code-failed", ["ValueError: no (", ".py, line 6)"]),
+        ("return image.float()", ["Tensor of float32, 3 x 16 x 16; ", "Tensor of uint8, 3 x 16 x 16"]),
+        ("return image[:, :8]", ["Tensor of uint8, 3 x 8 x 16; ", "Tensor of uint8, 3 x 16 x 16"]),
+        ("return image.numpy()", ["ndarray of uint8, 3 x 16 x 16; ", "Tensor of uint8"]),
+        ("raise ValueError('no\\nway')", ["ValueError: no (", ".py, line 6)"]),
     ],
 )
-def test_user_transform_error_names_transform(tmp_path: Path, body: str, code: str, values: list[str]) -> None:
+def test_user_transform_error_names_transform(tmp_path: Path, body: str, values: list[str]) -> None:
     augment = user_augmentation(tmp_path, f"def change(image):\n    {body}")
-    with raises_problem(code, "", "augment.transform own_", ":change ", *values):
+    with raises_problem("user-code-failed", "", "augment.transform own_", ":change ", *values):
         augment(IMAGES, 1, ALL)
 
 

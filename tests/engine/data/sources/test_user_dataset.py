@@ -213,12 +213,12 @@ def test_user_source_random_draws_depend_on_seed_epoch_and_item(tmp_path: Path) 
         ),
         ("def build(part): return [(torch.zeros(8, 8), 0)]", "build", "bad-image", [" Tensor of float32, 8 x 8 "]),
         ("def build(part): return [(np.zeros((8, 8, 2), np.uint8), 0)]", "build", "bad-image", ["uint8", " 2 "]),
-        ("def build(part): return [(np.zeros((8, 8), np.uint8), 'cat')]", "build", "bad-label", [" str "]),
+        ("def build(part): return [(np.zeros((8, 8), np.uint8), 'cat')]", "build", "bad-image", [" str "]),
         ("def build(part): return [(np.zeros((8, 8), np.uint8), 0)]", "build", "too-few-classes", []),
         (
             method("return 1 / 0"),
             "Data",
-            "user-code-failed",
+            "bad-image",
             ["item 0 ", "Data('train') ", "ZeroDivisionError: division by zero"],
         ),
         (method("return Image.new('L', (8, 8))") + "Data.targets = [0, 1]", "Data", "bad-label", [" 12 "]),
@@ -243,22 +243,22 @@ def test_user_source_reports_invalid_dataset_in_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("lines", "code", "values"),
+    ("lines", "values"),
     [
-        ("raise OSError('the disk\\nis gone')", "user-code-failed", ["OSError: the disk (", ".py, line 16)"]),
-        ("return Image.new('F', (8, 8))", "bad-image", [" F"]),
+        ("raise OSError('the disk\\nis gone')", ["OSError: the disk (", ".py, line 16)"]),
+        ("return Image.new('F', (8, 8))", [" F"]),
     ],
 )
-def test_user_source_names_failing_item(tmp_path: Path, lines: str, code: str, values: list[str]) -> None:
+def test_user_source_names_failing_item(tmp_path: Path, lines: str, values: list[str]) -> None:
     text = method(f"if index != 9: return Image.new('L', (8, 8))\n        {lines}")
     source = open_source(config(tmp_path, text, "data.num_classes=3"))
-    with raises_problem(code, "", "item 9 ", ":Data('train') ", *values):
+    with raises_problem("bad-image", "", "item 9 ", ":Data('train') ", *values):
         source.load("train", np.array([8, 9]))
 
 
 def test_user_source_names_out_of_range_label(tmp_path: Path) -> None:
     source = open_source(config(tmp_path, method("return Image.new('L', (8, 8))"), "data.num_classes=2"))
-    with raises_problem("bad-label", "", "item 2 ", " 2, ", "0 to 1"):
+    with raises_problem("bad-image", "", "item 2 ", " 2, ", "0 to 1"):
         source.load("train", np.array([2]))
 
 
@@ -284,7 +284,7 @@ def test_try_first_images_reports_failure_before_start(tmp_path: Path) -> None:
         try_first_images(float_config, 1)
     (tmp_path / "changes.py").write_text("def change(image):\n    return image.float()\n")
     transform_config = resolve_config(None, ["augment.transform=changes:change", f"run.code={tmp_path}"]).config
-    with raises_problem("invalid-value", "augment.transform", "changes:change ", " Tensor of float32, 1 x 8 x 8;"):
+    with raises_problem("user-code-failed", "augment.transform", "changes:change ", " Tensor of float32, 1 x 8 x 8;"):
         try_first_images(transform_config, 1)
 
 
