@@ -39,10 +39,10 @@ def read_code_packages() -> tuple[str, ...]:
         text = read_bytes(path.resolve(), MAX_CONFIG_BYTES).decode()
     except FileNotFoundError:
         return ()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError.one(
-            str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}", code="not-readable"
-        ) from error
+    except OSError as error:
+        raise UsageError.one(str(path), f"cannot be read: {error.strerror or error}", code="not-readable") from error
+    except UnicodeDecodeError as error:
+        raise UsageError.one(str(path), f"cannot be read: {error}", code="wrong-format") from error
     if (problem := user_path_problem(config_folder(), SETTINGS_FILE)) is not None:
         reason = f"is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}"
         raise UsageError.one(str(path), reason, code="foreign-writable")

@@ -144,7 +144,7 @@ def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Proble
         f"{OPEN_FILES_PER_BATCH} file, plus {BASE_OPEN_FILES} others)",
         f"reduce {_reducible_keys(footprint)}, or increase the limit (nofile in /etc/security/limits.conf, "
         f"docker run --ulimit nofile={max(65536, needed_files)})",
-        code="too-few-files",
+        code="limit-too-low",
     )
 
 
@@ -161,7 +161,7 @@ def check_open_files(limit: int | None) -> None:
     """Raise UsageError if the hard open-file limit is too low for any rank; None means unlimited."""
     if limit is not None and limit < BASE_OPEN_FILES:
         reason = f"a process may open only {limit} files, but a run needs {BASE_OPEN_FILES}"
-        raise UsageError.one("open files", reason, "raise the limit with `ulimit -n 1024`", code="too-few-files")
+        raise UsageError.one("open files", reason, "raise the limit with `ulimit -n 1024`", code="limit-too-low")
 
 
 def loader_warnings(footprint: LoaderFootprint) -> list[Problem]:

@@ -32,7 +32,7 @@ _KNOWN_ERRORS = (
             "",
             "the limit on locked memory is too low for InfiniBand: raise it with `ulimit -l unlimited`; a container "
             "needs --ulimit memlock=-1",
-            code="out-of-memory",
+            code="limit-too-low",
         ),
     ),
     (
@@ -44,7 +44,7 @@ _KNOWN_ERRORS = (
             code="connection-failed",
         ),
     ),
-    (r"Duplicate GPU detected", Problem("", "two ranks use the same GPU: start one rank per GPU", code="conflict")),
+    (r"Duplicate GPU detected", Problem("", "two ranks use the same GPU: start one rank per GPU", code="gpu-in-use")),
     (
         r"Mismatched NCCL version|NCCL version mismatch",
         Problem(
@@ -104,7 +104,7 @@ _KNOWN_ERRORS = (
         Problem(
             "",
             "this torch has no kernels for this GPU: install a torch for its compute capability",
-            code="not-supported",
+            code="wrong-version",
         ),
     ),
     (
@@ -113,7 +113,7 @@ _KNOWN_ERRORS = (
             "",
             f"the memory of this GPU is faulty (ECC): reset it with nvidia-smi --gpu-reset, train without it, "
             f"and {_XID}",
-            code="gpu-failed",
+            code="gpu-memory-errors",
         ),
     ),
     (
@@ -126,9 +126,7 @@ _KNOWN_ERRORS = (
     ),
     (
         r"GPU is lost|fallen off the bus|NVRM: Xid",
-        Problem(
-            "", f"the driver lost this GPU: {_XID}, check power and cooling, and reboot the host", code="gpu-failed"
-        ),
+        Problem("", f"the driver lost this GPU: {_XID}, check power and cooling, and reboot the host", code="gpu-lost"),
     ),
     (
         r"busy or unavailable",

@@ -126,7 +126,8 @@ def find_cause(error: BaseException, config: Config | None = None) -> Problem:
         from engine.config.user_code import locate_in_user_code
 
         place = locate_in_user_code(error, config)
-    return Problem("", f"{name}: {text}{place}" if text else f"{name}{place}", code="rank-failed")
+    code = "timed-out" if timed_out(error) else "connection-failed" if lost_peer(error) else "rank-failed"
+    return Problem("", f"{name}: {text}{place}" if text else f"{name}{place}", code=code)
 
 
 def has_known_cause(error: BaseException) -> bool:

@@ -128,7 +128,7 @@ def plan_node(
         ranks = local_world_size or len(gpus)
         if 1 < len(gpus) < ranks:
             reason = f"{ranks} ranks on this host need one GPU each, but only {len(gpus)} are available"
-            raise UsageError.one("device.gpus", reason, "start fewer ranks on this host", code="too-many")
+            raise UsageError.one("device.gpus", reason, "start fewer ranks on this host", code="too-few-gpus")
         return plan(ranks, _backend(config, world_size or ranks), gpus[:ranks])
     ranks = local_world_size or config.device.ranks
     max_ranks = MAX_RANKS_PER_CORE * available_cores()

@@ -131,7 +131,7 @@ def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> 
         raise UsageError.one("data.dataset", str(error), code=error.code) from error
     except UserTransformError as error:
         raise UsageError.one(
-            "augment.transform", str(error).removeprefix("augment.transform "), code="user-code-failed"
+            "augment.transform", str(error).removeprefix("augment.transform "), code=error.code
         ) from error
     images = batch.images
     if batch.augment_params is not None:

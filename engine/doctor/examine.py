@@ -112,7 +112,7 @@ class _Examination:
         except HelperError as error:
             self._probe.close()
             self._skip_reason = "torch does not work"
-            return [*checks, no_answer_check("torch", f"the import failed: {error}", code="library-failed")]
+            return [*checks, no_answer_check("torch", f"the import failed: {error}")]
         checks += torch_checks(self._torch_info)
         if "torch" in self._torch_info["errors"]:
             self._skip_reason = "torch does not work"
@@ -124,7 +124,7 @@ class _Examination:
             self._skip_reason = "torch cannot initialize CUDA"
             return [
                 *checks,
-                no_answer_check("CUDA", f"the initialization of CUDA failed: {error}", code="library-failed"),
+                no_answer_check("CUDA", f"the initialization of CUDA failed: {error}"),
             ]
         return [*checks, *compatibility_checks(self._torch_info, self._cuda_info, self._snapshot, len(self._devices))]
 

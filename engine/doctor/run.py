@@ -49,7 +49,7 @@ def preflight_checks(config: Config, preflight: Preflight, allocation: GpuAlloca
         yield device_check(config, preflight.plan, allocation)
     elif preflight.plan is None and allocation.warnings:
         found = "; ".join(map(str, allocation.warnings))
-        yield Check("run", "devices", "warning", found, BUSY_GPUS_ADVICE, code="gpu-in-use")
+        yield Check("run", "devices", "warning", found, BUSY_GPUS_ADVICE, code=allocation.warnings[0].code)
     for warning in preflight.warnings:
         name = warning.location.partition(".")[0] or "config"
         found = f"{warning.label}: {warning.reason}" if warning.location else warning.reason
@@ -69,8 +69,9 @@ def device_check(config: Config, plan: NodePlan, allocation: GpuAllocation) -> C
         found = f"{config.device.gpus} resolves to GPU {indices}"
     if allocation.warnings:
         # The reason for the CPU contains its advice.
-        advice, code = ("", "gpu-fallback") if allocation.cpu_fallback else (BUSY_GPUS_ADVICE, "gpu-in-use")
-        return Check("run", "devices", "warning", "; ".join([found, *map(str, allocation.warnings)]), advice, code=code)
+        advice = "" if allocation.cpu_fallback else BUSY_GPUS_ADVICE
+        found = "; ".join([found, *map(str, allocation.warnings)])
+        return Check("run", "devices", "warning", found, advice, code=allocation.warnings[0].code)
     return Check("run", "devices", "ok", found)
 
 

@@ -34,10 +34,10 @@ def installed_versions() -> str:
     return " and ".join(words)
 
 
-def no_answer_check(name: str, reason: str, *, code: str) -> Check:
+def no_answer_check(name: str, reason: str) -> Check:
     """Report that the helper process that imports torch failed or hangs."""
     advice = "run `python -c 'import torch, torchvision; torch.cuda.init()'` to see where it hangs or fails"
-    return Check("torch", name, "problem", f"{installed_versions()}: {reason}", advice, code=code)
+    return Check("torch", name, "problem", f"{installed_versions()}: {reason}", advice, code="library-failed")
 
 
 def torch_checks(torch_info: ProbeAnswer) -> Iterator[Check]:

@@ -33,7 +33,7 @@ MAX_CONFLICTS = 5  # with runs that reserve the same GPUs at the same time
 UNMONITORED_WARNING = Problem(
     "",
     "NVML reports no GPU, but torch does: their readings and other users' processes are unknown",
-    code="driver-unavailable",
+    code="not-monitored",
 )
 RECORDING_REASON = "GPUTRAIN_NVML replays recorded GPUs, which cannot train (unset it to use the GPUs of this host)"
 

@@ -236,7 +236,7 @@ def _select_free(count: int, devices: Sequence[CudaDevice], wait: bool) -> list[
         reason = f"{pluralize(count, 'free GPU')} requested, but only {len(usable)} can be used"
         instances = any(device.mig_ids is not None for device in devices)
         advice = [_describe_devices(devices), *([NCCL_MIG_MESSAGE, MIG_ADVICE] if instances else [])]
-        raise UsageError.one("device.gpus", reason, "; ".join(advice), code="no-gpu")
+        raise UsageError.one("device.gpus", reason, "; ".join(advice), code="too-few-gpus")
     free = [device for device in usable if device.is_free]
     if count > len(free):
         reason = f"{pluralize(count, 'free GPU')} requested, {len(free)} available: {why_not_free(devices)}"
@@ -288,7 +288,7 @@ def select_named(selection: str, devices: Sequence[CudaDevice]) -> list[CudaDevi
             raise UsageError.one("device.gpus", f"{part!r} matches several GPUs", advice, code="ambiguous-name")
         if matches[0] in chosen:
             raise UsageError.one(
-                "device.gpus", f"GPU {matches[0]} is listed twice in {selection!r}", code="duplicate-key"
+                "device.gpus", f"GPU {matches[0]} is listed twice in {selection!r}", code="duplicate-value"
             )
         chosen += matches
     return chosen

@@ -56,9 +56,11 @@ def _use(allocation: GpuAllocation, name: str, run: str, notify: Callable[[Probl
         return name
     [gpu] = allocation.devices
     if gpu.unavailable is not None:
-        used = "the CPU" if name == "auto" else f"GPU {gpu.index}"
-        notify(Problem("", f"no GPU is free ({gpu.unavailable.message}); using {used}", code="gpu-fallback"))
-        if name == "auto":
+        reason = f"no GPU is free ({gpu.unavailable.message})"
+        if name != "auto":
+            notify(Problem("", f"{reason}; using GPU {gpu.index}", code="gpu-in-use"))
+        else:
+            notify(Problem("", f"{reason}; using the CPU", code="gpu-fallback"))
             allocation.reservation.release()
             return "cpu"
     show_devices([gpu.uuid], os.environ)

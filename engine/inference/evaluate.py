@@ -151,7 +151,7 @@ def evaluate_checkpoint(
             raise UsageError.one(
                 "data.workers",
                 f"{worker_error}; load images in the main process with data.workers=0",
-                code="worker-failed",
+                code=worker_error.code,
             ) from error
         raise
     evaluation, failures = accumulator.local_evaluation(), list[Problem]()

@@ -137,7 +137,7 @@ def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *,
             str(shown_path(folder / name)),
             reason,
             "set another --output, or overwrite with --force",
-            code="foreign-file",
+            code="name-in-use",
         )
     return kept
 

@@ -44,7 +44,7 @@ MAX_PROGRAM_DIFFERENCE = 1e-3
 MAX_PIXEL_DIFFERENCE = 2
 # An evaluation may change them, but an export is preprocessed as the run evaluates.
 PREPROCESSING_KEYS = ("data.val_resize", "data.val_crop", "data.fit", "data.interpolation")
-NOT_REQUESTED = Problem("", "no images were requested", code="switched-off")
+NOT_REQUESTED = Problem("", "no images were requested", code="not-proved")
 MAX_STORED_CHANGES = 20
 
 
@@ -96,11 +96,11 @@ class Proof:
         """Whether nothing is wrong; also if no images were compared."""
         return not self.faults
 
-    def describe(self, file_name: str, code: Callable[[str], str] = str) -> str:
-        """Return what was compared, and what is wrong, as sentences. `code` formats text from outside."""
-        faults = [f"{code(str(fault))}." for fault in self.faults]
+    def describe(self, file_name: str, format_code: Callable[[str], str] = str) -> str:
+        """Return what was compared, and what is wrong, as sentences. `format_code` formats text from outside."""
+        faults = [f"{format_code(str(fault))}." for fault in self.faults]
         if not self.images:
-            reasons = [f"{code(str(self.not_proved))}."] if self.not_proved is not None else []
+            reasons = [f"{format_code(str(self.not_proved))}."] if self.not_proved is not None else []
             return " ".join([f"{file_name} was not compared with `gputrain predict`:", *reasons, *faults])
         through = " through preprocess.py" if self.files else ""
         text = (
@@ -117,8 +117,8 @@ class Proof:
         agreement = self.same_class / self.images if self.images else None
         values = {"passed": self.passed, "top1_agreement": agreement, "another_class": len(self.changes)} | asdict(self)
         values["changes"] = values["changes"][:MAX_STORED_CHANGES]
-        values["not_proved"] = None if self.not_proved is None else str(self.not_proved)
-        values["faults"] = [str(fault) for fault in self.faults]
+        values["not_proved"] = None if self.not_proved is None else _to_json(self.not_proved)
+        values["faults"] = [_to_json(fault) for fault in self.faults]
         for part, names in (
             (values, ("max_difference", "max_program_difference")),
             *((change, ("expected_probability", "exported_probability")) for change in values["changes"]),
@@ -301,6 +301,10 @@ def _run(exported: LoadedExport, pixels: Images) -> NDArray[np.float32]:
         raise BrokenExportError(_first_line(error)) from error
 
 
+def _to_json(problem: Problem) -> dict[str, str]:
+    return {"code": problem.code, "message": str(problem)}
+
+
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
@@ -326,7 +330,7 @@ def _find_faults(proof: Proof, file_name: str) -> None:
         proof.add_fault(
             f"{file_name} gives the same pixels another probability: it differs by up to "
             f"{proof.max_program_difference:.2g}",
-            code="export-inexact",
+            code="export-differs",
         )
     if proof.max_pixel_difference > MAX_PIXEL_DIFFERENCE:
         proof.add_fault(

@@ -105,10 +105,9 @@ def find_batch_size(
     except HelperExitedError as error:
         # Each answer is better than the one before, so one that crashed on a too large batch has still answered.
         if result is None:
-            last = error.last_line or str(describe_exit(error.exit_code or 0))
-            raise UsageError.one(
-                BATCH_SIZE_KEY, f"auto failed: {last}", "set a number", code="internal-error"
-            ) from error
+            end = describe_exit(error.exit_code or 0)
+            reason = f"auto failed: {error.last_line or end}"
+            raise UsageError.one(BATCH_SIZE_KEY, reason, "set a number", code=end.code) from error
     finally:
         helper.close(RELEASE_SECONDS)
     return result

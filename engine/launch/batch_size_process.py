@@ -27,7 +27,7 @@ from engine.data.sampler import BatchRequest
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.builtin import FakeSource
 from engine.data.sources.open import open_source
-from engine.distributed.failures import describe_cause, oom_location
+from engine.distributed.failures import find_cause, oom_location
 from engine.distributed.node_plan import NodePlan
 from engine.launch.batch_size import (
     BATCH_SIZE_KEY,
@@ -92,9 +92,8 @@ def main(parent: ParentPipe) -> None:
     except UsageError as error:
         parent.send({"problems": problems_to_json(error.problems)})
     except Exception as error:
-        problem = Problem(
-            BATCH_SIZE_KEY, f"auto failed: {describe_cause(error)}", "set a number", code="internal-error"
-        )
+        cause = find_cause(error)
+        problem = Problem(BATCH_SIZE_KEY, f"auto failed: {cause.reason}", "set a number", code=cause.code)
         parent.send({"problems": problems_to_json([problem])})
 
 

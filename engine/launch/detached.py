@@ -146,7 +146,7 @@ def start_detached(command: Sequence[str], runs_dir: Path, title: str = "new run
         )
     except OSError as error:
         output.close()
-        raise UsageError.one(command[0], f"cannot be started: {error.strerror}", code="internal-error") from error
+        raise UsageError.one(command[0], f"cannot be started: {error.strerror}", code="not-started") from error
     return LaunchedRun(process, output, runs_dir, warning, launched_at, title, process_start_ticks(process.pid))
 
 

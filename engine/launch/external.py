@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from engine.config.precision import with_amp
 from engine.distributed.channel import DirectChannel, StopFlag
-from engine.distributed.failures import describe_cause, describe_failure, rank_failure
+from engine.distributed.failures import describe_cause, describe_failure, find_cause, rank_failure
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import TORCHRUN_RUN_ID, RankInfo, rank_info_from_env
 from engine.distributed.rendezvous import INIT_METHOD_KEY, check_external_rendezvous, open_store, remove_rendezvous_file
@@ -216,7 +216,8 @@ def _connect(run: OwnedRun, this_rank: _ExternalRank) -> None:
     try:
         this_rank.opened = open_store(config, rank_info)
     except (RuntimeError, ValueError) as error:
-        raise _RendezvousError(describe_cause(error), code="connection-failed") from error
+        cause = find_cause(error)
+        raise _RendezvousError(cause.reason, code=cause.code) from error
     import torch.distributed as dist
 
     name, agents = handshake(this_rank.store, rank_info, this_rank.stop_flag)

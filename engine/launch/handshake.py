@@ -229,7 +229,7 @@ def find_run_of_agents(
                 check_stop()
                 if not is_announced:
                     message = f"waiting up to {timeout_s:g} s for the process that trained {run.name} before to end"
-                    listener(WarningEvent(message=message, code="not-running"))
+                    listener(WarningEvent(message=message, code="already-running"))
                     is_announced = True
                 time.sleep(1)
             return run

@@ -25,7 +25,7 @@ from engine.data.sources.builtin import FakeSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source, read_class_names
 from engine.distributed.channel import DirectChannel, StopFlag
-from engine.distributed.failures import describe_cause
+from engine.distributed.failures import describe_cause, find_cause, has_known_cause
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
@@ -81,15 +81,17 @@ def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
 
 def torch_gpu_problems() -> list[Problem]:
     """Return why torch cannot train on the GPUs of this host, which NVML lists."""
-    reason, advice = "", f"{TORCH_BUILD_ADVICE}, or train on the CPU with --gpus cpu"
+    advice = f"{TORCH_BUILD_ADVICE}, or train on the CPU with --gpus cpu"
     if torch.version.cuda is None and torch.version.hip is None:
         reason = f"torch {torch.__version__} is built without CUDA"
-    else:
-        try:
-            torch.cuda.init()
-        except (AssertionError, RuntimeError) as error:
-            reason = f"torch {torch.__version__} cannot use the GPUs of this host: {describe_cause(error)}"
-    return [Problem("device.gpus", reason, advice, code="not-supported")] if reason else []
+        return [Problem("device.gpus", reason, advice, code="not-supported")]
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        cause = find_cause(error)
+        reason = f"torch {torch.__version__} cannot use the GPUs of this host: {cause.reason}"
+        return [Problem("device.gpus", reason, advice, code=cause.code if has_known_cause(error) else "not-supported")]
+    return []
 
 
 def _stand_in_source(config: Config) -> ImageSource:

@@ -218,7 +218,7 @@ def _build_library_model(
         raise UsageError.one(
             key,
             f"{model.name} cannot be built for {image_size}x{image_size} images{options}: {text}",
-            code="library-failed",
+            code="invalid-value",
         ) from error
 
 
@@ -235,7 +235,7 @@ def _optional_arguments(model: nn.Module, reserved: Iterable[str]) -> list[str]:
 def _reserved_option_problems(model: ModelConfig, reserved: Iterable[str]) -> list[Problem]:
     """Return a problem per option that gputrain sets itself."""
     return [
-        Problem("model.options", f"{name} is derived from the data and other keys; remove it", code="conflict")
+        Problem("model.options", f"{name} is derived from the data and other keys; remove it", code="fixed-value")
         for name in reserved
         if name in model.options
     ]

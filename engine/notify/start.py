@@ -120,7 +120,7 @@ def start_watcher(
         gpus=tuple(gpus),
         retry_delays_s=RETRY_DELAYS_SECONDS,
     )
-    warnings = [replace(problem, reason=f"{problem}; the run goes on without") for problem in _problems(config)]
+    warnings = [replace(problem, reason=f"{problem.reason}; the run goes on without") for problem in _problems(config)]
     try:
         # Its environment has the variables of `env:NAME`. close_fds: it must hold no lock and no pipe of the run.
         process = subprocess.Popen(  # noqa: S603 (our own module)
@@ -136,5 +136,5 @@ def start_watcher(
             process.stdin.write(json.dumps(asdict(options)).encode())
     except OSError as error:
         reason = f"no messages are sent: their process cannot be started: {error.strerror}"
-        return RunNotifier(), [*warnings, Problem("", reason, code="internal-error")]
+        return RunNotifier(), [*warnings, Problem("", reason, code="not-started")]
     return RunNotifier(process, journal_start), warnings

@@ -120,7 +120,7 @@ def shift(row: QueueRow, rows: Sequence[QueueRow], step: Literal[-1, 1]) -> str:
     if index is None:
         if not row.is_own:
             raise UsageError.one(row.name, f"belongs to {row.user}", code="foreign-owner")
-        raise UsageError.one(row.name, row.reason, code="not-running")
+        raise UsageError.one(row.name, row.reason, code="wrong-state")
     if not 0 <= index + step < len(own):
         return f"{row.name} is already the {'first' if step < 0 else 'last'} of your runs."
     # To be behind the next run is to be before the one after it.
@@ -163,7 +163,7 @@ def _request(
 ) -> str:
     """Send a request and wait until the supervisor has carried it out. Return the result as a sentence."""
     if not row.is_live:
-        raise UsageError.one(row.name, row.reason, code="not-running")
+        raise UsageError.one(row.name, row.reason, code="wrong-state")
     send_request(RunFolder(Path(row.folder)).control, request, **fields)
     deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
     while time.monotonic() < deadline:

@@ -28,7 +28,7 @@ def check_output(path: Path, mark: str, *, force: bool) -> None:
         )
     if os.path.lexists(path) and not force and not _has_mark(path, mark):
         reason = "exists and was not made from these runs"
-        raise UsageError.one(str(path), reason, "set another -o, or overwrite it with --force", code="foreign-file")
+        raise UsageError.one(str(path), reason, "set another -o, or overwrite it with --force", code="name-in-use")
     if not is_folder(path.parent):
         raise UsageError.one(
             str(path.parent), "there is no such folder", "create it first, or set another -o", code="not-found"

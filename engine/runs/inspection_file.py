@@ -113,7 +113,7 @@ def read_inspection(run: RunFolder) -> Inspection | None:
     paths = arrays.pop("paths", None)
     table = None if paths is None else PathTable(paths.tobytes())
     if table is not None and table.longest > MAX_PATH_BYTES:
-        raise InvalidInspectionError(f"is damaged: a path has more than {MAX_PATH_BYTES} bytes", code="too-large")
+        raise InvalidInspectionError(f"is damaged: a path has more than {MAX_PATH_BYTES} bytes", code="damaged")
     inspection = Inspection(info, **arrays, paths=table)
     if problem := _problem(inspection):
         raise InvalidInspectionError(f"is damaged: {problem}", code="damaged")
@@ -130,15 +130,15 @@ def _read_arrays(file: BinaryIO) -> dict[str, Any]:
             members["paths"] = archive.getinfo("paths.npy")
         if sum(member.file_size for member in members.values()) > MAX_INSPECTION_BYTES:
             reason = f"is damaged: its arrays take more than {MAX_INSPECTION_BYTES >> 20} MiB"
-            raise InvalidInspectionError(reason, code="too-large")
+            raise InvalidInspectionError(reason, code="damaged")
         for name, member in members.items():
             # Others need a dictionary as large as the file says.
             if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
                 reason = "is damaged: an array is compressed in another way than numpy does"
-                raise InvalidInspectionError(reason, code="wrong-format")
+                raise InvalidInspectionError(reason, code="damaged")
             if name == "info" and member.file_size > MAX_INFO_BYTES:
                 reason = f"is damaged: its description takes more than {MAX_INFO_BYTES >> 20} MiB"
-                raise InvalidInspectionError(reason, code="too-large")
+                raise InvalidInspectionError(reason, code="damaged")
             with archive.open(member) as stream:
                 # zipfile reads no more bytes than `file_size`, even if the compressed data has more.
                 arrays[name] = _parse_array(stream.read(), _DTYPES[name])
@@ -154,7 +154,7 @@ def _check_directory(file: BinaryIO) -> None:
         raise ValueError("it is truncated, or no archive of numpy.savez")
     if int.from_bytes(end[-10:-6], "little") > MAX_DIRECTORY_BYTES:
         reason = f"is damaged: its directory takes more than {MAX_DIRECTORY_BYTES >> 10} KiB"
-        raise InvalidInspectionError(reason, code="too-large")
+        raise InvalidInspectionError(reason, code="damaged")
 
 
 def _parse_array(data: bytes, dtype: str) -> NDArray[Any]:
@@ -180,7 +180,7 @@ def _parse_info(data: NDArray[np.uint8]) -> InspectionInfo:
     values = parse_json(data.tobytes()) or {}
     if values.pop("format", None) != INSPECTION_FORMAT:
         raise InvalidInspectionError(
-            f"has another format than {INSPECTION_FORMAT}; run `gputrain inspect` again", code="wrong-format"
+            f"has another format than {INSPECTION_FORMAT}; run `gputrain inspect` again", code="wrong-version"
         )
     try:
         known = {item.name: values[item.name] for item in fields(InspectionInfo)}

@@ -227,7 +227,7 @@ def read_profile(run: RunFolder, name: str) -> Profile:
     except (ValidationError, ValueError, RecursionError) as error:
         raise InvalidProfileError("is damaged", code="damaged") from error
     if profile.format != PROFILE_FORMAT:
-        raise InvalidProfileError(f"has another format than {PROFILE_FORMAT}", code="wrong-format")
+        raise InvalidProfileError(f"has another format than {PROFILE_FORMAT}", code="wrong-version")
     return profile
 
 

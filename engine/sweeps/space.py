@@ -99,7 +99,7 @@ def parse_space(key: str, text: str) -> Space | None:
     if "" in choices:
         raise UsageError.one(key, f"{shown} has an empty choice; write null for an empty value", code="missing-value")
     if len(set(choices)) < len(choices):
-        raise UsageError.one(key, f"{shown} has the same choice twice", code="duplicate-key")
+        raise UsageError.one(key, f"{shown} has the same choice twice", code="duplicate-value")
     return Choices(tuple(choices))
 
 

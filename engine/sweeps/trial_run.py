@@ -153,8 +153,9 @@ class TrialRun:
             text = self.history.finished.message
         else:
             text = str(ended)
+        code = self.history.failures[-1].code if ended is Ended.FAILED and self.history.failures else ""
         text = printable(text.replace(self.folder.name, "RUN"))[:MAX_REASON_CHARACTERS]
-        return Problem("", text or str(ended), code="run-failed")
+        return Problem("", text or str(ended), code=code or "run-failed")
 
 
 def metric_of(epoch: EpochEvent, metric: Metric) -> float:

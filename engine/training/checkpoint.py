@@ -272,7 +272,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             str(shown_path(path)),
             f"has checkpoint format {version}, but this gputrain reads format {CHECKPOINT_FORMAT}",
             "use the version of gputrain that wrote it",
-            code="wrong-format",
+            code="wrong-version",
         )
     if missing := CHECKPOINT_KEYS - state.keys():
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}")

@@ -126,7 +126,7 @@ def reported_faults() -> Iterator[None]:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         _exit_with(
-            "this process may not open more files; raise the limit with `ulimit -n 1024`", FAILURE, code="too-few-files"
+            "this process may not open more files; raise the limit with `ulimit -n 1024`", FAILURE, code="limit-too-low"
         )
 
 

@@ -174,7 +174,7 @@ def write_pack(
     notify: Callable[[Problem], object],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> PackSummary:
-    """Pack a folder, or continue to pack it. `notify` is called with a sentence about images that are packed again.
+    """Pack a folder, or continue to pack it. `notify` is called with a problem if images are packed again.
 
     Raises UsageError, and PackStopped when `should_stop` returns true.
     """

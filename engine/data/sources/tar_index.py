@@ -128,7 +128,7 @@ class _IndexBuilder:
                 sample, current = {}, key
             if extension in sample:
                 raise ShardError(
-                    f"contains {_shown(member.name)} twice; make the key of each sample unique", code="name-in-use"
+                    f"contains {_shown(member.name)} twice; make the key of each sample unique", code="duplicate-key"
                 )
             sample[extension] = member
         self._add(current, sample)

@@ -344,10 +344,12 @@ def _class_names(data: DataConfig, loaded: Sequence[_LoadedShards]) -> tuple[str
             continue
         try:
             lines = read_bytes(file.resolve(), MAX_CLASS_FILE_BYTES).decode().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            cause = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            reason = f"the class names {file} cannot be read: {cause}"
+        except OSError as error:
+            reason = f"the class names {file} cannot be read: {error.strerror}"
             raise UsageError.one("data.path", reason, code="not-readable") from error
+        except UnicodeDecodeError as error:
+            reason = f"the class names {file} cannot be read: it is not UTF-8 text"
+            raise UsageError.one("data.path", reason, code="wrong-format") from error
         names = tuple(line.strip() for line in lines if line.strip())
         if len(names) < needed:
             reason = f"{file} has {pluralize(len(names), 'class name')}, but the shard {example}"

@@ -78,7 +78,7 @@ def test_open_files_check_covers_prefetched_batches() -> None:
     assert open_files_shortage(FOOTPRINT, 83) is None
     assert open_files_shortage(FOOTPRINT, None) is None
     values = (" 82, ", " 83 ", "(19 ", " 64 ")
-    assert is_shortage(open_files_shortage(FOOTPRINT, 82), "too-few-files", *values)
+    assert is_shortage(open_files_shortage(FOOTPRINT, 82), "limit-too-low", *values)
 
 
 def test_auto_workers_uses_all_cores_of_a_rank() -> None:
@@ -88,7 +88,7 @@ def test_auto_workers_uses_all_cores_of_a_rank() -> None:
 def test_too_few_open_files_for_any_rank_are_refused() -> None:
     check_open_files(None)
     check_open_files(64)
-    with raises_problem("too-few-files", "open files", " 63 ", " 64;", "`ulimit -n 1024`"):
+    with raises_problem("limit-too-low", "open files", " 63 ", " 64;", "`ulimit -n 1024`"):
         check_open_files(63)
 
 
@@ -154,4 +154,4 @@ def test_dry_run_warns_about_shared_memory_and_open_files(gputrain: Gputrain) ->
     done = gputrain.run_in_mount_namespace(script, "run", "--dry-run", "--epochs", "1", *data)
     assert done.returncode == 0, done.stderr
     assert says(done.stderr, "shm-full", "warning: /dev/shm ", " 6 MiB ", " 48.7 MiB ")
-    assert says(done.stderr, "too-few-files", " 300, ", " 323 ")
+    assert says(done.stderr, "limit-too-low", " 300, ", " 323 ")

@@ -50,7 +50,7 @@ def cuda(message: str) -> Exception:
         ),
         pytest.param(
             unhandled_system_error("Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"),
-            "out-of-memory",
+            "limit-too-low",
             ["InfiniBand", "ulimit -l unlimited"],
             id="NVIDIA/nccl-tests#206",
         ),
@@ -70,7 +70,7 @@ def cuda(message: str) -> Exception:
                 "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
                 "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000",
             ),
-            "conflict",
+            "gpu-in-use",
             ["GPU"],
             id="Peterande/D-FINE#289",
         ),
@@ -134,7 +134,7 @@ def cuda(message: str) -> Exception:
         ),
         pytest.param(
             cuda("uncorrectable ECC error encountered"),
-            "gpu-failed",
+            "gpu-memory-errors",
             ["ECC", "dmesg"],
             id="zai-org/ChatGLM3#681",
         ),
@@ -170,7 +170,7 @@ def cuda(message: str) -> Exception:
         ),
         pytest.param(
             cuda("no kernel image is available for execution on the device"),
-            "not-supported",
+            "wrong-version",
             ["GPU"],
             id="libcudart 209",
         ),

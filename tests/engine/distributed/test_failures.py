@@ -57,6 +57,7 @@ def test_timeout_of_store_is_caused_by_another_rank(error: Exception) -> None:
     failure = rank_failure(1, "cpu", error)
     assert failure.lost_peer
     assert failure.timed_out
+    assert failure.code == "timed-out"
 
 
 def test_lost_store_while_nccl_fetches_unique_id_is_no_timeout() -> None:

@@ -71,10 +71,10 @@ def test_select_advises_sharing_of_claimed_gpus(selection: str, advised: list[st
     ("selection", "code", "values"),
     [
         ("4", "gpu-not-found", ["'4'", "0 (Fake H100"]),
-        ("0,0", "duplicate-key", [f"GPU 0 (Fake H100, {FREE})"]),
-        ("0,GPU-aaaa", "duplicate-key", [f"GPU 0 (Fake H100, {FREE})"]),
+        ("0,0", "duplicate-value", [f"GPU 0 (Fake H100, {FREE})"]),
+        ("0,GPU-aaaa", "duplicate-value", [f"GPU 0 (Fake H100, {FREE})"]),
         ("GPU-bbbb", "ambiguous-name", ["'GPU-bbbb'"]),
-        ("free:4", "no-gpu", ["4 free GPUs", "3"]),
+        ("free:4", "too-few-gpus", ["4 free GPUs", "3"]),
         ("free:0", "out-of-range", ["free:0", "--gpus cpu"]),
         ("gpu0", "gpu-not-found", ["'gpu0'"]),
         ("3", "conflict", ["'3'", "MIG", ", ".join(MIG)]),
@@ -129,7 +129,7 @@ def test_select_auto_uses_one_mig_instance_and_all_rejects_several() -> None:
     assert select("free:1", INSTANCES) == INSTANCES[:1]
     with raises_problem("not-supported", "device.gpus", "NCCL"):
         select("all", INSTANCES)
-    with raises_problem("no-gpu", "device.gpus", "0", "NCCL"):
+    with raises_problem("too-few-gpus", "device.gpus", "0", "NCCL"):
         select("free:2", INSTANCES)
 
 

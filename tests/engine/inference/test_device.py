@@ -37,14 +37,18 @@ def test_reserve_device_chooses_free_gpu_until_the_end(name: str) -> None:
     assert (notes, read_reservations()) == ([], [])
 
 
-@pytest.mark.parametrize(("name", "device", "used"), [("auto", "cpu", "CPU"), ("cuda", "cuda", "GPU 0")])
-def test_reserve_device_without_free_gpu(name: str, device: str, used: str, two_gpus: FakeGpuHost) -> None:
+@pytest.mark.parametrize(
+    ("name", "device", "code", "used"),
+    [("auto", "cpu", "gpu-fallback", "CPU"), ("cuda", "cuda", "gpu-in-use", "GPU 0")],
+    [("auto", "cpu", "gpu-fallback", "CPU"), ("cuda", "cuda", "gpu-in-use", "GPU 0")],
+)
+def test_reserve_device_without_free_gpu(name: str, device: str, code: str, used: str, two_gpus: FakeGpuHost) -> None:
     two_gpus.set_scene([gpu_line(0), f"process 0 {UNKNOWN_PID} 4096 compute"])
     notes: list[Problem] = []
     with reserve_device(name, "digits", notes.append) as reserved:
         assert reserved == device
         assert bool(read_reservations()) == (name == "cuda")
-    assert len(notes) == 1 and has_problem(notes, "gpu-fallback", "", UNKNOWN_PID, used)
+    assert len(notes) == 1 and has_problem(notes, code, "", UNKNOWN_PID, used)
     assert read_reservations() == []
 
 

@@ -87,7 +87,7 @@ def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder,
     (output / "model.json").write_text('{"of": "another"}')
     done = call("export", run.path, "--output", output)
     assert done.exit_code == 2
-    assert says(done.stderr, "foreign-file", output / "model.json", "short", "--output", "--force")
+    assert says(done.stderr, "name-in-use", output / "model.json", "short", "--output", "--force")
     assert [path.name for path in output.iterdir()] == ["model.json"]
     assert call("export", run.path, "--output", output, "--force").exit_code == 0
     assert json.loads((output / "model.json").read_text())["run"] == "short"
@@ -111,7 +111,7 @@ def test_export_command_refuses_to_overwrite_invalid_description(
     (tmp_path / "model.json").write_bytes(content)
     done = call("export", run.path, "--output", tmp_path)
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert says(done.stderr, "foreign-file", tmp_path / "model.json", "short")
+    assert says(done.stderr, "name-in-use", tmp_path / "model.json", "short")
 
 
 def test_export_command_reports_unwritable_folder(run: RunFolder, tmp_path: Path) -> None:

@@ -81,14 +81,14 @@ def test_export_keeps_files_of_same_weights_and_refuses_those_of_others(tmp_path
     output = tmp_path / "out"
     done = call("export", run.path, "--output", output, "--images", "0")
     assert done.exit_code == 0
-    assert says(done.stderr, "switched-off", "`gputrain export run --images N`")
+    assert says(done.stderr, "not-proved", "`gputrain export run --images N`")
     assert call("export", run.path, "--output", output, "--images", "0", "--format", "torch-export").exit_code == 0
     assert len(json.loads((output / "model.json").read_text())["files"]) == 2
     done = call("export", other.path, "--output", output, "--images", "0")
-    assert done.exit_code == 2 and says(done.stderr, "foreign-file", output / "model.pt2", "run")
+    assert done.exit_code == 2 and says(done.stderr, "name-in-use", output / "model.pt2", "run")
     assert call("export", other.path, "--output", output, "--images", "0", "--force").exit_code == 0
     assert not (output / "model.pt2").exists()
     (output / "README.md").write_text("my own notes")
     done = call("export", other.path, "--output", output, "--images", "0")
-    assert done.exit_code == 2 and says(done.stderr, "foreign-file", output / "README.md")
+    assert done.exit_code == 2 and says(done.stderr, "name-in-use", output / "README.md")
     assert (output / "README.md").read_text() == "my own notes"

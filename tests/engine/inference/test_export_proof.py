@@ -156,13 +156,13 @@ def flip_onnx_classes(folder: Path) -> None:
     ("file_name", "damage", "code", "value"),
     [
         pytest.param(
-            *SAFETENSORS, edit_description(lambda it: it["image"].update(mean=[0.9])), "export-inexact", "", id="mean"
+            *SAFETENSORS, edit_description(lambda it: it["image"].update(mean=[0.9])), "export-differs", "", id="mean"
         ),
         pytest.param(*SAFETENSORS, edit_description(reverse_classes), "conflict", "", id="classes"),
         pytest.param(*SAFETENSORS, change_safetensors, "export-differs", "`gputrain predict`", id="weights"),
         pytest.param(*SAFETENSORS, truncate, "damaged", "", id="truncated"),
         pytest.param(*ONNX, change_onnx_weights, "export-differs", "`gputrain predict`", id="onnx-weights"),
-        pytest.param(*ONNX, clear_onnx_weights, "export-inexact", "inf", id="onnx-nan"),
+        pytest.param(*ONNX, clear_onnx_weights, "export-differs", "inf", id="onnx-nan"),
         pytest.param(*ONNX, rename_onnx_input, "library-failed", "model.onnx", id="onnx-input"),
         pytest.param(*ONNX, flip_onnx_classes, "export-differs", "`gputrain predict`", id="onnx-classes"),
         pytest.param(*ONNX, truncate, "damaged", "", id="truncated-onnx", marks=pytest.mark.nightly),

@@ -30,7 +30,7 @@ from engine.inference.export_proof import (
 )
 from engine.inference.trained_model import TrainedModel, build_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
 from support.runs.trained_run import saved_run
 
@@ -345,6 +345,14 @@ def test_proof_description_marks_text_from_outside_as_code(export: Export, expor
     assert proof.describe(FILE, lambda text: f"<{text}>").endswith(" ".join(marked))
     unproved = export.prove(0)
     assert f"<{unproved.not_proved}>." in unproved.describe(FILE, lambda text: f"<{text}>")
+
+
+def test_proof_stores_faults_and_missing_comparison_with_their_codes() -> None:
+    proof = Proof(not_proved=Problem("data.path", "is gone", code="not-found"))
+    proof.add_fault("a class is missing", code="conflict")
+    values = proof.to_dict()
+    assert values["not_proved"] == {"code": "not-found", "message": "data.path: is gone"}
+    assert values["faults"] == [{"code": "conflict", "message": "a class is missing"}]
 
 
 def test_proof_stores_a_bounded_number_of_changes_and_no_nan() -> None:

@@ -148,7 +148,7 @@ def test_wait_for_owner_of_restarted_ranks_is_announced_and_can_be_stopped(tmp_p
     with pytest.raises(KeyboardInterrupt):
         continue_run_of_agents(request, shown.append, check_stop)
     [warning] = [event for event in shown if isinstance(event, WarningEvent)]
-    assert warning.code == "not-running" and "31 s" in warning.message and " a " in warning.message
+    assert warning.code == "already-running" and "31 s" in warning.message and " a " in warning.message
 
 
 @pytest.mark.nightly

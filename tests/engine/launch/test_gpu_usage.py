@@ -158,5 +158,5 @@ def test_allocate_node_gpus_gives_ranks_same_gpus_and_one_reservation(
 
 def test_allocate_node_gpus_raises_error_on_every_rank(loaded_gpu_host: FakeGpuHost, tmp_path: Path) -> None:
     loaded_gpu_host.set_scene(gpu_line(0))
-    with raises_problem("no-gpu", "device.gpus", "2 free GPUs", " 1 "):
+    with raises_problem("too-few-gpus", "device.gpus", "2 free GPUs", " 1 "):
         allocate_in_threads(tmp_path, 2, gpus="free:2")

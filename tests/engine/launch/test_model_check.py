@@ -98,11 +98,20 @@ def test_torch_gpu_problems_report_torch_without_cuda(monkeypatch: pytest.Monkey
     assert has_problem([problem], "not-supported", "device.gpus", torch.__version__, "--gpus cpu")
 
 
-def test_torch_gpu_problems_report_why_cuda_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("Found no NVIDIA driver on your system", "not-supported"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "gpu-in-use"),
+    ],
+)
+def test_torch_gpu_problems_report_why_cuda_does_not_start(
+    message: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
-        raise RuntimeError("Found no NVIDIA driver on your system")
+        raise RuntimeError(message)
 
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr("torch.cuda.init", fail)
     [problem] = torch_gpu_problems()
-    assert has_problem([problem], "not-supported", "device.gpus", "Found no NVIDIA driver")
+    assert has_problem([problem], code, "device.gpus", message)

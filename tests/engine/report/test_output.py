@@ -12,7 +12,7 @@ def test_output_replaces_files_of_the_same_runs_only(tmp_path: Path) -> None:
     path, mark = tmp_path / "report.html", make_mark("report", ["a"])
     write_output(path, mark.encode(), mark, force=False)
     write_output(path, mark.encode() + b"2", mark, force=False)
-    with raises_problem("foreign-file", str(path), "--force"):
+    with raises_problem("name-in-use", str(path), "--force"):
         write_output(path, b"", make_mark("report", ["b"]), force=False)
     assert path.read_bytes().endswith(b"2")
     write_output(path, b"forced", make_mark("report", ["b"]), force=True)

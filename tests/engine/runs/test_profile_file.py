@@ -71,7 +71,7 @@ def test_folder_without_a_record_is_no_profile(run: RunFolder) -> None:
         ({"steps": 0}, "damaged"),
         ({"steps": 10**9}, "damaged"),
         ({"ranks": []}, "damaged"),
-        ({"format": 2}, "wrong-format"),
+        ({"format": 2}, "wrong-version"),
         ({"time": 1e300}, "damaged"),
         ({"device_type": "tpu"}, "damaged"),
         ({"note": "x" * 2000}, "damaged"),

@@ -40,7 +40,7 @@ def test_space_is_parsed_as_typed(key: str, text: str, space: Space | None) -> N
         ("optim.lr", "1e999..2", "out-of-range"),
         ("run.epochs", "1.5..3", "invalid-value"),
         ("optim.name", "sgd,,adamw", "missing-value"),
-        ("optim.name", "sgd,sgd", "duplicate-key"),
+        ("optim.name", "sgd,sgd", "duplicate-value"),
         ("optim.lr", "0..1/1", "out-of-range"),
     ],
 )
@@ -54,7 +54,7 @@ def test_space_refuses_what_is_no_range_and_no_choice(key: str, text: str, code:
     [
         ("log:1..slack://secret", "invalid-value"),
         ("slack://secret,", "missing-value"),
-        ("slack://secret,slack://secret", "duplicate-key"),
+        ("slack://secret,slack://secret", "duplicate-value"),
     ],
 )
 def test_space_repeats_no_url(text: str, code: str) -> None:

@@ -262,7 +262,7 @@ def test_load_newest_uses_last_without_step_files(tmp_path: Path) -> None:
 
 def test_load_checkpoint_rejects_later_format(tmp_path: Path) -> None:
     path = save(tmp_path, 1, format=99)
-    with raises_problem("wrong-format", str(path), "99", "3"):
+    with raises_problem("wrong-version", str(path), "99", "3"):
         load_checkpoint(path)
 
 

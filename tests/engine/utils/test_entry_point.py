@@ -87,7 +87,7 @@ def test_deleted_working_folder_is_reported_in_one_sentence(tmp_path: Path) -> N
 def test_exhausted_descriptors_are_reported_in_one_sentence(tmp_path: Path) -> None:
     program = BEGIN + "with reported_faults(): files = [open('/dev/null') for _ in range(99)]"
     done = run(program, "ulimit -n 20", folder=tmp_path)
-    assert done.returncode == 1 and reports(done.stderr, "too-few-files", "`ulimit -n 1024`")
+    assert done.returncode == 1 and reports(done.stderr, "limit-too-low", "`ulimit -n 1024`")
 
 
 def test_other_os_errors_keep_their_traceback(tmp_path: Path) -> None:

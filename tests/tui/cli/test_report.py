@@ -31,7 +31,7 @@ def test_report_and_plot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "<!DOCTYPE html>" in (tmp_path / "report.html").read_text()
     assert invoke("plot", "a", "--metric", "lr", "-o", "lr.svg").strip() == "lr.svg"
     make_compared_run(tmp_path / "runs", "b")
-    assert says(invoke("plot", "b", "-o", "lr.svg", code=2), "foreign-file", "error: lr.svg: ", "--force")
+    assert says(invoke("plot", "b", "-o", "lr.svg", code=2), "name-in-use", "error: lr.svg: ", "--force")
 
 
 @pytest.mark.nightly

@@ -155,7 +155,7 @@ def test_tar_source_reads_label_from_json(tmp_path: Path) -> None:
         ([("1.png", b""), ("1.cls", b"9" * 20)], "bad-label", [" 1.cls, "]),
         ([("1.png", b""), ("1.json", b"[" * 9999)], "bad-label", [" 1.json, ", "JSON"]),
         ([("1.png", b""), ("1.json", b'{"label": true}')], "bad-label", [" 1.json, ", " label, "]),
-        ([("1.png", b""), ("1.png", b"")], "name-in-use", [" 1.png "]),
+        ([("1.png", b""), ("1.png", b"")], "duplicate-key", [" 1.png "]),
         ([("\x1b[2J.png", b"")], "bad-label", [r" \x1b[2J.png "]),
         ([("1.txt", b"")], "no-images", []),
         ([("1.png", b""), ("1.cls", b"0")], "too-few-classes", [" 0;"]),
