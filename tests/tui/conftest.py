@@ -1,4 +1,4 @@
-"""Fixtures that spare the tests CPU time: frames that nobody looks at, style sheets parsed again, a process."""
+"""Fixtures that save CPU time: fewer frames, style sheets that are parsed once, and a preflight without a process."""
 
 from __future__ import annotations
 
@@ -52,11 +52,23 @@ def preflight_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the first frame of each screen, and later only what a test looks at.
+def parsed_style_sheets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stylesheet, "_parse_rules", parse_rules_once)
+
+
+@pytest.fixture
+def all_frames() -> None:
+    """Draw every frame: for tests of what is drawn, or that drawing raises no error."""
+
+
+@pytest.fixture(autouse=True)
+def few_frames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the first frame of each screen, and later only what a test looks at, unless the test uses `all_frames`.
 
     Without a terminal, Textual draws each frame and discards it, which takes a third of the CPU time.
     """
+    if "all_frames" in request.fixturenames:
+        return
     drawn: WeakSet[Compositor] = WeakSet()
 
     def render_first_update(compositor: Compositor, full: bool = False, **options: Any) -> object:
@@ -68,4 +80,3 @@ def few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
         return None
 
     monkeypatch.setattr(Compositor, "render_update", render_first_update)
-    monkeypatch.setattr(Stylesheet, "_parse_rules", parse_rules_once)

@@ -11,9 +11,10 @@ from textual.pilot import Pilot
 from engine.config.loader import presets
 from support.messages import says
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
-from support.screen.form_driver import entry_of, form_of, post_keys, type_into
+from support.screen.form_driver import entry_of, form_of, post_keys, type_into, wait_until_tested
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
+from tui.form import lr_test
 from tui.palette import PALETTES
 from tui.screens.dialogs import ChoiceDialog, TextDialog, TextInputDialog
 from tui.screens.form import FormScreen
@@ -83,6 +84,7 @@ def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
         await press(pilot, "n", "slash", *"one-hot")
         shown = visible_text(pilot, "#field-lines")
         assert "loss" in shown and "epochs" not in shown
+        assert shown.startswith("╭─ Fields found ") and "─ In the description ─" in shown
         await press(pilot, "enter")
         assert "loss.name" in visible_text(pilot, "#about")
         await press(pilot, "escape")
@@ -203,10 +205,10 @@ FOOTER = {
     "enter": lambda pilot: pilot.app.screen.fields.is_open,
     "ctrl+f": lambda pilot: pilot.app.screen.fields.searching,
     "ctrl+o": lambda pilot: "seed" in visible_text(pilot, "#field-lines"),
-    "ctrl+l": lambda pilot: says(last_toast(pilot), "invalid-value"),
+    "ctrl+l": lambda pilot: pilot.app.screen.lr_test.in_progress,
     "ctrl+g": lambda pilot: says(last_toast(pilot), "not-selected", "^l"),
     "ctrl+t": lambda pilot: isinstance(pilot.app.screen, TextInputDialog),
-    "ctrl+y": lambda pilot: says(last_toast(pilot), "invalid-value"),
+    "ctrl+y": lambda pilot: "--epochs 7" in pilot.app.clipboard,
     "ctrl+r": lambda pilot: pilot.app.screen.form.overrides == {},
     "escape": lambda pilot: isinstance(pilot.app.screen, ChoiceDialog),
     "f1": lambda pilot: isinstance(pilot.app.screen, TextDialog),
@@ -215,13 +217,19 @@ FOOTER = {
 }
 
 
+# The others are pressed in a form with a mistake.
+KEYS_OF_VALID_FORM = {"ctrl+l", "ctrl+y"}
+
+
 @pytest.mark.usefixtures("unchecked")
-def test_form_screen_footer_keys_work(tmp_path: Path) -> None:
+def test_form_screen_footer_keys_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lr_test, "CHILD_PROGRAM", "import time; time.sleep(60)")
+
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         form = form_of(pilot)
         for key, has_worked in FOOTER.items():
-            form.edit("run.epochs", "many")
+            form.edit("run.epochs", "7" if key in KEYS_OF_VALID_FORM else "many")
             await wait_until_idle(pilot)
             assert not has_worked(pilot), key
             await pilot.press(key)
@@ -230,6 +238,9 @@ def test_form_screen_footer_keys_work(tmp_path: Path) -> None:
             # Return to the form, and close its choices or its search.
             while pilot.app.screen is not form or form.fields.is_open or form.fields.searching:
                 await press(pilot, "escape")
+            if form.lr_test.in_progress:
+                form.lr_test.stop()
+                await wait_until_tested(pilot)
             pilot.app.clear_notifications()
 
     drive(real_app(tmp_path / "runs"), act, (120, 34))

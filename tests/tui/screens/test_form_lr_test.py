@@ -130,7 +130,7 @@ def test_form_screen_of_low_terminal_shows_test_instead_of_schedule(
     drive(real_app(tmp_path / "runs"), act, (80, 24))
 
 
-def test_form_screen_refuses_test_of_invalid_values_and_in_demo(tmp_path: Path) -> None:
+def test_form_screen_refuses_test_and_copy_of_invalid_values_and_test_in_demo(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
         await type_into(pilot, "data.batch_size", "x")
@@ -138,6 +138,9 @@ def test_form_screen_refuses_test_of_invalid_values_and_in_demo(tmp_path: Path) 
         [toast] = toasts(pilot)
         assert says(toast, "invalid-value")
         assert not form_of(pilot).lr_test.in_progress
+        await pilot.press("ctrl+y")
+        assert says(toasts(pilot)[-1], "invalid-value") and len(toasts(pilot)) == 2
+        assert pilot.app.clipboard == ""
 
     drive(real_app(tmp_path / "runs"), act, (160, 48))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -319,16 +320,32 @@ def test_monitor_names_each_gpu_of_mixed_models(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder, FrozenGpuFeed(renamed(demo_snapshot(FROZEN_NOW)))), act, WIDE)
 
 
+@pytest.mark.usefixtures("all_frames")
 def test_monitor_redraws_nothing_if_nothing_changed(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = FrozenGpuFeed(demo_snapshot(FROZEN_NOW))
+
     async def act(pilot: Pilot[None]) -> None:
         drawn: list[str] = []
         render_line = Lines.render_line
         monkeypatch.setattr(
             Lines, "render_line", lambda lines, y: drawn.append(lines.id or "") or render_line(lines, y)
         )
-        for _ in range(3):
+
+        async def update() -> set[str]:
+            """Return the panels that an update draws, without the runs, whose ages change by themselves."""
+            drawn.clear()
             screen_of(pilot).update_content()
             await pilot.pause()
-        assert [panel for panel in drawn if panel != "runs"] == []
+            has_drawn = asyncio.Event()
+            screen_of(pilot).call_after_refresh(has_drawn.set)
+            await has_drawn.wait()
+            return set(drawn) - {"runs"}
 
-    drive(demo_app(demo_runs_folder), act, WIDE)
+        for _ in range(3):
+            assert await update() == set()
+        first, *others = feed.snapshot.gpus
+        busy = replace(first, readings={**first.readings, "busy": replace(first["busy"], value=1.0)})
+        feed.snapshot = replace(feed.snapshot, gpus=(busy, *others))
+        assert "gpus" in await update()
+
+    drive(demo_app(demo_runs_folder, feed), act, WIDE)

@@ -19,12 +19,8 @@ from tui.palette import DARK, rich_theme
 from tui.text.run_table import RunTable
 from tui.widgets.lines import LazyRows, Lines
 
-pytestmark = pytest.mark.usefixtures("isolated_folder")
-
-
-@pytest.fixture(autouse=True)
-def few_frames() -> None:
-    """Draw all frames: these tests count what they format."""
+# These tests count what is formatted.
+pytestmark = pytest.mark.usefixtures("isolated_folder", "all_frames")
 
 
 def test_lazy_rows_make_the_text_of_visible_rows_only() -> None:

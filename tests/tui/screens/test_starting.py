@@ -20,7 +20,7 @@ from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN
-from tui.screens.dialogs import TextInputDialog
+from tui.screens.dialogs import TextDialog, TextInputDialog
 from tui.screens.form import FormScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
@@ -148,14 +148,24 @@ def test_starting_screen_opens_run_that_fails_at_once(app: GputrainApp) -> None:
     drive(app, act)
 
 
-def test_starting_screen_stays_below_dialog(app: GputrainApp) -> None:
+def test_starting_screen_stays_below_dialog(app: GputrainApp, searches: list[RunFolder | None]) -> None:
     async def act(pilot: Pilot[None]) -> None:
         app.launch(["started"])
         await wait_for_warning(pilot)
+        starting = pilot.app.screen
+        assert isinstance(starting, StartingScreen)
         [launched] = app.pending_runs
         await press(pilot, "question_mark")
         let_go(app)
         await wait_until(pilot, lambda: find_folder(launched) is not None)
+        # A search that began before the dialog opened ends while the dialog is on top.
+        await starting.run_worker(starting._search, thread=True).wait()
+        assert isinstance(pilot.app.screen, TextDialog)
+        assert app.opened_runs == []
+        finished = len(searches)
+        starting._poll_launch()
+        await app.workers.wait_for_complete()
+        assert len(searches) == finished
         await press(pilot, "escape")
         # The screen that opens must be complete before the application ends.
         await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.is_mounted)
