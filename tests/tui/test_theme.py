@@ -8,6 +8,7 @@ import pytest
 from textual.command import CommandList, CommandPalette
 from textual.pilot import Pilot
 
+from engine.queue.listing import QueueRow, RowState
 from engine.utils.files import state_folder
 from support.screen.demo_app import demo_app, demo_runs, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
@@ -89,13 +90,25 @@ def runs() -> None:
     demo_runs(Path("runs"))[0].release()
 
 
+SCREENS = {
+    "": "#gpus", "enter": "#busy", "Q": "#queue", "n": "#fields", "r": "#all-runs", "r question_mark": ".dialog",
+    "r s": "#all-runs", "r space j space c": "#compared-runs", "r enter": "#loss", "r enter l": ".dialog",
+    "r enter d": ".dialog", "r enter v": "#matrix",
+}  # fmt: skip
+"""The keys that open each screen and dialog from the monitor, and a widget of it."""
+
+
 @pytest.mark.usefixtures("runs")
-def test_next_theme_repaints_all_widgets() -> None:
+def test_next_theme_repaints_all_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = QueueRow("a", "me", 1, RowState.WAITING, 1, 0.0, "no GPU is free", "free:1", key="a")
+    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: [waiting])
+
     async def act(pilot: Pilot[None]) -> None:
         app = pilot.app
         assert isinstance(app, GputrainApp)
-        for keys in ("", "r", "r question_mark", "n", "r enter", "r enter l", "r enter d", "r s"):
+        for keys, widget in SCREENS.items():
             await press(pilot, *keys.split())
+            assert app.screen.query(widget), keys
             await wait_until(pilot, lambda: bool(shown_colors(pilot) & own_colors(DARK, LIGHT)))
             app.action_next_theme()
             await wait_until_idle(pilot)

@@ -187,6 +187,12 @@ def demo_snapshot(time: float) -> Snapshot:
     return Snapshot.from_dict(shift_times(values, time - values["time"]))
 
 
+def with_first_gpu_idle(snapshot: Snapshot) -> Snapshot:
+    first, *others = snapshot.gpus
+    readings = {**first.readings, "busy": replace(first["busy"], value=0)}
+    return replace(snapshot, gpus=(replace(first, readings=readings), *others))
+
+
 def demo_app(
     root: Path, gpus: GpuPoller | None = None, demo: str | None = DEMO_NOTICE, run: str | None = None
 ) -> GputrainApp:

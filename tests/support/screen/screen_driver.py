@@ -32,6 +32,14 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
         await wait_until_idle(pilot)
 
 
+async def wait_for_frame(pilot: Pilot[None]) -> None:
+    """Wait until the screen has drawn what has changed."""
+    await pilot.pause()
+    has_drawn = asyncio.Event()
+    pilot.app.screen.call_after_refresh(has_drawn.set)
+    await has_drawn.wait()
+
+
 def real_app(root: Path, run: str | None = None) -> GputrainApp:
     return demo_app(root, no_gpu_feed(), demo=None, run=run)
 

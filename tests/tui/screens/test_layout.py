@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
 
-from support.screen.demo_app import demo_app, four_rank_run, no_gpu_feed, visible_text, wait_until_idle
+from engine.runs.folder import RunFolder
+from engine.runs.trash import move_to_trash
+from support.screen.demo_app import (
+    clipped_widgets,
+    demo_app,
+    four_rank_run,
+    no_gpu_feed,
+    visible_text,
+    wait_until,
+    wait_until_idle,
+)
+from support.screen.form_driver import form_of, type_into
 from support.screen.layouts import each_layout, header_of, region_of
-from support.screen.screen_driver import drive, press
+from support.screen.screen_driver import drive, press, real_app
 from tui.demo.server import LIVE_RUN
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -39,7 +51,7 @@ def test_monitor_puts_panels_side_by_side_and_shows_more_of_each_gpu(demo_runs_f
     drive(demo_app(demo_runs_folder), act)
 
 
-def test_monitor_without_gpu_gives_their_room_to_host_and_preview(demo_runs_folder: Path) -> None:
+def test_monitor_without_gpu_is_filled_by_host_and_preview(demo_runs_folder: Path) -> None:
     beside = "host runs / preview"
     layouts = {SMALLEST: "host / runs", SMALL: "host / runs / preview", MEDIUM: beside, LARGE: beside, LARGEST: beside}
 
@@ -166,15 +178,54 @@ def test_confusion_puts_rankings_below_the_matrix_in_narrow_terminal(demo_runs_f
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
 
 
-def test_dialogs_are_in_the_middle_of_each_size(demo_runs_folder: Path) -> None:
+def test_form_clips_neither_errors_nor_choices_in_small_terminal(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, "run.epochs", "many")
+        await type_into(pilot, "optim.lr", "-1")
+        for size in (SMALLEST, SMALL):
+            await pilot.resize_terminal(*size)
+            await wait_until_idle(pilot)
+            assert clipped_widgets(pilot.app.screen) == []
+            form_of(pilot).fields.select("schedule.name")
+            await press(pilot, "enter", "down")
+            assert form_of(pilot).fields.is_open
+            assert clipped_widgets(pilot.app.screen) == []
+            await press(pilot, "escape")
+
+    drive(demo_app(tmp_path / "runs", no_gpu_feed(), demo=None), act)
+
+
+def test_trash_fills_each_size(demo_runs_folder: Path) -> None:
+    move_to_trash(RunFolder(demo_runs_folder / "cifar-4"))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "z")
+        await wait_until(pilot, lambda: "Trash: 1 run" in visible_text(pilot))
+        async for size in each_layout(pilot, dict.fromkeys(SIZES, "trash")):
+            assert "cifar-4" in visible_text(pilot, "#trash"), size
+
+    drive(real_app(demo_runs_folder), act)
+
+
+@pytest.mark.parametrize(
+    ("run", "keys", "max_margin"),
+    [(LIVE_RUN, ("question_mark", "l", "d"), 0.3), (None, ("w",), 0.35)],
+    ids=["run", "runs"],
+)
+def test_dialogs_are_in_the_middle_of_each_size(
+    demo_runs_folder: Path, run: str | None, keys: Sequence[str], max_margin: float
+) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, *("r" if run is None else ""))
         for width, height in SIZES:
             await pilot.resize_terminal(width, height)
-            for key in ("question_mark", "l", "d"):
+            for key in keys:
                 await press(pilot, key)
                 region = pilot.app.screen.query_one(".dialog").region
                 assert abs(width - region.right - region.x) <= 1 and abs(height - region.bottom - region.y) <= 1
-                assert 0 < region.x < 0.3 * width and 0 < region.y < 0.3 * height
+                assert 0 < region.x < max_margin * width and 0 < region.y < max_margin * height
+                assert clipped_widgets(pilot.app.screen) == []
                 await pilot.press("escape")
 
-    drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+    drive(demo_app(demo_runs_folder, run=run), act)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +18,9 @@ from support.screen.demo_app import (
     no_gpu_feed,
     visible_text,
     wait_until_idle,
+    with_first_gpu_idle,
 )
-from support.screen.screen_driver import drive, press, press_in_burst, real_app
+from support.screen.screen_driver import drive, press, press_in_burst, real_app, wait_for_frame
 from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
 from tui.screens.dialogs import ChoiceDialog
@@ -335,17 +335,12 @@ def test_monitor_redraws_nothing_if_nothing_changed(demo_runs_folder: Path, monk
             """Return the panels that an update draws, without the runs, whose ages change by themselves."""
             drawn.clear()
             screen_of(pilot).update_content()
-            await pilot.pause()
-            has_drawn = asyncio.Event()
-            screen_of(pilot).call_after_refresh(has_drawn.set)
-            await has_drawn.wait()
+            await wait_for_frame(pilot)
             return set(drawn) - {"runs"}
 
         for _ in range(3):
             assert await update() == set()
-        first, *others = feed.snapshot.gpus
-        busy = replace(first, readings={**first.readings, "busy": replace(first["busy"], value=1.0)})
-        feed.snapshot = replace(feed.snapshot, gpus=(busy, *others))
+        feed.snapshot = with_first_gpu_idle(feed.snapshot)
         assert "gpus" in await update()
 
     drive(demo_app(demo_runs_folder, feed), act, WIDE)

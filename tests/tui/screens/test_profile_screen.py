@@ -142,7 +142,7 @@ def test_profile(snap_compare: Compare) -> None:
     assert matches_snapshot(snap_compare, demo_app(root, demo=None, run=FINISHED_RUN), before=show)
 
 
-def test_profile_screen_gives_its_panel_the_room_of_each_size(run: RunFolder) -> None:
+def test_profile_screen_is_filled_by_its_panel_at_each_size(run: RunFolder) -> None:
     store_profile(run, PROFILE)
     layouts = dict.fromkeys(((60, 20), (80, 24), (160, 48)), "profile-status / profile")
 

@@ -121,7 +121,7 @@ def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_queue_screen_without_runs_shows_how_to_add_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: [])
+    monkeypatch.setattr("tui.queue_poller.list_queue", list)
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
         assert "0 runs waiting for GPUs, 0 of yours listed" in visible_text(pilot, "#queue-status")

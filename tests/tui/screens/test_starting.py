@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
 from support.messages import says
-from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.demo_app import clipped_widgets, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN
@@ -111,6 +111,10 @@ def test_starting_screen_keeps_reason_of_refused_start_after_warning(
         shown = " ".join(visible_text(pilot, "#output").replace("│", " ").split())
         assert "torch cannot use GPU 0 [sm_30]; train on the CPU with --gpus cpu" in shown
         assert "s stop" not in visible_text(pilot, "Keys")
+        for size in ((60, 20), (80, 24)):
+            await pilot.resize_terminal(*size)
+            await wait_until_idle(pilot)
+            assert clipped_widgets(pilot.app.screen) == []
         await press(pilot, "s", "escape")
         assert pilot.app.screen is form
         assert "my-name" in visible_text(pilot)
