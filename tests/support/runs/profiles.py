@@ -55,3 +55,9 @@ def store_profile(run: RunFolder, profile: Profile) -> str:
             write_trace(folder, rank.rank, b"trace")
         write_record(folder, profile)
     return f"step-{profile.step:08d}"
+
+
+INPUT = make_input_times(read=0.1, decode=0.9, crop=0.3, augment=0.1, collate=0.02, copy=0.05)
+PROFILE = make_profile(
+    make_rank_profile(0, FAST_RANK, input=INPUT, unprofiled=0.1), make_rank_profile(1, SLOW_RANK, input=INPUT)
+)

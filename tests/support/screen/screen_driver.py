@@ -9,8 +9,11 @@ from pathlib import Path
 from textual import events
 from textual.pilot import Pilot
 
-from support.screen.demo_app import demo_app, no_gpu_feed, wait_until_idle
+from support.screen.demo_app import demo_app, no_gpu_feed, wait_until, wait_until_idle
 from tui.app import GputrainApp
+from tui.screens.profile import ProfileScreen
+from tui.screens.run import RunScreen
+from tui.screens.sweep import SweepScreen
 
 Drive = Callable[[Pilot[None]], Awaitable[None]]
 
@@ -48,3 +51,23 @@ def press_in_burst(pilot: Pilot[None], *keys: str) -> None:
     """Send all keys at once, like a terminal after a pause of the program."""
     for key in keys:
         pilot.app.post_message(events.Key(key, key if len(key) == 1 else None))
+
+
+async def open_profile(pilot: Pilot[None]) -> ProfileScreen:
+    assert isinstance(pilot.app.screen, RunScreen)
+    await wait_until(pilot, lambda: pilot.app.screen.state is not None)  # type: ignore[attr-defined]
+    await press(pilot, "P")
+    screen = pilot.app.screen
+    assert isinstance(screen, ProfileScreen)
+    await wait_until(pilot, lambda: screen.poller.has_polled)
+    screen.update_content()
+    await wait_until_idle(pilot)
+    return screen
+
+
+async def open_sweep(pilot: Pilot[None]) -> SweepScreen:
+    """Open the sweep of the run under the cursor of the list."""
+    await press(pilot, "r", "S")
+    assert isinstance(pilot.app.screen, SweepScreen)
+    await wait_until_idle(pilot)
+    return pilot.app.screen

@@ -138,22 +138,11 @@ def test_next_run_name_skips_names_that_are_taken(tmp_path: Path) -> None:
 def test_completions_list_names_that_begin_with_text_first() -> None:
     kinds, completer = {info.key: info for info in form_fields()}, Completer()
     found = completer.completions(kinds["optim.name"], "ada", {})
-    assert [completion.value for completion in found] == [
-        "adam",
-        "adamw",
-        "adagrad",
-        "adadelta",
-        "adamax",
-        "adafactor",
-        "nadam",
-        "radam",
-    ]
+    names = ["adam", "adamw", "adagrad", "adadelta", "adamax", "adafactor", "nadam", "radam"]
+    assert [completion.value for completion in found] == names
     assert completer.completions(kinds["model.name"], "mine:build", {}) == []
-    assert [completion.value for completion in completer.completions(kinds["optim.nesterov"], "", {})] == [
-        "",
-        "false",
-        "true",
-    ]
+    found = completer.completions(kinds["optim.nesterov"], "", {})
+    assert [completion.value for completion in found] == ["", "false", "true"]
     assert completer.completions(kinds["run.epochs"], "1", {}) == []
 
 

@@ -10,6 +10,10 @@ from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
 from engine.runs.trash import move_to_trash
+from support.runs.compared_runs import make_compared_run
+from support.runs.factories import make_run_folder, make_run_started, make_step
+from support.runs.profiles import PROFILE, store_profile
+from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import (
     clipped_widgets,
     demo_app,
@@ -21,8 +25,11 @@ from support.screen.demo_app import (
 )
 from support.screen.form_driver import form_of, type_into
 from support.screen.layouts import each_layout, header_of, region_of
-from support.screen.screen_driver import drive, press, real_app
+from support.screen.mistakes_driver import inspected_run, open_mistakes
+from support.screen.queue_rows import QUEUE_ROWS
+from support.screen.screen_driver import drive, open_profile, open_sweep, press, real_app
 from tui.demo.server import LIVE_RUN
+from tui.screens.compare import CompareScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -176,6 +183,91 @@ def test_confusion_puts_rankings_below_the_matrix_in_narrow_terminal(demo_runs_f
             assert region_of(pilot, "matrix").width == (size[0] - 46 if size >= MEDIUM else size[0])
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+
+
+def test_mistakes_screen_lists_images_beside_the_picture_at_each_size(tmp_path: Path) -> None:
+    run = inspected_run(tmp_path / "runs", tmp_path / "photos")
+    panels = "inspected / list-tabs / images / picture / facts"
+    layouts = dict.fromkeys(((60, 20), (80, 24), (120, 34), (160, 48)), panels)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_mistakes(pilot)
+        async for columns, rows in each_layout(pilot, layouts, fills=False):
+            more = "p(pred) p(label) margin " if columns >= 160 else ""
+            assert header_of(pilot, "images") == f"loss {more}image"
+            images, picture = region_of(pilot, "images"), region_of(pilot, "picture-panel")
+            assert images.right == picture.x and images.bottom == picture.bottom == rows - 1
+
+    drive(real_app(run.path.parent, run.name), act)
+
+
+def test_profile_screen_is_filled_by_its_panel_at_each_size(tmp_path: Path) -> None:
+    run = make_run_folder(tmp_path / "runs", "a", make_run_started(), make_step(10))
+    store_profile(run, PROFILE)
+    layouts = dict.fromkeys(((60, 20), (80, 24), (160, 48)), "profile-status / profile")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_profile(pilot)
+        async for size in each_layout(pilot, layouts):
+            rows = [row.strip("│ ▁▂▃▄▅▆▇█") for row in visible_text(pilot, "#profile").splitlines()[1:-1]]
+            (titles,) = [row.split() for row in rows if row.startswith("ms  ")]
+            # Parts of a step that take no time are omitted where they do not fit.
+            assert ("copy" in titles, "other" in titles) == ((False, False) if size == (60, 20) else (True, True))
+            # The bar of the slowest rank ends at the right edge, but for a part that is shorter than a cell.
+            assert len(next(row for row in rows if row.startswith("rank 1"))) in (size[0] - 3, size[0] - 2)
+
+    drive(real_app(run.path.parent, "a"), act)
+
+
+def test_sweep_screen_hides_results_in_small_terminal(tmp_path: Path) -> None:
+    make_finished_trials(tmp_path / "runs")
+    trials = "sweep-status / trials"
+    narrow, wide = f"{trials} / best-so-far", f"{trials} / best-so-far importance"
+    layouts = {(60, 15): trials, (60, 20): narrow, (80, 24): narrow, (120, 34): wide, (160, 48): wide}
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_sweep(pilot)
+        async for size in each_layout(pilot, layouts, fills=False):
+            last = "cr…di…" if size[0] == 60 else "crop_padding"
+            assert header_of(pilot, "trials") == f"TRIAL STATE ACCURACY EPOCH lr optim {last}"
+
+    drive(real_app(tmp_path / "runs"), act)
+
+
+def test_compare_of_eight_runs_has_more_charts_with_more_room(tmp_path: Path) -> None:
+    folders = [make_compared_run(tmp_path / "runs", f"sweep-{n}", lr=0.02 * (n + 1), epochs=1).path for n in range(8)]
+    runs, one, two = "compared-runs differences", "train_loss", "train_loss accuracy"
+    four = f"{two} / val_loss lr / {runs}"
+    layouts = {(60, 20): f"{one} / {runs}", (80, 24): f"{one} / {runs}", (120, 34): f"{two} / {runs}", (160, 48): four}
+    columns = {(60, 20): "6 more A B", (80, 24): "5 more A B C", (120, 34): "2 more A B C D E F"}
+
+    app = demo_app(tmp_path / "runs", no_gpu_feed(), demo=None)
+
+    async def act(pilot: Pilot[None]) -> None:
+        app.open_compare(folders, None)
+        await pilot.pause()
+        screen = pilot.app.screen
+        assert isinstance(screen, CompareScreen)
+        await wait_until(pilot, lambda: screen.compare_poller.caught_up)
+        screen._rebuild()
+        async for size in each_layout(pilot, layouts):
+            assert header_of(pilot, "differences") == columns.get(size, "A B C D E F G H")
+
+    drive(app, act)
+
+
+def test_queue_shows_more_columns_with_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: QUEUE_ROWS)
+    layouts = dict.fromkeys(((60, 20), (80, 24), (120, 34), (160, 48)), "queue-status / queue / queue-reason")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "Q", "down")
+        async for columns, _ in each_layout(pilot, layouts):
+            more = "user gpus priority " if columns >= 120 else ""
+            assert header_of(pilot, "queue") == f"# name state {more}waits reason"
+            assert region_of(pilot, "queue-reason").height == 4
+
+    drive(demo_app(tmp_path / "runs"), act)
 
 
 def test_form_clips_neither_errors_nor_choices_in_small_terminal(tmp_path: Path) -> None:

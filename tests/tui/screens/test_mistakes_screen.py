@@ -4,105 +4,36 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import write_inspection
 from engine.runs.ownership import Ownership
-from engine.utils.files import write_json
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, says
-from support.runs.inspections import CLASSES, make_inspection
-from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
-from support.screen.layouts import each_layout, header_of, region_of
+from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
+from support.screen.mistakes_driver import drawn, inspected_run, open_mistakes, six_images
 from support.screen.screen_driver import drive, press, real_app
-from support.screen.screen_snapshots import Compare, matches_snapshot
 from support.screen.terminal import Terminal
 from tui import inspection_poller
 from tui.app import GputrainApp
-from tui.demo.server import FINISHED_RUN
 from tui.graphics import ASK_ATTRIBUTES, Graphics
 from tui.screens.mistakes import MistakesScreen
 from tui.widgets.lines import Lines
 from tui.widgets.picture import Picture
 
-# Probabilities of cat, dog and owl, and the label.
-IMAGES = [
-    ((0.10, 0.90, 0.00), 0, "cat/tabby.png"),
-    ((0.01, 0.98, 0.01), 0, "cat/a dog, really.png"),
-    ((0.90, 0.05, 0.05), 0, "cat/siamese.png"),
-    ((0.05, 0.90, 0.05), 1, "dog/pug.png"),
-    ((0.30, 0.36, 0.34), 2, "owl/[red].png"),
-    ((0.49, 0.00, 0.51), 2, "owl/barn.png"),
-]
-COUNTS = [[1, 2, 0], [0, 1, 0], [0, 1, 1]]
 FAILING_INSPECT = "import sys; sys.exit('error: data.path: /photos does not exist')"
 SLOW_INSPECT = "import time; time.sleep(60)"
-
-
-def photo_of(index: int) -> Image.Image:
-    """Return a picture with a bright disk, at a place and in a color of its own."""
-    y, x = np.mgrid[0:48, 0:64]
-    disk = (x - 12 - 8 * index) ** 2 + (y - 24) ** 2 < 140
-    colors = np.array([[230, 90 + 25 * index, 40], [30, 60, 60 + 30 * index]], np.uint8)
-    return Image.fromarray(colors[(~disk).astype(int)])
-
-
-def inspected_run(root: Path, photos: Path) -> RunFolder:
-    """Create the runs of the demo. The finished one has an evaluation and an inspection of six photos."""
-    demo_runs(root)[0].release()
-    for index, (_, _, path) in enumerate(IMAGES):
-        (photos / path).parent.mkdir(parents=True, exist_ok=True)
-        photo_of(index).save(photos / path)
-    run = RunFolder(root / FINISHED_RUN)
-    result = {
-        "epoch": 7, "loss": 0.9, "top1": 0.5, "top5": 1.0, "images": 6, "per_class": [1 / 3, 1.0, 0.5],
-        "confusion": COUNTS,
-    }  # fmt: skip
-    write_json(run.evaluation, {"format": 1, "classes": CLASSES, "last": result, "best": result})
-    write_inspection(run, six_images(photos))
-    return run
-
-
-def six_images(photos: Path) -> Inspection:
-    info = {"root": str(photos), "part": "val", "time": time.time() - 300}
-    table, labels, paths = zip(*IMAGES, strict=True)
-    return make_inspection(table, labels, paths=paths, info=info)
 
 
 @pytest.fixture
 def run(tmp_path: Path, isolated_folder: None) -> RunFolder:
     return inspected_run(tmp_path / "runs", tmp_path / "photos")
-
-
-async def open_mistakes(pilot: Pilot[None], cell: tuple[str, str] = ("cat", "dog")) -> MistakesScreen:
-    """Go from the screen of the run over the matrix to a cell."""
-    await press(pilot, "v")
-    await press(pilot, "home", *["down"] * CLASSES.index(cell[0]), *["right"] * CLASSES.index(cell[1]))
-    assert "enter images" in visible_text(pilot, "Keys")
-    await pilot.press("enter")
-    screen = pilot.app.screen
-    assert isinstance(screen, MistakesScreen)
-    await wait_until(pilot, lambda: screen.inspection_poller.has_polled)
-    await drawn(pilot)
-    return screen
-
-
-async def drawn(pilot: Pilot[None]) -> None:
-    """Wait until list and picture are drawn."""
-    for _ in range(2):
-        await wait_until_idle(pilot)
-    await wait_until(pilot, lambda: not pilot.app.screen.query_one(Picture).is_loading)
-    await pilot.pause()
 
 
 async def check_overlay(pilot: Pilot[None]) -> None:
@@ -298,33 +229,3 @@ async def wait_until_idle_of_list(pilot: Pilot[None]) -> None:
     assert isinstance(screen, MistakesScreen)
     screen.update_if_on_top()
     await pilot.pause()
-
-
-@pytest.mark.usefixtures("frozen_environment")
-def test_mistakes(snap_compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = inspected_run(Path("runs"), Path("photos"))
-    # The path of the folder differs in each test.
-    monkeypatch.setattr("tui.screens.mistakes.image_path", lambda *_: "/data/photos/cat/tabby.png")
-    monkeypatch.setattr("tui.text.mistakes.image_path", lambda image, info: f"/data/photos/{image.path}")
-
-    async def open_screen(pilot: Pilot[None]) -> None:
-        await open_mistakes(pilot)
-        await press(pilot, "right")
-        await drawn(pilot)
-
-    assert matches_snapshot(snap_compare, demo_app(Path("runs"), run=run.name), before=open_screen)
-
-
-def test_mistakes_screen_lists_images_beside_the_picture_at_each_size(run: RunFolder) -> None:
-    panels = "inspected / list-tabs / images / picture / facts"
-    layouts = dict.fromkeys(((60, 20), (80, 24), (120, 34), (160, 48)), panels)
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_mistakes(pilot)
-        async for columns, rows in each_layout(pilot, layouts, fills=False):
-            more = "p(pred) p(label) margin " if columns >= 160 else ""
-            assert header_of(pilot, "images") == f"loss {more}image"
-            images, picture = region_of(pilot, "images"), region_of(pilot, "picture-panel")
-            assert images.right == picture.x and images.bottom == picture.bottom == rows - 1
-
-    drive(real_app(run.path.parent, run.name), act)

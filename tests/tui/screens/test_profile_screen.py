@@ -14,20 +14,14 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from support.messages import says
 from support.runs.factories import append_events, make_run_folder, make_run_started, make_step
-from support.runs.profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_rank_profile, store_profile
-from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until, wait_until_idle
-from support.screen.layouts import each_layout
-from support.screen.screen_driver import drive, press, real_app
-from support.screen.screen_snapshots import Compare, matches_snapshot
-from tui.demo.server import FINISHED_RUN
-from tui.profile_poller import ProfilePoller
-from tui.screens.profile import ProfileScreen
-from tui.screens.run import RunScreen
-
-INPUT = make_input_times(read=0.1, decode=0.9, crop=0.3, augment=0.1, collate=0.02, copy=0.05)
-PROFILE = make_profile(
-    make_rank_profile(0, FAST_RANK, input=INPUT, unprofiled=0.1), make_rank_profile(1, SLOW_RANK, input=INPUT)
+from support.runs.profiles import (
+    PROFILE,
+    make_profile,
+    store_profile,
 )
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.screen_driver import drive, open_profile, press, real_app
+from tui.profile_poller import ProfilePoller
 
 
 @pytest.fixture
@@ -40,18 +34,6 @@ def live_run(run: RunFolder) -> Iterator[RunFolder]:
     ownership = Ownership(run)
     yield run
     ownership.release()
-
-
-async def open_profile(pilot: Pilot[None]) -> ProfileScreen:
-    assert isinstance(pilot.app.screen, RunScreen)
-    await wait_until(pilot, lambda: pilot.app.screen.state is not None)  # type: ignore[attr-defined]
-    await press(pilot, "P")
-    screen = pilot.app.screen
-    assert isinstance(screen, ProfileScreen)
-    await wait_until(pilot, lambda: screen.poller.has_polled)
-    screen.update_content()
-    await wait_until_idle(pilot)
-    return screen
 
 
 def status(pilot: Pilot[None]) -> str:
@@ -128,32 +110,3 @@ def test_poller_reads_a_profile_again_that_the_run_was_still_writing(run: RunFol
     record.with_suffix(".part").rename(record)
     poller.poll()
     assert poller.latest.profile == PROFILE
-
-
-@pytest.mark.usefixtures("frozen_environment")
-def test_profile(snap_compare: Compare) -> None:
-    root = Path("runs")
-    demo_runs(root)[0].release()
-    store_profile(RunFolder(root / FINISHED_RUN), PROFILE)
-
-    async def show(pilot: Pilot[None]) -> None:
-        await open_profile(pilot)
-
-    assert matches_snapshot(snap_compare, demo_app(root, demo=None, run=FINISHED_RUN), before=show)
-
-
-def test_profile_screen_is_filled_by_its_panel_at_each_size(run: RunFolder) -> None:
-    store_profile(run, PROFILE)
-    layouts = dict.fromkeys(((60, 20), (80, 24), (160, 48)), "profile-status / profile")
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_profile(pilot)
-        async for size in each_layout(pilot, layouts):
-            rows = [row.strip("│ ▁▂▃▄▅▆▇█") for row in visible_text(pilot, "#profile").splitlines()[1:-1]]
-            (titles,) = [row.split() for row in rows if row.startswith("ms  ")]
-            # Parts of a step that take no time are omitted where they do not fit.
-            assert ("copy" in titles, "other" in titles) == ((False, False) if size == (60, 20) else (True, True))
-            # The bar of the slowest rank ends at the right edge, but for a part that is shorter than a cell.
-            assert len(next(row for row in rows if row.startswith("rank 1"))) in (size[0] - 3, size[0] - 2)
-
-    drive(real_app(run.path.parent, "a"), act)

@@ -1,4 +1,4 @@
-"""The compare screen: SVG snapshots of two runs and of seeds as a band, and the layout of eight runs at each size."""
+"""The compare screen: SVG snapshots of two runs, and of seeds as a band."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from textual.pilot import Pilot
 
 from support.runs.compared_runs import make_compared_run
 from support.screen.demo_app import demo_app, no_gpu_feed, wait_until, wait_until_idle
-from support.screen.layouts import each_layout, header_of
-from support.screen.screen_driver import drive
 from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.app import GputrainApp
 from tui.screens.compare import CompareScreen
@@ -53,20 +51,3 @@ def test_compare_band_and_baseline(snap_compare: Compare) -> None:
         make_compared_run(Path("runs"), names[seed], seed=seed)
     make_compared_run(Path("runs"), "slow", lr=0.04)
     assert matches_snapshot(snap_compare, compare_app(names, 3), before=until_drawn)
-
-
-def test_compare_of_eight_runs_has_more_charts_with_more_room() -> None:
-    names = [f"sweep-{number}" for number in range(8)]
-    for number, name in enumerate(names):
-        make_compared_run(Path("runs"), name, lr=0.02 * (number + 1), epochs=1)
-    runs, one, two = "compared-runs differences", "train_loss", "train_loss accuracy"
-    four = f"{two} / val_loss lr / {runs}"
-    layouts = {(60, 20): f"{one} / {runs}", (80, 24): f"{one} / {runs}", (120, 34): f"{two} / {runs}", (160, 48): four}
-    columns = {(60, 20): "6 more A B", (80, 24): "5 more A B C", (120, 34): "2 more A B C D E F"}
-
-    async def act(pilot: Pilot[None]) -> None:
-        await until_drawn(pilot)
-        async for size in each_layout(pilot, layouts):
-            assert header_of(pilot, "differences") == columns.get(size, "A B C D E F G H")
-
-    drive(compare_app(names), act)

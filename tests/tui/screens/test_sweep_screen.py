@@ -12,9 +12,7 @@ from engine.sweeps.folder import controller_lock
 from support.messages import says
 from support.runs.sweeps import make_finished_trials, make_sweep
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
-from support.screen.layouts import each_layout, header_of
-from support.screen.screen_driver import drive, press, real_app
-from support.screen.screen_snapshots import Compare, matches_snapshot
+from support.screen.screen_driver import drive, open_sweep, press, real_app
 from tui.screens.run import RunScreen
 from tui.screens.sweep import SweepScreen
 from tui.widgets.lines import Lines
@@ -23,14 +21,6 @@ from tui.widgets.lines import Lines
 def trial_numbers(pilot: Pilot[None]) -> list[int]:
     lines = visible_text(pilot, "#trials").splitlines()[2:]
     return [int(line[4:9]) for line in lines if line[4:9].strip().isdigit()]
-
-
-async def open_sweep(pilot: Pilot[None]) -> SweepScreen:
-    """Open the sweep of the run under the cursor of the list."""
-    await press(pilot, "r", "S")
-    assert isinstance(pilot.app.screen, SweepScreen)
-    await wait_until_idle(pilot)
-    return pilot.app.screen
 
 
 @pytest.mark.usefixtures("isolated_folder")
@@ -99,26 +89,4 @@ def test_sweep_key_without_sweeps_says_how_to_start_one(tmp_path: Path) -> None:
         assert says(toast.message, "not-found", "CONFIG KEY=SPACE")
 
     (tmp_path / "runs").mkdir()
-    drive(real_app(tmp_path / "runs"), act)
-
-
-@pytest.mark.usefixtures("frozen_environment")
-def test_sweep(snap_compare: Compare) -> None:
-    make_finished_trials(Path("runs"))
-    assert matches_snapshot(snap_compare, real_app(Path("runs")), "r S")
-
-
-@pytest.mark.usefixtures("isolated_folder")
-def test_sweep_screen_hides_results_in_small_terminal(tmp_path: Path) -> None:
-    make_finished_trials(tmp_path / "runs")
-    trials = "sweep-status / trials"
-    narrow, wide = f"{trials} / best-so-far", f"{trials} / best-so-far importance"
-    layouts = {(60, 15): trials, (60, 20): narrow, (80, 24): narrow, (120, 34): wide, (160, 48): wide}
-
-    async def act(pilot: Pilot[None]) -> None:
-        await open_sweep(pilot)
-        async for size in each_layout(pilot, layouts, fills=False):
-            last = "cr…di…" if size[0] == 60 else "crop_padding"
-            assert header_of(pilot, "trials") == f"TRIAL STATE ACCURACY EPOCH lr optim {last}"
-
     drive(real_app(tmp_path / "runs"), act)
