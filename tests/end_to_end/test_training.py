@@ -14,6 +14,7 @@ from engine.config.loader import resolve_config
 from engine.data.augment.batch_ops import normalize
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
+from engine.distributed.failures import NonFiniteLossError
 from engine.models.factory import build_model
 from engine.runs.events import Event, StepEvent
 from engine.training.train import run_training
@@ -99,7 +100,7 @@ def test_nonfinite_validation_loss_fails_run(tmp_path: Path) -> None:
     )
     user_code = ("loss.name=endless:loss", f"run.code={tmp_path}", "model.name=linear")
     with (
-        raises_problem("non-finite", None, " 1 ", "inf"),
+        raises_problem("non-finite", None, " 1 ", "inf", kind=NonFiniteLossError),
         single_rank_trainer(*user_code) as fit,
     ):
         run_training(fit, [])

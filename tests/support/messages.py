@@ -40,9 +40,11 @@ def says(text: str, code: str, *values: object) -> bool:
 
 
 @contextmanager
-def raises_problem(code: str, location: str | None = None, *values: object) -> Iterator[None]:
-    """Expect a UsageError or CodedError with this code, at this location, whose text contains all `values`."""
-    with pytest.raises((UsageError, CodedError)) as caught:
+def raises_problem(
+    code: str, location: str | None = None, *values: object, kind: type[UsageError | CodedError] = UsageError
+) -> Iterator[None]:
+    """Expect an error of this class and code, at this location, whose text contains all `values`."""
+    with pytest.raises(kind) as caught:
         yield
     error = caught.value
     problems = error.problems if isinstance(error, UsageError) else [Problem("", str(error), code=error.code)]

@@ -165,12 +165,12 @@ def test_resolve_config_refuses_code_of_foreign_base_file(shared_config: Path, t
     own = tmp_path / "own.yaml"
     own.write_text("base: shared.yaml\n")
     own.chmod(0o600)
-    with raises_problem("untrusted-code", "model.name", shared_config):
+    with raises_problem("untrusted-code", "model.name", shared_config, kind=ConfigError):
         resolve_config(str(own))
 
 
 def test_resolve_config_refuses_foreign_folder_of_typed_code(shared_config: Path) -> None:
-    with raises_problem("untrusted-code", "run.code", "/theirs "):
+    with raises_problem("untrusted-code", "run.code", "/theirs ", kind=ConfigError):
         resolve_config(str(shared_config), ["model.name=mine:build"])
 
 

@@ -11,6 +11,7 @@ from torch.distributed import TCPStore
 from engine.distributed.failures import lost_peer
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import (
+    RendezvousTimeoutError,
     create_store_file,
     get_from_rank,
     open_local_store,
@@ -57,7 +58,7 @@ def test_local_store_cannot_be_opened_by_another_user(store_fd: int) -> None:
 
 def test_join_names_ranks_that_do_not_arrive(store_fd: int) -> None:
     store = open_local_store(store_fd, timeout_s=1)
-    with raises_problem("timed-out", None, " 1, 2 ", "1 s", "device.timeout"):
+    with raises_problem("timed-out", None, " 1, 2 ", "1 s", "device.timeout", kind=RendezvousTimeoutError):
         wait_for_ranks(store, RankInfo(0, 3, 0, 3), 1)
 
 
@@ -72,5 +73,5 @@ def test_join_reports_lost_store() -> None:
 
 def test_get_from_rank_names_rank_that_sends_nothing(store_fd: int) -> None:
     store = open_local_store(store_fd, timeout_s=1)
-    with raises_problem("timed-out", None, " 1 ", "comparison", "1 s", "device.timeout"):
+    with raises_problem("timed-out", None, " 1 ", "comparison", "1 s", "device.timeout", kind=RendezvousTimeoutError):
         get_from_rank(store, 1, "comparison/1")

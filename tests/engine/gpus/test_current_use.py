@@ -11,7 +11,7 @@ import pytest
 
 from engine.gpus import nvml
 from engine.gpus.allocation import preview_allocation
-from engine.gpus.selection import CudaDevice, cuda_devices
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 from support.messages import has_problem, raises_problem
 
@@ -56,7 +56,7 @@ def test_gpu_of_desktop_that_may_train_is_named_in_the_advice(
     assert allocation.devices == []
     assert allocation.cpu_fallback is not None
     assert has_problem([allocation.cpu_fallback], "gpu-fallback", "", "GPU 0: ", "GiB", "--gpus 0", "--wait")
-    with raises_problem("gpu-in-use", "device.gpus", "--gpus 0", "--wait"):
+    with raises_problem("gpu-in-use", "device.gpus", "--gpus 0", "--wait", kind=NotFreeError):
         preview_allocation("free:1", snapshot, wait=False)
     assert [device.index for device in preview_allocation("0", snapshot, wait=False).devices] == [0]
 

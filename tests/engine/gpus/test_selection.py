@@ -16,7 +16,7 @@ from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select
 from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
-from engine.training.device import check_device
+from engine.training.device import WrongDeviceError, check_device
 from engine.utils.errors import UsageError
 from support.gpu.fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gputrain_command import Gputrain, read_events
@@ -279,7 +279,7 @@ def test_check_device_rejects_wrong_gpu() -> None:
     check_device("GPU-aa-11", None, "aa-11")
     check_device("MIG-bb-22", "GPU-aa-11", "bb-22")
     check_device("MIG-bb-22", "GPU-aa-11", "aa-11")
-    with raises_problem("gpu-not-found", None, "cc-33", "GPU-aa-11"):
+    with raises_problem("gpu-not-found", None, "cc-33", "GPU-aa-11", kind=WrongDeviceError):
         check_device("GPU-aa-11", None, "cc-33")
 
 

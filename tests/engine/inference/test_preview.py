@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from engine.data.sources.base import UnreadableImageError
 from engine.inference.preview import load_preview
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
@@ -50,16 +51,16 @@ def test_preview_of_array_dataset_is_its_thumbnail(run: RunFolder) -> None:
         [[0.2, 0.8, 0.0]] * 2, [0, 0], thumbnail_rows=np.array([1]), thumbnails=pictures, info={"root": None}
     )
     assert np.array_equal(np.asarray(load_preview(run, images, images.image(1))), pictures[0, :, :, 0])
-    with raises_problem("not-recorded", "", "val 0"):
+    with raises_problem("not-recorded", "", "val 0", kind=UnreadableImageError):
         load_preview(run, images, images.image(0))
 
 
 def test_preview_names_file_that_cannot_be_shown(tmp_path: Path, run: RunFolder) -> None:
     (tmp_path / "notes.txt").write_text("no image")
     images = inspection_of(tmp_path, "notes.txt", "gone.png")
-    with raises_problem("bad-image", "", tmp_path / "notes.txt"):
+    with raises_problem("bad-image", "", tmp_path / "notes.txt", kind=UnreadableImageError):
         load_preview(run, images, images.image(0))
-    with raises_problem("bad-image", "", tmp_path / "gone.png", "No such file"):
+    with raises_problem("bad-image", "", tmp_path / "gone.png", "No such file", kind=UnreadableImageError):
         load_preview(run, images, images.image(1))
 
 
@@ -79,7 +80,7 @@ def test_preview_follows_links_only_in_own_run(tmp_path: Path, run: RunFolder) -
     assert load_preview(run, images, images.image(0)).size == (4, 4)
     refused = {1: "not-a-file", 2: "bad-image", 3: "invalid-value", 4: "not-a-file"}
     for row, code in refused.items():
-        with raises_problem(code, "", images.image(row).path):
+        with raises_problem(code, "", images.image(row).path, kind=UnreadableImageError):
             load_preview(run, images, images.image(row))
 
 
@@ -90,7 +91,7 @@ def test_preview_of_foreign_run_shows_no_private_file_of_others(tmp_path: Path, 
     photo.chmod(0o600)
     images = inspection_of(tmp_path, "photo.png")
     os.chown(run.path, 12345, 12345)
-    with raises_problem("foreign-owner", "", photo):
+    with raises_problem("foreign-owner", "", photo, kind=UnreadableImageError):
         load_preview(run, images, images.image(0))
     os.chown(photo, 12345, 12345)
     assert load_preview(run, images, images.image(0)).size == (4, 4)

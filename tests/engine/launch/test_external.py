@@ -24,7 +24,7 @@ from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import NotFreeError
 from engine.launch import handshake, node, preflight
-from engine.launch.handshake import continue_run_of_agents, heartbeat, wait_for_key
+from engine.launch.handshake import PeerFailedError, continue_run_of_agents, heartbeat, wait_for_key
 from engine.launch.node import (
     allocate_node_gpus,
     collect_rank_problems,
@@ -193,7 +193,7 @@ def test_wait_for_key_has_no_limit_while_sender_renews_heartbeat(monkeypatch: py
         with heartbeat(store, rank=0):
             time.sleep(1.5)
             assert not waiting.done()
-        with raises_problem("timed-out", None, " 0 ", "0.5 s", "device.timeout"):
+        with raises_problem("timed-out", None, " 0 ", "0.5 s", "device.timeout", kind=PeerFailedError):
             waiting.result(timeout=5)
 
 
@@ -208,9 +208,9 @@ def test_handshake_of_interrupted_rank_0_answers_other_ranks() -> None:
 
 
 def test_handshake_ends_without_other_ranks() -> None:
-    with raises_problem("timed-out", None, "0.3 s", "device.timeout"):
+    with raises_problem("timed-out", None, "0.3 s", "device.timeout", kind=PeerFailedError):
         handshake.handshake(store_with_timeout(0.3), RankInfo(0, 2, 0, 2), StopFlag())
-    with raises_problem("timed-out", None, " 0 ", "0.3 s", "device.timeout"):
+    with raises_problem("timed-out", None, " 0 ", "0.3 s", "device.timeout", kind=PeerFailedError):
         handshake.handshake(store_with_timeout(0.3), RankInfo(1, 2, 1, 2), StopFlag())
 
 
@@ -270,7 +270,7 @@ def test_hosts_queue_for_gpus_only_if_rank_0_does(
 def test_collect_rank_problems_raises_failure_of_another_rank() -> None:
     store = HashStore()
     share_problems([], RankInfo(1, 2, 1, 2), store, stopped=False, failure="OSError: bad disk")
-    with raises_problem("rank-failed", None, " 1 ", "OSError: bad disk"):
+    with raises_problem("rank-failed", None, " 1 ", "OSError: bad disk", kind=PeerFailedError):
         collect_rank_problems([], RankInfo(0, 2, 0, 2), store, StopFlag())
 
 

@@ -101,7 +101,7 @@ def test_key_does_not_depend_on_what_is_not_compiled() -> None:
 def test_file_that_others_can_read_or_change_is_not_used(mode: int) -> None:
     save_compiled_code(KEY, CODE)
     cache_path(KEY).chmod(mode)
-    with raises_problem("foreign-owner" if mode != 0o622 else "foreign-writable"):
+    with raises_problem("foreign-owner" if mode != 0o622 else "foreign-writable", kind=CompileCacheError):
         load_compiled_code(KEY)
 
 
@@ -110,7 +110,7 @@ def test_file_and_folder_of_another_user_are_not_used(cache: Path) -> None:
     save_compiled_code(KEY, CODE)
     for path in (cache_path(KEY), cache_path(KEY).parent, cache / "gputrain"):
         os.chown(path, 12345, -1)
-        with raises_problem("foreign-writable", "", f" {path} ", "uid 12345"):
+        with raises_problem("foreign-writable", "", f" {path} ", "uid 12345", kind=CompileCacheError):
             load_compiled_code(KEY)
         os.chown(path, os.geteuid(), -1)
     assert load_compiled_code(KEY) == CODE
@@ -119,9 +119,9 @@ def test_file_and_folder_of_another_user_are_not_used(cache: Path) -> None:
 def test_folder_that_others_can_write_to_is_neither_read_nor_written(cache: Path) -> None:
     save_compiled_code(KEY, CODE)
     (cache / "gputrain").chmod(0o777)
-    with raises_problem("foreign-writable", "", f" {cache / 'gputrain'} "):
+    with raises_problem("foreign-writable", "", f" {cache / 'gputrain'} ", kind=CompileCacheError):
         load_compiled_code(KEY)
-    with raises_problem("not-writable", "", f" {cache / 'gputrain'} "):
+    with raises_problem("not-writable", "", f" {cache / 'gputrain'} ", kind=CompileCacheError):
         save_compiled_code("1" * 32, CODE)
 
 
@@ -129,7 +129,7 @@ def test_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     save_compiled_code(KEY, CODE)
     target = cache_path(KEY).rename(tmp_path / "elsewhere.zip")
     cache_path(KEY).symlink_to(target)
-    with raises_problem("not-readable", "", os.strerror(errno.ELOOP)):
+    with raises_problem("not-readable", "", os.strerror(errno.ELOOP), kind=CompileCacheError):
         load_compiled_code(KEY)
 
 
@@ -154,7 +154,7 @@ def test_entry_with_another_name_is_refused(name: str) -> None:
     save_compiled_code(KEY, CODE)
     with ZipFile(cache_path(KEY), "a") as archive:
         archive.writestr(name, b"code")
-    with raises_problem("damaged"):
+    with raises_problem("damaged", kind=CompileCacheError):
         load_compiled_code(KEY)
 
 
@@ -162,9 +162,9 @@ def test_content_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = CompiledCode(bytes(1 << 20), {})
     save_compiled_code(KEY, zeros)
     monkeypatch.setattr(compile_cache, "MAX_FILE_BYTES", 1 << 19)
-    with raises_problem("damaged", "", "512 KiB"):
+    with raises_problem("damaged", "", "512 KiB", kind=CompileCacheError):
         load_compiled_code(KEY)
-    with raises_problem("too-large", "", "512 KiB"):
+    with raises_problem("too-large", "", "512 KiB", kind=CompileCacheError):
         save_compiled_code(KEY, zeros)
 
 
@@ -234,5 +234,5 @@ def test_file_without_artifacts_is_refused() -> None:
         pass
     save_compiled_code(KEY, CODE)
     cache_path(KEY).write_bytes(buffer.getvalue())
-    with raises_problem("damaged"):
+    with raises_problem("damaged", kind=CompileCacheError):
         load_compiled_code(KEY)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.queue.dependencies import FollowedRun, check_cycles, find_dependencies
+from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
 from engine.queue.state import Dependency, QueueState, write_queue_state
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
@@ -39,7 +39,7 @@ def test_dependency_that_did_not_finish_ends_the_wait(tmp_path: Path, state: str
     make_run(tmp_path, state)
     with (
         follow(tmp_path, "a") as followed,
-        raises_problem("wrong-state", None, " a,", *shown, "--after a:any"),
+        raises_problem("wrong-state", None, " a,", *shown, "--after a:any", kind=DependencyError),
     ):
         followed.waits_because()
     with follow(tmp_path, "a:any") as followed:
@@ -74,7 +74,7 @@ def test_deleted_dependency_ends_the_wait_unless_any_end_is_accepted(tmp_path: P
     make_run(tmp_path, "finished")
     with follow(tmp_path, "a") as strict, follow(tmp_path, "a:any") as lenient:
         shutil.rmtree(tmp_path / "a")
-        with raises_problem("run-deleted", None, " a,"):
+        with raises_problem("run-deleted", None, " a,", kind=DependencyError):
             strict.waits_because()
         assert lenient.waits_because() == ""
 

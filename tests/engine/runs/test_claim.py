@@ -17,7 +17,7 @@ from engine.runs import claim as claims
 from engine.runs.claim import Origin, is_claimed, read_claim, watch_claims
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.ownership import Ownership
+from engine.runs.ownership import Ownership, RunTakenOverError
 from engine.runs.run_row import make_run_row
 from engine.runs.trash import move_to_trash
 from engine.runs.watcher import RunWatcher
@@ -247,9 +247,9 @@ def test_owner_that_was_taken_over_ends_without_writing(folder: RunFolder, monke
     taken_over = folder.owner.read_bytes()
     ownership.check_late()
     monkeypatch.setattr("engine.runs.ownership.seconds_since_boot", lambda: seconds_since_boot() + 11)
-    with raises_problem("taken-over"):
+    with raises_problem("taken-over", kind=RunTakenOverError):
         ownership.check_late()
-    with raises_problem("taken-over", None, "process 7 on node7"):
+    with raises_problem("taken-over", None, "process 7 on node7", kind=RunTakenOverError):
         ownership.renew_heartbeat()
     ownership.release()
     assert folder.owner.read_bytes() == taken_over

@@ -16,7 +16,7 @@ from engine.runs import ownership as ownership_module
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
-from engine.runs.ownership import Ownership
+from engine.runs.ownership import Ownership, RunFolderDeletedError
 from engine.runs.recorder import Recorder
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
@@ -159,7 +159,7 @@ def test_owner_of_deleted_folder_raises_and_leaves_its_successor_alone(
 ) -> None:
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "a").mkdir()
-    with raises_problem("run-deleted", None, tmp_path / "a"):
+    with raises_problem("run-deleted", None, tmp_path / "a", kind=RunFolderDeletedError):
         claimed_folder.renew_heartbeat()
     assert list((tmp_path / "a").iterdir()) == []
 

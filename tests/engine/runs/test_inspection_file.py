@@ -16,6 +16,7 @@ from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import (
     MAX_DIRECTORY_BYTES,
     MAX_INSPECTION_BYTES,
+    InvalidInspectionError,
     read_inspection,
     write_inspection,
 )
@@ -58,7 +59,7 @@ def test_read_inspection_survives_no_damage_unnoticed(run: RunFolder) -> None:
     intact = run.inspection.read_bytes()
     for size in range(0, len(intact) - 1, 29):
         run.inspection.write_bytes(intact[:size])
-        with raises_problem("damaged"):
+        with raises_problem("damaged", kind=InvalidInspectionError):
             read_inspection(run)
 
 
@@ -105,7 +106,7 @@ def test_read_inspection_refuses_arrays_that_do_not_fit(
 ) -> None:
     write_example(run)
     rewrite(run, **changes)
-    with raises_problem(code, None, *values):
+    with raises_problem(code, None, *values, kind=InvalidInspectionError):
         read_inspection(run)
 
 
@@ -118,7 +119,7 @@ def test_read_inspection_refuses_arrays_that_expand_without_end(run: RunFolder) 
             archive.writestr(name, data)
         # The directory at the end of the archive says how large a member is.
         archive.getinfo("thumbnails.npy").file_size = MAX_INSPECTION_BYTES
-    with raises_problem("damaged", None, "512 MiB"):
+    with raises_problem("damaged", None, "512 MiB", kind=InvalidInspectionError):
         read_inspection(run)
 
 
@@ -149,21 +150,21 @@ def array_header(text: str) -> bytes:
 def test_read_inspection_refuses_headers_of_arrays(run: RunFolder, header: str) -> None:
     write_example(run)
     replace_member(run, "loss.npy", array_header(header))
-    with raises_problem("damaged"):
+    with raises_problem("damaged", kind=InvalidInspectionError):
         read_inspection(run)
 
 
 def test_read_inspection_refuses_other_compression(run: RunFolder) -> None:
     write_example(run)
     replace_member(run, "more.npy", b"", zipfile.ZIP_LZMA)
-    with raises_problem("damaged"):
+    with raises_problem("damaged", kind=InvalidInspectionError):
         read_inspection(run)
 
 
 def test_read_inspection_refuses_large_directory(run: RunFolder) -> None:
     write_example(run)
     replace_member(run, "x" * (MAX_DIRECTORY_BYTES - 46), b"")
-    with raises_problem("damaged", None, "64 KiB"):
+    with raises_problem("damaged", None, "64 KiB", kind=InvalidInspectionError):
         read_inspection(run)
 
 
@@ -171,5 +172,5 @@ def test_read_inspection_opens_regular_files_only(run: RunFolder, tmp_path: Path
     write_example(run)
     run.inspection.rename(tmp_path / "elsewhere.npz")
     run.inspection.symlink_to(tmp_path / "elsewhere.npz")
-    with raises_problem("not-readable"):
+    with raises_problem("not-readable", kind=InvalidInspectionError):
         read_inspection(run)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.training import host_copy
-from engine.training.host_copy import HostCopy
+from engine.training.host_copy import HostCopy, NoHostMemoryError
 from support.messages import raises_problem
 
 CPU = torch.device("cpu")
@@ -96,5 +96,5 @@ def test_host_copy_reports_missing_memory(free: int, values: list[str], monkeypa
     tensor = torch.zeros(1000)
     monkeypatch.setattr(host_copy, "free_memory", free_memory_of(free))
     monkeypatch.setattr(host_copy.torch, "empty", allocation_fails)
-    with raises_problem("out-of-memory", None, "3.9 KiB", *values):
+    with raises_problem("out-of-memory", None, "3.9 KiB", *values, kind=NoHostMemoryError):
         copy_of(HostCopy(CPU), a=tensor)

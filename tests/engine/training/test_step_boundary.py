@@ -14,6 +14,7 @@ import torch
 from engine.config.loader import validate_config
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader, UnpreparedBatches
 from engine.distributed import agreement
+from engine.distributed.failures import NonFiniteLossError
 from engine.runs.control import RequestCounters
 from engine.runs.events import CheckpointSaved, Event, RunContinued, RunPaused, WarningEvent
 from engine.runs.folder import RunFolder
@@ -152,7 +153,7 @@ def test_checkpoint_before_stop_is_not_written_after_a_nonfinite_loss(tmp_path: 
         with torch.no_grad():
             next(trainer.state.model.parameters()).fill_(math.nan)
         steps(trainer, 1)
-        with raises_problem("non-finite", None, "step 1"):
+        with raises_problem("non-finite", None, "step 1", kind=NonFiniteLossError):
             trainer._checkpoint_writer.write_before_stop()
     assert not (tmp_path / "checkpoints").exists()
 
@@ -183,7 +184,7 @@ def test_skipped_steps_in_a_row_are_counted_across_a_resume(tmp_path: Path) -> N
     with single_rank_trainer(*skip, folder=tmp_path, checkpoint=tmp_path / "checkpoints" / "last.pt") as trainer:
         assert trainer.state.step_log.total_skipped() == 3
         steps(trainer, 1)
-        with raises_problem("non-finite", None, "4 steps"):
+        with raises_problem("non-finite", None, "4 steps", kind=NonFiniteLossError):
             trainer.state.check_step_log()
 
 

@@ -16,6 +16,7 @@ from engine.data.sources.open import open_source
 from engine.distributed.channel import DirectChannel, StopFlag
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
+from engine.distributed.rendezvous import RendezvousTimeoutError
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
 from engine.training.job import Job
@@ -30,7 +31,7 @@ def test_train_names_missing_rank_after_device_timeout(monkeypatch: pytest.Monke
     config = resolve_config("digits", overrides).config
     job = Job(config, plan_node(config, []), None, False, open_source(config))
     channel = DirectChannel(print, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
-    with raises_problem("timed-out", None, " 1 ", "0.5 s"):
+    with raises_problem("timed-out", None, " 1 ", "0.5 s", kind=RendezvousTimeoutError):
         train(job, RankInfo(0, 2, 0, 2), HashStore(), channel)
 
 

@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as reference
 
 from engine.config.loader import resolve_config
-from engine.data.augment.augmentation import Augmentation
+from engine.data.augment.augmentation import Augmentation, UserTransformError
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.sampler import RandomStream, random_bits
 from engine.data.sources.base import ImageFormat
@@ -243,7 +243,7 @@ def test_user_transform_accepts_torchvision_compose(tmp_path: Path) -> None:
 )
 def test_user_transform_error_names_transform(tmp_path: Path, body: str, values: list[str]) -> None:
     augment = user_augmentation(tmp_path, f"def change(image):\n    {body}")
-    with raises_problem("user-code-failed", "", "augment.transform own_", ":change ", *values):
+    with raises_problem("user-code-failed", "", "augment.transform own_", ":change ", *values, kind=UserTransformError):
         augment(IMAGES, 1, ALL)
 
 

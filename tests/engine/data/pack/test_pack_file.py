@@ -22,6 +22,7 @@ from engine.data.pack.pack_file import (
     open_pack,
 )
 from engine.data.pack.verify import damaged_images
+from engine.data.sources.base import UnreadableImageError
 from engine.utils.errors import UsageError
 from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
 from support.messages import has_problem, raises_problem
@@ -59,7 +60,7 @@ def test_flipped_byte_of_image_is_found_and_named_on_read(packed: Path) -> None:
     pack = Pack(str(packed))
     row = 12
     flip_byte(packed, int(pack.offsets[row]) + 30)
-    with raises_problem("bad-image", "", f"photos.gpk: {pack.name(row)} (image {row}) "):
+    with raises_problem("bad-image", "", f"photos.gpk: {pack.name(row)} (image {row}) ", kind=UnreadableImageError):
         pack.read(row)
     assert pack.read(row - 1)
 
@@ -116,7 +117,7 @@ def test_file_truncated_while_open_names_image(packed: Path) -> None:
     pack = Pack(str(packed))
     os.truncate(packed, HEADER_BYTES + 10)
     row = int(np.argmax(pack.offsets))
-    with raises_problem("bad-image", "", f"{packed} ", f" image {row} "):
+    with raises_problem("bad-image", "", f"{packed} ", f" image {row} ", kind=UnreadableImageError):
         pack.read(row)
 
 
@@ -137,7 +138,7 @@ def test_unpickled_pack_is_same_file(packed: Path) -> None:
 def test_unpickled_pack_that_was_replaced_is_refused(packed: Path, tmp_path: Path) -> None:
     pickled = pickle.dumps(Pack(str(packed)))
     pack_photos(write_photos(tmp_path / "others", validation=True), packed, force=True)
-    with raises_problem("data-changed"):
+    with raises_problem("data-changed", kind=InvalidPackError):
         pickle.loads(pickled)
 
 
@@ -203,7 +204,7 @@ def write_index(path: Path, **changes: object) -> Path:
 )
 def test_index_that_misleads_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
     assert Pack(str(write_index(tmp_path / "right.gpk"))).num_images == 3
-    with raises_problem("damaged"):
+    with raises_problem("damaged", kind=InvalidPackError):
         Pack(str(write_index(tmp_path / "wrong.gpk", **changes)))
 
 
@@ -214,7 +215,7 @@ def test_packed_set_may_have_one_training_image(tmp_path: Path) -> None:
 
 def test_verify_refuses_bytes_that_belong_to_no_image(tmp_path: Path) -> None:
     path = write_index(tmp_path / "gap.gpk", offsets=np.array([96, 96, 116], np.uint64))
-    with raises_problem("damaged"):
+    with raises_problem("damaged", kind=InvalidPackError):
         damaged(path)
 
 
@@ -224,7 +225,7 @@ def test_huge_sparse_file_is_refused_without_reading_it(packed: Path) -> None:
     header[16:24], header[24:32], header[32:40] = (value.to_bytes(8, "little") for value in (size, 96, 1 << 38))
     packed.write_bytes(header)
     os.truncate(packed, size)
-    with raises_problem("damaged"):
+    with raises_problem("damaged", kind=InvalidPackError):
         Pack(str(packed))
 
 

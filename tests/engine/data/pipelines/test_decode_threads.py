@@ -21,7 +21,7 @@ from engine.data.pipelines.decode_threads import DecodeThreads, ThreadedBatches
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.sampler import DistributedBatchSampler
-from engine.data.sources.base import ImageSource
+from engine.data.sources.base import ImageSource, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
@@ -100,7 +100,7 @@ def test_threads_raise_error_of_unreadable_image(photos: Path) -> None:
     config, source = open_photos(photos)
     bad = sorted((photos / "train").glob("*/*.jpg"))[5]
     bad.write_bytes(b"no image")
-    with raises_problem("bad-image", "", bad.name):
+    with raises_problem("bad-image", "", bad.name, kind=UnreadableImageError):
         load_in_threads(config, source)
 
 

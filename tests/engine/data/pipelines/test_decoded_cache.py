@@ -22,6 +22,7 @@ from engine.data.batching import build_sampler
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources import decoded_cache
+from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
 from engine.data.sources.formats import model_input_format
 from support.data.device_batches import CPU, assert_the_same, batches
@@ -304,7 +305,7 @@ def test_memory_pipeline_skips_unreadable_image_and_retries(photos: Path, cache:
     loaded = batches("memory", config, source)
     assert_the_same(loaded, batches("stream", config, source))
     assert sum(len(batch.unread) for batch in loaded) == 2
-    with raises_problem("bad-image", "", f" {broken} "):
+    with raises_problem("bad-image", "", f" {broken} ", kind=UnreadableImageError):
         batches("memory", config.model_copy(update={"data": config.data.model_copy(update={"on_bad": "fail"})}), source)
     broken.write_bytes(content)
     os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -19,9 +19,10 @@ from engine.data.pipelines import gpu_decoder
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.choose_decoder import DecoderSwitch
 from engine.data.pipelines.encoded_batch import load_encoded
-from engine.data.pipelines.gpu_decoder import GpuDecoder, load_decoder, split_by_pixels
+from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, GpuDecoder, load_decoder, split_by_pixels
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import BatchRequest
+from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
@@ -165,7 +166,7 @@ def test_gpu_decoder_fails_with_name_of_unreadable_image(own_photos: Path) -> No
     name = damage(own_photos, source, "tables")
     batch = load_encoded(source, dataset, BatchRequest("train", 1, np.arange(6)))
     assert batch.encoded is not None
-    with raises_problem("bad-image", "", name):
+    with raises_problem("bad-image", "", name, kind=UnreadableImageError):
         GpuDecoder(source, dataset, CPU)(batch, batch.encoded)
 
 
@@ -212,5 +213,5 @@ def test_batch_loader_waits_for_decoder(photos: Path, keys: list[str]) -> None:
 
 def test_load_decoder_names_version_of_torch_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cu128"))
-    with raises_problem("wrong-version", "", " 2.11 ", " 2.9.1"):
+    with raises_problem("wrong-version", "", " 2.11 ", " 2.9.1", kind=DecoderUnavailableError):
         load_decoder.__wrapped__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.data.sources.braces import expand_braces
+from engine.utils.errors import CodedError
 from support.messages import raises_problem
 
 
@@ -29,5 +30,5 @@ def test_expand_braces_follows_bash(pattern: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("pattern", ["{0..999999999}", "{0..9}{0..9}", "{" * 5000, "{a," * 17])
 def test_expand_braces_bounds_names(pattern: str) -> None:
-    with raises_problem("too-many"):
+    with raises_problem("too-many", kind=CodedError):
         expand_braces(pattern, 50)

@@ -13,7 +13,7 @@ from PIL import Image
 from engine.config.loader import resolve_config
 from engine.data.batching import class_counts, empty_class_warnings
 from engine.data.sources import folder, image_file
-from engine.data.sources.base import ImageSource
+from engine.data.sources.base import ImageSource, UnreadableImageError
 from engine.data.sources.open import open_source
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem, says
@@ -252,7 +252,7 @@ def test_folder_source_names_vanished_image(animal_folder: Path) -> None:
     source = open_folder(animal_folder)
     deleted = animal_folder / source.paths["train"][0]
     deleted.unlink()
-    with raises_problem("bad-image", "", deleted):
+    with raises_problem("bad-image", "", deleted, kind=UnreadableImageError):
         source.load("train", np.array([0]))
 
 

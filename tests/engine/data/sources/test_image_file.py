@@ -64,7 +64,7 @@ def test_unusable_image_is_named_without_opening_it(
     path.write_bytes(content)
     reason = _unreadable_reason(path) or ""
     assert says(reason, code, *values)
-    with raises_problem("bad-image", "", f" {path} ", reason):
+    with raises_problem("bad-image", "", f" {path} ", reason, kind=UnreadableImageError):
         read_image(path, RGB_16)
 
 
@@ -74,7 +74,7 @@ def test_sparse_image_file_is_not_read(tmp_path: Path, image_format: str) -> Non
     Image.new("RGB", (70, 70)).save(path, image_format)
     os.truncate(path, 1 << 36)
     assert says(_unreadable_reason(path) or "", "too-large", " 256 MiB")
-    with raises_problem("bad-image", "", f" {path} ", " 256 MiB"):
+    with raises_problem("bad-image", "", f" {path} ", " 256 MiB", kind=UnreadableImageError):
         read_image(path, RGB_16)
 
 

@@ -21,7 +21,7 @@ from engine.data.augment.crops import random_resized_crop_box, random_resized_cr
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources import jpeg
-from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource
+from engine.data.sources.base import CropSpec, ImageFormat, Images, ImageSource, UnreadableImageError
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.image import read_image
 from engine.data.sources.jpeg_header import read_header
@@ -120,7 +120,7 @@ def test_read_image_rejects_truncated_jpeg(tmp_path: Path) -> None:
     path = write_photo(tmp_path / "photo.jpg")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert decode(path.read_bytes(), "RGB") is None
-    with raises_problem("bad-image", "", f" {path} ", "truncated"):
+    with raises_problem("bad-image", "", f" {path} ", "truncated", kind=UnreadableImageError):
         read_image(path, ImageFormat(SIZE, 3, (), ()))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from engine.data.sources import jpeg
-from engine.data.sources.base import Box, ImageFormat
+from engine.data.sources.base import Box, ImageFormat, UnreadableImageError
 from engine.data.sources.image import decode_image
 from engine.data.sources.jpeg_crop import JpegCut, cut_jpeg, skip_rows_below
 from engine.data.sources.jpeg_header import JpegHeader, read_header
@@ -147,7 +147,7 @@ def test_decode_image_of_damaged_rows_gives_pixels_of_pillow() -> None:
 @pytest.mark.parametrize("options", [{}, RESTARTS])
 def test_decode_image_rejects_truncated_file(options: dict[str, Any]) -> None:
     data = make_jpeg(**options)
-    with raises_problem("bad-image", "", " photo ", "truncated"):
+    with raises_problem("bad-image", "", " photo ", "truncated", kind=UnreadableImageError):
         decode_image(data[: len(data) // 2], "photo", ImageFormat(64, 3, (), ()), lambda *_: (0, 0, 100, 90))
 
 

@@ -17,6 +17,7 @@ from engine.data.pipelines.batch import Batch
 from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import PARTS, DistributedBatchSampler
+from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import expected_input_format, model_input_format
 from engine.data.sources.open import open_source, read_class_names
@@ -126,7 +127,7 @@ def test_damaged_image_is_skipped_and_named(packed: Path, tmp_path: Path) -> Non
     with (tmp_path / "a.gpk").open("r+b") as file:
         file.seek(offset + 40)
         file.write(b"\0\1\2\3")
-    with raises_problem("bad-image", "", "a.gpk: ", "(image "):
+    with raises_problem("bad-image", "", "a.gpk: ", "(image ", kind=UnreadableImageError):
         source.load("train", np.array([3]))
     unread = [name for batch in load_batches(config, source, 0) for name in batch.unread]
     assert len(unread) == 1

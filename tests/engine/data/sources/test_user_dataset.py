@@ -21,6 +21,7 @@ from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import BatchRequest, DistributedBatchSampler
+from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.formats import expected_input_format, model_input_format
 from engine.data.sources.open import open_source, open_source_for_preflight
 from engine.data.sources.user_dataset import UserDatasetSource
@@ -252,13 +253,13 @@ def test_user_source_reports_invalid_dataset_in_one_sentence(
 def test_user_source_names_failing_item(tmp_path: Path, lines: str, values: list[str]) -> None:
     text = method(f"if index != 9: return Image.new('L', (8, 8))\n        {lines}")
     source = open_source(config(tmp_path, text, "data.num_classes=3"))
-    with raises_problem("bad-image", "", "item 9 ", ":Data('train') ", *values):
+    with raises_problem("bad-image", "", "item 9 ", ":Data('train') ", *values, kind=UnreadableImageError):
         source.load("train", np.array([8, 9]))
 
 
 def test_user_source_names_out_of_range_label(tmp_path: Path) -> None:
     source = open_source(config(tmp_path, method("return Image.new('L', (8, 8))"), "data.num_classes=2"))
-    with raises_problem("bad-image", "", "item 2 ", " 2, ", "0 to 1"):
+    with raises_problem("bad-image", "", "item 2 ", " 2, ", "0 to 1", kind=UnreadableImageError):
         source.load("train", np.array([2]))
 
 
@@ -334,14 +335,20 @@ def test_float_tensors_refuse_keys_for_uint8_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "values"),
+    ("lines", "values", "kind"),
     [
-        ("return torch.zeros(5, 8, 9)", [" 5 x 8 x 9, "]),
-        ("return torch.zeros(5, 8, 8 + (index == 1))", ["item 1 ", " 5 x 8 x 9 ", " 5 x 8 x 8"]),
-        ("return torch.zeros(3, 8, 8) if index == 0 else Image.new('RGB', (8, 8))", ["item 1 "]),
+        ("return torch.zeros(5, 8, 9)", [" 5 x 8 x 9, "], UsageError),
+        ("return torch.zeros(5, 8, 8 + (index == 1))", ["item 1 ", " 5 x 8 x 9 ", " 5 x 8 x 8"], UnreadableImageError),
+        (
+            "return torch.zeros(3, 8, 8) if index == 0 else Image.new('RGB', (8, 8))",
+            ["item 1 "],
+            UnreadableImageError,
+        ),
     ],
     ids=["not square", "another shape", "another type"],
 )
-def test_float_tensors_of_unsupported_shapes_are_refused(tmp_path: Path, lines: str, values: list[str]) -> None:
-    with raises_problem("bad-image", None, *values):
+def test_float_tensors_of_unsupported_shapes_are_refused(
+    tmp_path: Path, lines: str, values: list[str], kind: type[UsageError | UnreadableImageError]
+) -> None:
+    with raises_problem("bad-image", None, *values, kind=kind):
         open_source(config(tmp_path, method(lines))).load("train", np.arange(2))

@@ -18,8 +18,9 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.sources import tar_headers
+from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.open import open_source, read_class_names
-from engine.data.sources.tar_index import ShardStamp, build_index, open_shard
+from engine.data.sources.tar_index import ShardError, ShardStamp, build_index, open_shard
 from engine.data.sources.tar_index_cache import index_shard
 from engine.data.sources.webdataset import TarSource
 from engine.utils.errors import Problem, UsageError
@@ -84,7 +85,7 @@ def test_tar_source_takes_validation_shards(tmp_path: Path) -> None:
 def test_tar_source_names_image_in_messages(tmp_path: Path) -> None:
     source = open_members(tmp_path, [*sample_members(range(8)), ("dog/broken.jpg", b"no"), ("dog/broken.cls", b"1")])
     index = [name.endswith("broken.jpg") for name in source.image_names("train")].index(True)
-    with raises_problem("bad-image", "", "one.tar: dog/broken.jpg "):
+    with raises_problem("bad-image", "", "one.tar: dog/broken.jpg ", kind=UnreadableImageError):
         source.load("train", np.array([index]))
 
 
@@ -197,7 +198,7 @@ def test_tar_source_refuses_truncated_shard(tmp_path: Path, size: int) -> None:
 
 def test_tar_index_refuses_shard_whose_offsets_exceed_32_bits(tmp_path: Path) -> None:
     fd = open_shard(str(write_shard(tmp_path / "x.tar", sample_members(range(2)))))
-    with raises_problem("too-large", "", " 2 TiB"):
+    with raises_problem("too-large", "", " 2 TiB", kind=ShardError):
         build_index(fd, replace(ShardStamp.of(fd), size=(2 << 40) + 1))
     os.close(fd)
 
@@ -253,7 +254,7 @@ def test_tar_source_reports_shard_that_changes_during_run(tmp_path: Path) -> Non
     source.load("train", np.array([0]))
     write_shard(tmp_path / "new", sample_members(range(8, 16)))
     (tmp_path / "train-000.tar").write_bytes((tmp_path / "new").read_bytes())
-    with raises_problem("bad-image", "", f" {tmp_path / 'train-000.tar'} "):
+    with raises_problem("bad-image", "", f" {tmp_path / 'train-000.tar'} ", kind=UnreadableImageError):
         source.load("train", np.array([0]))
 
 
