@@ -26,6 +26,7 @@ from engine.runs.checkpoint_files import (
     DamagedCheckpointError,
     read_saved_config,
 )
+from engine.training import checkpoint
 from engine.training.checkpoint import load_checkpoint, load_newest, save_checkpoint
 from engine.training.rng import rng_state, set_rng_state
 from engine.utils.errors import UsageError
@@ -145,12 +146,21 @@ def write_compressed_copy(source: Path, target: Path) -> None:
     target.write_bytes(content + CHECKSUM_PREFIX + hashlib.sha256(content).hexdigest().encode())
 
 
-def test_load_checkpoint_rejects_compressed_records(tmp_path: Path) -> None:
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths passed to `load_mapped`, which is replaced and reads nothing."""
+    files: list[str] = []
+    monkeypatch.setattr(checkpoint, "load_mapped", files.append)
+    return files
+
+
+def test_load_checkpoint_rejects_compressed_records(tmp_path: Path, loaded: list[str]) -> None:
     path = save(tmp_path, 1, model={"w": torch.zeros(1 << 20)})
     write_compressed_copy(path, tmp_path / "small.pt")
     assert (tmp_path / "small.pt").stat().st_size < 100_000
-    with raises_problem("damaged"):
+    with raises_problem("damaged", kind=DamagedCheckpointError):
         load_checkpoint(tmp_path / "small.pt")
+    assert loaded == []
 
 
 def test_load_checkpoint_reads_a_file_that_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +172,7 @@ def test_load_checkpoint_reads_a_file_that_cannot_be_mapped(tmp_path: Path, monk
     assert load_checkpoint(path)["model"]["w"].sum() == 1 << 16
 
 
-def test_load_checkpoint_rejects_compressed_record_that_expands_little(tmp_path: Path) -> None:
+def test_load_checkpoint_rejects_compressed_record_that_expands_little(tmp_path: Path, loaded: list[str]) -> None:
     path = save(tmp_path, 1, model={"w": torch.rand(1 << 16)})
     write_compressed_copy(path, tmp_path / "small.pt")
     with (tmp_path / "small.pt").open("r+b") as file:
@@ -172,19 +182,30 @@ def test_load_checkpoint_rejects_compressed_record_that_expands_little(tmp_path:
         content = bytearray(padding) + content
         file.seek(0)
         file.write(content + CHECKSUM_PREFIX + hashlib.sha256(content).hexdigest().encode())
-    with raises_problem("damaged"):
+    with raises_problem("damaged", kind=DamagedCheckpointError):
         load_checkpoint(tmp_path / "small.pt")
+    assert loaded == []
 
 
-def test_load_checkpoint_does_not_read_through_link_or_large_sparse_file(tmp_path: Path) -> None:
+def test_load_checkpoint_does_not_read_through_link_or_large_sparse_file(
+    tmp_path: Path, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[bool] = []
+
+    def record_hash() -> NoReturn:
+        hashed.append(True)
+        raise OSError
+
     path = save(tmp_path, 1)
     (tmp_path / "link.pt").symlink_to(path)
     with raises_problem("not-readable", str(tmp_path / "link.pt")):
         load_checkpoint(tmp_path / "link.pt")
     with (tmp_path / "sparse.pt").open("wb") as file:
         file.truncate(1 << 40)
-    with raises_problem("damaged"):
+    monkeypatch.setattr(hashlib, "sha256", record_hash)
+    with raises_problem("damaged", kind=DamagedCheckpointError):
         load_checkpoint(tmp_path / "sparse.pt")
+    assert (hashed, loaded) == ([], [])
 
 
 def test_load_newest_renames_and_skips_damaged_checkpoint(tmp_path: Path) -> None:
@@ -266,10 +287,21 @@ def test_load_checkpoint_rejects_later_format(tmp_path: Path) -> None:
         load_checkpoint(path)
 
 
+class Attack:
+    """Runs a shell command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self.command,)
+
+
 def test_load_checkpoint_does_not_execute_pickled_code(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, code=print)
-    with raises_problem("damaged"):
+    path = save(tmp_path, 1, code=Attack(f"touch {tmp_path}/attacked"))
+    with raises_problem("damaged", kind=DamagedCheckpointError):
         load_checkpoint(path)
+    assert not (tmp_path / "attacked").exists()
 
 
 def test_read_saved_config_returns_config_of_newest_checkpoint(tmp_path: Path) -> None:
@@ -286,11 +318,8 @@ def test_read_saved_config_returns_config_of_newest_checkpoint(tmp_path: Path) -
 
 
 def test_read_saved_config_does_not_execute_pickled_code(tmp_path: Path) -> None:
-    class Attack:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.system, (f"touch {tmp_path}/attacked",)
-
-    save(tmp_path, 1, config={"run": {"seed": 1}}, classes=[Attack(), print, torch.Size([3])])
+    attack = Attack(f"touch {tmp_path}/attacked")
+    save(tmp_path, 1, config={"run": {"seed": 1}}, classes=[attack, print, torch.Size([3])])
     assert read_saved_config(tmp_path) == {"run": {"seed": 1}}
     assert not (tmp_path / "attacked").exists()
 
