@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.distributed.collectives import all_gather_json, broadcast_tensors, gather_bytes
 from support.gputrain_command import ROOT
+from support.runs.two_ranks import run_on_two_ranks
 
 PICKLING_COLLECTIVES = r"\b\w*(gather_object|object_list)\b"
 
@@ -28,24 +26,6 @@ class BroadcastCounter(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += operator is torch.ops.c10d.broadcast_.default
         return operator(*args, **(kwargs or {}))
-
-
-def run_on_two_ranks(folder: Path, work: Callable[[int], Any]) -> list[Any]:
-    """Return what `work` returns in two forked ranks of a Gloo group."""
-    children = []
-    for rank in range(2):
-        children.append(os.fork())
-        if children[-1] == 0:
-            try:
-                store = dist.FileStore(str(folder / "store"), 2)
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-                (folder / f"{rank}.json").write_text(json.dumps(work(rank)))
-                dist.destroy_process_group()
-            finally:
-                os._exit(0)
-    for child in children:
-        os.waitpid(child, 0)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def gather(rank: int) -> Any:
