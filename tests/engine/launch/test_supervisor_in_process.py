@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine.distributed import flight_recorder
@@ -21,6 +22,7 @@ from engine.runs.folder import RunFolder
 from engine.training.job import Outcome, RunResult
 from engine.utils.errors import UsageError
 from engine.utils.exits import describe_exit
+from support.gputrain_command import wait_for
 from support.runs.supervised import Supervised, abort, cause_of, fail, finish, hang, hang_after, wait_for_stop
 
 
@@ -216,16 +218,26 @@ def test_supervisor_raises_problem_of_config_that_ranks_find_once() -> None:
     assert [problem.location for problem in caught.value.problems] == ["model.name"]
 
 
-def test_supervisor_reports_killed_rank_starter() -> None:
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended. An orphan stays a zombie where no init process reaps it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_killed_rank_starter_ends_ranks_and_is_reported() -> None:
     run = Supervised(hang, hang)
+    ranks: list[psutil.Process] = []
 
     def kill_starter() -> None:
-        if run.ranks.pids:
+        if run.ranks.pids and not ranks:
+            ranks.extend(map(psutil.Process, run.ranks.pids))
             run.ranks._process.kill()
 
-    assert cause_of(run.run(kill_starter)).startswith(
-        "0: the process that started the ranks exited: it was killed by SIGKILL"
-    )
+    cause = cause_of(run.run(kill_starter))
+    assert cause.startswith("0: the process that started the ranks exited: it was killed by SIGKILL")
+    wait_for(lambda: all(map(has_ended, ranks)), "the end of the ranks", 9)
 
 
 def test_supervisor_names_process_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
