@@ -56,7 +56,7 @@ def test_code_trust_refuses_folder_that_others_can_rename(tmp_path: Path, code: 
     (shared / "own").mkdir(parents=True)
     shared.chmod(mode)
     code.rename(shared / "own" / "code")
-    with raises_problem("untrusted-code", "model.name", shared) if refused else nullcontext():
+    with raises_problem("untrusted-code", "model.name", f" {shared} ") if refused else nullcontext():
         CodeTrust().check(config(shared / "own" / "code"))
 
 
@@ -72,7 +72,7 @@ def test_code_trust_refuses_link_that_others_can_replace(tmp_path: Path, code: P
     (tmp_path / link).symlink_to(shared / "step")
     CodeTrust().check(config(code))
     shared.chmod(0o777)
-    with raises_problem("untrusted-code", "model.name", shared):
+    with raises_problem("untrusted-code", "model.name", f" {shared} "):
         CodeTrust().check(config(code))
 
 

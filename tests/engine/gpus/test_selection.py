@@ -129,7 +129,7 @@ def test_select_auto_uses_one_mig_instance_and_all_rejects_several() -> None:
     assert select("free:1", INSTANCES) == INSTANCES[:1]
     with raises_problem("not-supported", "device.gpus", "NCCL"):
         select("all", INSTANCES)
-    with raises_problem("too-few-gpus", "device.gpus", "0", "NCCL"):
+    with raises_problem("too-few-gpus", "device.gpus", "2 free GPUs", " 0 ", "NCCL"):
         select("free:2", INSTANCES)
 
 
@@ -286,5 +286,5 @@ def test_check_device_rejects_wrong_gpu() -> None:
 def test_check_devices_unique_allows_shared_cpu_only() -> None:
     check_devices_unique([RankDevice(0, "a", 1, "cpu"), RankDevice(1, "a", 2, "cpu")])
     check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "b", 2, FREE)])
-    with raises_problem("gpu-in-use", "device.gpus", "0", "1", FREE):
+    with raises_problem("gpu-in-use", "device.gpus", " 0 ", " 1 ", " a ", FREE):
         check_devices_unique([RankDevice(0, "a", 1, FREE), RankDevice(1, "a", 2, FREE)])

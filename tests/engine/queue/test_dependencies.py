@@ -95,5 +95,5 @@ def test_run_that_would_wait_for_itself_is_refused(tmp_path: Path) -> None:
     for name, after in (("a", ()), ("b", (Dependency("a"),)), ("c", (Dependency("b"),))):
         write_queue_state(make_run_folder(tmp_path, name), QueueState(1.0, 1.0, after=after))
     check_cycles("d", tmp_path, [Dependency("c")])
-    with raises_problem("conflict", "queue.after", "a "):
+    with raises_problem("conflict", "queue.after", ": a "):
         check_cycles("a", tmp_path, [Dependency("c")])
