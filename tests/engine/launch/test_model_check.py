@@ -15,6 +15,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import as_dict
 from engine.launch import preflight_process
 from engine.launch.model_check import torch_gpu_problems
+from engine.utils.errors import problems_from_json
 from engine.utils.helper_process import ParentPipe, ask_helper
 from support.data.photo_folder import write_photo_folder
 from support.messages import has_problem
@@ -70,7 +71,7 @@ def test_model_check_downloads_and_writes_nothing(preset: str, folder: Path) -> 
 
 def test_model_check_uses_image_format_and_classes_of_dataset(folder: Path) -> None:
     [problem] = check_model("mnist", "model.name=alexnet")["problems"]
-    assert "alexnet does not accept 1x28x28 images" in str(problem)
+    assert has_problem(problems_from_json([problem]), "not-supported", "model.name", "alexnet ", " 1x28x28 ")
     linear = ["model.name=linear", "data.num_classes=null"]
     decay = ["optim.weight_decay=0.1", "optim.weight_decay_groups={bias: 0}"]
     biggest = check_model("mnist", *linear, *decay, "data.dataset=cifar100")

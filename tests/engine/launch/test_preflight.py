@@ -21,9 +21,8 @@ from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import list_runs
 from engine.utils.errors import Problem
 from engine.utils.host import has_bfloat16_instructions
+from support.messages import has_problem
 from support.runs.factories import make_run_folder, make_run_started
-
-SLOW = "computes in float16, which is usually many times slower than float32 on the CPU"
 
 
 @pytest.fixture(autouse=True)
@@ -40,20 +39,21 @@ def preflight_of(folder: Path, *overrides: str, gpus: tuple[CudaDevice, ...] = (
     return request, run_preflight(request, lambda wait: gpus)
 
 
-def warnings_of(folder: Path, *overrides: str, gpus: tuple[CudaDevice, ...] = ()) -> list[str]:
-    return [str(warning) for warning in preflight_of(folder, *overrides, gpus=gpus)[1].warnings]
+def warnings_of(folder: Path, *overrides: str, gpus: tuple[CudaDevice, ...] = ()) -> list[Problem]:
+    return list(preflight_of(folder, *overrides, gpus=gpus)[1].warnings)
 
 
 @pytest.mark.parametrize("level", ["fp16", "O1", "O2", "O3"])
 def test_preflight_warns_of_float16_on_cpu(level: str, tmp_path: Path) -> None:
-    remedy = "use --amp bf16 or --amp off"
-    assert warnings_of(tmp_path, f"precision.amp={level}") == [f"precision.amp: {level} {SLOW}; {remedy}"]
+    [warning] = warnings_of(tmp_path, f"precision.amp={level}")
+    assert has_problem([warning], "slow-precision", "precision.amp", f": {level} ", "--amp bf16 ", "--amp off")
 
 
 def test_preflight_advises_against_bfloat16_without_instructions(tmp_path: Path, cpu_info: Path) -> None:
     cpu_info.write_text("flags : fpu avx2 avx512f\n")
     [warning] = warnings_of(tmp_path, "precision.amp=fp16")
-    assert warning.endswith("; use --amp off; bf16 is slow, too, because this CPU has no instructions for it")
+    assert has_problem([warning], "slow-precision", "precision.amp", ": fp16 ", "--amp off")
+    assert "--amp bf16" not in warning.advice
 
 
 def test_has_bfloat16_instructions_without_cpu_info(cpu_info: Path) -> None:
@@ -88,8 +88,9 @@ def test_run_records_precision_that_auto_chose(tmp_path: Path, capability: tuple
 def test_doctor_repeats_warnings_of_preflight(tmp_path: Path) -> None:
     request, preflight = preflight_of(tmp_path, "precision.amp=fp16")
     checks = {check.name: check for check in preflight_checks(request.config, preflight, GpuAllocation())}
-    assert (checks["precision"].state, checks["precision"].found) == ("warning", f"precision.amp: fp16 {SLOW}")
-    assert checks["precision"].advice.startswith("use --amp bf16")
+    check = checks["precision"]
+    assert (check.state, check.code) == ("warning", "slow-precision")
+    assert check.found.startswith("precision.amp: fp16 ") and "--amp bf16 " in check.advice
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -102,9 +103,10 @@ def test_run_shows_warnings_of_preflight_and_records_them(dry_run: bool, tmp_pat
         assert owned.prepare(preflight) is not None
     finally:
         owned.release()
-    assert [message for message in shown if SLOW in message] == [str(preflight.warnings[0])]
+    warning = preflight.warnings[0]
+    assert warning.code == "slow-precision" and shown.count(str(warning)) == 1
     recorded = [folder.journal.read_text() for folder in list_runs(request.runs_dir)]
-    assert [SLOW in journal for journal in recorded] == ([] if dry_run else [True])
+    assert [str(warning) in journal for journal in recorded] == ([] if dry_run else [True])
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,8 @@ def test_supervisor_ends_run_soon_after_failure_of_one_rank(monkeypatch: pytest.
 
 def test_supervisor_names_rank_that_exits_without_report(folder: RunFolder) -> None:
     result = Supervised(finish, lambda _: os._exit(4), folder=folder).run()
-    assert cause_of(result) == "1: it ended with exit code 4 and reported no error; the log may contain the cause"
+    cause = cause_of(result)
+    assert cause.startswith("1: ") and "exit code 4 " in cause
 
 
 @pytest.mark.parametrize(("counts", "oom_killed"), [((5, 5), False), ((5, 6), True), ((None,), None)])
@@ -202,7 +203,8 @@ def test_supervisor_reads_cause_of_abort_in_log_of_this_start_only(folder: RunFo
 
     assert cause_of(Supervised(finish, abort_with_message, folder=folder).run()).endswith("SIGABRT: bad driver")
     result = Supervised(finish, abort, folder=folder).run()
-    assert cause_of(result) == "1: it was killed by SIGABRT; the log may contain the cause"
+    cause = cause_of(result)
+    assert cause.startswith("1: ") and "SIGABRT" in cause and "bad driver" not in cause
 
 
 def test_supervisor_reports_ranks_that_cannot_be_started() -> None:
@@ -236,7 +238,8 @@ def test_killed_rank_starter_ends_ranks_and_is_reported() -> None:
             run.ranks._process.kill()
 
     cause = cause_of(run.run(kill_starter))
-    assert cause.startswith("0: the process that started the ranks exited: it was killed by SIGKILL")
+    assert cause.startswith("0: ") and "SIGKILL" in cause
+    assert run.ranks.died_early
     wait_for(lambda: all(map(has_ended, ranks)), "the end of the ranks", 9)
 
 
@@ -348,8 +351,9 @@ def test_supervisor_blames_hung_rank_if_torch_aborts_rank_that_waits_for_it(
         both_train.wait()
         return hang(channel)
 
-    cause = cause_of(Supervised(time_out, fall_behind, folder=folder).run())
-    assert cause.startswith("1: a collective timed out; the other ranks wait for rank 1")
+    result = Supervised(time_out, fall_behind, folder=folder).run()
+    assert result.failure is not None
+    assert (result.failure.rank, result.failure.code) == (1, "rank-hung")
 
 
 def test_supervisor_reports_failure_that_arrives_while_it_examines_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
