@@ -164,11 +164,11 @@ def test_reservation_wait_survives_driver_loss(gputrain: Gputrain, four_gpus: Fa
     first = Holder(gputrain, four_gpus, "all", "first")
     first.wait_for_gpus()
     waiting = Holder(gputrain, four_gpus, "auto", wait=True)
-    assert says(waiting.read_message()["waits"], "gpu-in-use")
+    assert says(waiting.read_message()["waits"], "gpu-in-use", "first")
     healthy = [gpu_line(index) for index in range(4)]
     four_gpus.set_scene(healthy, "fault * * 1", "fault * nvmlDeviceGetCount_v2 1")
     while (reason := waiting.read_message()["waits"]) != "uninitialized":
-        assert says(reason, "gpu-in-use")
+        assert says(reason, "gpu-in-use", "first")
     four_gpus.set_scene(healthy)
     first.release()
     assert waiting.wait_for_gpus() == [0, 1, 2, 3]

@@ -156,16 +156,20 @@ def flip_onnx_classes(folder: Path) -> None:
     ("file_name", "damage", "code", "value"),
     [
         pytest.param(
-            *SAFETENSORS, edit_description(lambda it: it["image"].update(mean=[0.9])), "export-differs", "", id="mean"
+            *SAFETENSORS,
+            edit_description(lambda it: it["image"].update(mean=[0.9])),
+            "export-differs",
+            "model.safetensors",
+            id="mean",
         ),
-        pytest.param(*SAFETENSORS, edit_description(reverse_classes), "conflict", "", id="classes"),
+        pytest.param(*SAFETENSORS, edit_description(reverse_classes), "conflict", "model.safetensors", id="classes"),
         pytest.param(*SAFETENSORS, change_safetensors, "export-differs", "`gputrain predict`", id="weights"),
-        pytest.param(*SAFETENSORS, truncate, "damaged", "", id="truncated"),
+        pytest.param(*SAFETENSORS, truncate, "damaged", "model.safetensors", id="truncated"),
         pytest.param(*ONNX, change_onnx_weights, "export-differs", "`gputrain predict`", id="onnx-weights"),
         pytest.param(*ONNX, clear_onnx_weights, "export-differs", "inf", id="onnx-nan"),
         pytest.param(*ONNX, rename_onnx_input, "library-failed", "model.onnx", id="onnx-input"),
         pytest.param(*ONNX, flip_onnx_classes, "export-differs", "`gputrain predict`", id="onnx-classes"),
-        pytest.param(*ONNX, truncate, "damaged", "", id="truncated-onnx", marks=pytest.mark.nightly),
+        pytest.param(*ONNX, truncate, "damaged", "model.onnx", id="truncated-onnx", marks=pytest.mark.nightly),
         pytest.param(*ONNX, edit_script('"white"', '"black"'), "export-differs", "preprocess.py", id="background"),
         pytest.param(
             *(*ONNX, edit_script("ImageOps.exif_transpose(image)", "image"), "export-differs", "preprocess.py"),
