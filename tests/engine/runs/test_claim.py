@@ -282,10 +282,8 @@ def test_owner_that_cannot_write_its_claim_owns_the_run(folder: RunFolder, monke
 def test_row_of_dead_claim_names_process_and_command(folder: RunFolder, clock: FakeClock) -> None:
     write_claim(folder, clock.time() + HOUR)
     live = make_run_row(RunWatcher(folder))
-    assert live.state == "running" and live.message.startswith("the clocks differ: heartbeat of process 7 on node7: ")
+    assert live.state == "running" and " process 7 on node7: " in live.message
     clock.sleep(31)
     row = make_run_row(RunWatcher(folder))
-    assert row.state == "crashed" and row.message.startswith(
-        "no more heartbeats from process 7 on node7 (the last one: "
-    )
+    assert row.state == "crashed" and " process 7 on node7 " in row.message
     assert "`gputrain resume --take-over`" in row.message

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +84,8 @@ def test_read_run_without_steps_has_no_figures(tmp_path: Path) -> None:
     empty = make_run_folder(tmp_path, "empty")
     run = read_run(empty)
     assert run.figures == RunFigures()
-    assert run.problem == "config.yaml cannot be read: No such file or directory"
+    assert run.problem is not None and run.problem.startswith("config.yaml ")
+    assert os.strerror(errno.ENOENT) in run.problem
 
 
 def test_read_run_ignores_non_finite_losses(tmp_path: Path) -> None:
