@@ -76,7 +76,7 @@ def folder_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of their own for all tests and their processes, with the catalogs of the model libraries."""
+    """Give all tests and their processes one cache folder, which holds the catalogs of the model libraries."""
     folder = folder_of_all_workers(tmp_path_factory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

@@ -31,7 +31,7 @@ class AnswerOfHelper:
         self.answer = json.loads(json.dumps(answer))
 
 
-def ask_in_process(module: str, request: object = None) -> Any:
+def request_in_process(module: str, request: object = None) -> Any:
     pipe = AnswerOfHelper(request)
     import_module(module).main(pipe)
     return pipe.answer
@@ -47,8 +47,8 @@ def fill_catalogs(folder: Path) -> None:
     filled = folder / "catalogs"
     with (
         exclusive_lock(filled.with_suffix(".lock")),
-        patch.object(catalog, "ask_helper", ask_in_process),
-        patch.object(timm_optimizers, "ask_helper", ask_in_process),
+        patch.object(catalog, "ask_helper", request_in_process),
+        patch.object(timm_optimizers, "ask_helper", request_in_process),
     ):
         if filled.exists():
             return

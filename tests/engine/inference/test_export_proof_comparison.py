@@ -56,7 +56,7 @@ def export_run(run: RunFolder, folder: Path) -> Export:
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
-    """An export of a model with random weights for generated images, of which it reads no files."""
+    """An export of a model with random weights for generated images. It reads no image files."""
     folder = tmp_path_factory.mktemp("export")
     return export_run(saved_run(folder / "run"), folder / "out")
 

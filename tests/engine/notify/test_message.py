@@ -1,4 +1,4 @@
-"""Messages are worded from a run's row, and bounded."""
+"""Messages about a run: their texts come from its row, and their length is bounded."""
 
 from __future__ import annotations
 
