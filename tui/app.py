@@ -231,7 +231,7 @@ class GputrainApp(TerminalApp):
         from tui.launcher import launch_run
 
         if self.demo_notice:
-            self.show_toast("Demo mode: runs cannot be started", code="not-supported")
+            self.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
             return False
         try:
             self.show_launch(launch_run(arguments, runs_dir or self.runs_dir, title))
@@ -247,10 +247,12 @@ class GputrainApp(TerminalApp):
         from tui.screens.dialogs import epochs_dialog, take_over_dialog
 
         if state is None:
-            self.show_toast(f"{folder.name} is still loading", code="not-loaded")
+            self.show_toast(Problem("", f"{folder.name} is still loading", code="not-loaded"))
             return
         if (problem := folder.owner_problem()) is not None:
-            self.show_toast(f"{folder.name} {problem}; resume it in a shell with --trust-owner", code="foreign-owner")
+            self.show_toast(
+                Problem("", f"{folder.name} {problem}; resume it in a shell with --trust-owner", code="foreign-owner")
+            )
             return
         if state.live or not folder.resumable:
             self.show_toast(resume_problem(folder, state))
@@ -306,7 +308,7 @@ class GputrainApp(TerminalApp):
         elif code is not None:
             self.pending_runs.remove(launched)
             reason = "\n".join(launched.output_lines()[-MAX_TOAST_LINES:])
-            self.show_toast(f"The run did not start.\n{reason}", code="not-started", timeout_s=30)
+            self.show_toast(Problem("", f"The run did not start.\n{reason}", code="not-started"), timeout_s=30)
 
     def switch_to_run(self, folder: RunFolder) -> None:
         """Replace the form and the starting screen with the screen of the run."""

@@ -116,7 +116,7 @@ class InspectCommand:
         except HelperExitedError as error:
             if error.exit_code != 0 and not self._canceled:
                 reason = error.last_line.removeprefix("error: ") or str(error)
-                self.error = Problem("", reason, code="unfinished")
+                self.error = Problem("", reason, code="process-failed")
         finally:
             process.close()
             self.ended = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.utils.errors import UsageError
 from engine.utils.files import read_user_json, state_folder, write_user_json
 
 SETTINGS_FILE = "run-list.json"
@@ -40,7 +41,10 @@ def _is_name(value: object) -> bool:
 
 
 def save_list_settings(settings: ListSettings) -> None:
-    """Remember the settings. Raises OSError if they cannot be written."""
+    """Remember the settings. Raises UsageError if they cannot be written."""
     columns = list(settings.columns) if settings.columns is not None else None
     values = {"columns": columns, "sort": settings.sort_key, "reverse": settings.reverse}
-    write_user_json(state_folder(), SETTINGS_FILE, values)
+    try:
+        write_user_json(state_folder(), SETTINGS_FILE, values)
+    except OSError as error:
+        raise UsageError.one("", f"The list cannot be remembered: {error.strerror}", code="not-writable") from error

@@ -94,7 +94,7 @@ class TerminalApp(App[None]):
         """Switch to the next theme and remember it."""
         palette = PALETTES[(PALETTES.index(self.palette) + 1) % len(PALETTES)]
         if self.no_color:
-            self.show_toast("NO_COLOR is set: the terminal's own colors are used", code="no-effect")
+            self.show_toast(Problem("", "NO_COLOR is set: the terminal's own colors are used", code="no-effect"))
             return
         self._set_palette(palette)
         self.theme = palette.name
@@ -105,7 +105,7 @@ class TerminalApp(App[None]):
         try:
             save_palette(palette)
         except OSError as error:
-            self.show_toast(f"The theme cannot be remembered: {error.strerror}", code="not-writable")
+            self.show_toast(Problem("", f"The theme cannot be remembered: {error.strerror}", code="not-writable"))
             return
         self.show_toast(f"Theme: {palette.name}", timeout_s=2)
 
@@ -117,16 +117,15 @@ class TerminalApp(App[None]):
             with path.open("x", encoding="utf-8") as file:
                 file.write(self.export_screenshot())
         except OSError as error:
-            self.show_toast(f"{path} cannot be written to the working directory: {error.strerror}", code="not-writable")
+            self.show_toast(
+                Problem("", f"{path} cannot be written to the working directory: {error.strerror}", code="not-writable")
+            )
             return
         self.show_toast(f"Saved {path.absolute()}", timeout_s=8)
 
-    def show_toast(self, message: str | Problem | UsageError, *, code: str = "", timeout_s: float = 5.0) -> None:
-        """Show a toast; control characters in the message are escaped.
-
-        A problem is a warning. `code` is its kind if the message is a string; without one, the string is no problem."""
-        is_problem = code or not isinstance(message, str)
-        severity: Literal["warning", "information"] = "warning" if is_problem else "information"
+    def show_toast(self, message: str | Problem | UsageError, *, timeout_s: float = 5.0) -> None:
+        """Show a toast: a string as information, a problem as a warning. Control characters are escaped."""
+        severity: Literal["warning", "information"] = "information" if isinstance(message, str) else "warning"
         self.notify(printable(str(message)), severity=severity, timeout=timeout_s, markup=False)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:

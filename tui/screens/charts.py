@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
+from engine.utils.errors import Problem
 from tui.charts.view import ChartView, Extent
 from tui.keymap import Command
 from tui.screens.base import AppServices, GputrainScreen
@@ -137,7 +138,7 @@ class ChartScreen(GputrainScreen):
 
         chart, name = self.active_chart, self.export_name()
         if not any(len(curve.series.y) for curve in chart.curves):
-            self.gputrain_app.show_toast("This chart has no data to export yet", code="not-recorded")
+            self.gputrain_app.show_toast(Problem("", "This chart has no data to export yet", code="not-recorded"))
             return
         place = "the working directory"
         try:
@@ -146,7 +147,7 @@ class ChartScreen(GputrainScreen):
             paths = export_chart(name, str(chart.id), chart.curves, chart.window, self.view.axis, folder)
         except OSError as error:
             self.gputrain_app.show_toast(
-                f"The chart cannot be written to {place}: {error.strerror}", code="not-writable"
+                Problem("", f"The chart cannot be written to {place}: {error.strerror}", code="not-writable")
             )
             return
         names = " and ".join(path.name for path in paths)

@@ -15,6 +15,7 @@ from textual.app import ComposeResult
 
 from engine.runs.comparison import Column, Comparison
 from engine.runs.folder import RunFolder
+from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from tui.charts.compare_view import COMPARE_CHARTS, CompareData, ComparedCurves
 from tui.charts.view import ChartView
@@ -274,7 +275,7 @@ class CompareScreen(ChartScreen):
         """Show each run of a group, or the groups as bands."""
         comparison = self._comparison
         if comparison is None or not comparison.seed_groups:
-            self.gputrain_app.show_toast("No two of these runs differ in the seed alone", code="no-effect")
+            self.gputrain_app.show_toast(Problem("", "No two of these runs differ in the seed alone", code="not-found"))
             return
         self._grouped = not self._grouped
         self._rebuild()

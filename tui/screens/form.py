@@ -32,8 +32,8 @@ from tui.form.model import Form, form_from_run, load_last_form, next_run_name, s
 from tui.form.plan import field_facts, form_title, gpu_use, plan_text
 from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
 from tui.palette import MUTED
+from tui.screens import form_dialogs
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.form_dialogs import ask_gpus, ask_preset_name, ask_to_leave, problems_dialog
 from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
@@ -235,7 +235,7 @@ class FormScreen(GputrainScreen):
 
     def on_field_list_activated(self, event: FieldList.Activated) -> None:
         if (snapshot := self.gputrain_app.gpu_poller.snapshot) is not None:
-            ask_gpus(self.app, snapshot, self.form.values()[GPUS_KEY], partial(self.edit, GPUS_KEY))
+            form_dialogs.ask_gpus(self.app, snapshot, self.form.values()[GPUS_KEY], partial(self.edit, GPUS_KEY))
 
     # Validation and plan
 
@@ -326,10 +326,10 @@ class FormScreen(GputrainScreen):
     def action_start(self) -> None:
         self._validate_now()
         if self.lr_test.in_progress:
-            self.gputrain_app.show_toast("A learning rate test is running; stop it with ^l, or wait", code="conflict")
+            self.gputrain_app.show_toast(form_dialogs.LR_TEST_RUNS)
             return
         if problems := self._all_problems():
-            self.app.push_screen(problems_dialog(problems))
+            self.app.push_screen(form_dialogs.problems_dialog(problems))
             return
         if self.gputrain_app.launch([*self._command_arguments(), "--headless"]):
             save_last_form(self.form)
@@ -354,22 +354,22 @@ class FormScreen(GputrainScreen):
     def action_copy(self) -> None:
         self._validate_now()
         if self._problems:
-            self.gputrain_app.show_toast("Fix the errors first; the command needs a valid config", code="invalid-value")
+            self.gputrain_app.show_toast(form_dialogs.needs_valid_config("command"))
             return
         self.app.copy_to_clipboard(self._shell_command())
         self.gputrain_app.show_toast("Copied to the clipboard")
 
     def action_save_preset(self) -> None:
-        ask_preset_name(self.app, self.gputrain_app, self.form)
+        form_dialogs.ask_preset_name(self.app, self.gputrain_app, self.form)
 
     def action_find_lr(self) -> None:
         self._validate_now()
         if self.lr_test.in_progress:
             self.lr_test.stop()
         elif self.gputrain_app.demo_notice is not None:
-            self.gputrain_app.show_toast("Demo mode: nothing can be trained", code="not-supported")
+            self.gputrain_app.show_toast(Problem("", "Demo mode: nothing can be trained", code="not-supported"))
         elif self._config is None or self._all_problems():
-            self.gputrain_app.show_toast("Fix the errors first; the test needs a valid config", code="invalid-value")
+            self.gputrain_app.show_toast(form_dialogs.needs_valid_config("test"))
         else:
             arguments = run_arguments(self.form.base, self.form.base_config, self._config)
             self.lr_test.start(arguments[1:], self._config)
@@ -381,7 +381,7 @@ class FormScreen(GputrainScreen):
 
     def action_use_lr(self) -> None:
         if (suggestion := self.lr_test.suggestion) is None:
-            self.gputrain_app.show_toast("Test learning rates with ^l first", code="not-selected")
+            self.gputrain_app.show_toast(Problem("", "Test learning rates with ^l first", code="not-selected"))
             return
         name, lr = next_suggestion(suggestion, self.form.values()["optim.lr"])
         self.edit("optim.lr", lr)
@@ -397,4 +397,4 @@ class FormScreen(GputrainScreen):
             self._saved = self.form.copy()
             await self.gputrain_app.action_back()
 
-        ask_to_leave(self.app, self.form, leave, can_keep=self.gputrain_app.demo_notice is None)
+        form_dialogs.ask_to_leave(self.app, self.form, leave, can_keep=self.gputrain_app.demo_notice is None)

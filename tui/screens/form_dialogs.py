@@ -19,6 +19,12 @@ from tui.screens.form_rows import gpu_choices
 from tui.widgets.lines import Row
 
 PRESET_NOTE = "A name for `gputrain run NAME`, or the path of a YAML file."
+LR_TEST_RUNS = Problem("", "A learning rate test is running; stop it with ^l, or wait", code="conflict")
+
+
+def needs_valid_config(what: str) -> Problem:
+    """Return why something cannot be done while the form has errors."""
+    return Problem("", f"Fix the errors first; the {what} needs a valid config", code="invalid-value")
 
 
 def problems_dialog(problems: Sequence[Problem]) -> TextDialog:

@@ -230,7 +230,9 @@ class GpuScreen(GputrainScreen):
             return
         folder = self.gputrain_app.runs_dir / process.run
         if not folder.is_dir():
-            self.gputrain_app.show_toast(f"{process.run} is not in {self.gputrain_app.runs_dir}", code="not-found")
+            self.gputrain_app.show_toast(
+                Problem("", f"{process.run} is not in {self.gputrain_app.runs_dir}", code="unknown-run")
+            )
             return
         self.gputrain_app.open_run(str(folder))
 

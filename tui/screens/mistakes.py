@@ -19,6 +19,7 @@ from textual.containers import Container
 from engine.inference.preview import load_preview
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import InspectedImage
+from engine.utils.errors import Problem
 from engine.utils.text import format_duration, printable
 from tui.inspection_poller import LIST_KEYS, MAX_LISTED, InspectCommand, InspectionLists, InspectionPoller, ListKey
 from tui.keymap import MISTAKES_COMMANDS, Command
@@ -223,24 +224,24 @@ class MistakesScreen(GputrainScreen):
     def action_copy(self) -> None:
         lists, image = self.inspection_poller.latest, self.selected_image()
         if lists is None or image is None:
-            self.gputrain_app.show_toast("No image is selected", code="not-selected")
+            self.gputrain_app.show_toast(Problem("", "No image is selected", code="not-selected"))
             return
         path = image_path(image, lists.inspection.info)
         if path is None:
-            self.gputrain_app.show_toast("This dataset has no image files", code="no-images")
+            self.gputrain_app.show_toast(Problem("", "This dataset has no image files", code="no-images"))
             return
         try:
             self.app.copy_to_clipboard(path)
         except UnicodeEncodeError:
             # Textual sends the clipboard to the terminal as UTF-8.
-            self.gputrain_app.show_toast(f"The path is not valid UTF-8: {path}", code="invalid-name")
+            self.gputrain_app.show_toast(Problem("", f"The path is not valid UTF-8: {path}", code="invalid-name"))
             return
         self.gputrain_app.show_toast(f"Copied {path}")
 
     def action_inspect(self) -> None:
         """Evaluate each image in a child process, or stop that."""
         if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("Demo mode: models cannot be evaluated", code="not-supported")
+            self.gputrain_app.show_toast(Problem("", "Demo mode: models cannot be evaluated", code="not-supported"))
             return
         if self._command is not None and not self._command.ended:
             self._command.cancel()

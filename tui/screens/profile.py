@@ -14,7 +14,7 @@ from textual.app import ComposeResult
 
 from engine.runs.control import DEFAULT_PROFILE_STEPS, send_request
 from engine.runs.folder import RunFolder
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import shown_path
 from engine.utils.text import format_duration, pluralize, printable
 from tui.keymap import PROFILE_COMMANDS, Command
@@ -112,10 +112,10 @@ class ProfileScreen(GputrainScreen):
     def action_profile(self) -> None:
         """Ask the run for a profile."""
         if self.poller.asked_at is not None:
-            self.gputrain_app.show_toast("A profile is being taken", code="already-running")
+            self.gputrain_app.show_toast(Problem("", "A profile is being taken", code="already-running"))
             return
         if not self.folder.is_owned():
-            self.gputrain_app.show_toast(f"{self.folder.name} is not running", code="not-running")
+            self.gputrain_app.show_toast(Problem("", f"{self.folder.name} is not running", code="not-running"))
             return
         self.poller.expect_profile()
         try:
@@ -131,12 +131,12 @@ class ProfileScreen(GputrainScreen):
     def action_copy(self) -> None:
         stored = self.poller.latest
         if stored is None:
-            self.gputrain_app.show_toast("No profile is shown", code="not-selected")
+            self.gputrain_app.show_toast(Problem("", "No profile is shown", code="not-selected"))
             return
         path = str(shown_path(self.folder.profiles / stored.name))
         try:
             self.app.copy_to_clipboard(path)
         except UnicodeEncodeError:
-            self.gputrain_app.show_toast(f"The path is not valid UTF-8: {path}", code="invalid-name")
+            self.gputrain_app.show_toast(Problem("", f"The path is not valid UTF-8: {path}", code="invalid-name"))
             return
         self.gputrain_app.show_toast(f"Copied {path}")

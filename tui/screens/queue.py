@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 
 from engine.queue.listing import QueueRow, RowState
 from engine.runs.folder import RunFolder
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.keymap import QUEUE_COMMANDS, Command
 from tui.palette import BAD, MUTED
@@ -172,9 +172,9 @@ class QueueScreen(GputrainScreen):
     def action_resume(self) -> None:
         interrupted = [row for row in self.rows if not row.is_live]
         if not interrupted:
-            self.gputrain_app.show_toast("No run was interrupted while it waited", code="no-effect")
+            self.gputrain_app.show_toast(Problem("", "No run was interrupted while it waited", code="not-found"))
         elif self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("Demo mode: runs cannot be started", code="not-supported")
+            self.gputrain_app.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
         else:
             self._change(partial(resume_all, interrupted))
 
@@ -182,10 +182,10 @@ class QueueScreen(GputrainScreen):
         """Return the selected run, if it is one of this user; else say why the key has no effect."""
         row = self.selected
         if row is None:
-            self.gputrain_app.show_toast("Select a run first", code="not-selected")
+            self.gputrain_app.show_toast(Problem("", "Select a run first", code="not-selected"))
         elif not row.is_own or not row.folder:
             reason = f"{row.name} belongs to {row.user}; only that user can {verb} it"
-            self.gputrain_app.show_toast(reason, code="foreign-owner")
+            self.gputrain_app.show_toast(Problem("", reason, code="foreign-owner"))
             return None
         return row
 

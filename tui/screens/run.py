@@ -17,7 +17,7 @@ from textual.app import ComposeResult
 from engine.runs.control import RequestName, send_request
 from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.keymap import RUN_COMMANDS, Command
 from tui.palette import BAD, MUTED, WARNING
@@ -199,10 +199,10 @@ class RunScreen(ChartScreen):
     def _send_request(self, request: RequestName) -> None:
         if self.state is None or not self.state.live:
             if self.state is None:
-                self.gputrain_app.show_toast(f"{self.folder.name} is still loading", code="not-loaded")
+                self.gputrain_app.show_toast(Problem("", f"{self.folder.name} is still loading", code="not-loaded"))
             else:
                 reason = f"{self.folder.name} is not running: it is {self.state}"
-                self.gputrain_app.show_toast(reason, code="not-running")
+                self.gputrain_app.show_toast(Problem("", reason, code="not-running"))
             return
         try:
             send_request(self.folder.control, request)
@@ -253,7 +253,9 @@ class RunScreen(ChartScreen):
     def action_profile(self) -> None:
         """Open the profiles of the run; a live run takes another one at once."""
         if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("Demo mode: simulated runs cannot be profiled", code="not-supported")
+            self.gputrain_app.show_toast(
+                Problem("", "Demo mode: simulated runs cannot be profiled", code="not-supported")
+            )
             return
         from tui.screens.profile import ProfileScreen
 

@@ -183,13 +183,15 @@ class RunChanges:
     def _is_live(self, row: RunRow, done: str) -> bool:
         """Whether a process owns the run; a toast says that it cannot be `done`."""
         if row.live:
-            self._app.show_toast(f"{row.name} is {row.state} and cannot be {done}; stop it first", code="wrong-state")
+            self._app.show_toast(
+                Problem("", f"{row.name} is {row.state} and cannot be {done}; stop it first", code="wrong-state")
+            )
         return row.live
 
     def _is_demo(self) -> bool:
         """Whether this is the demo, whose runs stay as they are; a toast says so."""
         if self._app.demo_notice:
-            self._app.show_toast("Demo mode: runs cannot be changed", code="not-supported")
+            self._app.show_toast(Problem("", "Demo mode: runs cannot be changed", code="not-supported"))
         return bool(self._app.demo_notice)
 
     def _ask(self, dialog: TextInputDialog, answer: Callable[[str | None], None]) -> None:

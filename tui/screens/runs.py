@@ -23,7 +23,7 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize, printable
 from tui.keymap import RUNS_COMMANDS, Command
 from tui.list_settings import ListSettings, read_list_settings, save_list_settings
@@ -340,15 +340,15 @@ class RunsScreen(GputrainScreen):
         self.run_worker(self._load_fields, thread=True)
         try:
             save_list_settings(settings)
-        except OSError as error:
-            self.gputrain_app.show_toast(f"The list cannot be remembered: {error.strerror}", code="not-writable")
+        except UsageError as error:
+            self.gputrain_app.show_toast(error)
 
     def action_stop(self) -> None:
         if (row := self._selected_row()) is None:
             return
         folder, state = RunFolder(Path(row.folder)), RunState(row.state)
         if not state.live:
-            self.gputrain_app.show_toast(f"{folder.name} is not running: it is {state}", code="not-running")
+            self.gputrain_app.show_toast(Problem("", f"{row.name} is not running: it is {state}", code="not-running"))
             return
 
         def answer(key: str | None) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from textual.screen import Screen
 
 from engine.gpus.snapshot import GpuProcess
+from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.screens.base import AppServices
 from tui.screens.dialogs import ChoiceDialog
@@ -68,12 +69,16 @@ class ProcessSignaler:
         name = signal.Signals(signum).name
         # The PID may have been reused while the dialog was open.
         if expected_start_time is None or process_start_time(pid) != expected_start_time:
-            self._app.show_toast(f"Process {pid} has ended, or runs in another container", code="not-found")
+            self._app.show_toast(
+                Problem("", f"Process {pid} has ended, or runs in another container", code="not-found")
+            )
             return
         try:
             os.kill(pid, signum)
         except OSError as error:
-            self._app.show_toast(f"{name} could not be sent to process {pid}: {error.strerror}", code="not-writable")
+            self._app.show_toast(
+                Problem("", f"{name} could not be sent to process {pid}: {error.strerror}", code="access-denied")
+            )
             return
         self._app.show_toast(f"{name} sent to process {pid}")
 

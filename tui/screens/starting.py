@@ -12,6 +12,7 @@ from textual.worker import get_current_worker
 
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
+from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.keymap import STARTING_COMMANDS, Command
 from tui.palette import BAD, MUTED, STRONG, WARNING
@@ -99,7 +100,7 @@ class StartingScreen(GputrainScreen):
 
     def action_stop(self) -> None:
         if self.launched.exit_code is not None:
-            self.gputrain_app.show_toast("The run is not starting any more", code="wrong-state")
+            self.gputrain_app.show_toast(Problem("", "The run is not starting any more", code="wrong-state"))
             return
         self.launched.process.terminate()
         self.gputrain_app.show_toast("Sent the stop request to the run")

@@ -16,7 +16,7 @@ from textual.containers import Container
 from engine.runs.control import send_request
 from engine.runs.folder import RunFolder
 from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, require_own, sweep_of_trial
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.keymap import SWEEP_COMMANDS, Command
 from tui.palette import BAD, MUTED
@@ -150,7 +150,7 @@ class SweepScreen(GputrainScreen):
             return None
         run = self.folder.trial(int(key))
         if not run.path.is_dir():
-            self.gputrain_app.show_toast(f"{run.name} has no folder yet", code="not-found")
+            self.gputrain_app.show_toast(Problem("", f"{run.name} has no folder yet", code="not-found"))
             return None
         return str(run.path)
 
@@ -191,7 +191,7 @@ class SweepScreen(GputrainScreen):
         from tui.launcher import launch_run
 
         if self.gputrain_app.demo_notice:
-            self.gputrain_app.show_toast("Demo mode: runs cannot be started", code="not-supported")
+            self.gputrain_app.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
             return
         root = self.folder.path.parent
         try:
@@ -211,7 +211,9 @@ class SweepScreen(GputrainScreen):
         self._launched = None
         if code not in SUCCESS_CODES:
             reason = "\n".join(launched.output_lines()[-3:])
-            self.gputrain_app.show_toast(f"{self.folder.name} has ended.\n{reason}", code="unfinished", timeout_s=30)
+            self.gputrain_app.show_toast(
+                Problem("", f"{self.folder.name} has ended.\n{reason}", code="process-failed"), timeout_s=30
+            )
         launched.output.close()
 
     def action_sweep(self, steps: int) -> None:

@@ -94,7 +94,7 @@ class LrTestChart(Chart):
 def describe_lr_test(result: LrTestResult) -> str | Problem:
     """Return what a test has found, and how to use it, or why it found nothing."""
     if result.error:
-        return Problem("", f"Learning rate test: {result.error}", code="unfinished")
+        return Problem("", f"Learning rate test: {result.error}", code="process-failed")
     if result.suggestion is None:
         reason = "Learning rate test: the loss does not fall; see `gputrain lr-find --help`"
         return Problem("", reason, code="no-suggestion")

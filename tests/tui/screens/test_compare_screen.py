@@ -77,7 +77,7 @@ def test_compare_overlays_the_curves_of_all_runs(root: Path) -> None:
         screen.action_seeds()
         await pilot.pause()
         [toast] = toasts(pilot)
-        assert says(toast, "no-effect")
+        assert says(toast, "not-found")
 
     drive(real_app(root), act, SIZE)
 

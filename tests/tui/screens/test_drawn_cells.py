@@ -12,6 +12,7 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.screen import Screen
 
+from engine.utils.errors import Problem, UsageError
 from support.screen.demo_app import demo_app, demo_runs, four_rank_run, no_gpu_feed, visible_text, wait_until
 from support.screen.screen_driver import Drive, drive, press
 from tui.charts.meter import SQUARE
@@ -126,6 +127,20 @@ def test_toast_covers_only_lines_of_its_text(tmp_path: Path) -> None:
             return app.screen.query_one("Toast").outer_size.height
 
     assert asyncio.run(run_app()) == 1
+
+
+def test_toast_of_problem_is_warning(tmp_path: Path) -> None:
+    problem = Problem("", "no run is selected", code="not-selected")
+
+    async def run_app() -> list[str]:
+        app = demo_app(tmp_path / "runs", no_gpu_feed(), demo=None)
+        async with app.run_test(notifications=True) as pilot:
+            for message in ("Saved", problem, UsageError([problem])):
+                app.show_toast(message)
+            await wait_until(pilot, lambda: len(app._notifications) == 3)
+            return [toast.severity for toast in app._notifications]
+
+    assert asyncio.run(run_app()) == ["information", "warning", "warning"]
 
 
 def test_narrow_list_of_runs_shows_whole_eta() -> None:

@@ -100,7 +100,7 @@ def test_form_screen_shows_why_test_failed(tmp_path: Path, monkeypatch: pytest.M
         await pilot.press("ctrl+l")
         await wait_until_tested(pilot)
         [toast] = toasts(pilot)
-        assert says(toast, "unfinished", "device.gpus: GPU 0 is in use by alice")
+        assert says(toast, "process-failed", "device.gpus: GPU 0 is in use by alice")
         assert "failed" in visible_text(pilot, "#form-lr-test")
         await pilot.press("ctrl+g")
         assert says(toasts(pilot)[-1], "not-selected", "^l")

@@ -221,7 +221,7 @@ def test_runs_json_matches_screen(demo_runs_folder: Path) -> None:
 def toasts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Messages of the toasts that the app shows."""
     messages: list[str] = []
-    monkeypatch.setattr(GputrainApp, "show_toast", lambda _, message, **options: messages.append(message))
+    monkeypatch.setattr(GputrainApp, "show_toast", lambda _, message, **options: messages.append(str(message)))
     return messages
 
 
