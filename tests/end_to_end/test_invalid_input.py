@@ -29,7 +29,6 @@ WRONG = {
     "resume of no name": (["--resume"], "needs-key", "run.resume", "run.name (--name)"),
     "ngpu against gpus": (["--ngpu", "1", "--gpus", "cpu"], "conflict", "--ngpu", "--gpus free:1"),
     "value that is no YAML": (["--lr", "{"], "invalid-yaml", "optim.lr", "'{'"),
-    "no such user": (["~nobody-of-that-name/x.yaml"], "not-found", "~nobody-of-that-name/x.yaml", ""),
 }  # fmt: skip
 
 # Rejected after checking the host: files, devices, dataset and environment.
@@ -56,6 +55,13 @@ def test_run_rejects_invalid_config(
     assert says(done.stderr, code, f"error: {location}: ", value)
     assert done.stdout == ""
     assert not gputrain.runs.exists()
+
+
+def test_run_rejects_config_of_unknown_user_without_list_of_presets(call: Callable[..., Result]) -> None:
+    done = call("run", "--headless", "~nobody-of-that-name/x.yaml")
+    assert done.exit_code == 2
+    assert says(done.stderr, "not-found", "error: ~nobody-of-that-name/x.yaml: ")
+    assert "cifar10-fast" not in done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "code", "location", "value"), REFUSED.values(), ids=REFUSED.keys())
