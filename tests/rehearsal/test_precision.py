@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 import yaml
 
 from support.gpu.fake_cuda import Rehearsal, run_started
@@ -14,10 +17,16 @@ DIGITS = ("digits", "--model", "cnn", "--amp", "auto")
 EXCHANGE = ("device.compress=bf16", "device.bucket_cap_mb=1")
 
 
+def uses_tf32(run: Path) -> bool:
+    """Whether the steps before the last checkpoint of a run computed in TF32."""
+    return bool(torch.load(run / "checkpoints" / "last.pt", map_location="cpu", weights_only=True)["tf32"])
+
+
 @pytest.mark.rehearsal
 def test_run_on_gpus_computes_in_bf16_and_keeps_it(rehearsal: Rehearsal) -> None:
     run = rehearsal.run("gpus", *DIGITS, "--gpus", "free:2", *EXCHANGE, "--epochs", "1")
     assert run_started(run)["precision"] == "bf16 AMP (auto), TF32, channels_last"
+    assert uses_tf32(run)
     assert yaml.safe_load((run / "config.yaml").read_text())["precision"] == {"amp": "bf16", "tf32": "auto"}
 
     rehearsal.host.set_scene(gpu_line(0, capability=75), gpu_line(1, capability=75))
@@ -30,6 +39,7 @@ def test_run_on_gpus_computes_in_bf16_and_keeps_it(rehearsal: Rehearsal) -> None
     assert says(resumed.stderr, "resume-differs", "float32", "TF32")
     [started] = [event for event in read_events(run) if event["type"] == "run_resumed"]
     assert started["precision"] == "bf16 AMP, channels_last"
+    assert not uses_tf32(run)
 
 
 @pytest.mark.rehearsal
