@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pty
+import re
 from pathlib import Path
+
+import pytest
 
 from engine.runs.event_lines import event_line
 from engine.runs.events import RunFinished, WarningEvent
@@ -20,6 +25,18 @@ def test_disconnect_safe_stream_ignores_closed_pipe() -> None:
             safe_stream.flush()
             assert safe_stream.write("lost") == 4
         os.dup2(os.open(os.devnull, os.O_WRONLY), writing)
+
+
+def test_disconnect_safe_stream_ignores_terminal_that_was_hung_up() -> None:
+    controller, terminal = pty.openpty()
+    os.close(controller)
+    with pytest.raises(OSError, match=re.escape(os.strerror(errno.EIO))):
+        os.write(terminal, b"lost")
+    with os.fdopen(terminal, "w", buffering=1) as stream:
+        safe_stream = DisconnectSafeStream(stream)
+        assert safe_stream.write("lost\n") == 5
+        safe_stream.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)
 
 
 def test_background_printer_delivers_events_in_order_before_close(tmp_path: Path) -> None:
