@@ -109,9 +109,8 @@ def _gpu_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator[C
         return
     if errors := gpu.value("ecc_uncorrected"):
         advice = "the GPU's memory is failing: see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset or replace the GPU"
-        yield Check(
-            "GPUs", name, "problem", f"{pluralize(errors, 'uncorrected ECC error')}", advice, code="gpu-memory-errors"
-        )
+        found = f"{errors} uncorrected ECC error{'' if errors == 1 else 's'}"
+        yield Check("GPUs", name, "problem", found, advice, code="gpu-memory-errors")
     for reason in gpu.value("throttle") or []:
         if reason != "idle":
             advice = THROTTLE_ADVICE.get(reason, "see `nvidia-smi -q -d PERFORMANCE`")

@@ -40,7 +40,6 @@ def test_reserve_device_chooses_free_gpu_until_the_end(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "device", "code", "used"),
     [("auto", "cpu", "gpu-fallback", "CPU"), ("cuda", "cuda", "gpu-in-use", "GPU 0")],
-    [("auto", "cpu", "gpu-fallback", "CPU"), ("cuda", "cuda", "gpu-in-use", "GPU 0")],
 )
 def test_reserve_device_without_free_gpu(name: str, device: str, code: str, used: str, two_gpus: FakeGpuHost) -> None:
     two_gpus.set_scene([gpu_line(0), f"process 0 {UNKNOWN_PID} 4096 compute"])
