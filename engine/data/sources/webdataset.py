@@ -338,8 +338,7 @@ def _class_names(data: DataConfig, loaded: Sequence[_LoadedShards]) -> tuple[str
     if needed > MAX_CLASSES:
         reason = f"{example}, but at most {MAX_CLASSES:,} classes are supported"
         raise UsageError.one(greatest.key, reason, code="too-many")
-    folder = Path(loaded[0].shards[0].path).parent
-    for file in (folder / name for name in CLASS_FILES):
+    for file in map(Path(loaded[0].shards[0].path).with_name, CLASS_FILES):
         if not file.is_file():
             continue
         try:
@@ -348,8 +347,7 @@ def _class_names(data: DataConfig, loaded: Sequence[_LoadedShards]) -> tuple[str
             reason = f"the class names {file} cannot be read: {error.strerror}"
             raise UsageError.one("data.path", reason, code="not-readable") from error
         except UnicodeDecodeError as error:
-            reason = f"the class names {file} cannot be read: it is not UTF-8 text"
-            raise UsageError.one("data.path", reason, code="wrong-format") from error
+            raise UsageError.one("data.path", f"{file} is not UTF-8 text", code="wrong-format") from error
         names = tuple(line.strip() for line in lines if line.strip())
         if len(names) < needed:
             reason = f"{file} has {pluralize(len(names), 'class name')}, but the shard {example}"

@@ -33,9 +33,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(path).hold()
 
 
-def test_supervisor_leaves_ranks_without_progress_alone_until_something_is_wrong(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_supervisor_leaves_ranks_without_progress_alone_until_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.05)
     monkeypatch.setattr(supervisor, "STOP_TIMEOUT_SECONDS", 0.05)
 
