@@ -93,7 +93,7 @@ def test_gpus_command_without_driver_as_json(gputrain: Gputrain, gpu_host: FakeG
 
 
 def test_gpus_command_with_driver_not_loaded(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    assert "(driver not loaded): training uses the CPU" in run_gpus(gputrain, gpu_host).stderr
+    assert says(run_gpus(gputrain, gpu_host).stderr, "driver-unavailable", "(driver not loaded)", " the CPU")
 
 
 def test_gpus_command_with_driver_library_version_mismatch(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:

@@ -25,7 +25,7 @@ from engine.training.checkpoint import load_checkpoint
 from engine.training.train import run_training
 from engine.training.warmup import count_flops_per_image
 from engine.utils.errors import UsageError
-from support.messages import has_problem
+from support.messages import has_problem, raises_problem
 from support.runs.factories import make_gpu_run_started, make_timed_epoch
 from support.runs.in_process import single_rank_trainer, train_in_process
 
@@ -64,7 +64,7 @@ def test_evaluation_of_run_uses_its_evaluation_size(recipe: tuple[str, ...], tmp
     result = evaluate_checkpoint(checkpoint, ["data.fake_val=32"], "val", "cpu")
     best = max(events, key=lambda epoch: epoch.val_accuracy)
     assert result.evaluation.metrics.loss == pytest.approx(best.val_loss, abs=1e-5)
-    with pytest.raises(UsageError, match=r"data\.size_schedule: is fixed by the checkpoint"):
+    with raises_problem("fixed-value", "data.size_schedule"):
         evaluate_checkpoint(checkpoint, ["data.size_schedule=[8@1]"], "val", "cpu")
 
 
