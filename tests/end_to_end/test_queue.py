@@ -80,7 +80,7 @@ def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> N
 def test_refused_detached_run_leaves_nothing(busy_host: Gputrain) -> None:
     busy = busy_host("run", "digits", "--gpus", "free:1", "--detach")
     assert busy.returncode == 2
-    assert says(busy.stderr, "too-few-gpus", "GPU 0: reserved by run holder")
+    assert says(busy.stderr, "gpu-in-use", "GPU 0: reserved by run holder")
     missing = busy_host("run", *CPU_RUN, "--detach", "--after", "nix")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert says(missing.stderr, "unknown-run", "error: queue.after: nix: ")

@@ -24,7 +24,7 @@ CATALOG = TESTS / "messages.txt"
 PLACEHOLDER = "{}"
 ADVICE_MARK = "; "
 MAX_VARIANTS = 16  # of one text that contains conditions
-MIN_LETTERS = 10  # a text with fewer letters beside its values would be found in other texts
+MIN_LETTERS = 8  # a text with fewer letters beside its values would be found in other texts
 # Positions of the arguments that are no reason.
 LOCATION_ARGUMENT = {"Problem": 0, "one": 0}
 ADVICE_ARGUMENT = {"Problem": 2, "one": 2, "Check": 4}

@@ -108,7 +108,7 @@ def test_user_model_reports_all_invalid_options_together(user_code_folder: Path)
     problems = refusal(user_code_folder, "owncode.nets:build", hiden=7, num_classes=3)
     assert has_problem(problems, "unknown-key", "model.options", "owncode.nets:build", "'hiden'", "hidden?")
     assert has_problem(problems, "missing-value", "model.options", "owncode.nets:build", "hidden")
-    assert has_problem(problems, "conflict", "model.options", "num_classes")
+    assert has_problem(problems, "fixed-value", "model.options", "num_classes")
 
 
 def test_user_model_error_names_line(user_code_folder: Path) -> None:

@@ -151,5 +151,5 @@ def test_checkpoint_cannot_load_files_through_timm_options(tmp_path: Path, optio
         "data": {"dataset": "fake"},
     }
     run = saved_run(tmp_path / "a", {"config": as_stored(validate_config(values))})
-    with raises_problem("conflict", "model.options", option):
+    with raises_problem("fixed-value", "model.options", option):
         build_architecture(read_trained_checkpoint(run))
