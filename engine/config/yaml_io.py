@@ -114,7 +114,10 @@ def compose_yaml(text: str) -> yaml.Node | None:
 
 
 def yaml_error(location: str, error: yaml.YAMLError, subject: str = "") -> UsageError:
-    """Return why the text at `location` is not accepted as YAML. A `subject` begins the sentence."""
+    """Convert an error of the YAML parser to a UsageError at `location`.
+
+    `subject` is what was parsed, where the location alone does not say it.
+    """
     reason = f"{subject} " if subject else ""
     problem = str(getattr(error, "problem", None) or error)
     if isinstance(error, YamlLimitError):

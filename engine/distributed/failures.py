@@ -94,12 +94,12 @@ def _line_of(error: BaseException) -> str:
 
 
 def describe_cause(error: BaseException, config: Config | None = None) -> str:
-    """Describe an exception in one sentence, as `find_cause`."""
+    """Return the sentence of `find_cause` without its code."""
     return find_cause(error, config).reason
 
 
 def find_cause(error: BaseException, config: Config | None = None) -> Problem:
-    """Return what an exception means, in one sentence.
+    """Return the cause of a rank's failure as one sentence with a code.
 
     With the `config` of the run, advise changes to it for an out-of-memory error, and name the line of user code that
     raised any other."""

@@ -123,7 +123,7 @@ def _desktop_limit_bytes(gpu: Gpu) -> int:
     if _is_busy(gpu):
         return MAX_UNATTRIBUTED_BYTES
     share = int(MAX_DESKTOP_MEMORY_SHARE * (gpu.value("memory_total") or 0))
-    # A quarter of a large GPU would be a training.
+    # On a large GPU, the share alone would also cover the memory of a training run.
     return max(MAX_UNATTRIBUTED_BYTES, min(share, MAX_DESKTOP_BYTES))
 
 

@@ -109,7 +109,7 @@ def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInf
 
 
 def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:
-    """Return what differs from the checkpoint, as warnings. Raises UsageError if it must not differ."""
+    """Return a warning for each difference from the checkpoint. Raises UsageError for those that resume forbids."""
     changes = find_changes(checkpoint["config"], config)
     if problems := immutable_key_problems(changes):
         raise UsageError(problems)

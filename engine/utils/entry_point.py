@@ -131,7 +131,7 @@ def reported_faults() -> Iterator[None]:
 
 
 def _exit_with(message: str, exit_code: int, *, code: str) -> NoReturn:
-    """Print the message, without its code, which is for tests, and exit."""
+    """Print the message and exit. The code only names the message in the catalog of the tests."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(exit_code)
 

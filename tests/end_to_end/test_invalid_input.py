@@ -125,10 +125,10 @@ def test_run_rejects_unwritable_runs_folder(gputrain: Gputrain, call: Callable[.
 
 
 @pytest.mark.parametrize("command", ["stop", "resume", "logs"])
-def test_command_rejects_unknown_run(call: Callable[..., Result], command: str) -> None:
+def test_command_rejects_unknown_run(gputrain: Gputrain, call: Callable[..., Result], command: str) -> None:
     done = call(command, "gone")
     assert done.exit_code == 2
-    assert says(done.stderr, "unknown-run", "error: gone: ")
+    assert says(done.stderr, "unknown-run", "error: gone: ", f" {gputrain.runs};", "--runs-dir")
 
 
 def test_run_rejects_config_that_is_not_utf8(call: Callable[..., Result], tmp_path: Path) -> None:

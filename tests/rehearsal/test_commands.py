@@ -96,4 +96,4 @@ def test_run_on_gpus_that_torch_cannot_use_is_refused(rehearsal: Rehearsal) -> N
 def test_bfloat16_on_gpu_without_it_is_refused(rehearsal: Rehearsal) -> None:
     done = rehearsal("run", "--headless", *LIGHT, "--gpus", "free:1", "--amp", "bf16", FAKE_CUDA_CAPABILITY="7")
     assert done.returncode == 2
-    assert says(done.stderr, "not-supported", "error: precision.amp: ", "bfloat16")
+    assert says(done.stderr, "not-supported", "error: precision.amp: ", "bfloat16", "fp16")
