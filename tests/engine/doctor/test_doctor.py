@@ -89,6 +89,7 @@ def shown_check(output: str, start: str) -> str:
 # ---- Command ----
 
 
+@pytest.mark.expensive("doctor imports torch and torchvision, and two ranks try an all-reduce")
 def test_doctor_command_without_gpus_passes_and_runs_all_reduce(gputrain: Gputrain) -> None:
     done = gputrain("doctor", "digits", "--json", "device.ranks=2")
     assert done.returncode == 0, done.stdout
@@ -97,10 +98,9 @@ def test_doctor_command_without_gpus_passes_and_runs_all_reduce(gputrain: Gputra
     checks = {check["name"]: check for check in report["checks"]}
     assert {check["area"] for check in report["checks"]} == {"machine", "GPUs", "torch", "run"}
     assert all(set(check) == {"area", "name", "state", "found", "advice", "code"} for check in report["checks"])
-    assert (checks["driver"]["state"], checks["torch"]["state"]) == ("ok", "ok")
+    assert {checks[name]["state"] for name in ("driver", "torch", "all-reduce")} == {"ok"}
     assert "torchvision" in checks["torch"]["found"]
     assert checks["devices"]["found"] == "2 ranks on the CPU"
-    assert checks["all-reduce"]["state"] == "ok"
     assert all(value in checks["all-reduce"]["found"] for value in ("64 MiB", "2 ranks", "gloo", " GB/s"))
 
 
