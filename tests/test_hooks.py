@@ -29,6 +29,6 @@ def test_loader_installs_everything_in_one_run(rehearsal: Rehearsal) -> None:
     data = [coverage.CoverageData(str(path)) for path in rehearsal.folder.glob("measured.*")]
     for each in data:
         each.read()
-    lines, first = inspect.getsourcelines(loop.train_step)
+    lines, first = inspect.getsourcelines(loop.forward_backward)
     measured = set(chain.from_iterable(each.lines(loop.__file__) or [] for each in data))
     assert first + len(lines) - 1 in measured, "coverage of the ranks, which exit by os._exit"

@@ -45,6 +45,7 @@ import marshal, pathlib, sys
 code = compile(f"open({sys.argv[1]!r}, 'w').close()", "nets.py", "exec")
 # A pyc file with flags 0b01 is not compared with its source (PEP 552).
 path = pathlib.Path(sys.argv[2])
+path.unlink(missing_ok=True)
 path.write_bytes(bytes.fromhex(sys.argv[3]) + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code))
 """
 

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
-from attack import Stage, perform
-
-sys.path.append(str(Path(__file__).parent.parent))
-
-from support.messages import says
+from attack import ATTACKER_UID, Stage, perform
 
 # Planted files that hold a newer start than every run of the victim.
 PLANT = """
@@ -59,10 +53,14 @@ def attack(stage: Stage) -> None:
 
     last = stage.gputrain("logs", "last")
     stage.gained("1/1" not in last.stdout and "epoch" not in last.stdout, "is what `last` means")
-    for command in (["predict", "zz", victim_file], ["resume", "zz", "--headless"], ["resume", runs / "linked"]):
+    refusals = {
+        ("predict", "zz", victim_file): f"uid {ATTACKER_UID}",
+        ("resume", "zz", "--headless"): f"uid {ATTACKER_UID}",
+        ("resume", runs / "linked"): "link events.jsonl",
+    }
+    for command, reason in refusals.items():
         refused = stage.gputrain(*command)
-        is_explained = any(says(refused.stderr, code) for code in ("foreign-writable", "is-link"))
-        stage.gained(refused.returncode != 2 or not is_explained, f"was used by {command[0]}")
+        stage.gained(refused.returncode != 2 or reason not in refused.stderr, f"was used by {command[0]}")
     resumed = stage.gputrain(*train, "--name", "job2", "--resume")
     stage.gained(resumed.returncode != 2, f"ended --resume with exit code {resumed.returncode}")
     squatted = stage.gputrain(*train, "--name", "linked", "--resume")

@@ -52,7 +52,7 @@ def attack(stage: Stage) -> None:
         stage.gained(name == "digits" and shown.returncode != 0, "disabled a preset of gputrain")
     stage.gained("evil:Net" in load_last_form().overrides.values(), "filled in the form")
     stage.gained(load_or_decode("k", black_image).images.any(), "trained the victim on their images")
-    stage.gained(bool(_readable_images(images)[0]), "hid an unreadable image")
+    stage.gained(bool(_readable_images(images, lambda *_: None)[0]), "hid an unreadable image")
 
     follow_link(stage)
 

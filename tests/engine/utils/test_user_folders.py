@@ -99,7 +99,7 @@ def test_foreign_catalog_is_neither_read_nor_written() -> None:
     assert [model.name for model in library_models("torchvision")] == ["planted"]
     make_foreign(cache_folder())
     assert cached_parameter_counts("torchvision") == {}
-    assert [model.name for model in library_models("torchvision")] == ["resnet18"]
+    assert "resnet18" in [model.name for model in library_models("torchvision")]
     assert "planted" in path.with_name(path.name.replace("parameters", "models")).read_text()
 
 
