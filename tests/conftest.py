@@ -40,8 +40,9 @@ def restore_signals() -> None:
 
 
 restore_signals()
-# With it, every process that a test starts would compile the package.
+# With it, every process that a test starts would compile the package, and every worker each test module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Collections take a third of the time to import torch and all test modules.
 gc.disable()
