@@ -29,6 +29,8 @@ def main() -> None:
     begin_process()
     restrict_umask()
     escape_unencodable_output()
+    # With the default thresholds, 500 collections take a tenth of the time to import torch.
+    gc.set_threshold(100_000)
     if sys.argv[1:2] == ["gpus"]:
         # The driver is the slowest part: the sampler queries it while the command line is imported and parsed.
         from engine.gpus.start_sampler import prestart_sampler
