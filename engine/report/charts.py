@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.report.lines import Line, draw_lines, make_line
+from engine.report.lines import Line, draw_lines, make_line, whole_x_ticks
 from engine.report.runs import ReportedRun, blocks_of
 from engine.report.style import PAGE, drawing, to_inline_svg
 from engine.report.timeline import EpochTime
@@ -146,6 +146,7 @@ def _draw_all(command: str, specs: Sequence[tuple[str, list[Line], str]], axis: 
             axes = figure.subplots()
             draw_lines(axes, drawn, PAGE)
             axes.set_xlabel(axis)
+            whole_x_ticks(axes, axis)
             # All charts have the same x axis, also if some curves begin later.
             axes.set_xlim(-0.02 * last, 1.03 * last)
             if title in FROM_ZERO:
@@ -187,7 +188,7 @@ def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> Chart | 
 
 def _label_time_axes(axes: Axes, averaged: bool) -> None:
     axes.set_xlabel("epoch")
-    axes.locator_params("x", integer=True)
+    whole_x_ticks(axes, "epoch")
     axes.set_ylabel("seconds (mean)" if averaged else "seconds")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, columnspacing=1.2, handlelength=1.6)
 

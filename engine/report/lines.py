@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.report.style import Theme, dashes
+from engine.runs.curves import XAxis
 from engine.runs.reduced_curves import BlockSeries
 from engine.runs.series import Series, mask_nonpositive, mean_and_spread, smooth
+from engine.utils.ticks import log_ticks, tick_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 RAW_OPACITY, BAND_OPACITY, FAINT_OPACITY = 0.3, 0.2, 0.65
 # More points are a line without markers.
 MAX_MARKED_POINTS = 30
-# A logarithmic axis over a larger ratio has labels at powers of ten only.
-MAX_LABELED_RATIO = 200
+# Labels of a logarithmic axis, at most.
+MAX_LOG_LABELS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,15 +102,16 @@ def draw_lines(axes: Axes, lines: Sequence[Line], theme: Theme, *, log: bool = F
 
 
 def _label_log_axis(axes: Axes) -> None:
-    """Label a logarithmic axis with plain numbers. The formulas of matplotlib are switched off, because of names."""
-    low, high = axes.get_ylim()
+    """Label a logarithmic axis with plain numbers, also within one decade, where matplotlib labels no major tick."""
+    values = log_ticks(*axes.get_ylim(), MAX_LOG_LABELS)
+    axes.set_yticks(values, tick_labels(values, log=True))
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
 
-    def label_minor(value: float, _: object = None) -> str:
-        leading = round(value / 10 ** math.floor(math.log10(value)), 3)
-        return f"{value:g}" if leading in (2, 5) and high / low < MAX_LABELED_RATIO else ""
 
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(label_minor)
+def whole_x_ticks(axes: Axes, axis: XAxis) -> None:
+    """Put the ticks of the x axis on whole epochs, steps or images."""
+    if axis != "hours":
+        axes.locator_params("x", integer=True, min_n_ticks=1)
 
 
 def isolated_points(finite: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.config.command_line import format_value
-from engine.report.lines import FAINT_OPACITY, Line, draw_lines, make_line
+from engine.config.differences import KeyDifference, is_neutral
+from engine.report.lines import FAINT_OPACITY, Line, draw_lines, make_line, whole_x_ticks
 from engine.report.output import make_mark
 from engine.report.runs import ReportedRun, blocks_of, read_reported_run
 from engine.report.style import PRINT, dashes, drawing
@@ -47,9 +48,8 @@ X_LABELS: Mapping[XAxis, str] = {"epoch": "Epoch", "step": "Step", "images": "Tr
 DEFAULT_METRICS = ("loss", "accuracy")
 # Metrics with a value for each step or each `step` event; all others have one for each epoch.
 STEP_METRICS = ("train_loss", "lr", "grad_norm")
-MAX_LABEL_KEYS, MAX_LABEL_CHARACTERS = 2, 40
-# Of a legend above the panels: characters in a row, and inches for a row.
-LEGEND_CHARACTERS, LEGEND_ROW_IN = 90, 0.17
+# Of a legend above the panels: characters in an inch, for the line beside a label, and inches for a row.
+CHARACTERS_PER_IN, ENTRY_CHARACTERS, LEGEND_ROW_IN = 17, 10, 0.17
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def make_plot(
     for note in comparison.notes:
         warn(note)
     columns = comparison.columns(grouped=options.grouped)
-    labels = column_labels(comparison, columns)
+    labels = column_labels(comparison, columns, _legend_characters(options.width_in) - ENTRY_CHARACTERS)
     groups = [[runs[index] for index in column.runs] for column in columns]
     panels = [_panel_lines(METRICS[name], groups, labels, options) for name in options.metrics]
     for name, lines in zip(options.metrics, panels, strict=True):
@@ -175,12 +175,13 @@ def make_plot(
             )
     mark = make_mark(MARK_KIND, [folder.name for folder in folders])
     with drawing(COMMAND, PRINT, FONT_SIZE) as figure_class, _glyph_warnings(kind, warn):
-        height = options.width_in / len(panels) * PANEL_ASPECT + _legend_rows(panels) * LEGEND_ROW_IN
+        height = options.width_in / len(panels) * PANEL_ASPECT + _legend_rows(panels, options.width_in) * LEGEND_ROW_IN
         figure = figure_class(figsize=(options.width_in, height), layout="constrained")
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, name, lines in zip(all_axes, options.metrics, panels, strict=True):
             draw_lines(axes, lines, PRINT, log=options.log and name not in SHARES, width=LINE_WIDTH)
             axes.set_xlabel(X_LABELS[options.axis])
+            whole_x_ticks(axes, options.axis)
             axes.set_ylabel(METRICS[name].label)
             if len(METRICS[name].curves) > 1:
                 _add_kind_legend(axes, METRICS[name])
@@ -190,34 +191,55 @@ def make_plot(
     return buffer.getvalue()
 
 
-def column_labels(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
-    """Return a label for each curve: the config values that differ, or the name where they do not tell runs apart.
+def column_labels(comparison: Comparison, columns: Sequence[Column], max_characters: int) -> list[str]:
+    """Return a label for each curve: the name of the run, and the config values that differ and change its result.
 
-    A group has the number of its seeds.
+    A group has the name of its first run and the number of its seeds. An ellipsis stands for values without room.
     """
     keys = [
         difference
         for difference in comparison.differences
+        if not is_neutral(difference.key)
         # In a group, the seeds differ.
-        if all(len({_value(difference.values[run]) for run in column.runs}) == 1 for column in columns)
-    ][:MAX_LABEL_KEYS]
-    labels = []
-    for column in columns:
-        run = comparison.runs[column.runs[0]]
-        words = [
-            f"{difference.key.partition('.')[2]} {_value(difference.values[column.runs[0]])}" for difference in keys
-        ]
-        labels.append(", ".join(words) if words and run.config is not None else run.name)
-    if len(set(labels)) < len(labels) or any(len(label) > MAX_LABEL_CHARACTERS for label in labels):
-        labels = [comparison.runs[column.runs[0]].name for column in columns]
-    return [
-        printable(f"{label} ({len(column.runs)} seeds)" if column.is_group else label)
-        for label, column in zip(labels, columns, strict=True)
+        and all(len({_value(difference.values[run]) for run in column.runs}) == 1 for column in columns)
     ]
+    labels: list[str] = []
+    for shown in range(len(keys), -1, -1):
+        labels = [_label(comparison, column, keys[:shown], len(keys) - shown) for column in columns]
+        if max(map(len, labels)) <= max_characters:
+            break
+    return labels
+
+
+def _label(comparison: Comparison, column: Column, keys: Sequence[KeyDifference], hidden: int) -> str:
+    first = column.runs[0]
+    run = comparison.runs[first]
+    name = f"{run.name} ({len(column.runs)} seeds)" if column.is_group else run.name
+    words = [f"{_key_name(difference.key)} {_value(difference.values[first])}" for difference in keys]
+    words += ["…"] if words and hidden else []
+    return printable(f"{name}: {', '.join(words)}" if words and run.config is not None else name)
+
+
+def _key_name(key: str) -> str:
+    """Return `lr` for `optim.lr`, but `optim` for `optim.name`."""
+    section, _, name = key.partition(".")
+    return section if name == "name" else name
 
 
 def _value(value: object) -> str:
-    return format_value(value) or "none"
+    return format_value(_rounded(value)) or "none"
+
+
+def _rounded(value: object) -> object:
+    """Round numbers to three digits, also within a list or a mapping."""
+    match value:
+        case float():
+            return float(f"{value:.3g}")
+        case list():
+            return [_rounded(part) for part in value]
+        case dict():
+            return {key: _rounded(part) for key, part in value.items()}
+    return value
 
 
 def _panel_lines(
@@ -254,13 +276,18 @@ def _legend_entries(panels: Sequence[Sequence[Line]]) -> dict[str, Line]:
     return {line.label: line for lines in panels for line in lines}
 
 
-def _legend_columns(labels: Sequence[str]) -> int:
-    return max(1, min(len(labels), LEGEND_CHARACTERS // (max(map(len, labels), default=1) + 6)))
+def _legend_characters(width_in: float) -> int:
+    return int(width_in * CHARACTERS_PER_IN)
 
 
-def _legend_rows(panels: Sequence[Sequence[Line]]) -> int:
+def _legend_columns(labels: Sequence[str], width_in: float) -> int:
+    entry = max(map(len, labels), default=1) + ENTRY_CHARACTERS
+    return max(1, min(len(labels), _legend_characters(width_in) // entry))
+
+
+def _legend_rows(panels: Sequence[Sequence[Line]], width_in: float) -> int:
     labels = list(_legend_entries(panels))
-    return 0 if len(labels) < 2 else -(-len(labels) // _legend_columns(labels))
+    return 0 if len(labels) < 2 else -(-len(labels) // _legend_columns(labels, width_in))
 
 
 def _add_run_legend(figure: Figure, panels: Sequence[Sequence[Line]]) -> None:
@@ -271,7 +298,8 @@ def _add_run_legend(figure: Figure, panels: Sequence[Sequence[Line]]) -> None:
     handles = [_handle(PRINT.color(line.color), line.dash) for line in entries.values()]
     # A legend leaves out labels that begin with an underscore.
     labels = [f" {label}" if label.startswith("_") else label for label in entries]
-    figure.legend(handles, labels, loc="outside upper center", ncols=_legend_columns(labels), handlelength=3.0)
+    columns = _legend_columns(labels, figure.get_figwidth())
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=3.0)
 
 
 def _add_kind_legend(axes: Axes, metric: Metric) -> None:

@@ -12,8 +12,9 @@ from xml.sax.saxutils import escape
 from engine.report.style import COLORS
 from engine.runs.series import Series, downsample_min_max
 from engine.utils.text import printable
-from tui.charts.axis import log_ticks, pad_limits, tick_labels, ticks
-from tui.charts.plot import LINE_MARKERS, Curve, PlotWindow, smoothed_series, visible_series
+from engine.utils.ticks import log_ticks, tick_labels, ticks
+from tui.charts.axis import pad_limits
+from tui.charts.plot import LINE_MARKERS, WHOLE_AXES, Curve, PlotWindow, smoothed_series, visible_series
 
 Scale = Callable[[float], float]
 
@@ -81,7 +82,7 @@ def to_svg(curves: Sequence[Curve], window: PlotWindow, title: str, x_label: str
         y = y_to_px(tick)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
-    x_ticks = ticks(window.low, window.high, 9)
+    x_ticks = ticks(window.low, window.high, 9, whole=window.x_name in WHOLE_AXES)
     for tick, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
         parts.append(f'<text x="{x_to_px(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{label}</text>')
     for number, (curve, series) in enumerate(visible):

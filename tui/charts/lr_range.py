@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.optim.lr_range import LossCurve, LrSuggestion
 from engine.runs.series import Series
-from tui.charts.axis import format_number
+from engine.utils.ticks import format_number
 from tui.charts.plot import Curve, PlotWindow
 from tui.palette import series_style
 

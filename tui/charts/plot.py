@@ -18,7 +18,8 @@ import numpy as np
 from rich.text import Text
 
 from engine.runs.series import FloatArray, Series, downsample_min_max, line_values, mask_nonpositive, smooth
-from tui.charts.axis import log_ticks, pad_limits, tick_labels, ticks
+from engine.utils.ticks import log_ticks, tick_labels, ticks
+from tui.charts.axis import pad_limits
 from tui.palette import MUTED, pale_style
 
 ANSI_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
@@ -35,6 +36,8 @@ MARK_COLUMNS = 24
 MAX_Y_TICKS, MIN_ROWS_PER_TICK = 8, 2.2
 X_TICK_COLUMNS = 7
 LINE_MARKERS = ("braille", "dashed")
+# Half an epoch is shown only where the window is smaller.
+WHOLE_AXES = ("epoch", "step", "images")
 
 
 @dataclass(frozen=True)
@@ -293,7 +296,7 @@ def _x_axis(window: PlotWindow, left: int, width: int, axis_lines: int) -> list[
         shown = log_ticks(10**window.low, 10**window.high, max_ticks)
         values = [math.log10(value) for value in shown]
     else:
-        shown = values = ticks(window.low, window.high, max_ticks)
+        shown = values = ticks(window.low, window.high, max_ticks, whole=window.x_name in WHOLE_AXES)
     rule, labels = ["─"] * columns, [" "] * (width + 1)
     name = f" {window.x_name}" if window.x_name else ""
     end = width - len(name)

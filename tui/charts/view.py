@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.runs.curves import X_AXES, CurveData, XAxis
 from engine.utils.text import printable
-from tui.charts.axis import format_number
+from engine.utils.ticks import format_number
 from tui.charts.plot import Curve, PlotWindow
 from tui.palette import series_style
 

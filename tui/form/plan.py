@@ -13,7 +13,7 @@ from engine.gpus.snapshot import Snapshot
 from engine.optim.lr_schedule import scaled_lr
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from tui.charts.axis import format_number
+from engine.utils.ticks import format_number
 from tui.form.checks import FormCheckResult
 from tui.form.completions import format_count
 from tui.form.model import Form

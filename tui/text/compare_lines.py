@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from tui.charts.axis import format_number
+from engine.utils.ticks import format_number
 from tui.charts.compare_view import ComparedCurves
 from tui.palette import ACCENT, GOOD, MUTED, STRONG
 from tui.text.compare import BEST_SIGN, TableRow

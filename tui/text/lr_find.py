@@ -9,7 +9,7 @@ from engine.runs.event_lines import describe_devices, event_line
 from engine.runs.events import ControlEvent, Event, RunStarted
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from tui.charts.axis import format_number
+from engine.utils.ticks import format_number
 from tui.charts.lr_range import LOSS_STYLE, SUGGESTION_STYLES, range_test_curves, suggested_rates
 from tui.charts.plot import plot
 from tui.palette import STRONG

@@ -13,7 +13,7 @@ from engine.runs.bottleneck import describe_efficiency
 from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
 from engine.utils.text import pluralize, printable
-from tui.charts.axis import format_number
+from engine.utils.ticks import format_number
 from tui.charts.meter import meter
 from tui.palette import BAD, GOOD, MUTED, STRONG, series_style
 from tui.text.gpu_names import gpu_name

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from engine.runs.series import Series
-from tui.charts.axis import format_number
+from engine.utils.ticks import format_number
 from tui.charts.plot import Curve, Plot, PlotWindow, plot
 from tui.palette import theme_variable
 from tui.text.tables import UNKNOWN

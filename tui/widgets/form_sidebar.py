@@ -13,7 +13,7 @@ from engine.optim.user_schedule import has_user_schedule
 from engine.runs.series import Series
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from tui.charts.axis import format_number
+from engine.utils.ticks import format_number
 from tui.charts.plot import DOTS_PER_COLUMN, Curve, PlotWindow
 from tui.charts.view import LR_STYLE
 from tui.form.checks import FormCheckResult

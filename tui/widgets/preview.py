@@ -180,7 +180,7 @@ def _chart(preview: RunPreview, name: str, width: int, height: int) -> list[Text
 
 def _legend(name: str, curves: Sequence[Curve], gap: str, labeled: bool) -> Text:
     """Return the name of a chart, and the marker, label and latest value of each of its curves."""
-    from tui.charts.axis import format_number
+    from engine.utils.ticks import format_number
     from tui.widgets.chart import MARKER_SYMBOLS
 
     legend = Text.assemble((name, STRONG), no_wrap=True, end="")

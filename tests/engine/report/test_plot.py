@@ -32,20 +32,39 @@ def test_plot_is_the_same_for_the_same_runs_in_each_format(tmp_path: Path) -> No
     assert Image.open(io.BytesIO(figure)).size[0] == 975
 
 
-def test_plot_labels_runs_by_keys_that_differ_and_groups_seeds(tmp_path: Path) -> None:
-    folders = [make_compared_run(tmp_path, f"run-{seed}", seed=seed) for seed in range(2)]
+def test_plot_labels_runs_by_name_and_keys_that_change_the_result(tmp_path: Path) -> None:
+    folders = [make_compared_run(tmp_path, f"run-{seed}", seed=seed, lr=0.001246511786) for seed in range(2)]
     folders.append(make_compared_run(tmp_path, "_fast", lr=0.4))
+    for folder, value in zip(folders, ({}, {"workers": 2}, {"workers": 2, "batch_size": 8}), strict=True):
+        folder.config.write_text(f"{folder.config.read_text()}data: {value}\n")
     comparison = compare_runs([read_run(folder) for folder in folders])
-    assert column_labels(comparison, comparison.columns(grouped=True)) == ["lr 0.1 (2 seeds)", "lr 0.4"]
-    assert column_labels(comparison, comparison.columns(grouped=False)) == [
-        "seed 0, lr 0.1",
-        "seed 1, lr 0.1",
-        "seed 0, lr 0.4",
+    assert column_labels(comparison, comparison.columns(grouped=True), 99) == [
+        "run-0 (2 seeds): batch_size 64, lr 0.00125",
+        "_fast: batch_size 8, lr 0.4",
     ]
+    separate = comparison.columns(grouped=False)
+    assert column_labels(comparison, separate, 29) == [
+        "run-0: seed 0, …",
+        "run-1: seed 1, …",
+        "_fast: seed 0, …",
+    ]
+    assert column_labels(comparison, separate, 10) == ["run-0", "run-1", "_fast"]
     text = make_plot(folders, PlotOptions(metrics=("loss",), log=True), "svg").decode()
-    shown = re.findall(r"<text [^>]*>([^<]*)</text>", text)
-    assert {"Loss", "Epoch", "training", "validation", "lr 0.1 (2 seeds)", "lr 0.4"} <= set(shown)
+    shown = svg_texts(text)
+    assert {"Loss", "Epoch", "training", "validation", " _fast: batch_size 8, lr 0.4"} <= set(shown)
     assert not any("$" in label for label in shown)
+
+
+def svg_texts(figure: str) -> list[str]:
+    return re.findall(r"<text [^>]*>([^<]*)</text>", figure)
+
+
+def test_plot_labels_log_axis_within_a_decade_and_whole_epochs(tmp_path: Path) -> None:
+    epochs = [replace(make_epoch(number), val_loss=loss) for number, loss in enumerate([0.9, 0.7, 0.6], 1)]
+    run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
+    text = make_plot([run], PlotOptions(metrics=("val_loss",), log=True), "svg").decode()
+    y_labels = ["0.6", "0.65", "0.7", "0.75", "0.8", "0.85", "0.9"]
+    assert svg_texts(text) == ["1", "2", "3", "Epoch", *y_labels, "Validation loss"]
 
 
 def test_mean_line_of_seeds_has_band_of_standard_deviation() -> None:

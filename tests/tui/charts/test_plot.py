@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
-from tui.charts.axis import log_ticks, tick_labels, ticks
 from tui.charts.export import to_svg
 from tui.charts.plot import BAND, Curve, PlotWindow, mark_columns, plot
 from tui.palette import series_style
@@ -96,23 +95,6 @@ def test_smooth_averages_neighbors_within_gaps() -> None:
     assert len(smooth(series(np.ones(100_000)), 0.1).y) <= 2048
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0, 1, ["0.0", "0.5", "1.0"]),
-        (0.02, 0.03, ["0.020", "0.025", "0.030"]),
-        (0, 15, ["0", "5", "10", "15"]),
-        (-5, 3, ["-4", "-2", "0", "2"]),
-    ],
-)
-def test_ticks_are_round_numbers(low: float, high: float, expected: list[str]) -> None:
-    assert tick_labels(ticks(low, high, 5)) == expected
-
-
-def test_log_ticks_are_powers_of_ten() -> None:
-    assert tick_labels(log_ticks(1e-4, 3, 6), log=True) == ["0.0001", "0.001", "0.01", "0.1", "1"]
-
-
 @pytest.mark.parametrize("height", range(4, 20))
 @pytest.mark.parametrize(("low", "high"), [(0.93, 0.989), (0.4, 0.989), (0.0, 12.0), (0.012, 0.031)])
 def test_plot_draws_no_value_above_label_of_larger_value(height: int, low: float, high: float) -> None:
@@ -130,6 +112,12 @@ def test_plot_labels_have_aligned_decimals() -> None:
     lines = plot_lines([0.75, 1.0])
     labels = [line.partition("┤")[0] for line in lines if "┤" in line]
     assert len({label.index(".") for label in labels}) == 1
+
+
+def test_plot_of_few_epochs_labels_whole_epochs() -> None:
+    curve = Curve("", series([1.0, 2.0, 3.0, 4.0]), "braille", series_style(1))
+    last = plot([curve], PlotWindow(0, 3, x_name="epoch"), WIDTH, HEIGHT).lines[-1].plain
+    assert last.split() == ["0", "1", "2", "epoch"]
 
 
 def test_plot_distinguishes_dashed_curve_without_color() -> None:
