@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +50,7 @@ MAX_MATRIX_CLASSES = 20
     rich_help_panel=RESULTS,
     epilog=make_epilog(
         ["gputrain predict last photo.jpg --top 3", "gputrain predict fashion-17 album/ --json"],
-        exit_codes={0: "success", 1: "a file cannot be read, or a folder contains no files", 2: "usage error"},
+        exit_codes={0: "success", 1: "a named file cannot be read, or no image can", 2: "usage error"},
     ),
 )
 def predict(
@@ -70,7 +70,7 @@ def predict(
     """Classify images with a trained model.
 
     Prints the most probable classes of each image with their probabilities. Images are preprocessed like the validation
-    images of the run. Files in folders that are not images are skipped with a message.
+    images of the run. Files in folders that are not images are skipped with a message; --json lists them in `skipped`.
     """
     from engine.inference.device import reserve_device
     from engine.inference.predict import find_input_files
@@ -91,17 +91,19 @@ def predict(
             check_takes_images(trained.checkpoint)
         predictions = skip_unreadable(predict_images(trained, files, top), failed)
         if as_json:
-            print_predictions_json(predictions, folder, trained.checkpoint)
+            print_predictions_json(predictions, failed, folder, trained.checkpoint)
         else:
             path_columns = min(max((cell_width(str(file.path)) for file in files), default=0), MAX_PATH_COLUMNS)
             name_columns = min(max(map(cell_width, trained.checkpoint.classes)), MAX_NAME_COLUMNS)
             for prediction in predictions:
                 typer.echo(prediction_line(prediction, path_columns, name_columns))
-    if not files:
+    named_failed = any(prediction.file.explicit for prediction in failed)
+    if len(failed) == len(files) and not named_failed:
         from engine.utils.errors import Problem
 
-        print_error(Problem("", "the folders contain no files", code="no-images"))
-    raise typer.Exit(1 if not files or any(prediction.file.explicit for prediction in failed) else 0)
+        content = "no readable image" if files else "no files"
+        print_error(Problem("", f"the folders contain {content}", code="no-images"))
+    raise typer.Exit(1 if named_failed or len(failed) == len(files) else 0)
 
 
 def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
@@ -117,8 +119,13 @@ def skip_unreadable(predictions: Iterator[Prediction], failed: list[Prediction])
         typer.echo(f"{prefix}: {printable(f'{prediction.file.path} {prediction.error}')}", err=True)
 
 
-def print_predictions_json(predictions: Iterator[Prediction], run: RunFolder, checkpoint: TrainedCheckpoint) -> None:
-    """Print one JSON object. Its array `images` is written line by line, as the predictions arrive."""
+def print_predictions_json(
+    predictions: Iterator[Prediction], failed: Sequence[Prediction], run: RunFolder, checkpoint: TrainedCheckpoint
+) -> None:
+    """Print one JSON object. Its array `images` is written line by line, as the predictions arrive.
+
+    `failed` has the files that could not be read once all predictions have arrived.
+    """
     from engine.inference.predict import finite_or_none
 
     header = json.dumps({"format": 1, "run": run.name, "checkpoint": str(checkpoint.path)})
@@ -130,7 +137,13 @@ def print_predictions_json(predictions: Iterator[Prediction], run: RunFolder, ch
         ]
         typer.echo(separator + json.dumps({"path": str(prediction.file.path), "classes": classes}), nl=False)
         separator = ",\n"
-    typer.echo("\n]}")
+    skipped = [
+        json.dumps({"path": str(file.file.path), "reason": error.message, "code": error.code})
+        for file in failed
+        if (error := file.error) is not None
+    ]
+    lines = ",".join(f"\n{line}" for line in skipped)
+    typer.echo(f'\n], "skipped": [{lines}\n]}}')
 
 
 def prediction_line(prediction: Prediction, path_columns: int, name_columns: int) -> str:

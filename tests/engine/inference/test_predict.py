@@ -57,6 +57,12 @@ def test_predict_command_names_classes_of_files_and_folders(
         probabilities = [predicted["probability"] for predicted in image["classes"]]
         assert len(probabilities) == 3
         assert probabilities == sorted(probabilities, reverse=True)
+    assert [(Path(file["path"]).name, file["code"]) for file in result["skipped"]] == [
+        ("broken.png", "bad-image"),
+        ("notes.txt", "bad-image"),
+        ("notes.txt", "bad-image"),
+        ("gone.png", "not-found"),
+    ]
     broken, skipped, notes, gone = done.stderr.splitlines()
     assert broken.startswith("skipped: ") and says(broken, "bad-image", photos / "broken.png", "truncated")
     assert skipped.startswith(f"skipped: {photos}/notes.txt ") and notes.startswith(f"error: {photos}/notes.txt ")
@@ -110,11 +116,19 @@ def test_predict_command_escapes_control_characters(tmp_path: Path) -> None:
     assert "\\x1b[31mred.png" in done.stdout
 
 
-def test_predict_command_reports_empty_folder(run: RunFolder, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    done = call("predict", run.path, tmp_path / "empty")
+@pytest.mark.parametrize("files", [[], ["a.png", "notes.txt"]])
+def test_predict_command_reports_folder_without_readable_image(
+    run: RunFolder, tmp_path: Path, files: list[str]
+) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("no image")
+    done = call("predict", run.path, folder)
     assert (done.exit_code, done.stdout) == (1, "")
     assert says(done.stderr, "no-images")
+    result = json.loads(call("predict", run.path, folder, "--json").stdout)
+    assert result["images"] == [] and [Path(file["path"]).name for file in result["skipped"]] == files
 
 
 def photo_folder(folder: Path) -> Path:
