@@ -50,7 +50,12 @@ STOPPED = 3
         "little, the file is smaller, and a random crop decodes only what it needs of it.",
         "An interrupted command continues where it was: run it again. The file appears under its name when it is "
         "complete; until then there is FILE.partial.",
-        exit_codes={0: "finished", 1: "damaged (--verify)", 2: "bad usage, or not possible", 3: "interrupted"},
+        exit_codes={
+            0: "finished",
+            1: "damaged, unfinished or no packed set (--verify)",
+            2: "bad usage, or not possible",
+            3: "interrupted",
+        },
     ),
 )
 def pack(
@@ -178,28 +183,44 @@ def print_summary(summary: PackSummary, *, as_json: bool) -> None:
 
 
 def verify_pack(path: str, *, as_json: bool) -> None:
-    """Check a packed set, list its damaged images and exit with code 1 if there are any. Raises UsageError."""
-    from engine.data.pack.pack_file import open_pack, reported_pack_errors
-    from engine.data.pack.verify import damaged_images
+    """Check a packed set, list what is damaged and exit with code 1 if anything is. Raises UsageError."""
+    from engine.data.pack.pack_file import reported_pack_errors
     from engine.utils.files import expand_user
     from engine.utils.text import pluralize, printable
 
-    pack = open_pack(str(expand_user(path)), "--verify")
-    with stop_signals() as stopped, _Progress() as progress, reported_pack_errors(pack.path, "--verify"):
-        damaged = list(damaged_images(pack, lambda done: progress.show_verify(done, pack.num_images), stopped.is_set))
+    file = str(expand_user(path))
+    with stop_signals() as stopped, _Progress() as progress, reported_pack_errors(file, "--verify"):
+        images, damaged = _find_damage(file, progress, stopped)
     for problem in damaged:
         typer.echo(f"error: {printable(problem)}", err=True)
     if stopped.is_set():
         typer.echo("stopped: not all images were checked", err=True)
         raise typer.Exit(STOPPED)
     if as_json:
-        values = {"format": PACK_FORMAT, "file": path, "images": pack.num_images, "damaged": damaged}
+        values = {"format": PACK_FORMAT, "file": path, "images": images, "damaged": damaged}
         typer.echo(json.dumps(values, indent=2))
-    elif not damaged:
-        typer.echo(f"{printable(path)}: {pluralize(pack.num_images, 'image')}, all checksums are right")
+    elif images is not None and not damaged:
+        typer.echo(f"{printable(path)}: {pluralize(images, 'image')}, all checksums are right")
     if damaged:
-        typer.echo(f"{pluralize(len(damaged), 'image')} of {pack.num_images:,} damaged", err=True)
+        if images is not None:
+            typer.echo(f"{pluralize(len(damaged), 'image')} of {images:,} damaged", err=True)
         raise typer.Exit(1)
+
+
+def _find_damage(path: str, progress: _Progress, stopped: threading.Event) -> tuple[int | None, list[str]]:
+    """Return the number of images and a sentence for each damaged one. Without a valid index, the number is None.
+
+    Raises OSError.
+    """
+    from engine.data.pack.pack_file import InvalidPackError, Pack
+    from engine.data.pack.verify import damaged_images
+
+    try:
+        pack = Pack(path)
+        count = pack.num_images
+        return count, list(damaged_images(pack, lambda done: progress.show_verify(done, count), stopped.is_set))
+    except InvalidPackError as error:
+        return None, [f"{path} {error}; {error.advice}"]
 
 
 @contextmanager

@@ -68,6 +68,32 @@ def test_verify_lists_damaged_names_and_exits_with_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("position", "code"),
+    [(3, "wrong-format"), (8, "wrong-version"), (20, "damaged"), (-2, "damaged"), (None, "damaged")],
+)
+def test_verify_of_damaged_header_index_or_length_exits_with_one(
+    packed: bytes, tmp_path: Path, position: int | None, code: str
+) -> None:
+    content = bytearray(packed)
+    if position is None:
+        content.append(0)
+    else:
+        content[position] ^= 1
+    (tmp_path / "a.gpk").write_bytes(content)
+    exit_code, out, err = invoke("--verify", tmp_path / "a.gpk", "--json")
+    assert (exit_code, json.loads(out)["images"], len(json.loads(out)["damaged"])) == (1, None, 1)
+    assert says(err, code, "error: ", tmp_path / "a.gpk")
+
+
+@pytest.fixture(scope="module")
+def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The content of a packed set."""
+    path = tmp_path_factory.mktemp("packed") / "a.gpk"
+    pack_photos(photos, path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "location", "value"),
     [
         ([], "missing-value", "FOLDER", "FOLDER -o FILE"),
