@@ -134,11 +134,19 @@ def decode_error_reason(error: Exception) -> str:
 def _other_file(beginning: bytes) -> UnusableImageError:
     """Return the error that says what a file is. Only Pillow's tests of the first 16 bytes run, no other code of a
     format."""
+    if not beginning:
+        return UnusableImageError("an empty file", code="bad-image")
     Image.init()
+    # The signatures of BMP and PPM are two letters that a text may begin with, too.
+    is_text = not any(byte < ord(" ") and byte not in b"\t\n\r" for byte in beginning)
     for name, (_, accepts) in Image.OPEN.items():
         # A test may fail for a short file.
         with suppress(IndexError, struct.error):
-            if name not in IMAGE_FORMATS and accepts is not None and accepts(beginning):
+            if accepts is None or not accepts(beginning):
+                continue
+            if name not in IMAGE_FORMATS:
                 reason = f"an image in the format {name}, which is not supported; convert it to PNG"
                 return UnusableImageError(reason, code="not-supported")
+            if not is_text:
+                return UnusableImageError(f"a damaged {name} image", code="bad-image")
     return UnusableImageError("not an image", code="bad-image")

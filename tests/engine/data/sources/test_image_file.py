@@ -53,9 +53,10 @@ def test_read_image_reads_supported_format(tmp_path: Path, image_format: str) ->
         (b"SIMPLE  =                    T", "not-supported", [" FITS, ", " PNG"]),
         (b"%PDF-1.7", "bad-image", []),
         (b"", "bad-image", []),
+        (png_header(0, 0), "bad-image", [" PNG "]),
         (png_header(15_000, 15_000), "too-large", [" 178,956,970 "]),
     ],
-    ids=["eps", "fits", "pdf", "empty", "too large"],
+    ids=["eps", "fits", "pdf", "empty", "damaged", "too large"],
 )
 def test_unusable_image_is_named_without_opening_it(
     tmp_path: Path, content: bytes, code: str, values: list[str]
@@ -66,6 +67,12 @@ def test_unusable_image_is_named_without_opening_it(
     assert says(reason, code, *values)
     with raises_problem("bad-image", "", f" {path} ", reason, kind=UnreadableImageError):
         read_image(path, RGB_16)
+
+
+def test_text_with_letters_of_a_signature_is_no_damaged_image(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("BMW\n")
+    reason = _unreadable_reason(tmp_path / "notes") or ""
+    assert says(reason, "bad-image") and "BMP" not in reason
 
 
 @pytest.mark.parametrize("image_format", ["JPEG", "WEBP"])
