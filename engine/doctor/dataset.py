@@ -37,6 +37,8 @@ MAX_SHEET_CLASSES = 30
 # Side of a tile in pixels: smaller images are enlarged by a whole factor, larger ones reduced.
 MIN_TILE, MAX_TILE = 64, 160
 GAP, LABEL_COLUMN, LABEL_SIZE = 4, 150, 14
+# A wider sheet breaks the rows of its classes until it is at most this much wider than high.
+MAX_SHEET_WIDTH, MAX_SHEET_ASPECT = 1600, 1.5
 # The epoch whose random augmentation is shown; epochs of training begin with 1.
 SHOWN_EPOCH = 1
 
@@ -98,7 +100,7 @@ def _examine_files(source: EncodedSource) -> ImageFiles | None:
 
 
 def contact_sheet(dataset: Dataset, part: Part, per_class: int, *, augmented: bool) -> Image.Image:
-    """Return a picture with one row of images per class, at most `MAX_SHEET_CLASSES` rows, as the network sees them.
+    """Return a picture with `per_class` images of each class, at most `MAX_SHEET_CLASSES`, as the network sees them.
 
     The images are those of the model's input before normalization. With `augmented`, training images pass through the
     augmentation of the config, mixup and CutMix among it; otherwise they are preprocessed as in an evaluation. Raises
@@ -120,7 +122,7 @@ def contact_sheet(dataset: Dataset, part: Part, per_class: int, *, augmented: bo
     epoch = SHOWN_EPOCH if augmented else 0
     pictures = [_load(dataset, config, BatchRequest(part, epoch, indices), row) for row, indices in enumerate(rows)]
     names = [dataset.source.classes[label] for label in classes[:MAX_SHEET_CLASSES]]
-    return _draw_sheet(names, pictures, per_class)
+    return _draw_sheet(names, pictures)
 
 
 def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> Tensor:
@@ -142,22 +144,43 @@ def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> 
     return images
 
 
-def _draw_sheet(names: Sequence[str], rows: Sequence[Tensor], columns: int) -> Image.Image:
-    side = rows[0].shape[-1]
+def _draw_sheet(names: Sequence[str], classes: Sequence[Tensor]) -> Image.Image:
+    """Draw the images of each class in one row, or in several where the sheet would be a narrow strip."""
+    side = classes[0].shape[-1]
     factor = max(-(-MIN_TILE // side), 1)
     tile = min(side * factor, MAX_TILE)
     resampling = Image.Resampling.NEAREST if tile > side else Image.Resampling.LANCZOS
-    size = (LABEL_COLUMN + columns * (tile + GAP), len(rows) * (tile + GAP) + GAP)
-    sheet, font = Image.new("RGB", size, "white"), ImageFont.load_default(LABEL_SIZE)
-    draw = ImageDraw.Draw(sheet)
-    for row, (name, images) in enumerate(zip(names, rows, strict=True)):
-        top = GAP + row * (tile + GAP)
+    counts = [len(images) for images in classes]
+    columns = _sheet_columns(counts, tile)
+    width, height = _sheet_size(counts, columns, tile)
+    sheet, font = Image.new("RGB", (width, height), "white"), ImageFont.load_default(LABEL_SIZE)
+    draw, top = ImageDraw.Draw(sheet), GAP
+    for name, images in zip(names, classes, strict=True):
         draw.text((GAP, top + tile // 2), _fit(printable(name), font), "black", font, anchor="lm")
-        for column, image in enumerate(images):
+        for number, image in enumerate(images):
             pixels = image.permute(1, 2, 0).numpy()
             picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
-            sheet.paste(picture.resize((tile, tile), resampling), (LABEL_COLUMN + column * (tile + GAP), top))
+            row, column = divmod(number, columns)
+            corner = (LABEL_COLUMN + column * (tile + GAP), top + row * (tile + GAP))
+            sheet.paste(picture.resize((tile, tile), resampling), corner)
+        top += -(-len(images) // columns) * (tile + GAP)
     return sheet
+
+
+def _sheet_columns(counts: Sequence[int], tile: int) -> int:
+    """Return the number of images in a row, for classes with these numbers of images."""
+    most = max(counts)
+    for rows in range(1, most):
+        columns = -(-most // rows)
+        width, height = _sheet_size(counts, columns, tile)
+        if width <= max(MAX_SHEET_WIDTH, MAX_SHEET_ASPECT * height):
+            return columns
+    return 1
+
+
+def _sheet_size(counts: Sequence[int], columns: int, tile: int) -> tuple[int, int]:
+    rows = sum(-(-count // columns) for count in counts)
+    return LABEL_COLUMN + columns * (tile + GAP), rows * (tile + GAP) + GAP
 
 
 def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from engine.doctor import dataset
-from engine.doctor.dataset import GAP, LABEL_COLUMN
+from engine.doctor.dataset import GAP, LABEL_COLUMN, MAX_TILE, _sheet_columns
 from support.data.photo_folder import write_photo_folder
 from support.messages import says
 from support.runs.trained_run import call
@@ -65,6 +65,27 @@ def test_data_writes_images_as_network_sees_them(photos: Path, tmp_path: Path, m
     mirrored = [np.array_equal(plain[:, ::-1], shown) for plain, shown in pairs]
     assert all(a or b for a, b in zip(same, mirrored, strict=True))
     assert any(mirrored)
+
+
+def test_data_breaks_rows_of_a_wide_sheet(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "MIN_TILE", 16)
+    tiles = []
+    for width, columns in ((1600, 6), (200, 2)):
+        monkeypatch.setattr(dataset, "MAX_SHEET_WIDTH", width)
+        sheet = tmp_path / f"{width}.png"
+        done = call("data", *options(photos), "--images", "6", "-o", sheet)
+        assert done.exit_code == 0, done.output
+        pixels = np.asarray(Image.open(sheet))
+        assert pixels.shape[:2] == (12 // columns * (16 + GAP) + GAP, LABEL_COLUMN + columns * (16 + GAP))
+        corners = [divmod(number, columns) for number in range(12)]
+        tiles.append(
+            [pixels[GAP + 20 * row :, LABEL_COLUMN + 20 * column :][:16, :16].tolist() for row, column in corners]
+        )
+    assert tiles[0] == tiles[1]
+
+
+def test_sheet_of_many_images_is_no_strip() -> None:
+    assert [_sheet_columns([32] * classes, MAX_TILE) for classes in (1, 2, 10, 30)] == [8, 8, 16, 32]
 
 
 def test_data_overwrites_no_file_without_force(photos: Path) -> None:
