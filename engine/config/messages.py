@@ -34,7 +34,7 @@ _KEY_MESSAGES = {
 }
 
 # Values that a key accepts besides its choices.
-_EXTRA_ALLOWED_FORMS = {
+EXTRA_ALLOWED_FORMS = {
     "data.dataset": "user code as module:name",
     "loss.name": "user code as module:name",
     "optim.name": "timm:NAME, or user code as module:name",
@@ -71,7 +71,7 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         allowed = _KEY_MESSAGES[key]
     elif detail["type"] == "literal_error":
         choices = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
-        extra = f", or {_EXTRA_ALLOWED_FORMS[key]}" if key in _EXTRA_ALLOWED_FORMS else ""
+        extra = f", or {EXTRA_ALLOWED_FORMS[key]}" if key in EXTRA_ALLOWED_FORMS else ""
         hint = did_you_mean(value, choices.split(", ")) if isinstance(value, str) else ""
         allowed = f"must be one of {choices}{extra}{hint}"
     elif detail["type"] == "string_pattern_mismatch":

@@ -112,6 +112,7 @@ def print_config_keys(names: list[str], flags: list[str], *, as_json: bool) -> N
 
     Raises UsageError for a name that is neither a key nor a section, and for flags, which set values."""
     from engine.config.command_line import format_value
+    from engine.config.messages import EXTRA_ALLOWED_FORMS
     from engine.config.schema import fields
     from engine.utils.errors import UsageError, did_you_mean
     from tui.form.fields import field_kind
@@ -124,7 +125,12 @@ def print_config_keys(names: list[str], flags: list[str], *, as_json: bool) -> N
             "--describe", f"prints no values, so it cannot be combined with {flags[0]}", code="conflict"
         )
     rows = {
-        key: {"description": info.description, "choices": choices_of(info.annotation), "default": info.default}
+        key: {
+            "description": info.description,
+            "choices": choices_of(info.annotation),
+            "other": EXTRA_ALLOWED_FORMS.get(key),
+            "default": info.default,
+        }
         for key, info in fields()
     }
     for name in names:
@@ -136,7 +142,8 @@ def print_config_keys(names: list[str], flags: list[str], *, as_json: bool) -> N
         typer.echo(json.dumps(rows, indent=2))
         return
     for key, row in rows.items():
-        choices = f" One of {', '.join(row['choices'])}." if row["choices"] else ""
+        other = f", or {row['other']}" if row["other"] else ""
+        choices = f" One of {', '.join(row['choices'])}{other}." if row["choices"] else ""
         default = format_value(row["default"])
         default = f" [default: {default}]" if default not in ("", "[]") else ""
         typer.echo(f"{key}\n    {row['description']}{choices}{default}")
