@@ -113,10 +113,7 @@ def evaluate_checkpoint(
     trained = build_trained_model(replace(checkpoint, config=tested), device)
     images = checkpoint.image_format
     if images.val_size != images.size:
-        check_model(
-            *(trained.model, config, images.channels, images.val_size, len(checkpoint.classes)),
-            size_key="data.val_crop",
-        )
+        check_model(trained.model, config, images, images.val_size, len(checkpoint.classes), size_key="data.val_crop")
     counts = np.bincount(labels["train"], minlength=len(checkpoint.classes))
     criterion = build_loss(config, len(checkpoint.classes), lambda: counts, trained.device)
     own = OwnMetrics(config, len(checkpoint.classes), int(images_per_class.sum()))

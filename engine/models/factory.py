@@ -15,9 +15,11 @@ from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.config.user_code import is_user_code, load_user_code
 from engine.config.user_errors import describe_exception
+from engine.data.sources.base import ImageFormat
 from engine.models.builtin import BUILTIN_BUILDERS
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 from engine.utils.libraries import import_library
+from engine.utils.text import pluralize
 
 ModelSource = Literal["user", "builtin", "torchvision", "timm"]
 
@@ -289,7 +291,7 @@ def weight_bytes(model: nn.Module) -> int:
 def check_model(
     model: nn.Module,
     config: Config,
-    channels: int,
+    images: ImageFormat,
     image_size: int,
     num_classes: int,
     *,
@@ -297,7 +299,8 @@ def check_model(
 ) -> None:
     """Raise UsageError unless the model of a config maps a 1 x C x H x W image to 1 x `num_classes` logits.
 
-    `size_key` is the config key of `image_size`."""
+    `images` has the channels, and `size_key` is the config key of `image_size`.
+    """
     name, run = config.model.name, config.run
     training, deterministic = model.training, torch.are_deterministic_algorithms_enabled()
     model.eval()
@@ -305,11 +308,13 @@ def check_model(
         # The warmup names a layer without a deterministic kernel on the device of the run.
         torch.use_deterministic_algorithms(False)
     try:
-        with torch.no_grad():
-            device = next((parameter.device for parameter in model.parameters()), None)
-            out = model(torch.zeros(1, channels, image_size, image_size, device=device))
+        out = _forward_zeros(model, images.channels, image_size)
     except Exception as error:
         # User code can raise anything.
+        other = 1 if images.channels == 3 else 3
+        if not images.is_float and _accepts(model, other, image_size, num_classes):
+            reason = f"{name} takes {pluralize(other, 'channel')}, but the images have {images.channels}"
+            raise UsageError.one("model.name", reason, f"set data.channels={other}", code="not-supported") from error
         if is_user_code(name):
             text = describe_exception(error, run.code, run.code_packages)
         else:
@@ -317,17 +322,35 @@ def check_model(
             text += f"; change model.name or {size_key}"
         raise UsageError.one(
             "model.name",
-            f"{name} does not accept {channels}x{image_size}x{image_size} images: {text}",
+            f"{name} does not accept {images.channels}x{image_size}x{image_size} images: {text}",
             code="not-supported",
         ) from error
     finally:
         model.train(training)
         if deterministic:
             torch.use_deterministic_algorithms(True)
-    if not isinstance(out, Tensor) or tuple(out.shape) != (1, num_classes):
+    if not _are_logits(out, num_classes):
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise UsageError.one(
             "model.name",
             f"{name} must return logits of shape {(1, num_classes)} for one image, not {shape}",
             code="invalid-value",
         )
+
+
+def _forward_zeros(model: nn.Module, channels: int, image_size: int) -> object:
+    device = next((parameter.device for parameter in model.parameters()), None)
+    with torch.no_grad():
+        return model(torch.zeros(1, channels, image_size, image_size, device=device))
+
+
+def _are_logits(out: object, num_classes: int) -> bool:
+    return isinstance(out, Tensor) and tuple(out.shape) == (1, num_classes)
+
+
+def _accepts(model: nn.Module, channels: int, image_size: int, num_classes: int) -> bool:
+    """Whether a model accepts images with another number of channels than those of the dataset."""
+    try:
+        return _are_logits(_forward_zeros(model, channels, image_size), num_classes)
+    except Exception:
+        return False

@@ -105,7 +105,7 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
     except Exception:
         # A forward pass that reads tensor values fails on the meta device, with any exception.
         model = build_untrained_model(config, images.channels, classes, images.size)
-        check_model(model, config, images.channels, images.size, classes)
+        check_model(model, config, images, images.size, classes)
         trace = trace_model(model, torch.zeros(shape))
     return ModelSummary(
         model=config.model.name,

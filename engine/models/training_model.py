@@ -51,11 +51,11 @@ def build_training_model(
     `problems`. Raises UsageError if the model cannot be built."""
     notes: list[Problem] = []
     model = build_model(config, image_format.channels, len(classes), image_format.size)
-    check_model(model, config, image_format.channels, image_format.size, len(classes))
+    check_model(model, config, image_format, image_format.size, len(classes))
     for size in set(image_format.train_sizes) - {image_format.size}:
-        check_model(model, config, image_format.channels, size, len(classes), size_key="data.size_schedule")
+        check_model(model, config, image_format, size, len(classes), size_key="data.size_schedule")
     if image_format.val_size not in image_format.train_sizes:
-        check_model(model, config, image_format.channels, image_format.val_size, len(classes), size_key="data.val_crop")
+        check_model(model, config, image_format, image_format.val_size, len(classes), size_key="data.val_crop")
     with collect_problems(problems):
         if checkpoint:
             load_checkpoint_weights(model, checkpoint, config)

@@ -91,7 +91,7 @@ def provoke(key: str, name: str) -> None:
     """Use the user code of a key as a run does."""
     used = config(key, name)
     if key == "model.name":
-        check_model(build_model(used, 3, 2, 8), used, 3, 8, 2)
+        check_model(build_model(used, 3, 2, 8), used, FORMAT, 8, 2)
     elif key == "loss.name":
         build_loss(used, 2, lambda: np.ones(2, int), torch.device("cpu"))
     elif key == "data.dataset":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
+from engine.data.sources.base import ImageFormat
 from engine.models.factory import build_model, check_model, count_parameters
 from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, raises_problem
@@ -19,8 +20,12 @@ from support.messages import has_problem, raises_problem
 def build(name: str, channels: int = 3, classes: int = 10, size: int = 32, **more: Any) -> nn.Module:
     config = Config(model=ModelConfig(name=name, **more))
     model = build_model(config, channels, classes, size)
-    check_model(model, config, channels, size, classes)
+    check_model(model, config, image_format(channels), size, classes)
     return model
+
+
+def image_format(channels: int, dtype: Literal["uint8", "float32"] = "uint8") -> ImageFormat:
+    return ImageFormat(32, channels, (0.0,) * channels, (1.0,) * channels, dtype=dtype)
 
 
 def test_resnet18_small_has_documented_stem_and_stages() -> None:
@@ -79,6 +84,16 @@ def test_build_model_rejects_too_small_images() -> None:
         build("alexnet", size=8)
     with raises_problem("too-small", "data.image_size", "cnn ", " 4x4, ", " 3x3"):
         build("cnn", size=3)
+
+
+@pytest.mark.parametrize(("takes", "channels"), [(1, 3), (3, 1)])
+def test_check_model_names_number_of_channels_that_the_model_takes(takes: int, channels: int) -> None:
+    model, config = nn.Sequential(nn.Conv2d(takes, 4, 32), nn.Flatten()), Config(model=ModelConfig(name="own"))
+    with raises_problem("not-supported", "model.name", "own ", f" {takes} ", f" {channels};", f"data.channels={takes}"):
+        check_model(model, config, image_format(channels), 32, 4)
+    # data.channels converts no tensors of the user.
+    with raises_problem("not-supported", "model.name", f" {channels}x32x32 "):
+        check_model(model, config, image_format(channels, "float32"), 32, 4)
 
 
 def test_build_model_normal_init_has_requested_std() -> None:
