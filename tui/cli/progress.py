@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import queue
+import shlex
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any, cast
 
 from engine.runs.event_lines import describe_parameters, event_line, event_lines
 from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, StepEvent, WarningEvent
+from engine.runs.folder import runs_root
 from engine.runs.history import History
 from engine.runs.journal import to_line
 from engine.runs.start_events import RunStarting
@@ -20,6 +23,9 @@ from engine.utils.text import printable
 
 MAX_QUEUED_EVENTS = 10_000
 DRAIN_TIMEOUT_SECONDS = 5.0
+NEXT_COMMANDS = ("plot", "evaluate", "export")
+# Of a line of commands to copy.
+MAX_LINE_CHARACTERS = 80
 
 
 class DisconnectSafeStream:
@@ -39,6 +45,30 @@ class DisconnectSafeStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class NextCommands:
+    """The commands that use the run of these events once it has finished. A stopped run names its own command."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def lines(self, event: Event) -> list[str]:
+        """Return the lines that follow those of an event."""
+        if isinstance(event, RunStarting):
+            self._folder = Path(event.folder)
+        if not isinstance(event, RunFinished) or event.state != "finished" or self._folder is None:
+            return []
+        is_default = self._folder.parent == runs_root()
+        run = self._folder.name if is_default else printable(shlex.quote(str(self._folder)))
+        first, *others = (f"`gputrain {command} {run}`" for command in NEXT_COMMANDS)
+        lines = [f"next: {first}"]
+        for command in others:
+            if len(lines[-1]) + len(f", {command}") <= MAX_LINE_CHARACTERS:
+                lines[-1] += f", {command}"
+            else:
+                lines.append(f"      {command}")
+        return lines
 
 
 class JsonPrinter:
@@ -61,11 +91,11 @@ class PlainPrinter:
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stderr)
-        self._history = History()
+        self._history, self._next = History(), NextCommands()
 
     def __call__(self, event: Event) -> None:
         self._history.add(event)
-        for line in event_lines(event, self._history):
+        for line in (*event_lines(event, self._history), *self._next.lines(event)):
             self._out.write(line + "\n")
             self._out.flush()
 
@@ -80,7 +110,7 @@ class ProgressPrinter:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._history = History()
+        self._history, self._next = History(), NextCommands()
         self._console = Console(file=cast(IO[str], DisconnectSafeStream(sys.stderr)), highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -96,7 +126,7 @@ class ProgressPrinter:
 
     def __call__(self, event: Event) -> None:
         self._history.add(event)
-        for line in event_lines(event, self._history):
+        for line in (*event_lines(event, self._history), *self._next.lines(event)):
             style = "yellow" if isinstance(event, WarningEvent) else None
             if isinstance(event, RunFinished):
                 self.close()
