@@ -5,13 +5,14 @@ The CLI prints them and exits with code 2; the form shows them beside their fiel
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 # Libraries that only work in a combination of versions, which an extra of gputrain installs.
 EXTRAS = {"onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx", "torchcodec": "gpu-decode"}
+# Fewer letters begin too many words.
+MIN_PREFIX_LETTERS = 3
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,51 @@ def collect_problems(problems: list[Problem]) -> Iterator[None]:
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return `; did you mean X?` for the closest known word, or an empty string if none is close or `word` is a
     path."""
-    if "/" in word:
-        return ""
-    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else ""
+    found = None if "/" in word else nearest(word, candidates)
+    return f"; did you mean {found}?" if found is not None else ""
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate that `word` most likely means; None if none is close.
+
+    `word` is the start of it, or has at most one mistyped character in three, as in the suggestions of LLVM. Case and
+    the minus signs of options do not count.
+    """
+    typed = _folded(word)
+    folded = {candidate: _folded(candidate) for candidate in candidates}
+    longer = [candidate for candidate, name in folded.items() if name.startswith(typed)]
+    if longer and len(typed) >= MIN_PREFIX_LETTERS:
+        return min(longer, key=len)
+    distances: dict[str, int] = {}
+    for candidate, name in folded.items():
+        limit = (max(len(typed), len(name)) + 1) // 3
+        if (distance := _edit_distance(typed, name, limit)) <= limit:
+            distances[candidate] = distance
+    return min(distances, key=distances.__getitem__) if distances else None
+
+
+def _folded(word: str) -> str:
+    return word.lstrip("-").casefold()
+
+
+def _edit_distance(word: str, other: str, limit: int) -> int:
+    """Return the number of inserted, deleted, replaced and transposed characters (optimal string alignment).
+
+    Stops at `limit` with a number above it: `word` is compared with thousands of model names.
+    """
+    if abs(len(word) - len(other)) > limit:
+        return limit + 1
+    before, row = list[int](), list(range(len(other) + 1))
+    for i, letter in enumerate(word, 1):
+        earlier, before, row = before, row, [i]
+        for j, other_letter in enumerate(other, 1):
+            distance = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other_letter))
+            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == other_letter:
+                distance = min(distance, earlier[j - 2] + 1)
+            row.append(distance)
+        if min(row) > limit:
+            return limit + 1
+    return row[-1]
 
 
 def not_installed(library: str) -> str:

@@ -5,11 +5,31 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from engine.utils.errors import did_you_mean
 
 
-def test_did_you_mean_suggests_closest_word() -> None:
-    assert did_you_mean("resnet81", ["resnet18", "cnn"]) == "; did you mean resnet18?"
+@pytest.mark.parametrize(
+    ("word", "known", "closest"),
+    [
+        ("resnet81", "resnet18 cnn", "resnet18"),
+        ("rnu", "queue run", "run"),
+        ("Netnc", "Net7 NetNC", "NetNC"),
+        ("--trust", "--to --trust-code", "--trust-code"),
+        ("efficientnetb0", "efficientnet_b1 efficientnet_b0", "efficientnet_b0"),
+    ],
+)
+def test_did_you_mean_suggests_closest_word(word: str, known: str, closest: str) -> None:
+    assert did_you_mean(word, known.split()) == f"; did you mean {closest}?"
+
+
+@pytest.mark.parametrize(
+    ("word", "known"),
+    [("--bogus", "--gpus"), ("--loss", "--headless"), ("--epochs", "--detach"), ("wd", "lr"), ("n", "k"), ("", "abc")],
+)
+def test_did_you_mean_suggests_no_word_that_is_not_close(word: str, known: str) -> None:
+    assert did_you_mean(word, [known]) == ""
 
 
 def test_did_you_mean_suggests_no_word_for_path() -> None:
