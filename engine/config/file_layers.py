@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from engine.config.key_names import key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.settings import settings_file
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, yaml_error
@@ -89,7 +90,7 @@ def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int
     problems = [
         Problem(
             section,
-            f"must be a section with keys, not {type(keys).__name__}",
+            f"must be a section with keys, not {type(keys).__name__}{key_hint(section)}",
             source=str(shown_path(path)),
             code="invalid-value",
         )

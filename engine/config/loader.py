@@ -18,15 +18,16 @@ from pydantic import ValidationError
 
 from engine.config.effects import NoEffect, keys_without_effect
 from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
+from engine.config.key_names import key_hint
 from engine.config.layer_names import config_with_current_names
 from engine.config.messages import problem_from_pydantic
 from engine.config.notify_section import FILE_PREFIX, URLS_KEY
 from engine.config.rules import config_conflicts
-from engine.config.schema import Config, as_dict, fields, is_text_field
+from engine.config.schema import Config, as_dict, fields, is_text_field, sections
 from engine.config.settings import read_code_packages, settings_file
 from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.config.yaml_io import parse_yaml, yaml_error
-from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.errors import Problem, UsageError, did_you_mean, nearest
 from engine.utils.files import (
     config_folder,
     expand_user,
@@ -67,6 +68,7 @@ FOREIGN_URLS_ADVICE = "set notify.urls on the command line ([] for none), or tru
 PRESETS_FOLDER = "presets"
 # Files that a user may give in the place of a config.
 DATASET_SUFFIXES = {".gpk": "packed", ".tar": "webdataset"}
+YAML_SUFFIXES = (".yaml", ".yml")
 MAX_SHOWN_CHARACTERS = 100
 # Keys whose values do not carry over to another optimizer.
 OPTIMIZER_SPECIFIC_KEYS = ("momentum", "nesterov", "betas", "eps", "options")
@@ -123,8 +125,17 @@ def find_config(name: str) -> Path:
         if path.is_dir():
             images = f"data.dataset=folder data.path={shlex.quote(name)} for a folder of images"
             raise UsageError.one(name, f"is a folder; use a YAML file or a preset name, or {images}", code="not-a-file")
-    hint = did_you_mean(path.stem, available)
+    hint = _similar_file(path) or did_you_mean(path.stem, available)
     raise UsageError.one(name, f"no such file or preset; presets: {', '.join(available)}{hint}", code="not-found")
+
+
+def _similar_file(path: Path) -> str:
+    """Return a hint at a YAML file with a similar name in the folder of a missing file, or an empty string."""
+    with suppress(OSError):
+        files = {file.stem: file for file in sorted(path.parent.glob("*.y*ml")) if file.suffix in YAML_SUFFIXES}
+        if (stem := nearest(path.stem, files)) is not None:
+            return f"; did you mean {files[stem]}?"
+    return ""
 
 
 def _is_own(path: Path) -> bool:
@@ -139,10 +150,9 @@ def _parse_override(text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
     key = key.strip()
     if "." not in key:
-        keys = [name for name, _ in fields()]
-        matches = [name for name in keys if name.endswith(f".{key}")]
-        hint = f"; did you mean {' or '.join(matches)}?" if matches else did_you_mean(key, keys)
-        raise UsageError.one(key, f"must have the form section.key=value{hint}", code="unknown-key")
+        if key in sections():
+            raise UsageError.one(key, f"is a section, not a key{key_hint(key)}", code="unknown-key")
+        raise UsageError.one(key, f"must have the form section.key=value{key_hint(key)}", code="unknown-key")
     return key, parse_value(key, value)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
 
+from engine.config.key_names import key_hint
 from engine.config.notify_section import OCCASIONS, REFERENCE_ADVICE, URLS_KEY
 from engine.config.schema import fields, sections
 from engine.utils.errors import Problem, did_you_mean
@@ -49,17 +50,14 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
     source = files.get(key, "")
     if detail["type"] == "extra_forbidden":
         if len(location) == 1:
-            known_sections = list(sections())
+            hint = did_you_mean(key, sections()) or key_hint(key)
             return Problem(
                 key,
-                f"unknown section; must be one of {', '.join(known_sections)}{did_you_mean(key, known_sections)}",
+                f"unknown section; must be one of {', '.join(sections())}{hint}",
                 source=source,
                 code="unknown-key",
             )
-        names = [name for name, _ in fields()]
-        same_section = [name for name in names if name.startswith(f"{location[0]}.")]
-        hint = did_you_mean(key, same_section) or did_you_mean(key, names)
-        return Problem(key, f"unknown key{hint}", source=source, code="unknown-key")
+        return Problem(key, f"unknown key{key_hint(key)}", source=source, code="unknown-key")
     if key == URLS_KEY:
         # Without the value, which may be a URL with a password or a token.
         return Problem(

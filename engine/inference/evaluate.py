@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.config.code_trust import CodeTrust
 from engine.config.data_sections import AugmentConfig, DataConfig
+from engine.config.key_names import key_hint
 from engine.config.loader import parse_value, validate_config
 from engine.config.schema import Config, as_dict
 from engine.config.section import Section
@@ -32,7 +33,7 @@ from engine.models.factory import check_model
 from engine.training.losses import Criterion, build_loss
 from engine.training.metrics import Evaluation, EvaluationAccumulator
 from engine.training.own_metrics import OwnMetrics, concatenate
-from engine.utils.errors import Problem, UsageError, did_you_mean
+from engine.utils.errors import Problem, UsageError
 from engine.utils.host import available_cores
 from engine.utils.text import list_names
 
@@ -191,7 +192,7 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
                 Problem(key, "cannot be changed for an evaluation; only keys of data and eval can", code="fixed-value")
             )
         elif name not in OVERRIDABLE[section].model_fields:
-            problems.append(Problem(key, f"unknown key{did_you_mean(key, _overridable_keys())}", code="unknown-key"))
+            problems.append(Problem(key, f"unknown key{key_hint(key, _overridable_keys())}", code="unknown-key"))
         elif section == "data" and name in CHECKPOINT_DATA_KEYS:
             problems.append(Problem(key, "is fixed by the checkpoint; omit it", code="fixed-value"))
         else:

@@ -112,8 +112,9 @@ def print_config_keys(names: list[str], flags: list[str], *, as_json: bool) -> N
 
     Raises UsageError for a name that is neither a key nor a section, and for flags, which set values."""
     from engine.config.command_line import format_value
+    from engine.config.key_names import key_hint
     from engine.config.messages import EXTRA_ALLOWED_FORMS
-    from engine.config.schema import fields
+    from engine.config.schema import fields, sections
     from engine.utils.errors import UsageError, did_you_mean
     from tui.form.fields import field_kind
 
@@ -135,7 +136,8 @@ def print_config_keys(names: list[str], flags: list[str], *, as_json: bool) -> N
     }
     for name in names:
         if not any(key == name or key.startswith(f"{name}.") for key in rows):
-            raise UsageError.one(name, f"is no config key or section{did_you_mean(name, rows)}", code="unknown-key")
+            hint = did_you_mean(name, sections()) or key_hint(name)
+            raise UsageError.one(name, f"is no config key or section{hint}", code="unknown-key")
     if names:
         rows = {key: row for key, row in rows.items() if key in names or key.partition(".")[0] in names}
     if as_json:

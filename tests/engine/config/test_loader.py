@@ -201,6 +201,11 @@ def test_resolve_suggests_section_for_bare_key() -> None:
     assert has_problem([problem], "unknown-key", "lr", "section.key=value", "optim.lr?")
 
 
+def test_resolve_suggests_name_key_for_section_with_value() -> None:
+    [problem] = problems("model=resnet18")
+    assert has_problem([problem], "unknown-key", "model", "model.name?")
+
+
 def test_resolve_reports_all_conflicts_together() -> None:
     reported = locations("data.dataset=mnist", "schedule.name=multistep", "optim.nesterov=true", "optim.momentum=0.0")
     assert reported == ["data.path", "optim.nesterov", "schedule.milestones"]
@@ -227,6 +232,8 @@ def test_parse_yaml_reads_scalars_as_yaml_1_2(text: str, value: object) -> None:
         ("run: {epochs: 1}\nrun: {seed: 1}", "invalid-yaml", "{}, line 2", " run "),
         ("- 1", "wrong-format", "{}", ", data, "),
         ("run: 3", "invalid-value", "run", "int"),
+        ("model: resnet18", "invalid-value", "model", "model.name?"),
+        ("optimizer: {name: adam}", "unknown-key", "optimizer", "optim.name?"),
         ("base: 3", "invalid-value", "{}", "base: "),
         ("? [a, b]\n: 1", "invalid-yaml", "{}, line 1", ""),
     ],
@@ -240,8 +247,14 @@ def test_resolve_rejects_file_that_is_not_a_config(
 
 
 def test_resolve_suggests_nearest_preset_for_missing_file() -> None:
-    (problem,) = problems(file="configs/digit.yaml")
-    assert has_problem([problem], "not-found", "configs/digit.yaml", "digits?")
+    (problem,) = problems(file="nowhere/digit.yaml")
+    assert has_problem([problem], "not-found", "nowhere/digit.yaml", "digits?")
+
+
+def test_resolve_suggests_nearest_file_before_preset(tmp_path: Path) -> None:
+    file = write(tmp_path / "mnist.yaml", "")
+    (problem,) = problems(file=str(tmp_path / "mnist.yml"))
+    assert has_problem([problem], "not-found", None, f"{file}?")
 
 
 @pytest.mark.parametrize("name", ["1e3", "08", "010", "off", "1_000", "2001-01-01", "1.", "0x1", "null", "true"])
@@ -295,6 +308,13 @@ def test_config_command_resolves_flags_of_run_without_data_path() -> None:
     assert printed.exit_code == 0
     assert says(printed.stderr, "missing-value", "warning: data.path: ", "data.path (--data-path)")
     assert printed.stderr.count("\n") == 1
+
+
+def test_config_command_accepts_keys_as_options() -> None:
+    printed = call("config", "--optim.lr", "0.3", "digits", "--optim.weight-decay=1e-3", "--model.ema", "0.9", "--json")
+    values = json.loads(printed.stdout)
+    assert (values["optim"]["lr"], values["optim"]["weight_decay"], values["model"]["ema"]) == (0.3, 1e-3, 0.9)
+    assert values["data"]["dataset"] == "digits"
 
 
 def test_config_command_accepts_each_flag_of_a_key() -> None:

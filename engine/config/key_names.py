@@ -1,0 +1,93 @@
+"""Find the config key that a user means: names of other libraries, other sections, misspelled names.
+
+`engine.config.loader`, `engine.config.messages` and the command line name it in their messages about unknown keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from engine.config.schema import fields, sections
+from engine.utils.errors import nearest
+
+# What PyTorch, torchvision, timm, Keras, Lightning, Hugging Face and Ultralytics call a key whose name here is another.
+# A section stands for the key that most users set in it.
+SYNONYMS = {
+    "run.epochs": ("max_epochs", "n_epochs", "num_epochs", "num_train_epochs"),
+    "run.seed": ("manual_seed", "random_seed"),
+    "run.early_stop": ("early_stopping", "early_stopping_patience"),
+    "device.gpus": ("accelerator", "cuda", "device", "device_ids", "devices", "gpu", "gpu_ids", "gpus_per_node"),
+    "device.ranks": ("nproc", "nproc_per_node", "world_size"),
+    "data.dataset": ("data", "dataset_name"),
+    "data.path": ("data_dir", "data_path", "data_root", "dataset_path", "root", "train_dir"),
+    "data.val_path": ("val_dir", "valid_dir"),
+    "data.batch_size": ("batch", "bs", "per_device_train_batch_size", "train_batch_size"),
+    "data.workers": ("dataloader_num_workers", "num_workers"),
+    "data.image_size": ("crop_size", "img_size", "imgsz", "input_size", "resolution", "size", "train_crop_size"),
+    "data.num_classes": ("classes", "nb_classes", "nc"),
+    "augment.policy": ("aa", "augment", "augmentation", "auto_augment"),
+    "augment.flip": ("fliplr", "hflip"),
+    "augment.erasing": ("random_erase", "random_erasing", "reprob"),
+    "model.name": ("arch", "architecture", "backbone", "model", "model_name", "net", "network"),
+    "model.weights": ("checkpoint_path", "finetune", "init_checkpoint", "pretrained"),
+    "model.ema": ("ema_decay", "model_ema", "model_ema_decay"),
+    "model.sync_bn": ("sync_batchnorm", "syncbn"),
+    "loss.name": ("criterion", "loss", "loss_fn", "loss_function"),
+    "loss.label_smoothing": ("smoothing",),
+    "optim.name": ("opt", "optim", "optimiser", "optimizer"),
+    "optim.lr": ("base_lr", "init_lr", "initial_lr", "learning_rate", "lr0"),
+    "optim.weight_decay": ("l2", "wd"),
+    "optim.clip_norm": ("clip_grad", "clip_grad_norm", "grad_clip", "gradient_clip_val", "max_grad_norm"),
+    "optim.accumulate": (
+        *("accum_steps", "accumulate_grad_batches", "grad_accum", "grad_accum_steps"),
+        "gradient_accumulation_steps",
+    ),
+    "schedule.name": ("lr_schedule", "lr_scheduler", "lr_scheduler_type", "sched", "schedule", "scheduler"),
+    "schedule.warmup_epochs": ("lr_warmup_epochs", "warmup"),
+    "schedule.warmup_steps": ("num_warmup_steps",),
+    "schedule.milestones": ("decay_milestones", "lr_steps"),
+    "schedule.gamma": ("decay_rate", "lr_gamma"),
+    "schedule.step_size": ("lr_step_size",),
+    "precision.amp": ("bf16", "fp16", "half", "mixed_precision", "precision"),
+    "checkpoint.keep": ("save_top_k", "save_total_limit"),
+}
+_KEY_OF_SYNONYM = {synonym: key for key, synonyms in SYNONYMS.items() for synonym in synonyms}
+
+
+def find_keys(word: str, known: Collection[str] | None = None) -> list[str]:
+    """Return the keys that are named by `word`, a `section.key` of any section or a bare name, or by a synonym.
+
+    `known` are the keys to choose from, by default all.
+    """
+    keys = _all_keys() if known is None else known
+    folded = word.casefold().replace("-", "_")
+    name = folded.rpartition(".")[2]
+    synonym = _KEY_OF_SYNONYM.get(name, "")
+    if folded in keys:
+        return [folded]
+    return [synonym] if synonym in keys else [key for key in keys if _name(key) == name]
+
+
+def key_hint(word: str, known: Collection[str] | None = None) -> str:
+    """Return `; did you mean KEY?` for an unknown key, or an empty string if no key is close."""
+    keys = _all_keys() if known is None else known
+    found = find_keys(word, keys)
+    section, _, name = word.rpartition(".")
+    if word in sections():
+        # Without a key that stands for it, all its keys are equally likely.
+        return f"; did you mean {found[0]}?" if found else ""
+    if not found and section not in sections() and (near := nearest(section, sections())) is not None:
+        found = [key for key in keys if key == f"{near}.{name}"]
+    # Names alone: two keys of a section have its name in common.
+    for candidates in ([key for key in keys if key.startswith(f"{section}.")], keys):
+        if not found and (near := nearest(name, map(_name, candidates))) is not None:
+            found = [key for key in candidates if _name(key) == near]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _all_keys() -> list[str]:
+    return [key for key, _ in fields()]
+
+
+def _name(key: str) -> str:
+    return key.partition(".")[2]

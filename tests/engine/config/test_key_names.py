@@ -1,0 +1,48 @@
+"""Suggestions for config keys: names of other libraries come before similar names."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config.key_names import SYNONYMS, find_keys, key_hint
+from engine.config.schema import fields
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("optim.learning_rate", "optim.lr"),
+        ("optim.wd", "optim.weight_decay"),
+        ("optim.weightdecay", "optim.weight_decay"),
+        ("weight-decay", "optim.weight_decay"),
+        ("optimizer", "optim.name"),
+        ("model", "model.name"),
+        ("data", "data.dataset"),
+        ("batch", "data.batch_size"),
+        ("data.batch", "data.batch_size"),
+        ("schedule.epochs", "run.epochs"),
+        ("OPTIM.LR", "optim.lr"),
+        ("optm.lr", "optim.lr"),
+        ("optim.momentun", "optim.momentum"),
+        ("name", "run.name or model.name or loss.name or optim.name or schedule.name"),
+    ],
+)
+def test_key_hint_suggests_key(word: str, key: str) -> None:
+    assert key_hint(word) == f"; did you mean {key}?"
+
+
+@pytest.mark.parametrize("word", ["optim.xyzzy", "model.resnet", "queue", "bogus"])
+def test_key_hint_suggests_no_key_that_is_not_close(word: str) -> None:
+    assert key_hint(word) == ""
+
+
+def test_find_keys_chooses_from_known_keys() -> None:
+    assert find_keys("learning_rate", ["data.path", "eval.tta"]) == []
+
+
+def test_synonyms_stand_for_keys_and_are_no_names_of_keys() -> None:
+    keys = [key for key, _ in fields()]
+    synonyms = [synonym for group in SYNONYMS.values() for synonym in group]
+    assert SYNONYMS.keys() <= set(keys)
+    assert len(synonyms) == len(set(synonyms))
+    assert {key.partition(".")[2] for key in keys}.isdisjoint(synonyms)
