@@ -178,7 +178,7 @@ def trust_option(*, granted: bool) -> CodeTrust:
 
 
 # `tui.cli.help` prints one line for each word of the metavar.
-CONFIG_HELP = "YAML file, or preset such as digits.\nConfig override, such as optim.lr=0.1."
+CONFIG_HELP = "YAML file, or preset such as digits.\nConfig override, such as optim.lr=0.1 or --optim.lr 0.1."
 RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
 ConfigArguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=CONFIG_HELP)]
 NgpuOption = Annotated[

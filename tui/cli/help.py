@@ -6,18 +6,21 @@ the Python type of each argument.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from tui.cli.arguments import exit_on_usage_error
-from tui.cli.usage_errors import one_line_usage_errors, unknown_command_problem
+from tui.cli.usage_errors import one_line_usage_errors, takes_config_keys, unknown_command_problem
 from tui.flags import FLAG_TO_KEY
 
 TRAIN, RUNS, RESULTS, MACHINE = "Train", "Runs", "Results", "Machine"
 """Groups of commands, in the order of `gputrain --help`."""
 CONFIG_OPTIONS = "Config options"
+# No option of gputrain contains a dot.
+KEY_OPTION = re.compile(r"--[A-Za-z]\w*\.[\w.-]+")
 MAX_HELP_COLUMNS = 120
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MAX_HELP_COLUMNS}
 
@@ -113,12 +116,34 @@ class HelpCommand(TyperCommand):
         with one_line_usage_errors():
             return super().make_context(*arguments, **extra)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, join_key_options(args) if takes_config_keys(self) else args)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param.metavar for param in self.params if param.param_type_name == "argument"]
         return ["[OPTIONS]", *(metavar for metavar in arguments if metavar)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_parameters(self, ctx, formatter)
+
+
+def join_key_options(args: Sequence[str]) -> list[str]:
+    """Return the arguments with `section.key=value` for each `--section.key value` before `--`.
+
+    A key without a value becomes an argument of its own, which the command refuses.
+    """
+    joined, number = list[str](), 0
+    while number < len(args) and args[number] != "--":
+        option, sign, value = args[number].partition("=")
+        number += 1
+        if KEY_OPTION.fullmatch(option) is None:
+            joined.append(f"{option}{sign}{value}")
+            continue
+        if not sign and number < len(args) and not args[number].startswith("--"):
+            sign, value = "=", args[number]
+            number += 1
+        joined.append(f"{option[2:].replace('-', '_')}{sign}{value}")
+    return [*joined, *args[number:]]
 
 
 class MinusWordsCommand(HelpCommand):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tui.cli.arguments import exit_on_usage_error
+from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
     from engine.utils.errors import Problem
@@ -48,10 +49,27 @@ def _to_problem(error: Any) -> Problem:
         return Problem(location, _as_clause(error.message), advice, code="invalid-value")
     if hasattr(error, "possibilities"):
         known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
-        nearest = did_you_mean(error.option_name, known)
-        reason = f"there is no such option{nearest}"
-        return Problem(error.option_name, reason, "" if nearest else advice, code="unknown-option")
+        hint = _key_option_hint(error.option_name, context.command, known) or did_you_mean(error.option_name, known)
+        return Problem(
+            error.option_name, f"there is no such option{hint}", "" if hint else advice, code="unknown-option"
+        )
     return Problem("", _as_clause(error.format_message()), advice, code="invalid-value")
+
+
+def _key_option_hint(option: str, command: Any, known: list[str]) -> str:
+    """Return a hint at the option of the config key that a command may set and an unknown option names."""
+    if not takes_config_keys(command):
+        return ""
+    from engine.config.key_names import find_keys
+
+    flags = {key: f"--{flag.replace('_', '-')}" for flag, key in FLAG_TO_KEY.items()}
+    names = [flags[key] if flags.get(key) in known else f"--{key}" for key in find_keys(option.lstrip("-"))]
+    return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+def takes_config_keys(command: Any) -> bool:
+    """Whether the arguments of a command may be `section.key=value`, or a search space."""
+    return any(param.param_type_name == "argument" and "[KEY=" in (param.metavar or "") for param in command.params)
 
 
 def _help_advice(context: Any) -> str:

@@ -12,9 +12,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from engine.config.code_trust import CodeTrust
+from engine.config.schema import fields
 from engine.sweeps.plan import plan_sweep
 from engine.sweeps.settings import SweepSettings, split_space
-from tui.cli.help import MACHINE, RESULTS, RUNS, TRAIN
+from tui.cli.help import MACHINE, RESULTS, RUNS, TRAIN, join_key_options
 from tui.cli.main import app
 
 CLI = get_command(app)
@@ -46,6 +47,16 @@ def test_subcommand_is_listed_on_one_line_and_has_example_in_80_columns(command:
     assert page.startswith(f"Usage: gputrain {command} {subcommand} [OPTIONS]")
     assert f"    gputrain {command} {subcommand}" in page.partition("Examples:")[2]
     assert max(map(len, page.splitlines())) <= 80
+
+
+def test_join_key_options_accepts_each_key() -> None:
+    keys = [key for key, _ in fields()]
+    assert join_key_options([word for key in keys for word in (f"--{key}", "-1")]) == [f"{key}=-1" for key in keys]
+
+
+def test_join_key_options_keeps_other_arguments() -> None:
+    words = ["a.yaml", "--lr", "0.1", "--name=a.b", "--data-path", "x.gpk", "--", "--optim.lr", "1"]
+    assert join_key_options(words) == words
 
 
 @pytest.mark.parametrize("command", COMMANDS)
