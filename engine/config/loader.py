@@ -24,6 +24,7 @@ from engine.config.messages import problem_from_pydantic
 from engine.config.notify_section import FILE_PREFIX, URLS_KEY
 from engine.config.rules import config_conflicts
 from engine.config.schema import Config, as_dict, fields, is_text_field, sections
+from engine.config.section import USER_CODE_FILE
 from engine.config.settings import read_code_packages, settings_file
 from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.config.yaml_io import parse_yaml, yaml_error
@@ -291,7 +292,8 @@ def validate_config(values: Mapping[str, Any], files: Mapping[str, str] | None =
         config = Config.model_validate(values)
     except ValidationError as error:
         problems: dict[str, Problem] = {}
-        for detail in error.errors():
+        # Of the errors of a union's members, the first is reported.
+        for detail in sorted(error.errors(), key=lambda detail: detail["type"] != USER_CODE_FILE):
             problem = problem_from_pydantic(detail, files or {})
             problems.setdefault(problem.location, problem)
         valid_part = _config_without(values, problems.keys())

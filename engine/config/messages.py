@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from engine.config.key_names import key_hint
 from engine.config.notify_section import OCCASIONS, REFERENCE_ADVICE, URLS_KEY
 from engine.config.schema import fields, sections
+from engine.config.section import USER_CODE_FILE
 from engine.utils.errors import Problem, did_you_mean
 
 # YAML aliases expand exponentially: the full repr of a few lines can fill the memory.
@@ -65,7 +66,7 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         )
     value = detail["input"]
     allowed = detail["msg"][0].lower() + detail["msg"][1:]
-    if key in _KEY_MESSAGES:
+    if key in _KEY_MESSAGES and detail["type"] != USER_CODE_FILE:
         allowed = _KEY_MESSAGES[key]
     elif detail["type"] == "literal_error":
         choices = str(detail.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")

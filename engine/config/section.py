@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
@@ -12,6 +13,8 @@ from pydantic_core import PydanticCustomError
 from engine.config.run_name import name_problem, normalize_name
 
 MAX_OPTION_VALUES = 10_000
+USER_CODE_FILE = "user_code_file"
+"""Type of the error of pydantic for user code that is named by a path."""
 
 
 def _as_text(value: object) -> object:
@@ -64,6 +67,24 @@ def _as_name_prefixes(value: object) -> object:
     return tuple(map(_as_text, value)) if isinstance(value, list) else value
 
 
+def _as_import_path(value: object) -> object:
+    """Convert the path of a file, such as `nets/small.py:Net`, to its import path, `nets.small:Net`.
+
+    Raises PydanticCustomError for a file that cannot be imported from the working folder by this path.
+    """
+    match = re.fullmatch(r"(.+)\.py:([A-Za-z_][\w.]*)", value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    path, name = PurePath(match[1]), match[2]
+    if all(part.isidentifier() for part in path.parts):
+        return f"{'.'.join(path.parts)}:{name}"
+    advice = f"use {path.name}:{name} with run.code={path.parent}"
+    if not path.name.isidentifier():
+        advice = f"rename {path.name}.py, which cannot be imported"
+    # Braces in a template would be placeholders.
+    raise PydanticCustomError(USER_CODE_FILE, "{reason}", {"reason": f"user code is module:name; {advice}"})
+
+
 Text = Annotated[str, BeforeValidator(_as_text)]
 GpuSelection = Annotated[str, BeforeValidator(_as_gpu_selection)]
 Floats = Annotated[tuple[float, ...], Strict(False)]
@@ -73,7 +94,8 @@ Options = Annotated[dict[str, Any], BeforeValidator(_empty_if_none), AfterValida
 Factors = Annotated[dict[str, float], BeforeValidator(_empty_if_none)]
 # User code: a module and a callable in it.
 USER_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
-UserCodePath = Annotated[str, Field(pattern=USER_CODE_PATTERN)]
+UserCodePath = Annotated[str, BeforeValidator(_as_import_path), Field(pattern=USER_CODE_PATTERN)]
+ModelName = Annotated[str, BeforeValidator(_as_text), BeforeValidator(_as_import_path)]
 PackageNames = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], BeforeValidator(as_list), Strict(False)
 ]

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
-from engine.config.section import Factors, FloatPair, Options, Section, Text, UserCodePath, _as_name_prefixes, as_list
+from engine.config.section import (
+    Factors,
+    FloatPair,
+    ModelName,
+    Options,
+    Section,
+    Text,
+    UserCodePath,
+    _as_name_prefixes,
+    as_list,
+)
 
 BUILTIN_MODELS = ("cnn", "linear", "resnet18-small")
 _EPOCH_SCHEDULES = {"step", "multistep", "exponential", "restarts", "plateau"}
@@ -48,7 +58,7 @@ TimmOptimizerName = Annotated[str, Field(pattern=r"^timm:\w+$")]
 class ModelConfig(Section):
     """Section `model`: model, initial weights and compilation."""
 
-    name: Text = Field(
+    name: ModelName = Field(
         "cnn",
         min_length=1,
         title="model",

@@ -169,6 +169,8 @@ def _describe_missing(module: str, root: Path) -> str:
     parent_folder, parts = root, module.split(".")
     while len(parts) > 1 and (parent_folder / parts[0]).is_dir():
         parent_folder /= parts.pop(0)
+    if len(parts) > 1 and (file := parent_folder / f"{parts[0]}.py").is_file():
+        return f"{file} is a module, not a package, so it contains no module {'.'.join(parts[1:])}"
     missing = ".".join([*parent_folder.relative_to(root).parts, parts[0]])
     names = sorted(
         path.stem for path in parent_folder.glob("*") if path.suffix == ".py" or (path / "__init__.py").is_file()

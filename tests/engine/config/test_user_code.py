@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.config.settings import settings_file
 from engine.config.user_code import check_user_code, load_user_code
@@ -130,6 +131,8 @@ def test_user_model_must_return_module(user_code_folder: Path) -> None:
         ("owncod.nets:build", "not-found", ("owncod ", "owncode?", "run.code")),
         ("owncode.net:build", "not-found", ("owncode.net ", "nets?")),
         ("owncode.nets:biuld", "not-found", ("owncode.nets ", "biuld", "build?")),
+        ("owncode.nets:BUILD", "not-found", ("owncode.nets ", "BUILD", "build?")),
+        ("owncode.nets.py:build", "not-found", ("/owncode/nets.py ", " py")),
         ("owncode.light:table", "invalid-value", ("dict",)),
         ("owncode.divides:build", "user-code-failed", ("ZeroDivisionError: division by zero (", "divides.py, line 2)")),
         ("owncode.lacks:build", "user-code-failed", ("'surely_not_installed' (", "/owncode/lacks.py, line 1)")),
@@ -145,6 +148,30 @@ def test_load_user_code_reports_import_failure_in_one_line(
     [problem] = caught.value.problems
     assert has_problem([problem], code, "loss.name", *values)
     assert "\n" not in str(problem)
+
+
+@pytest.mark.parametrize("path", ["owncode/nets.py:build", "./owncode/nets.py:build"])
+def test_user_code_may_be_named_by_path_of_file(path: str) -> None:
+    values = {"model": {"name": path}, "loss": {"name": path}, "eval": {"metrics": [path]}}
+    checked = Config.model_validate(values)
+    assert (checked.model.name, checked.loss.name, checked.eval.metrics) == (
+        *("owncode.nets:build", "owncode.nets:build"),
+        ("owncode.nets:build",),
+    )
+
+
+@pytest.mark.parametrize("key", ["model.name", "data.dataset", "optim.name"])
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/home/a/nets.py:Net", "nets:Net with run.code=/home/a"),
+        ("../nets.py:Net", "nets:Net with run.code=.."),
+        ("my-nets.py:Net", "my-nets.py,"),
+    ],
+)
+def test_user_code_path_that_cannot_be_imported_is_explained(key: str, path: str, advice: str) -> None:
+    with raises_problem("invalid-value", key, path, "module:name", advice):
+        resolve_config(None, [f"{key}={path}"])
 
 
 def test_load_user_code_reports_missing_folder(tmp_path: Path) -> None:
