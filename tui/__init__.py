@@ -1,7 +1,7 @@
 """Command line and terminal UI of gputrain, with the entry points of `gputrain` and `gputrain-tui`.
 
-The entry points import the rest lazily: `gputrain gpus` and `gputrain-tui` start the GPU sampler first, and
-`gputrain-tui` does without the command line.
+The entry points import the rest lazily: `tui.__main__` settles first where `engine` lies, `gputrain gpus` and
+`gputrain-tui` start the GPU sampler first, and `gputrain-tui` does without the command line.
 """
 
 import gc
@@ -9,8 +9,6 @@ import io
 import os
 import stat
 import sys
-
-from engine.utils.entry_point import begin_process, reported_faults
 
 
 def restrict_umask() -> None:
@@ -26,6 +24,8 @@ def escape_unencodable_output() -> None:
 
 def main() -> None:
     """Entry point of `gputrain`."""
+    from engine.utils.entry_point import begin_process, reported_faults
+
     begin_process()
     restrict_umask()
     escape_unencodable_output()
@@ -44,6 +44,8 @@ def main() -> None:
 
 def screen() -> None:
     """Entry point of `gputrain-tui`."""
+    from engine.utils.entry_point import begin_process, reported_faults
+
     begin_process()
     restrict_umask()
     if len(sys.argv) == 1:

@@ -42,8 +42,10 @@ def describe_exception(error: BaseException, folder: str | None = None, packages
         frames = traceback.extract_tb(error.__traceback__)
         outside = [frame for frame in frames if not _is_own_file(Path(frame.filename))]
         place = _format_place(outside[-1]) if outside else ""
-    hint = shadowed_package_hint(error, folder)
-    return (f"{name}: {text}{place}" if text else f"{name}{place}") + hint
+    if hint := shadowed_package_hint(error, folder):
+        # The error itself names a file of gputrain, which says nothing to the user.
+        return f"{hint.removeprefix('; ')}{place}"
+    return f"{name}: {text}{place}" if text else f"{name}{place}"
 
 
 def user_location(error: BaseException, folder: str | None, packages: Collection[str] = ()) -> str:

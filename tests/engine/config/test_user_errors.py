@@ -17,7 +17,7 @@ from engine.distributed.failures import describe_cause, rank_failure
 from engine.models.factory import build_model, check_model
 from engine.training.losses import build_loss
 from engine.utils.errors import UsageError
-from support.messages import raises_problem
+from support.messages import has_problem, raises_problem
 
 MODULE = "owned"
 SOURCE = """
@@ -158,6 +158,19 @@ def test_own_package_named_like_that_of_gputrain_is_reported(package: str, state
     name = package.partition("/")[0].removesuffix(".py")
     with raises_problem("user-code-failed", "model.name", f"`import {name}`", tmp_path / package.split("/")[0]):
         load_user_code("model.name", "imports_it:build", str(tmp_path))
+
+
+def test_engine_module_of_torchvision_layout_is_refused_with_file_to_rename(tmp_path: Path) -> None:
+    # As in references/detection of torchvision.
+    (tmp_path / "utils.py").write_text("size = 64\n")
+    (tmp_path / "engine.py").write_text("import utils\ndef train_one_epoch(): ...\n")
+    (tmp_path / "train.py").write_text("import utils\nfrom engine import train_one_epoch\ndef build(): ...\n")
+    place = f"({tmp_path / 'train.py'}, line 2)"
+    with pytest.raises(UsageError) as refused:
+        load_user_code("model.name", "train:build", str(tmp_path))
+    (problem,) = refused.value.problems
+    assert has_problem([problem], "user-code-failed", "model.name", tmp_path / "engine.py", place)
+    assert "ImportError" not in str(problem)
 
 
 @pytest.mark.parametrize(

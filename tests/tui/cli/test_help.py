@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from engine.sweeps.settings import SweepSettings, split_space
 from tui.cli.help import MACHINE, RESULTS, RUNS, TRAIN, join_key_options
 from tui.cli.main import app
 
+ROOT = Path(__file__).parents[3]
 CLI = get_command(app)
 COMMANDS = sorted(CLI.commands)  # type: ignore[attr-defined]
 
@@ -47,6 +51,15 @@ def test_subcommand_is_listed_on_one_line_and_has_example_in_80_columns(command:
     assert page.startswith(f"Usage: gputrain {command} {subcommand} [OPTIONS]")
     assert f"    gputrain {command} {subcommand}" in page.partition("Examples:")[2]
     assert max(map(len, page.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("module", "own_file"), [("tui", "engine.py"), ("engine", "utils.py")])
+def test_python_m_prints_help_beside_own_code(module: str, own_file: str, tmp_path: Path) -> None:
+    (tmp_path / own_file).write_text("raise SystemExit('the own module of the user')\n")
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"Train PyTorch models on multiple GPUs" in done.stdout
 
 
 def test_join_key_options_accepts_each_key() -> None:
