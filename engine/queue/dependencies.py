@@ -57,11 +57,15 @@ def check_cycles(name: str, root: Path, dependencies: Sequence[Dependency]) -> N
 
 @dataclass
 class FollowedRun:
-    """A run that another one waits for. `folder` is None if it no longer exists."""
+    """A run that another one waits for. `folder` is None if it no longer exists.
+
+    `is_stopped` is what the last `waits_because` found: the run was stopped, and finishes only if the user resumes it.
+    """
 
     dependency: Dependency
     folder: RunFolder | None
     watcher: RunWatcher | None = field(default=None)
+    is_stopped: bool = field(default=False, init=False)
 
     @classmethod
     def open(cls, root: Path, dependency: Dependency) -> FollowedRun:
@@ -77,6 +81,7 @@ class FollowedRun:
         """Return why the run is still to be waited for, "" if it has ended as it should.
 
         Raises DependencyError if it will never end so."""
+        self.is_stopped = False
         if self.folder is None or self.watcher is None or os.fstat(self.folder.held_fd).st_nlink == 0:
             if self.dependency.any_end:
                 return ""
@@ -93,6 +98,9 @@ class FollowedRun:
             return f"after run {name}, which was interrupted while it waited; `gputrain queue resume {name}` starts it"
         if state is RunState.FINISHED or self.dependency.any_end:
             return ""
+        if state is RunState.STOPPED:
+            self.is_stopped = True
+            return f"after run {name}, which was stopped; `gputrain resume {name}` continues it"
         message = self.watcher.history.finished.message if self.watcher.history.finished else ""
         cause = f" ({message})" if message else ""
         raise DependencyError(
@@ -106,7 +114,7 @@ class FollowedRun:
             os.close(self.folder.held_fd)
 
 
-_ENDS = {RunState.FAILED: "failed", RunState.STOPPED: "was stopped", RunState.CRASHED: "crashed"}
+_ENDS = {RunState.FAILED: "failed", RunState.CRASHED: "crashed"}
 
 
 def _hold_same(folder: RunFolder, dependency: Dependency) -> RunFolder | None:

@@ -66,7 +66,8 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
     state = folder.state(RunWatcher(folder).poll())
     names = [row.name for row in own]
     hint = did_you_mean(reference, names) if names else ""
-    raise UsageError.one(folder.name, f"is not in the queue: it is {state}{hint}", code="wrong-state")
+    advice = f"stop it with `gputrain stop {folder.name}`" if state.live else ""
+    raise UsageError.one(folder.name, f"is not in the queue: it is {state}{hint}", advice, code="wrong-state")
 
 
 def hold(row: QueueRow) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.config.schema import Config
-from engine.gpus.queue_terms import Backfill, QueueTerms
+from engine.gpus.queue_terms import Backfill, Blocked, QueueTerms
 from engine.queue.dependencies import FollowedRun
 from engine.queue.state import (
     PENDING_STAGES,
@@ -77,19 +77,33 @@ class QueuePlace:
         terms = QueueTerms(
             priority=self.state.priority,
             position=self.state.position,
-            blocked="held" if self.state.held else "dependency" if blocked else "",
+            blocked=blocked,
             share=self.share,
             folder=str(shown_path(self.folder.root)),
         )
         return terms, reason
 
-    def _blocked(self) -> tuple[bool, str]:
+    def _blocked(self) -> tuple[Blocked, str]:
+        """Return what the run waits for before it waits for GPUs, and the reason as text."""
         # Also while the run is held: a failed dependency ends it.
         reasons = [reason for run in self.followed if (reason := run.waits_because())]
+        name = shown_path(self.folder.root).name
         if self.state.held:
-            name = shown_path(self.folder.root).name
-            return True, f"held; `gputrain queue release {name}` lets it start"
-        return bool(reasons), "; ".join(reasons)
+            return "held", f"held; `gputrain queue release {name}` lets it start"
+        if any(run.is_stopped for run in self.followed):
+            return "held", "; ".join([*reasons, f"`gputrain queue release {name}` starts this run without it"])
+        return "dependency" if reasons else "", "; ".join(reasons)
+
+    def _release(self) -> str:
+        """Let the run wait for its turn, no longer for runs that were stopped. Return the outcome."""
+        stopped = [run for run in self.followed if run.is_stopped]
+        if not self.state.held and not stopped:
+            return "not held"
+        for run in stopped:
+            self.followed.remove(run)
+            run.close()
+        self.save(held=False, after=tuple(run.dependency for run in self.followed))
+        return "the run waits for its turn"
 
     def _apply(self, request: ControlRequest) -> None:
         """Carry out a request and record it. Raises CancelledError."""
@@ -101,12 +115,13 @@ class QueuePlace:
     def _outcome(self, request: ControlRequest) -> str:
         if request.request == "stop":
             return "the run leaves the queue"
-        if request.request in ("hold", "release"):
-            held = request.request == "hold"
-            if held == self.state.held:
-                return "already held" if held else "not held"
-            self.save(held=held)
-            return "the run does not start until it is released" if held else "the run waits for its turn"
+        if request.request == "hold":
+            if self.state.held:
+                return "already held"
+            self.save(held=True)
+            return "the run does not start until it is released"
+        if request.request == "release":
+            return self._release()
         if request.request == "order":
             try:
                 priority = valid_priority(request.values.get("priority"))

@@ -74,7 +74,8 @@ def hold(run: WaitingRunArgument, runs_dir: RunsDirOption = None) -> None:
 def release(run: WaitingRunArgument, runs_dir: RunsDirOption = None) -> None:
     """Let a held run start again.
 
-    It arrives anew: runs of other users that have arrived meanwhile come first.
+    It arrives anew: runs of other users that have arrived meanwhile come first. A run that is held because a run before
+    it was stopped starts without it.
     """
     from engine.queue import edit
 
@@ -86,7 +87,7 @@ def release(run: WaitingRunArgument, runs_dir: RunsDirOption = None) -> None:
 def cancel(run: WaitingRunArgument, runs_dir: RunsDirOption = None) -> None:
     """Remove a waiting run from the queue.
 
-    Its folder stays, as a stopped run.
+    Its folder stays, as a stopped run. Runs that wait for it are held; `gputrain resume RUN` starts it after all.
     """
     from engine.queue import edit
     from engine.runs.folder import RunFolder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun
 from engine.launch.preflight import RunRequest
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
+from engine.runs.control import send_request
 from engine.runs.events import RunFinished, WaitingForGpus
 from engine.runs.folder import list_runs
 from engine.training.job import ExitCode
@@ -70,6 +72,19 @@ def test_owner_keeps_dependencies_of_run_whose_wait_was_interrupted(tmp_path: Pa
     with owner(tmp_path, run={"resume": True}) as owned:
         place = owned.run.enter_queue()
         assert [dependency.name for dependency in place.state.after] == ["b"]
+
+
+def test_run_behind_stopped_run_is_held_until_it_is_released(tmp_path: Path) -> None:
+    for name, state in (("b", "stopped"), ("c", "finished")):
+        make_run_folder(tmp_path, name, make_run_started(), RunFinished(state=state))
+    with owner(tmp_path, queue={"after": ["b", "c"]}) as owned:
+        place = owned.run.enter_queue()
+        terms, reason = place.poll_terms()
+        assert terms.blocked == "held"
+        assert "`gputrain resume b`" in reason and "`gputrain queue release a`" in reason
+        send_request(owned.folder.control, "release")
+        assert place.poll_terms() == (replace(terms, blocked=""), "")
+        assert [dependency.name for dependency in place.state.after] == ["c"]
 
 
 def test_interrupted_wait_of_run_can_be_resumed(tmp_path: Path) -> None:

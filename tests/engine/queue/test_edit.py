@@ -1,0 +1,22 @@
+"""What `gputrain queue` refuses: runs that have no place in the queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.queue.edit import find_own_row
+from engine.runs.ownership import Ownership
+from support.messages import raises_problem
+from support.runs.factories import make_run_folder, make_run_started
+
+
+def test_find_own_row_names_command_that_stops_run_which_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    ownership = Ownership(make_run_folder(tmp_path, "a", make_run_started()))
+    with raises_problem("wrong-state", "a", "it is running", "`gputrain stop a`"):
+        find_own_row("a", tmp_path)
+    ownership.release()
