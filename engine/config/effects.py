@@ -84,6 +84,7 @@ def keys_without_effect_on_devices(
         keys = ("device.bucket_view", "device.bucket_cap_mb", "device.compress", "device.static_graph")
         why |= dict.fromkeys((*keys, "optim.lr_scaling", "model.sync_bn"), "with one rank")
     if external:
+        why |= {} if on_gpu else {"device.wait": "on the CPU under torchrun and srun"}
         why["run.max_restarts"] = "under torchrun and srun; use the --max-restarts of torchrun"
         why["device.start_method"] = "under torchrun and srun, which start the ranks"
     return [
@@ -271,11 +272,6 @@ _RULES = (
             lambda config: config.device.gpus in ("auto", "cpu"),
             "on GPUs, which have one rank each; select GPUs with device.gpus (--gpus)",
         ),
-    ),
-    _Rule(
-        "device.wait",
-        ("device.gpus",),
-        _unless(lambda config: config.device.gpus != "cpu" or config.queue.after, "with device.gpus=cpu"),
     ),
     *(
         _Rule(key, ("device.wait", "queue.after"), _unless(lambda config: config.waits, "without device.wait (--wait)"))

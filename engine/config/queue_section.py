@@ -41,8 +41,8 @@ class QueueConfig(Section):
     after: RunReferences = Field(
         (),
         title="after runs",
-        description="Wait until these runs have finished. If one is stopped, this run is held until that one is resumed "
-        "and finishes. RUN:any accepts a run however it ends. Implies device.wait. Set it on the command line.",
+        description="Wait until these runs have finished. If one is stopped, this run is held until that one is "
+        "resumed and finishes. RUN:any accepts a run however it ends. Implies device.wait. Set it on the command line.",
     )
     share: int = Field(
         1,

@@ -79,7 +79,8 @@ class DeviceConfig(Section):
         False,
         title="wait for GPUs",
         description="Wait in a queue until the requested GPUs are free. Runs that wait for the same GPUs start in "
-        "order of arrival.",
+        "order of arrival. Runs that wait for the CPU use it one after the other; a run without device.wait does not "
+        "count.",
     )
     ranks: int = Field(
         1, ge=1, title="CPU ranks", description="Number of ranks on the CPU. On GPUs, each GPU has one rank."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.gpus.cpu_fallback import TRAINING_ON_CPU, describe_cpu_fallback, describe_driver_failure
 from engine.gpus.monitor import DriverMonitor, GpuMonitor, recording_path
@@ -17,7 +17,7 @@ from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.run_queue import RunQueue
-from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, shared_with, why_not_free
+from engine.gpus.selection import CPU, CudaDevice, NotFreeError, cuda_devices, select, shared_with, why_not_free
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.unmonitored import has_driver_library, mark_reserved, unmonitored_gpus
 from engine.gpus.visible_devices import visible_devices
@@ -94,14 +94,14 @@ def allocate_devices(
 ) -> GpuAllocation:
     """Reserve the devices that `selection`, a value of `device.gpus`, selects within CUDA_VISIBLE_DEVICES.
 
-    `run` is the run name that other users see. With `wait`, block until the devices are free. Without, block for at
-    most `run_queue.CLAIM_TIMEOUT_SECONDS` while runs ahead in the queue are about to reserve them. `on_wait` receives
-    the reason once per second.
+    `run` is the run name that other users see. With `wait`, block until the devices are free; the CPU is one of them.
+    Without, block for at most `run_queue.CLAIM_TIMEOUT_SECONDS` while runs ahead in the queue are about to reserve
+    them. `on_wait` receives the reason once per second.
 
     `ranks` is the number of ranks that an external launcher started on this host: "auto" then reserves that many
-    devices, if necessary shared. While the terms of `poll_terms` are blocked, the run is listed in the queue, also if
-    it trains on the CPU, and claims nothing; afterwards it joins at the end of the queue. Raises UsageError if the
-    selection is invalid or not available.
+    devices, if necessary shared. While the terms of `poll_terms` are blocked, the run is listed in the queue and
+    claims nothing; afterwards it joins at the end of the queue. Raises UsageError if the selection is invalid or not
+    available.
     """
     allocator = _Allocator(selection, run, wait, ranks, poll_terms, backfill or Backfill())
     reservation = allocator.wait_while_blocked(on_wait)
@@ -117,25 +117,21 @@ def _allocate(
 ) -> GpuAllocation:
     """Allocate the devices of a run that is not blocked. Raises UsageError."""
     if selection == "cpu" or recording_path() is not None:
-        reservation.release()
-        return _fall_back_to_cpu(selection, None)
+        return allocator.allocate_cpu(None, reservation, on_wait)
     if allocator.wait:
         # The driver may take seconds to answer, and the order of arrival counts.
         reservation.enqueue(selection, (), allocator.run)
     if not has_driver_library():
-        gpus = gpus_unknown_to_nvml(None)
-        if gpus:
+        if gpus := gpus_unknown_to_nvml(None):
             return allocator.allocate_unmonitored(gpus, reservation, on_wait)
-        reservation.release()
-        return _fall_back_to_cpu(selection, None)
+        return allocator.allocate_cpu(None, reservation, on_wait)
     monitor = DriverMonitor(SamplerOptions(period=WAIT_POLL_SECONDS, activity=False))
     try:
         snapshot = first_snapshot(monitor)
         if gpus := gpus_unknown_to_nvml(snapshot):
             return allocator.allocate_unmonitored(gpus, reservation, on_wait)
         if snapshot is None or snapshot.error is not None:
-            reservation.release()
-            return _fall_back_to_cpu(selection, snapshot)
+            return allocator.allocate_cpu(snapshot, reservation, on_wait)
         return allocator.allocate(snapshot, monitor, reservation, on_wait)
     finally:
         monitor.close()
@@ -271,15 +267,36 @@ class _Allocator:
         self, gpus: Sequence[CudaDevice], reservation: Reservation, on_wait: Callable[[str], None]
     ) -> GpuAllocation:
         """Allocate from the GPUs that only torch sees."""
-        allocation, visible_ids = GpuAllocation(reservation=reservation), [gpu.reservation_id for gpu in gpus]
+        allocation = self._allocate_unread(gpus, reservation, on_wait)
+        allocation.warnings += [UNMONITORED_WARNING] if allocation.devices else []
+        return allocation
+
+    def allocate_cpu(
+        self, snapshot: Snapshot | None, reservation: Reservation, on_wait: Callable[[str], None]
+    ) -> GpuAllocation:
+        """Train on the CPU if the selection allows it; a run that waits reserves it. Raises UsageError."""
+        allocation = _fall_back_to_cpu(self.selection, snapshot)
+        # Of an external launcher, one process per node is here, and the nodes of a run may be on one host.
+        if not self.wait or self.ranks is not None:
+            reservation.release()
+            return allocation
+        self.selection = CPU.uuid
+        turn = self._allocate_unread([CPU], reservation, on_wait)
+        turn.devices, turn.warnings = [], allocation.warnings + turn.reservation_problems
+        return replace(turn, cpu_fallback=allocation.cpu_fallback)
+
+    def _allocate_unread(
+        self, devices: Sequence[CudaDevice], reservation: Reservation, on_wait: Callable[[str], None]
+    ) -> GpuAllocation:
+        """Allocate from devices without readings: only the reservations show which are free."""
+        allocation, visible_ids = GpuAllocation(reservation=reservation), [each.reservation_id for each in devices]
 
         def list_devices(reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
-            return mark_reserved(gpus, reservations, self._terms.share)
+            return mark_reserved(devices, reservations, self._terms.share)
 
         while (reason := self._try_allocate(allocation, list_devices, visible_ids)) is not None:
             self._report(reason, reservation, on_wait)
             time.sleep(WAIT_POLL_SECONDS)
-        allocation.warnings += [UNMONITORED_WARNING] if allocation.devices else []
         return allocation
 
     def _report(self, reason: str, reservation: Reservation, on_wait: Callable[[str], None]) -> None:
@@ -364,7 +381,7 @@ class _Allocator:
         conflicts cannot prevent the run: after MAX_CONFLICTS it shares the device.
         """
         free = {device.reservation_id for device in chosen if device.is_free}
-        others = self._read_others(own)
+        others = [each for each in read_reservations(remove_stale=True, report=self._warn) if each.key != own.key]
         taken = {
             name
             for other in others
@@ -376,10 +393,6 @@ class _Allocator:
             self._warn(Problem("", "sharing GPUs that another run reserves again and again", code="gpu-in-use"))
             return False
         return bool(taken)
-
-    def _read_others(self, own: Reservation) -> list[ReservationInfo]:
-        reservations = read_reservations(remove_stale=True, report=self._warn)
-        return [reservation for reservation in reservations if reservation.key != own.key]
 
     def _warn(self, problem: Problem) -> None:
         # Another user can change the entries while the run waits.

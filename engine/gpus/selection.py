@@ -90,6 +90,10 @@ class CudaDevice:
         return f"{self.index} ({self.name}, {self.uuid})"
 
 
+# Runs with `device.wait` use the CPU of a host one after the other, so the queue treats it as one more device.
+CPU = CudaDevice(0, "cpu", "CPU", None)
+
+
 def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (), share: int = 1) -> list[CudaDevice]:
     """Return the GPUs and MIG instances of a snapshot in PCI bus order.
 
@@ -189,7 +193,8 @@ def select(
     ranks: int | None = None,
     share: int = 1,
 ) -> list[CudaDevice]:
-    """Return the devices that `selection`, a value of `device.gpus`, selects. An empty list means the CPU.
+    """Return the devices that `selection`, a value of `device.gpus`, selects. An empty list means the CPU, which is a
+    device only in the queue: `allocation` passes `CPU` for a run that waits for it.
 
     With `only_free`, for runs that wait, devices selected by index or UUID must be free too, and stale devices count as
     not free instead of unusable. `ranks` is the number of ranks that an external launcher started on this host: "auto"
@@ -197,7 +202,12 @@ def select(
     NotFreeError if waiting may help, else UsageError.
     """
     if selection == "cpu":
-        return []
+        cpu = [device for device in devices if device.uuid == CPU.uuid]
+        for device in cpu:
+            if only_free and device.unavailable is not None:
+                reason = f"the CPU is not free: {device.unavailable.message}"
+                raise NotFreeError.one("device.gpus", reason, code="cpu-in-use")
+        return cpu
     if selection == "auto" and ranks is not None and devices:
         usable = sorted(_usable(devices, only_free), key=lambda device: (not device.is_free, device.index))
         return _validate(sorted(usable[:ranks], key=lambda device: device.index), only_free)

@@ -139,6 +139,8 @@ def describe_wait(waiter: ReservationInfo, ahead: Sequence[ReservationInfo]) -> 
         wanted = pluralize(int(match[1]), "free GPU")
     elif waiter.selection in ("auto", "all"):
         wanted = "free GPUs" if waiter.selection == "auto" else "all GPUs"
+    elif waiter.selection == "cpu":
+        wanted = "the CPU"
     else:
         wanted = f"{'GPUs' if ',' in waiter.selection else 'GPU'} {waiter.selection}"
     position = f"{pluralize(len(ahead), 'run')} ahead" if ahead else "next in the queue"

@@ -41,7 +41,7 @@ WaitingRunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of 
     ),
 )
 def queue(context: typer.Context, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
-    """List the runs that wait for GPUs, and change their order.
+    """List the waiting runs, and change their order.
 
     Each command changes the place of one of your own runs; the list shows those of all users.
     """
@@ -56,7 +56,7 @@ def queue(context: typer.Context, runs_dir: RunsDirOption = None, as_json: JsonO
     if as_json:
         typer.echo(json.dumps({"format": 1, "queue": [row.to_dict() for row in rows]}, indent=2))
     elif not rows:
-        typer.echo("No run waits for GPUs on this host.", err=True)
+        typer.echo("No run waits on this host.", err=True)
     else:
         typer.echo(format_queue_table(rows))
 

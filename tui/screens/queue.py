@@ -27,7 +27,7 @@ from tui.text.tables import wrap_text
 from tui.widgets.lines import Lines, Row
 from tui.widgets.text_line import TextLine
 
-NOTHING_WAITS = "No run waits for GPUs on this host. `gputrain run CONFIG --gpus free:2 --wait --detach` starts one."
+NOTHING_WAITS = "No run waits on this host. `gputrain run CONFIG --gpus free:2 --wait --detach` starts one."
 
 
 class QueueScreen(GputrainScreen):

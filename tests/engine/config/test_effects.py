@@ -48,7 +48,6 @@ def no_effect(*overrides: str, base: str | None = "digits") -> list[Problem]:
         (["optim.clip_norm_type=inf"], ["optim.clip_norm"]),
         (["optim.weight_decay=0", "optim.decay_norms=false"], ["optim.weight_decay"]),
         (["device.gpus=free:2", "device.ranks=3"], ["device.gpus"]),
-        (["device.gpus=cpu", "device.wait=true"], ["device.gpus=cpu"]),
         (["queue.priority=3"], ["device.wait (--wait)"]),
         (["run.code=."], ["(module:name)"]),
     ],
@@ -96,5 +95,10 @@ def test_typed_keys_without_effect_on_devices() -> None:
     assert keys(3, on_gpu=False) == ["device.empty_cache"]
     assert keys(1, on_gpu=False) == ["device.empty_cache", "optim.lr_scaling"]
     preset = resolve_config("digits")
+    waiting = resolve_config("digits", ["device.gpus=cpu", "device.wait=true"])
+    assert waiting.no_effect == ()
+    for external in (False, True):
+        found = keys_without_effect_on_devices(waiting.config, waiting.typed, 4, on_gpu=False, external=external)
+        assert [key for key, _ in found] == ["device.wait"] * external
     assert preset.config.device.ranks == 2
     assert keys_without_effect_on_devices(preset.config, preset.typed, 4, on_gpu=True) == []

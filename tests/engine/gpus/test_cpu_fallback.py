@@ -9,9 +9,11 @@ import pytest
 
 from engine.config.schema import Config
 from engine.gpus import allocation, cpu_fallback, unmonitored
-from engine.gpus.allocation import allocate_devices, preview_allocation
+from engine.gpus.allocation import GpuAllocation, allocate_devices, preview_allocation
 from engine.gpus.cpu_fallback import describe_cpu_fallback
 from engine.gpus.current_use import Obstacle, Unavailable
+from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.runs.events import WarningEvent
@@ -103,6 +105,36 @@ def test_allocation_says_that_variable_hides_gpus(
     found = allocate_devices("auto", "run", wait=False, on_wait=print)
     assert found.warnings == [found.cpu_fallback]
     assert has_problem(found.warnings, "gpu-fallback", "", "CUDA_VISIBLE_DEVICES='7'", "2 GPUs")
+
+
+@pytest.mark.parametrize("selection", ["cpu", "auto"])
+def test_runs_that_wait_for_cpu_get_it_one_after_the_other(
+    device_files: Path, monkeypatch: pytest.MonkeyPatch, selection: str
+) -> None:
+    (device_files / "nvidia0").unlink()
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(device_files))
+    monkeypatch.setattr(allocation, "WAIT_POLL_SECONDS", 0.0)
+    set_driver_library(monkeypatch, installed=False)
+    reasons: list[str] = []
+
+    def allocate(run: str, *, wait: bool = True, share: int = 1) -> GpuAllocation:
+        def end_first_run(reason: str) -> None:
+            reasons.append(reason)
+            first.reservation.release()
+
+        terms = QueueTerms(share=share), ""
+        return allocate_devices(selection, run, wait=wait, on_wait=end_first_run, poll_terms=lambda: terms)
+
+    first = allocate("first", share=2)
+    # A run that does not wait does not count, and one that shares the CPU joins.
+    others = [allocate("other", wait=False), allocate("sharing", share=2)]
+    assert reasons == []
+    others[1].reservation.release()
+    second = allocate("second")
+    assert len(reasons) == 1 and "run first " in reasons[0]
+    assert (second.devices, second.warnings) == ([], [])
+    assert [each.run for each in read_reservations()] == ["second"]
+    second.reservation.release()
 
 
 def test_reserved_gpus_are_named_with_their_user() -> None:

@@ -33,6 +33,7 @@ def make_row(name: str = "a", **values: Any) -> QueueRow:
         ("auto", "free GPUs"),
         ("all", "all GPUs"),
         ("0,1", "GPUs 0,1"),
+        ("cpu", "the CPU"),
     ],
 )
 def test_describe_wait_names_gpus_and_position(selection: str, wanted: str) -> None:
