@@ -19,7 +19,13 @@ from engine.gpus.selection import CudaDevice
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
 from engine.launch.input_keys import with_input_keys
 from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
-from engine.launch.preflight import RunRequest, run_preflight, source_opener, watch_other_claim
+from engine.launch.preflight import (
+    RunRequest,
+    find_problems_before_wait,
+    run_preflight,
+    source_opener,
+    watch_other_claim,
+)
 from engine.launch.rank_starter import RankStarter
 from engine.launch.supervisor import Supervisor
 from engine.queue.dependencies import DependencyError
@@ -104,7 +110,10 @@ def with_interrupted_wait(request: RunRequest) -> RunRequest:
 
 
 def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
-    """The steps of the driver; `external._run` has the same ones."""
+    """The steps of the driver. `external._run` has those from the preflight on: torchrun starts no run detached."""
+    if run.request.config.waits and (problems := find_problems_before_wait(run.request)):
+        # Whoever started it may be gone when it has its GPUs.
+        raise UsageError(problems)
     preflight = run_preflight(
         run.request, lambda wait: _allocate_gpus(run, wait=wait), open_source=source_opener(run.listener)
     )

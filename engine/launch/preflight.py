@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,8 +32,11 @@ from engine.data.sources.open import open_source_for_preflight
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import check_rendezvous
-from engine.gpus.allocation import allocate_devices
+from engine.gpus.allocation import allocate_devices, first_snapshot, preview_allocation
+from engine.gpus.monitor import DriverMonitor
 from engine.gpus.selection import CudaDevice, NotFreeError
+from engine.gpus.snapshot import SamplerOptions
+from engine.gpus.unmonitored import has_driver_library
 from engine.launch.batch_size import with_batch_size
 from engine.launch.input_keys import saved_config, with_input_keys
 from engine.launch.slurm import slurm_job_id
@@ -230,6 +233,20 @@ def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> lis
         return allocation.devices
 
     return run_preflight(with_input_keys(request), choose_gpus, rank_info).problems
+
+
+def find_problems_before_wait(request: RunRequest) -> list[Problem]:
+    """Return the problems that a run would have now: those of its GPUs, and what the preflight checks after the wait."""
+
+    def choose_gpus(wait: bool) -> Sequence[CudaDevice]:
+        selection, snapshot = request.config.device.gpus, None
+        if selection != "cpu" and has_driver_library():
+            with closing(DriverMonitor(SamplerOptions(activity=False))) as monitor:
+                snapshot = first_snapshot(monitor)
+        # Reserves nothing: for a moment, another run would find the GPUs in use.
+        return preview_allocation(selection, snapshot, wait=True, share=request.config.queue.share).devices
+
+    return run_preflight(request, choose_gpus).problems
 
 
 def _check_host(request: RunRequest, problems: list[Problem], rank_info: RankInfo | None) -> None:

@@ -12,16 +12,17 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.doctor.run import preflight_checks
+from engine.gpus import allocation, cpu_fallback
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
-from engine.launch import preflight
+from engine.launch import launcher, preflight
 from engine.launch.lifecycle import OwnedRun
 from engine.launch.preflight import Preflight, RunRequest, run_preflight, watch_other_claim
 from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import list_runs
 from engine.utils.errors import Problem
 from engine.utils.host import has_bfloat16_instructions
-from support.messages import has_problem
+from support.messages import has_problem, raises_problem
 from support.runs.factories import make_run_folder, make_run_started
 
 
@@ -41,6 +42,32 @@ def preflight_of(folder: Path, *overrides: str, gpus: tuple[CudaDevice, ...] = (
 
 def warnings_of(folder: Path, *overrides: str, gpus: tuple[CudaDevice, ...] = ()) -> list[Problem]:
     return list(preflight_of(folder, *overrides, gpus=gpus)[1].warnings)
+
+
+@pytest.mark.parametrize(
+    ("selection", "overrides", "code", "location"),
+    [
+        ("free:1", [], "driver-unavailable", "device.gpus"),
+        ("cpu", ["data.batch_size=100000"], "too-large", "data.batch_size"),
+    ],
+)
+def test_run_that_waits_is_refused_before_it_has_a_place_in_the_queue(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    selection: str,
+    overrides: list[str],
+    code: str,
+    location: str,
+) -> None:
+    for module in (allocation, cpu_fallback, preflight):
+        monkeypatch.setattr(module, "has_driver_library", lambda: False)
+    monkeypatch.setattr(allocation, "unmonitored_gpus", lambda _: [])
+    settings = [f"device.gpus={selection}", "device.wait=true", "device.ranks=1", *overrides]
+    request = RunRequest(resolve_config("digits", settings).config, tmp_path, "run", detached=True)
+    run = OwnedRun(request, lambda _: None)
+    with raises_problem(code, location):
+        launcher._run(run, None)
+    assert list_runs(tmp_path) == []
 
 
 @pytest.mark.parametrize("level", ["fp16", "O1", "O2", "O3"])
