@@ -58,6 +58,11 @@ def name_from_stem(stem: str) -> str:
     return name if name_problem(name) is None else "run"
 
 
+def stem_of_numbered(name: str) -> str:
+    """Return what precedes the number of a run: `digits` of `digits-3`, and a name without a number as it is."""
+    return re.sub(r"-[0-9]+$", "", name)
+
+
 def _is_allowed(character: str) -> bool:
     if character.isascii():
         return character.isalnum() or character in "._-"

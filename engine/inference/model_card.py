@@ -20,7 +20,7 @@ from engine.inference.export_proof import Proof
 from engine.inference.loading_code import loading_code
 from engine.inference.trained_model import TrainedCheckpoint
 from engine.runs.event_lines import describe_devices
-from engine.runs.folder import RunFolder
+from engine.runs.folder import LAST_RUN, RunFolder
 from engine.runs.history import History
 from engine.utils.text import format_duration, printable
 
@@ -47,7 +47,7 @@ def model_card(
         "Preprocessing": _preprocessing(description, entry),
         "Recipe": _recipe(checkpoint),
         "Hardware": _hardware(history),
-        "Command": _command(checkpoint, run, file_format),
+        "Command": _command(checkpoint, file_format),
     }
     model, classes = code(checkpoint.config.model.name), len(checkpoint.classes)
     title = f"# {code(run.name)}\n\nImage classifier with {classes} classes: {model}, trained with gputrain."
@@ -128,14 +128,14 @@ def _hardware(history: History) -> str:
     return f"{code(describe_devices(started))}, {code(format_duration(seconds))}; {versions}."
 
 
-def _command(checkpoint: TrainedCheckpoint, run: RunFolder, file_format: ExportFormat) -> str:
+def _command(checkpoint: TrainedCheckpoint, file_format: ExportFormat) -> str:
     overrides = [
         shlex.quote(printable(f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"))
         for key, value in _changed(checkpoint)
     ]
-    train = " ".join(["gputrain run", *overrides, "run.name=" + shlex.quote(printable(run.name))])
-    export = f"gputrain export {shlex.quote(printable(run.name))} --format {file_format}"
-    return f"```sh\n{train}\n{export}\n```"
+    train = " ".join(["gputrain run", *overrides])
+    # Without the name of this run, which is in use where the card was written.
+    return f"```sh\n{train}\ngputrain export {LAST_RUN} --format {file_format}\n```"
 
 
 def _changed(checkpoint: TrainedCheckpoint) -> Iterator[tuple[str, Any]]:

@@ -236,7 +236,7 @@ def find_problems(request: RunRequest, rank_info: RankInfo | None = None) -> lis
 
 
 def find_problems_before_wait(request: RunRequest) -> list[Problem]:
-    """Return the problems that a run would have now: those of its GPUs, and what the preflight checks after the wait."""
+    """Return the problems that a run would have now: of its GPUs, and what the preflight checks after the wait."""
 
     def choose_gpus(wait: bool) -> Sequence[CudaDevice]:
         selection, snapshot = request.config.device.gpus, None

@@ -219,7 +219,7 @@ def build_request(
     Raises UsageError if the config cannot be read.
     """
     from engine.config.loader import ConfigError
-    from engine.config.run_name import name_from_stem
+    from engine.config.run_name import name_from_stem, stem_of_numbered
     from engine.launch.preflight import RunRequest
     from engine.runs.folder import runs_root
 
@@ -231,6 +231,10 @@ def build_request(
         resolved = resolve()
         config, trust = resolved.config, code_trust(resolved, granted=trust_code)
         typed, warnings = resolved.typed, tuple(part.warning for part in resolved.no_effect)
+        if repeats_stored_run(resolved, runs_root(runs_dir)):
+            # `claim_run` gives it the next free number.
+            stem = stem_of_numbered(str(config.run.name))
+            config = config.model_copy(update={"run": config.run.model_copy(update={"name": None})})
     except ConfigError as error:
         config, problems = error.valid_part, tuple(error.problems)
     name = name_from_stem(stem or f"{config.data.dataset}-{config.model.name}")
@@ -247,6 +251,18 @@ def build_request(
         typed=typed,
         warnings=warnings,
     )
+
+
+def repeats_stored_run(resolved: ResolvedConfig, root: Path) -> bool:
+    """Return whether a config has its name, which is in use, from the config that a run folder stores, and does not
+    resume that run."""
+    from engine.runs.folder import RunFolder, is_run_folder
+
+    run, source = resolved.config.run, Path(resolved.sources["run.name"])
+    if run.name is None or run.resume or run.requeue or "run.name" in resolved.typed:
+        return False
+    is_stored = is_run_folder(source.parent) and source == RunFolder(source.parent).config
+    return is_stored and (root / run.name).exists()
 
 
 def raise_problems(request: RunRequest) -> None:

@@ -33,6 +33,12 @@ def test_model_card_names_data_recipe_figures_and_commands(tmp_path: Path) -> No
     run = saved_run(tmp_path / "flowers", optim={"lr": 0.25})
     assert call("export", run.path, "--images", "4").exit_code == 0
     card = (run.export / "README.md").read_text()
-    for part in ("# `flowers`", "`class-0`, `class-1`", "| `optim.lr` | `0.25` |", "optim.lr=0.25", "## Agreement"):
+    for part in (
+        "# `flowers`",
+        "`class-0`, `class-1`",
+        "| `optim.lr` | `0.25` |",
+        "optim.lr=0.25\ngputrain export last ",
+        "## Agreement",
+    ):
         assert part in card
     assert "on 4 validation images" in card
