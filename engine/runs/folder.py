@@ -316,7 +316,7 @@ def list_runs(root: Path) -> list[RunFolder]:
         raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
     return sorted(
         (RunFolder(path) for path in paths if is_listed(path.name) and is_run_folder(path)),
-        key=lambda run: (-_start_time(run), run.name),
+        key=lambda run: (-(session_start(run) or 0.0), run.name),
     )
 
 
@@ -330,9 +330,9 @@ def is_run_folder(path: Path) -> bool:
     return is_file(path / "lock") and not path.is_symlink()
 
 
-def _start_time(run: RunFolder) -> float:
-    """Return the start of the latest session: the config is written when a run starts or resumes."""
+def session_start(run: RunFolder) -> float | None:
+    """Return when the latest session started, in Unix seconds: the config is written when a run starts or resumes."""
     try:
         return run.config.stat().st_mtime
     except OSError:
-        return 0.0
+        return None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.runs.claim import observe_claim, read_claim
-from engine.runs.folder import LIVE_STATES, RunFolder, RunState
+from engine.runs.folder import LIVE_STATES, RunFolder, RunState, session_start
 from engine.runs.labels import read_labels
 from engine.runs.sinks import file_system_problem
 from engine.utils.files import read_json
@@ -43,9 +43,9 @@ class RunRow(NamedTuple):
     duration of all sessions.
 
     `config` holds the config values that differ from the defaults, by `section.key`, if `config_known`. `tags`, `note`
-    and `archived` are the labels of the run. `started_at` is the start of the latest session and `updated_at` the time
-    of its last event, in Unix seconds. `gpus` is the number of GPUs, 0 on the CPU, and `ranks` the number of ranks;
-    they are None before the run starts.
+    and `archived` are the labels of the run. `started_at` is the start of the latest session, by which lists are
+    ordered, and `updated_at` the time of its last event, in Unix seconds. `gpus` is the number of GPUs, 0 on the CPU,
+    and `ranks` the number of ranks; they are None before the run starts.
     """
 
     name: str
@@ -99,8 +99,8 @@ class RunRow(NamedTuple):
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the last journal event or start; 0 if that is unknown."""
-        return age_of(self.updated_at)
+        """Seconds since the latest session started; since the last event if the start is unknown, 0 if both are."""
+        return age_of(self.updated_at if self.started_at is None else self.started_at)
 
 
 def make_run_row(watcher: RunWatcher, config: Mapping[str, Any] | None = None) -> RunRow:
@@ -171,7 +171,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         tags=labels.tags,
         note=labels.note,
         archived=labels.archived,
-        started_at=_finite(started.time) if started else None,
+        started_at=session_start(folder) or (_finite(started.time) if started else None),
         updated_at=updated_at,
         gpus=len(set(started.devices) - {"cpu"}) if started else None,
         ranks=started.world_size if started else None,
@@ -267,6 +267,6 @@ def last_activity(folder: RunFolder) -> float | None:
     return max(mtimes, default=None)
 
 
-def age_of(updated_at: float | None) -> float:
-    """Return seconds since the last activity of a run, 0 if that is unknown."""
-    return 0.0 if updated_at is None else round(max(time.time() - updated_at, 0.0), 1)
+def age_of(past: float | None) -> float:
+    """Return seconds since a time in Unix seconds; 0 if it is unknown or in the future."""
+    return 0.0 if past is None else round(max(time.time() - past, 0.0), 1)

@@ -15,6 +15,7 @@ from engine.runs.folder import RunFolder, list_runs
 from engine.runs.index import RunIndex
 from engine.runs.index_file import IndexFile
 from engine.runs.journal import to_line
+from engine.runs.query import SortOrder
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
 from engine.runs.run_row import RunRow, make_run_row
@@ -196,7 +197,16 @@ def test_index_shows_owner_and_age_of_today(root: Path) -> None:
     (root / "run-2").chmod(0o777)
     row = row_of(read_rows(root), "run-2")
     assert row.foreign == "is writable by all users"
-    assert abs(row.age_seconds - (time.time() - (root / "run-2" / "events.jsonl").stat().st_mtime)) < 5
+    assert abs(row.age_seconds - (time.time() - (root / "run-2" / "config.yaml").stat().st_mtime)) < 5
+
+
+def test_index_orders_rows_by_the_start_that_ages_count_from(root: Path) -> None:
+    """The oldest run trained until just now."""
+    append_to_journal(RunFolder(root / "run-0"), to_line(make_epoch(4)) + "\n")
+    rows = read_rows(root)
+    ages = [row.age_seconds for row in rows]
+    assert rows[-1].name == "run-0" and ages == sorted(ages)
+    assert SortOrder.parse("started").sort(rows) == SortOrder.parse("age").sort(rows) == rows
 
 
 def test_long_journal_of_ended_run_is_read_at_its_end(root: Path) -> None:

@@ -72,8 +72,6 @@ MATCHES = {
     "-tag=keep": [FAILED, NEW],
     "note~PAPER": [BEST],
     "note!~paper": [FAILED, NEW],
-    "age<2d": [BEST, NEW],
-    "age>1d12h": [FAILED],
     "duration>1h": [BEST],
     "duration<=1min": [FAILED],
     "started=2026-11-01": [BEST],
@@ -103,6 +101,15 @@ ERRORS = {
     "lr=": ("missing-value", "optim.lr=", "optim.lr=VALUE"),
     "options=2": ("ambiguous-name", "options", "model.options, optim.options"),
 }
+
+
+@pytest.mark.parametrize(("text", "expected"), [("age<2d", ["new"]), ("age>1d12h", ["long"])])
+def test_query_compares_age_since_start(text: str, expected: list[str]) -> None:
+    rows = [
+        BEST._replace(name="new", started_at=NOW - 2 * HOUR, updated_at=NOW),
+        FAILED._replace(name="long", started_at=NOW - 3 * DAY, updated_at=NOW),
+    ]
+    assert [row.name for row in parse_query(text).filter(rows)] == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), MATCHES.items(), ids=MATCHES)
