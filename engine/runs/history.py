@@ -66,7 +66,7 @@ class RunSummary:
     images_per_second: float | None = None
     """Median training throughput of the epochs, in images/s over all ranks."""
     seconds: float = 0.0
-    """Duration of all sessions of the run together, in seconds."""
+    """Duration of all sessions of the run together, in seconds, without pauses."""
     message: str = ""
     """Message of the `run_finished` event."""
     bottleneck: Bottleneck | None = None
@@ -252,8 +252,11 @@ class History:
             # The clock of the host was set back during the session.
             self._session_start -= self._latest_time - event.time
         self._latest_time = event.time
-        if isinstance(event, RunFinished):
+        # A pause is no training: the clock stops as at the end of a session.
+        if isinstance(event, RunFinished | RunPaused):
             self._end_session()
+        elif isinstance(event, RunContinued):
+            self._session_start = event.time
 
     def _advance(self, event: Event) -> None:
         """Update phase, step and epoch."""
@@ -354,7 +357,7 @@ class History:
 
     @property
     def total_seconds(self) -> float:
-        """Duration of all sessions together, up to the latest event."""
+        """Duration of all sessions together, without pauses, up to the latest event."""
         running = self._latest_time - self._session_start if self._session_start is not None else 0.0
         return self.seconds + max(running, 0.0)
 

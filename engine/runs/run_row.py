@@ -40,7 +40,7 @@ class RunRow(NamedTuple):
     `foreign` is why other users can change the run, None if they cannot. `cpu_fallback` is why it trains on the CPU
     although the host has GPUs. `phase` is what its ranks do: training, validating, saving, or "" if unknown or ended.
     `current_epoch` is the epoch that they are in, and `grad_norm` the latest norm of the gradient. `seconds` is the
-    duration of all sessions.
+    duration of all sessions, without pauses.
 
     `config` holds the config values that differ from the defaults, by `section.key`, if `config_known`. `tags`, `note`
     and `archived` are the labels of the run. `started_at` is the start of the latest session, by which lists are

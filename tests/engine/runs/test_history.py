@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.runs.events import CheckpointSaved, Event, PhaseChanged, RunFinished, RunPaused, WarningEvent
+from engine.runs.events import CheckpointSaved, Event, PhaseChanged, RunContinued, RunFinished, RunPaused, WarningEvent
 from engine.runs.history import history_from_events
 from support.runs.factories import (
     make_epoch,
@@ -83,3 +83,22 @@ def test_history_duration_leaves_out_clock_that_was_set_back() -> None:
 )
 def test_history_phase_follows_events(events: list[Event], expected: str) -> None:
     assert history_from_events([STARTED, *events]).phase == expected
+
+
+def test_history_duration_leaves_out_pauses() -> None:
+    history = history_from_events([make_run_started(100.0), RunPaused(time=110.0, step=5, epoch=1)])
+    for time in (200.0, 300.0):
+        # A checkpoint that is requested during the pause is no training either.
+        history.add(CheckpointSaved(time=time, path="last.pt", step=5, epoch=1))
+        assert history.total_seconds == 10.0
+    history.add(RunContinued(time=400.0, step=5, epoch=1))
+    history.add(make_epoch(1, time=420.0))
+    assert history.total_seconds == history.summary().seconds == 30.0
+
+
+@pytest.mark.parametrize("end", [RunFinished(time=900.0, state="stopped"), make_run_resumed(5, 900.0)])
+def test_history_duration_of_session_that_ends_in_a_pause_ends_with_it(end: Event) -> None:
+    """It is stopped, or it crashes and is resumed."""
+    saved = CheckpointSaved(time=500.0, path="last.pt", step=5, epoch=1)
+    events = [make_run_started(100.0), RunPaused(time=110.0, step=5, epoch=1), saved, end]
+    assert history_from_events(events).seconds == 10.0
