@@ -45,11 +45,8 @@ class RunPreview:
 def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Text]:
     """Return state, results and hardware of a run, as labels and values wrapped to `width` columns."""
     sign, style = state_symbol(row.state)
-    when = f"{format_age(row.age_seconds)} ago"
-    if row.live:
-        when = "" if row.eta_seconds is None else f"ETA {format_duration(row.eta_seconds)}"
     epoch = f"epoch {row.epoch}/{row.epochs or '?'}"
-    state = Text.assemble((f"{sign} {row.state}", style or STRONG), f"  {epoch}  ", (when, MUTED))
+    state = Text.assemble((f"{sign} {row.state}", style or STRONG), f"  {epoch}  ", (when_text(row), MUTED))
     lines = _field("state", state, width)
     if row.message:
         failed = row.state in (RunState.FAILED, RunState.CRASHED)
@@ -64,6 +61,13 @@ def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Te
     if row.cpu_fallback:
         lines += _field("on CPU", Text(printable(row.cpu_fallback), WARNING), width)
     return lines
+
+
+def when_text(row: RunRow) -> str:
+    """Return when a live run ends, or how long ago another one started. It changes with time, not only with the row."""
+    if not row.live:
+        return f"{format_age(row.age_seconds)} ago"
+    return "" if row.eta_seconds is None else f"ETA {format_duration(row.eta_seconds)}"
 
 
 def _result_lines(preview: RunPreview, width: int) -> list[Text]:

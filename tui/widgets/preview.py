@@ -17,7 +17,7 @@ from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.palette import MUTED, STRONG
 from tui.pollers import PreviewPoller
-from tui.text.preview import CHARTS, RunPreview, change_lines, figure_lines
+from tui.text.preview import CHARTS, RunPreview, change_lines, figure_lines, when_text
 from tui.text.tables import wrap_text
 from tui.widgets.lines import Lines, escape_markup
 
@@ -99,7 +99,7 @@ class Preview(Lines):
             return
         row = self._row
         preview = self._poller.find(row.folder) if row else None
-        key = (row, preview, self.size, self.with_text)
+        key = (row, when_text(row) if row else "", preview, self.size, self.with_text)
         if key != self._drawn:
             self._drawn = key
             self.set_titles(escape_markup(printable(row.name)) if row else "Preview")

@@ -50,6 +50,22 @@ def test_runs_screen_preview_follows_cursor(demo_runs_folder: Path) -> None:
     drive(demo_app(demo_runs_folder), act, WIDE)
 
 
+def test_runs_screen_preview_has_the_age_of_the_list(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes, and the run does not change."""
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "j")
+        screen = pilot.app.screen
+        assert isinstance(screen, RunsScreen)
+        for seconds, age in ((15.0, "15 s ago"), (120.0, "2 min ago")):
+            monkeypatch.setattr("engine.runs.run_row.age_of", lambda _, seconds=seconds: seconds)
+            screen.update_content()
+            await wait_until_idle(pilot)
+            assert age in visible_text(pilot, "#all-runs") and age in visible_text(pilot, "#run-preview")
+
+    drive(demo_app(demo_runs_folder), act, WIDE)
+
+
 def test_runs_screen_preview_shows_last_run_of_burst(many_runs: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")
