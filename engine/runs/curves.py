@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.runs.events import EpochEvent, Event, RunResumed, RunStarted, StepEvent
+from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
 from engine.runs.series import FloatArray, Series
 
 XAxis = Literal["epoch", "step", "images", "hours"]
@@ -140,7 +140,8 @@ class CurveData:
         self._own_metrics: dict[str, GrowingArray] = {}
         """The user's own metrics (`eval.metrics`) of each epoch; NaN where unknown."""
         self._time_offset_s = 0.0
-        """Added to an event's time to get the training time, which excludes pauses between sessions of the run."""
+        """Added to an event's time to get the training time, without pauses and the time between sessions."""
+        self._pause_start: float | None = None
         self._sessions: list[tuple[int, int]] = []
         """Last step before each session, and the global batch size of the session."""
 
@@ -164,7 +165,12 @@ class CurveData:
                 trained = float(self._step_events["time"].values[-1]) if self._step_events["time"].length else 0.0
                 if isinstance(event, RunResumed):
                     self._truncate_after(event.from_step)
-                self._time_offset_s = trained - event.time
+                self._time_offset_s, self._pause_start = trained - event.time, None
+            case RunPaused():
+                self._pause_start = event.time
+            case RunContinued():
+                self._time_offset_s -= event.time - (self._pause_start or event.time)
+                self._pause_start = None
             case StepEvent():
                 first = event.step - len(event.losses)
                 gap = max(first - self._losses.length, 0)

@@ -23,7 +23,7 @@ from tui.text.preview import CHARTS, RunPreview
 # Before the second epoch, the training loss of the steps is all there is to draw.
 MIN_EPOCHS = 2
 # Events that the curves and figures need from the whole journal. All others are read from its end only.
-EVENT_PREFIXES = (b'{"type": "epoch"', b'{"type": "run_')
+EVENT_PREFIXES = (b'{"type": "epoch"', b'{"type": "run_', b'{"type": "paused"', b'{"type": "continued"')
 # A fifth of a second of comparing.
 MAX_SCANNED_BYTES = 1 << 26
 TAIL_BYTES = 1 << 16

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runs.events import EpochEvent, RunFinished, RunStarted, StepEvent
+from engine.runs.events import EpochEvent, RunContinued, RunFinished, RunPaused, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.run_row import RunRow
@@ -50,7 +50,13 @@ def test_preview_reader_returns_same_object_until_run_changes(folder: RunFolder)
 
 
 def test_preview_reader_skips_steps_of_long_journal(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    *earlier, last = folder.journal.read_text().splitlines()
+    end = json.loads(last)["time"]
+    pause = [RunPaused(time=end, step=1, epoch=6), RunContinued(time=end + 3600, step=1, epoch=6)]
+    lines = [*earlier, *map(to_line, pause), to_line(RunFinished(time=end + 3601, state="finished", message="x" * 300))]
+    folder.journal.write_text("\n".join(lines) + "\n")
     whole = PreviewReader(folder).poll()
+    assert whole.summary.seconds < 3600
     monkeypatch.setattr(preview_reader, "TAIL_BYTES", 300)
     reader = PreviewReader(folder)
     preview = reader.poll()
