@@ -271,11 +271,12 @@ class Controller:
         return "no epoch has a result" if value is None else f"{self.settings.metric} {shown(value)}"
 
     def _write_best(self, best: FrozenTrial) -> None:
-        """Write the config of the best trial, without the devices that only the sweep has chosen."""
+        """Write what the config of the best trial changes, without the devices that only the sweep has chosen."""
         overrides = [] if best.user_attrs.get(PRESET) else overrides_of(best.params)
         config = resolve_config(str(self.folder.config), overrides, trust_code=True).config
         head = f"# Trial {best.number} of {self.folder.name}: {self.settings.metric} {best.value}\n"
-        text = head + to_yaml(as_stored(without_name(config)))
+        changed = as_stored(without_name(config), only_changed=True)
+        text = head + (to_yaml(changed) if changed else "")
         replace_file(self.folder.best, lambda file: file.write(text.encode()))
 
     def _end(self) -> ExitCode:

@@ -58,7 +58,7 @@ class SweepFolder:
 
     @property
     def best(self) -> Path:
-        """Config of the best trial so far."""
+        """Config of the best trial so far: what differs from the defaults."""
         return self.path / "best.yaml"
 
     @property

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from engine.config.code_trust import CodeTrust
+from engine.config.loader import resolve_config
+from engine.config.schema import as_stored
+from engine.config.yaml_io import parse_yaml
 from engine.runs.control import send_request
 from engine.sweeps import controller as controller_module
 from engine.sweeps.controller import Controller
@@ -80,6 +83,9 @@ def test_sweep_runs_all_trials_and_stores_the_best_config(tmp_path: Path) -> Non
     assert starts(tmp_path) == [f"s-00{number}" for number in range(3)]
     assert "# Trial 0 of s: val_accuracy 1.0" in folder.best.read_text()
     assert any("`gputrain run " in line for line in lines)
+    best = resolve_config(str(folder.best)).config
+    assert best == resolve_config(str(folder.config)).config
+    assert parse_yaml(folder.best.read_text()) == as_stored(best, only_changed=True)
     # Nothing is left to do.
     assert run(folder) is ExitCode.FINISHED
     assert len(starts(tmp_path)) == 3
