@@ -155,7 +155,7 @@ def _name_in_use(root: Path, name: str) -> UsageError:
         # Resuming cannot work here.
         reason = f"{name} already exists in {root} and is not a run"
         return UsageError.one("run.name", reason, "use a new name with --name", code="name-in-use")
-    advice = "resume it with --resume, or use a new name with --name"
+    advice = f"resume it with --resume, use a new name with --name, or delete it with `gputrain runs delete {name}`"
     return UsageError.one("run.name", f"the run {name} already exists in {root}", advice, code="name-in-use")
 
 

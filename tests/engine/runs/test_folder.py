@@ -106,6 +106,12 @@ def test_claim_for_resume_removes_stale_requests_and_temporary_checkpoints(tmp_p
     assert list(folder.checkpoints.iterdir()) == []
 
 
+def test_claim_of_taken_name_offers_resume_another_name_and_delete(tmp_path: Path) -> None:
+    make_run_folder(tmp_path, "a", make_run_started())
+    with raises_problem("name-in-use", "run.name", "a", tmp_path, "--resume", "--name", "`gputrain runs delete a`"):
+        claim_run(tmp_path, "a", "x", resume=False)
+
+
 def test_claim_rejects_folder_that_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with raises_problem("name-in-use", "run.name", "photos", tmp_path):

@@ -15,9 +15,9 @@ from engine.runs.folder import RunFolder, list_runs
 from engine.runs.index import RunIndex
 from engine.runs.index_file import IndexFile
 from engine.runs.journal import to_line
-from engine.runs.query import SortOrder
 from engine.runs.labels import RunLabels
 from engine.runs.ownership import Ownership
+from engine.runs.query import SortOrder
 from engine.runs.run_row import RunRow, make_run_row
 from engine.runs.watcher import RunWatcher
 from support.messages import raises_problem
