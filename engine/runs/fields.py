@@ -81,6 +81,7 @@ FIGURES: Mapping[str, Field] = {
         Field("ranks", Kind.NUMBER, lambda row: row.ranks, descending=True),
         Field("global_batch", Kind.NUMBER, lambda row: row.global_batch, descending=True),
         Field("parameters", Kind.NUMBER, lambda row: row.parameters, descending=True),
+        Field("sweep", Kind.TEXT, lambda row: row.sweep or None),
         Field("host", Kind.TEXT, lambda row: row.host or None),
         Field("phase", Kind.TEXT, lambda row: row.phase or None),
         Field("message", Kind.TEXT, lambda row: row.message),

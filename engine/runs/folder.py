@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,6 +30,9 @@ MAX_EVALUATION_BYTES = 48 << 20
 TRUST_OWNER_ADVICE = "use it anyway with --trust-owner"
 # Stands for the newest run on the command line.
 LAST_RUN = "last"
+# The settings in the folder of a sweep, which make it one. `engine.sweeps.folder` knows its other files.
+SWEEP_FILE = "sweep.yaml"
+_TRIAL = re.compile(r"(.+)-([0-9]{3,})")
 OTHER_RUNS_FOLDER_ADVICE = "select another folder with --runs-dir or GPUTRAIN_RUNS"
 
 
@@ -104,6 +108,12 @@ class RunFolder:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def sweep(self) -> str:
+        """Name of the sweep that the run is a trial of; "" if it is none."""
+        name, _ = sweep_of_trial(self.name) or ("", None)
+        return name if name and is_file(self.path.with_name(name) / SWEEP_FILE) else ""
 
     @property
     def config(self) -> Path:
@@ -323,6 +333,12 @@ def list_runs(root: Path) -> list[RunFolder]:
 def is_listed(name: str) -> bool:
     """Whether a folder of this name can be a run of a list. Hidden folders, such as the trash, are none."""
     return not name.startswith(".")
+
+
+def sweep_of_trial(run_name: str) -> tuple[str, int] | None:
+    """Return the name of the sweep and the number of the trial that a run may be, by its name."""
+    match = _TRIAL.fullmatch(run_name)
+    return (match[1], int(match[2])) if match else None
 
 
 def is_run_folder(path: Path) -> bool:

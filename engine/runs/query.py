@@ -54,6 +54,8 @@ class Query:
     """Whether a condition is on the archive flag. Archived runs are then listed."""
     names_age: bool = False
     """Whether a condition is on the age. Which runs match then changes with time."""
+    names_sweep: bool = False
+    """Whether a condition is on the sweep. Its trials are then listed one by one."""
 
     def matches(self, row: RunRow) -> bool:
         """Whether a run meets all conditions."""
@@ -82,7 +84,8 @@ def parse_query(words: str | Sequence[str]) -> Query:
             names |= {field.name} if field is not None else set()
     if problems:
         raise UsageError(problems)
-    return Query(" ".join(texts), tuple(parts), tuple(predicates), "archived" in names, "age" in names)
+    named = ("archived" in names, "age" in names, "sweep" in names)
+    return Query(" ".join(texts), tuple(parts), tuple(predicates), *named)
 
 
 def _split(text: str) -> list[str]:

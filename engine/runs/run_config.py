@@ -81,6 +81,11 @@ def default_values() -> Mapping[str, Any]:
     return {f"{section}.{name}": value for section, values in sections for name, value in values.items()}
 
 
+def all_values(name: str, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of every config key of a run, by `section.key`, from those that differ from the defaults."""
+    return {**default_values(), **changed, "run.name": name}
+
+
 def parse_config(text: str) -> Any:
     """Return the content of a config file; None if it is not valid YAML, or takes too long to parse."""
     try:

@@ -42,6 +42,9 @@ class RunRow(NamedTuple):
     `current_epoch` is the epoch that they are in, and `grad_norm` the latest norm of the gradient. `seconds` is the
     duration of all sessions, without pauses.
 
+    `sweep` is the sweep that the run is a trial of, "" if it is none. A row that stands for a sweep has `trials`, their
+    number (`engine.runs.trials`).
+
     `config` holds the config values that differ from the defaults, by `section.key`, if `config_known`. `tags`, `note`
     and `archived` are the labels of the run. `started_at` is the start of the latest session, by which lists are
     ordered, and `updated_at` the time of its last event, in Unix seconds. `gpus` is the number of GPUs, 0 on the CPU,
@@ -86,10 +89,13 @@ class RunRow(NamedTuple):
     host: str = ""
     config_known: bool = False
     metrics: Mapping[str, float | None] = NO_CONFIG
+    sweep: str = ""
+    trials: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """Return the row as JSON values."""
         values: dict[str, object] = {**self._asdict(), "age_seconds": self.age_seconds}
+        del values["trials"]
         return values | {"tags": list(self.tags), "verdict": values.pop("bottleneck")}
 
     @property
@@ -180,6 +186,7 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         parameters=started.parameters if started else None,
         host=started.host if started else "",
         metrics={name: _finite(value) for name, value in epoch.metrics.items()} if epoch else stored.metrics,
+        sweep=folder.sweep,
     )
 
 
@@ -207,6 +214,7 @@ def unreadable_row(folder: RunFolder, message: str) -> RunRow:
         message=message,
         unreadable=True,
         foreign=folder.owner_problem(),
+        sweep=folder.sweep,
     )
 
 

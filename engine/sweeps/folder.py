@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import stat
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from engine.config.run_name import MAX_NAME_CHARACTERS as MAX_RUN_CHARACTERS
 from engine.config.run_name import normalize_name
 from engine.runs.folder import (
     OTHER_RUNS_FOLDER_ADVICE,
+    SWEEP_FILE,
     TRUST_OWNER_ADVICE,
     RunFolder,
     is_run_folder,
@@ -33,7 +33,6 @@ from engine.utils.trust import foreign_reason, is_shared
 MAX_NAME_CHARACTERS, MAX_NAME_BYTES = MAX_RUN_CHARACTERS - 10, MAX_RUN_BYTES - 10
 # Stands for the sweep with the latest result.
 LAST_SWEEP = "last"
-_TRIAL = re.compile(r"(.+)-([0-9]{3,})")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class SweepFolder:
     @property
     def settings(self) -> Path:
         """What the sweep searches and how, see `engine.sweeps.settings`. It makes the folder a sweep."""
-        return self.path / "sweep.yaml"
+        return self.path / SWEEP_FILE
 
     @property
     def config(self) -> Path:
@@ -117,13 +116,7 @@ class SweepFolder:
 
 def is_sweep_folder(path: Path) -> bool:
     """Whether the path is a readable sweep folder. Links do not count, because they could point anywhere."""
-    return is_file(path / "sweep.yaml") and not path.is_symlink() and not is_run_folder(path)
-
-
-def sweep_of_trial(run_name: str) -> tuple[str, int] | None:
-    """Return the name of the sweep and the number of the trial that a run may be, by its name."""
-    match = _TRIAL.fullmatch(run_name)
-    return (match[1], int(match[2])) if match else None
+    return is_file(path / SWEEP_FILE) and not path.is_symlink() and not is_run_folder(path)
 
 
 def list_sweeps(root: Path) -> list[SweepFolder]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -48,19 +49,27 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class ListOptions:
-    """What `gputrain runs` lists. `with_archived` includes archived runs."""
+    """What `gputrain runs` lists.
+
+    `with_archived` includes archived runs. `folds` makes one row of the trials of a sweep, unless the query names it.
+    """
 
     query: Query
     order: SortOrder | None
     limit: int | None
     with_archived: bool
+    folds: bool
 
     def choose(self, rows: Sequence[RunRow]) -> list[RunRow]:
         """Return the rows to list, in their order."""
+        from engine.runs.trials import fold_trials
+
         shown = [row for row in rows if self.with_archived or self.query.names_archived or not row.archived]
         matching = self.query.filter(shown)
         if self.order is not None:
             matching = self.order.sort(matching)
+        if self.folds and not self.query.names_sweep:
+            matching = fold_trials(matching)
         return matching if self.limit is None else matching[: self.limit]
 
 
@@ -76,6 +85,7 @@ def list_command(
     ] = None,
     with_archived: Annotated[bool, typer.Option("--all", help="Also list archived runs.")] = False,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="List at most N runs.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the names, one per line.")] = False,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,6 +93,8 @@ def list_command(
     from engine.runs.folder import runs_root
     from engine.runs.index import RunIndex
     from engine.runs.query import SortOrder, parse_columns, parse_query
+    from engine.runs.run_config import all_values
+    from engine.utils.errors import UsageError
     from engine.utils.text import pluralize, printable
     from tui.text.runs import format_columns, format_runs_table
 
@@ -91,14 +103,21 @@ def list_command(
         fields = None if columns is None else parse_columns(columns)
         # The list is sorted by start, newest first, as it is read.
         order = SortOrder.parse(sort or "started", reverse=reverse) if sort or reverse else None
-        options = ListOptions(parse_query(words or []), order, limit, with_archived)
+        if quiet and (as_json or columns is not None):
+            other = "--json" if as_json else "--columns"
+            raise UsageError.one("--quiet", f"cannot be combined with {other}", code="conflict")
+        options = ListOptions(parse_query(words or []), order, limit, with_archived, folds=not (as_json or quiet))
         index = RunIndex(root)
         rows = _read(index, options)
     for row in rows:
         if row.unreadable:
             typer.echo(printable(f"{row.name}: {row.message}"), err=True)
-    if as_json:
+    if quiet:
+        sys.stdout.writelines(f"{printable(row.name)}\n" for row in rows)
+    elif as_json:
         values = [row.to_dict() for row in rows]
+        for row, value in zip(rows, values, strict=True):
+            value["config"] = all_values(row.name, row.config) if row.config_known else {}
         if fields is not None:
             for row, value in zip(rows, values, strict=True):
                 value["columns"] = {field.name: field.value(row) for field in fields}
@@ -109,8 +128,10 @@ def list_command(
         typer.echo(f"There are no runs in {root}. Start one with `gputrain run CONFIG --runs-dir {root}`.", err=True)
     else:
         typer.echo(f"None of the {pluralize(index.count, 'run')} in {root} matches.", err=True)
+    if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
+        typer.echo(f"A sweep is one row; `gputrain runs sweep={shlex.quote(sweep)}` lists its trials.", err=True)
     hidden = sum(row.archived for row in index.rows) if not with_archived else 0
-    if hidden and not as_json and not options.query.names_archived:
+    if hidden and not (as_json or quiet) and not options.query.names_archived:
         verb = "is" if hidden == 1 else "are"
         typer.echo(f"{pluralize(hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
 
@@ -120,8 +141,11 @@ def _read(index: RunIndex, options: ListOptions) -> list[RunRow]:
     start, is_told = time.monotonic(), not sys.stderr.isatty()
     while not index.complete:
         index.poll(READ_SECONDS)
-        if options.order is None and options.limit is not None and len(options.choose(index.rows)) >= options.limit:
-            break
+        if options.order is None and options.limit is not None:
+            rows = options.choose(index.rows)
+            # Older trials of a sweep belong to its row.
+            if len(rows) >= options.limit and not any(row.trials for row in rows):
+                break
         if not is_told and not index.complete and time.monotonic() - start > PATIENCE_SECONDS:
             typer.echo(f"Reading {index.count:,} runs; the next list is faster …", err=True)
             is_told = True

@@ -106,8 +106,9 @@ class DemoServer:
         finished = recorded_events(FINISHED_RUN, now - DONE_AGE_SECONDS)
         run = ReplayedRun(RunFolder(self.runs_dir / FINISHED_RUN), FINISHED_RUN, finished)
         run.close()
-        for path in (run.folder.journal, run.folder.lock, run.folder.config):
+        for path in (run.folder.journal, run.folder.lock):
             os.utime(path, (now, finished[-1].time))
+        os.utime(run.folder.config, (now, finished[0].time))
         events = recorded_events(LIVE_RUN, now - LIVE_AGE_SECONDS)
         past_events = [event for event in events if event.time <= now]
         self._upcoming = events[len(past_events) :]

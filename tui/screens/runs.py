@@ -23,6 +23,7 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
+from engine.runs.trials import best_trial
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize, printable
 from tui.keymap import RUNS_COMMANDS, Command
@@ -32,6 +33,7 @@ from tui.screens.base import AppServices, Filter, GputrainScreen
 from tui.screens.dialogs import stop_dialog
 from tui.screens.run_changes import RunChanges
 from tui.screens.run_filter import RunFilter
+from tui.screens.run_marks import RunMarks
 from tui.screens.runs_layout import list_height
 from tui.text.run_columns import column_choices, known_columns
 from tui.text.run_lines import note
@@ -46,6 +48,7 @@ MAX_INLINE_ROWS = 2000
 READING_SECONDS = 0.5
 # The order without a chosen one.
 NEWEST_FIRST = "started"
+NOT_OF_SWEEP = ("again", "note", "rename")
 ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "rename", "archive", "delete")
 
 
@@ -59,13 +62,12 @@ class RunsScreen(GputrainScreen):
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
         self._settings = read_list_settings()
-        self._changes = RunChanges(app, self)
+        self._changes, self._marks = RunChanges(app, self), RunMarks(app)
+        self._opened: frozenset[str] = frozenset()
         self._full = self._archived = self._waits_for_rows = self._has_rows = False
         self._query, self._query_text, self._problem = parse_query(""), "", ""
         self._requested: ViewRequest | None = None
         self._view = RunView(ViewRequest(()))
-        self._indexed_rows: Sequence[RunRow] = ()
-        self._rows_by_folder: dict[str, RunRow] = {}
         self._table: tuple[tuple[object, ...], RunTable] | None = None
         self._fields: list[Field] = []
         self._order: SortOrder | None = None
@@ -123,7 +125,7 @@ class RunsScreen(GputrainScreen):
             self._query, self._query_text = query, text
         rows = self.gputrain_app.run_list_poller.rows or []
         minute = int(time.time() / 60) if self._query.names_age else 0
-        request = ViewRequest(rows, self._query_text, self._order, self._archived, minute)
+        request = ViewRequest(rows, self._query_text, self._order, self._archived, minute, self._opened)
         before = self._requested
         if before is not None and replace(before, rows=rows) == request and _same(before.rows, rows):
             return
@@ -154,10 +156,15 @@ class RunsScreen(GputrainScreen):
 
     def _show_rows(self) -> None:
         """Draw the rows of the list. Only the text of those that are visible is made."""
-        lines, view, marked = self.query_one("#all-runs", Lines), self._view, self.gputrain_app.marked_runs
+        lines, view = self.query_one("#all-runs", Lines), self._view
         table = self._fit_table(lines.text_width)
-        rows = LazyRows(view.keys, lambda index: table.line(view.shown[index], marked=view.keys[index] in marked))
-        lines.set_rows(rows, [table.header], self._empty_text())
+
+        def line(index: int) -> Text:
+            row = view.shown[index]
+            is_marked = self._marks.contain(view.runs_of(row))
+            return table.line(row, marked=is_marked, opened=row.name in self._opened)
+
+        lines.set_rows(LazyRows(view.keys, line), [table.header], self._empty_text())
         poller = self.gputrain_app.run_list_poller
         # Of a list that is being read, keys need a page.
         is_read = poller.rows is not None and (poller.complete or len(poller.rows) >= lines.size.height)
@@ -203,7 +210,7 @@ class RunsScreen(GputrainScreen):
         room = max(lines.text_width - 4, 0)
         subtitle = subtitle if len(subtitle) <= room else subtitle[: room - 1] + "…"
         lines.set_titles(self._title(), escape_markup(subtitle))
-        preview.show_run(row)
+        preview.show_run(best_trial(self._view.runs_of(row)) if row is not None else None)
 
     def _title(self) -> str:
         """Return the mistake in the filter, else how many runs there are, as markup."""
@@ -229,23 +236,20 @@ class RunsScreen(GputrainScreen):
         return self._view.shown[index] if index is not None and index < len(self._view.shown) else None
 
     def _marked_rows(self) -> list[RunRow]:
-        """Return the rows of the marked runs that exist, in the order in which they were marked."""
-        if not (marked := self.gputrain_app.marked_runs):
-            return []
-        rows = self.gputrain_app.run_list_poller.rows or []
-        if self._indexed_rows is not rows:
-            self._indexed_rows, self._rows_by_folder = rows, {row.folder: row for row in rows}
-        return [self._rows_by_folder[key] for key in marked if key in self._rows_by_folder]
+        """Return the rows of the marked runs that exist."""
+        return self._marks.rows(self.gputrain_app.run_list_poller.rows or ())
 
     def _target_rows(self) -> list[RunRow]:
         """Return the marked runs, else the selected one."""
         row = self._selected_row()
-        return self._marked_rows() or ([row] if row is not None else [])
+        return self._marked_rows() or (self._view.runs_of(row) if row is not None else [])
 
     def is_available(self, action: str) -> bool:
         row = self._selected_row()
         if action in ("stop", "resume"):
-            return row is not None and row.live is (action == "stop")
+            return row is not None and not row.trials and row.live is (action == "stop")
+        if row is not None and row.trials and action in NOT_OF_SWEEP:
+            return False
         return row is not None or action not in ONE_RUN_ACTIONS
 
     def title_of(self, command: Command) -> str:
@@ -258,31 +262,27 @@ class RunsScreen(GputrainScreen):
     # Commands
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        self.gputrain_app.open_run(event.key)
+        self.action_open()
 
     def action_open(self) -> None:
-        if (row := self._selected_row()) is not None:
+        """Open the run, or show or hide the trials of the sweep."""
+        row = self._selected_row()
+        if row is not None and row.trials:
+            self._opened ^= {row.name}
+            self.update_content()
+        elif row is not None:
             self.gputrain_app.open_run(row.folder)
 
     def action_mark(self) -> None:
-        lines, marked = self.query_one("#all-runs", Lines), self.gputrain_app.marked_runs
-        if (key := lines.selected_key) is None:
+        if (row := self._selected_row()) is None:
             return
-        if key in marked:
-            del marked[key]
-        else:
-            marked[key] = None
+        self._marks.toggle(self._view.runs_of(row))
         self._show_rows()
-        lines.action_move(1)
+        self.query_one("#all-runs", Lines).action_move(1)
         self._show_selected()
 
     def action_mark_all(self) -> None:
-        marked, keys = self.gputrain_app.marked_runs, self._view.keys
-        if all(key in marked for key in keys):
-            for key in keys:
-                del marked[key]
-        else:
-            marked.update(dict.fromkeys(keys))
+        self._marks.toggle(self._view.matching)
         self._draw()
 
     def action_compare(self) -> None:

@@ -14,8 +14,8 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from engine.runs.control import send_request
-from engine.runs.folder import RunFolder
-from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, require_own, sweep_of_trial
+from engine.runs.folder import RunFolder, sweep_of_trial
+from engine.sweeps.folder import LAST_SWEEP, SweepFolder, find_sweep, list_sweeps, require_own
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.keymap import SWEEP_COMMANDS, Command
@@ -45,17 +45,18 @@ SUCCESS_CODES = (0, 3)
 
 
 def make_sweep_screen(app: AppServices, run_name: str) -> SweepScreen:
-    """Return the screen of the sweep that a run is a trial of by its name, else of the latest sweep.
+    """Return the screen of the sweep of this name or that a run is a trial of by its name, else of the latest sweep.
 
     Raises UsageError if there is no sweep, or other users can change it."""
     sweeps = list_sweeps(app.runs_dir)
     if not sweeps:
         reason = "There are no sweeps yet; start one with `gputrain sweep CONFIG KEY=SPACE`"
         raise UsageError.one("", reason, code="not-found")
-    name, trial = sweep_of_trial(run_name) or ("", None)
-    is_trial = name in [sweep.name for sweep in sweeps]
-    folder = find_sweep(app.runs_dir, name if is_trial else LAST_SWEEP)
-    return SweepScreen(app, folder, trial if is_trial else None)
+    names = [sweep.name for sweep in sweeps]
+    name, trial = (run_name, None) if run_name in names else sweep_of_trial(run_name) or ("", None)
+    if name not in names:
+        name, trial = LAST_SWEEP, None
+    return SweepScreen(app, find_sweep(app.runs_dir, name), trial)
 
 
 class SweepScreen(GputrainScreen):

@@ -17,7 +17,7 @@ from engine.runs.run_row import RunRow
 from engine.utils.text import pluralize, printable
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
 from tui.text.run_lines import fit_cells, state_symbol
-from tui.text.runs import format_age, format_duration
+from tui.text.runs import format_age, format_duration, format_epoch
 from tui.text.tables import wrap_text
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class RunPreview:
 def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Text]:
     """Return state, results and hardware of a run, as labels and values wrapped to `width` columns."""
     sign, style = state_symbol(row.state)
-    epoch = f"epoch {row.epoch}/{row.epochs or '?'}"
+    epoch = format_epoch(row) if row.trials else f"epoch {format_epoch(row)}"
     state = Text.assemble((f"{sign} {row.state}", style or STRONG), f"  {epoch}  ", (when_text(row), MUTED))
     lines = _field("state", state, width)
     if row.message:

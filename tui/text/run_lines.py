@@ -12,7 +12,7 @@ from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.charts.meter import meter
 from tui.palette import BAD, GOOD, MUTED, WARNING
-from tui.text.runs import format_accuracy, format_age, format_duration
+from tui.text.runs import ENDED_BADLY, format_accuracy, format_age, format_duration
 from tui.text.tables import shorten_middle
 
 # Symbol and style of each state; screens print the state's name next to them.
@@ -29,7 +29,6 @@ STATE_SYMBOLS = {
     RunState.INTERRUPTED: ("◌", BAD),
 }
 MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 10, 32
-ENDED_BADLY = (RunState.FAILED, RunState.CRASHED)
 STATE_COLUMNS, TIME_COLUMNS = 8, 10
 # From this width, a line has a meter of the progress.
 METER_MIN_WIDTH, METER_COLUMNS = 66, 8

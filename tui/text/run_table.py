@@ -15,15 +15,18 @@ from rich.text import Text
 from engine.runs.fields import Field, Kind
 from engine.runs.query import SortOrder
 from engine.runs.run_row import RunRow
+from engine.runs.trials import fold_trials
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED, STRONG, WARNING
 from tui.text.run_lines import FOREIGN_SIGN, fit_cells, fit_middle, note, state_symbol
-from tui.text.runs import format_age, format_cell, format_duration
+from tui.text.runs import format_age, format_cell, format_duration, format_epoch
 from tui.text.tables import UNKNOWN
 
 MARK = "◆"
 SORT_SIGNS = {False: "▴", True: "▾"}
 """Signs of the sorted column by whether the order is descending."""
+FOLD_SIGNS = {False: "▸", True: "▾"}
+"""Signs of a sweep by whether its trials are shown."""
 GAP = "  "
 # The mark, the symbol of the state and the sign of a foreign run.
 SIGN_COLUMNS = 3
@@ -68,7 +71,7 @@ def _when(row: RunRow) -> str:
 # Cells that say more than the value.
 CELLS: Mapping[str, Callable[[RunRow], str]] = {
     "state": lambda row: "unreadable" if row.unreadable else row.state,
-    "epoch": lambda row: f"{row.epoch}/{row.epochs or '?'}",
+    "epoch": format_epoch,
     "age": _when,
     "images_per_second": lambda row: UNKNOWN if row.images_per_second is None else f"{row.images_per_second:,.0f}",
 }
@@ -129,7 +132,8 @@ class RunTable:
         name_title = title_of("name", "name")
         longest = max(max((_columns(row.name) for row in rows), default=0), len(name_title))
         room = width - SIGN_COLUMNS - min(longest, MIN_NAME_COLUMNS)
-        measured = rows[:: max(len(rows) // MAX_MEASURED_RUNS, 1)]
+        sweeps = [row for row in fold_trials(rows) if row.trials]
+        measured = [*rows[:: max(len(rows) // MAX_MEASURED_RUNS, 1)], *sweeps[:MAX_MEASURED_RUNS]]
         columns = []
         for field in fields:
             column = column_of(field)
@@ -152,12 +156,15 @@ class RunTable:
             line.append(GAP + fitted.pad(fitted.title))
         return line.append(GAP + "message" if self.message_columns else "")
 
-    def line(self, row: RunRow, *, marked: bool = False) -> Text:
-        """Return the line of a run. The sign before its name marks a run that other users can change."""
+    def line(self, row: RunRow, *, marked: bool = False, opened: bool = False) -> Text:
+        """Return the line of a run. The sign before its name marks a run that other users can change, or a sweep."""
         sign, style = state_symbol(row.state)
         line = Text(no_wrap=True, end="")
         line.append(MARK if marked else " ", ACCENT).append(sign, style)
-        line.append(FOREIGN_SIGN if row.foreign else " ", WARNING)
+        if row.trials and not row.foreign:
+            line.append(FOLD_SIGNS[opened], MUTED)
+        else:
+            line.append(FOREIGN_SIGN if row.foreign else " ", WARNING)
         name_style = WARNING if row.foreign else ACCENT if marked else MUTED if row.archived else STRONG
         line.append(fit_middle(printable(row.name), self.name_columns), name_style)
         for fitted in self.columns:

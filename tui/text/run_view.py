@@ -11,6 +11,7 @@ from functools import lru_cache
 from engine.runs.fields import known_names
 from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_row import RunRow
+from engine.runs.trials import fold_trials
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
 
@@ -29,13 +30,17 @@ class ViewRequest:
     """Whether archived runs are shown."""
     minute: int = 0
     """Minute of the clock for a query that names the age; 0 for others."""
+    opened: frozenset[str] = frozenset()
+    """Names of the sweeps whose trials are shown below their row."""
 
 
 @dataclass(frozen=True)
 class RunView:
-    """The answer to a request: `shown` of the `total` rows, `keys` are their folders."""
+    """The answer to a request: `matching` of the `total` rows. `shown` are they with the trials of a sweep as one row,
+    `keys` the folders of `shown`."""
 
     request: ViewRequest
+    matching: Sequence[RunRow] = ()
     shown: Sequence[RunRow] = ()
     keys: Sequence[str] = ()
     total: int = 0
@@ -52,9 +57,13 @@ class RunView:
         if self.typed_key:
             return f"{self.typed_key}… is a key: go on with = != > < or ~ and a value"
         if self.request.query:
-            return f"{len(self.shown)} of {self.total} match '{printable(self.request.query)}'"
+            return f"{len(self.matching)} of {self.total} match '{printable(self.request.query)}'"
         hidden = f", {self.hidden} archived" if self.hidden else ""
-        return pluralize(len(self.shown), "run") + hidden
+        return pluralize(len(self.matching), "run") + hidden
+
+    def runs_of(self, row: RunRow) -> list[RunRow]:
+        """Return the runs that a shown row stands for: the matching trials of a sweep, else itself."""
+        return [trial for trial in self.matching if trial.sweep == row.name] if row.trials else [row]
 
 
 @lru_cache(maxsize=32)
@@ -71,14 +80,15 @@ def make_view(request: ViewRequest, query: Query, before: RunView | None = None)
     so that a letter of the last word takes no longer than that word."""
     is_same = before is not None and before.request.rows is request.rows and before.request.minute == request.minute
     steps = _narrow(request, query, before.steps if before is not None and is_same else ())
-    (_, known), (_, shown), typed_key = steps[0], steps[-1], ""
-    if not shown and (earlier := _without_key(query.text)) is not None:
+    (_, known), (_, matching), typed_key = steps[0], steps[-1], ""
+    if not matching and (earlier := _without_key(query.text)) is not None:
         # The list does not vanish while `optim.name` is typed, before `=adamw` follows.
-        shown, typed_key = _narrow(request, earlier, steps)[-1][1], query.text.split()[-1]
+        matching, typed_key = _narrow(request, earlier, steps)[-1][1], query.text.split()[-1]
     if request.order is not None:
-        shown = request.order.sort(shown)
+        matching = request.order.sort(matching)
+    shown = matching if query.names_sweep else fold_trials(matching, request.opened)
     hidden = len(request.rows) - len(known)
-    return RunView(request, shown, [row.folder for row in shown], len(known), hidden, typed_key, steps)
+    return RunView(request, matching, shown, [row.folder for row in shown], len(known), hidden, typed_key, steps)
 
 
 def _narrow(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 
 from engine.runs.fields import Field, Kind, as_text, date_text
+from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
 from engine.utils.text import format_duration as format_duration
 from engine.utils.text import printable
@@ -19,13 +20,25 @@ if TYPE_CHECKING:
     from tui.text.ranks import RankReadings
 
 HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
-TAGS_HEADER, FOREIGN_HEADER = "TAGS", "FOREIGN"
+TAGS_HEADER, FOREIGN_HEADER, CAUSE_HEADER = "TAGS", "FOREIGN", "CAUSE"
+ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 
 
 def row_cells(row: RunRow) -> tuple[str, ...]:
     """Return the cells for `HEADER`, with control characters escaped."""
-    epoch, state = f"{row.epoch}/{row.epochs or '?'}", "unreadable" if row.unreadable else row.state
-    return (printable(row.name), state, epoch, format_accuracy(row.best_val_accuracy), format_age(row.age_seconds))
+    state = "unreadable" if row.unreadable else row.state
+    return (
+        printable(row.name),
+        state,
+        format_epoch(row),
+        format_accuracy(row.best_val_accuracy),
+        format_age(row.age_seconds),
+    )
+
+
+def format_epoch(row: RunRow) -> str:
+    """Return how far a run is, and of a sweep the number of its trials."""
+    return f"{row.trials} trials" if row.trials else f"{row.epoch}/{row.epochs or '?'}"
 
 
 def format_accuracy(accuracy: float | None) -> str:
@@ -33,8 +46,11 @@ def format_accuracy(accuracy: float | None) -> str:
 
 
 def format_runs_table(rows: Sequence[RunRow]) -> str:
-    """Return the table of `gputrain runs`. Columns for tags and for why other users can change a run exist only if one
-    of the runs has any."""
+    """Return the table of `gputrain runs`.
+
+    Columns for tags and for why other users can change a run exist only if one of the runs has any, and a column for
+    the cause only if every run ended with one.
+    """
     lines = [HEADER, *(row_cells(row) for row in rows)]
     if any(row.tags for row in rows):
         tags = [TAGS_HEADER, *(",".join(row.tags) for row in rows)]
@@ -42,6 +58,9 @@ def format_runs_table(rows: Sequence[RunRow]) -> str:
     if any(row.foreign for row in rows):
         notes = [FOREIGN_HEADER, *(row.foreign or "" for row in rows)]
         lines = [(*line, printable(note)) for line, note in zip(lines, notes, strict=True)]
+    if all(row.message and row.state in ENDED_BADLY for row in rows):
+        causes = [CAUSE_HEADER, *(printable(row.message) for row in rows)]
+        lines = [(*line, cause) for line, cause in zip(lines, causes, strict=True)]
     return format_table(lines)
 
 

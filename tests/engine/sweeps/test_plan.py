@@ -10,7 +10,8 @@ import pytest
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
 from engine.config.run_name import name_problem
-from engine.sweeps.folder import SweepFolder, sweep_of_trial
+from engine.runs.folder import sweep_of_trial
+from engine.sweeps.folder import SweepFolder
 from engine.sweeps.plan import SweepPlan, device_overrides, plan_sweep
 from engine.sweeps.settings import (
     SweepSettings,

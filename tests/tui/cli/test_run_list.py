@@ -12,13 +12,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from engine.config.differences import flat_values
+from engine.config.schema import UNSTORED_KEYS
+from engine.config.yaml_io import parse_yaml
+from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.labels import read_labels
 from engine.runs.manage import move_folder
 from engine.runs.trash import list_trash
 from support.gputrain_command import GPUTRAIN
 from support.messages import says
-from support.runs.factories import make_ended_runs, make_run_folder
+from support.runs.factories import append_events, make_ended_runs, make_run_folder
 from tui.cli.main import app
 
 
@@ -76,6 +80,47 @@ def test_runs_shows_columns_as_table_and_json(root: Path) -> None:
     assert values["format"] == 1
     assert values["runs"][0]["columns"] == {"optim.lr": 0.05, "run.seed": 1}
     assert values["runs"][0]["config"]["model.name"] == "resnet18" and values["runs"][0]["verdict"] is None
+
+
+def test_runs_json_has_every_config_key_and_quiet_prints_names_alone(root: Path) -> None:
+    config = json.loads(runs("--json", "run-1").stdout)["runs"][0]["config"]
+    stored = parse_yaml((root / "run-1" / "config.yaml").read_text())
+    assert config == {key: value for key, value in flat_values(stored).items() if key not in UNSTORED_KEYS} | {
+        "run.name": "run-1"
+    }
+    result = runs("-q", "optim.name=adamw", "-failed")
+    assert (result.stdout, result.stderr) == ("run-5\nrun-3\nrun-1\n", "")
+    assert has_conflict("--quiet", "--json") and has_conflict("-q", "--columns=name")
+
+
+def has_conflict(*options: str) -> bool:
+    result = runs(*options)
+    return result.exit_code == 2 and says(result.stderr, "conflict", "error: --quiet: ", options[1].partition("=")[0])
+
+
+def test_runs_shows_the_cause_if_all_listed_runs_failed(root: Path) -> None:
+    for name in ("run-0", "run-7"):
+        append_events(RunFolder(root / name), RunFinished(state="failed", message=f"rank 1 of {name} was killed"))
+    shown = runs("failed").stdout.splitlines()
+    assert shown[0].split()[-1] == "CAUSE" and shown[1].endswith("  rank 1 of run-7 was killed")
+    assert "CAUSE" not in runs().stdout
+
+
+def test_runs_lists_trials_of_sweep_as_one_row_that_a_condition_opens(root: Path) -> None:
+    (root / "night").mkdir()
+    (root / "night" / "sweep.yaml").touch()
+    for number in range(3):
+        runs("rename", f"run-{number + 4}", f"night-{number:03d}")
+    result = runs("--limit", "2")
+    assert [line.split()[:3] for line in result.stdout.splitlines()[1:]] == [
+        ["run-7", "failed", "3/3"],
+        ["night", "finished", "3"],
+    ]
+    assert "3 trials" in result.stdout and "`gputrain runs sweep=night`" in result.stderr
+    assert listed("sweep=night") == ["night-002", "night-001", "night-000"]
+    # Scripts get the runs.
+    assert runs("-q", "night").stdout.split() == ["night-002", "night-001", "night-000"]
+    assert [row["sweep"] for row in json.loads(runs("--json", "night").stdout)["runs"]] == ["night"] * 3
 
 
 def test_runs_without_match_says_so_and_unknown_key_is_refused(root: Path) -> None:

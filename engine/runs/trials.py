@@ -1,0 +1,70 @@
+"""The trials of a sweep as one row of a run list, which otherwise has more trials than runs.
+
+`gputrain runs` and the run list of the screen fold the rows that they show. `RunFolder.sweep` decides which runs are
+trials, and `engine.sweeps` runs them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+from engine.runs.folder import RunState
+from engine.runs.run_row import RunRow
+
+
+def fold_trials(rows: Sequence[RunRow], opened: Container[str] = ()) -> list[RunRow]:
+    """Return the rows with one row for the trials of each sweep, in the place of its first trial.
+
+    The trials of `opened` sweeps follow their row. A sweep of which only one trial is among the rows has no row.
+    """
+    sweeps: dict[str, list[RunRow]] = {}
+    for row in rows:
+        if row.sweep:
+            sweeps.setdefault(row.sweep, []).append(row)
+    folded = []
+    for row in rows:
+        trials = sweeps.get(row.sweep, [])
+        if len(trials) < 2:
+            folded.append(row)
+        elif row is trials[0]:
+            folded += [make_sweep_row(trials), *(trials if row.sweep in opened else ())]
+    return folded
+
+
+def best_trial(trials: Sequence[RunRow]) -> RunRow:
+    """Return the trial with the highest validation accuracy, the first of equals."""
+    return max(trials, key=lambda row: -1.0 if row.best_val_accuracy is None else row.best_val_accuracy)
+
+
+def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
+    """Return the row of a sweep: the figures and the config of its best trial, and the state of all of them."""
+    best = best_trial(trials)
+    counts = Counter(row.state for row in trials)
+    states = dict.fromkeys([RunState.RUNNING, *(row.state for row in trials if row.live), RunState.FINISHED])
+    state = next((state for state in states if counts[state]), trials[0].state)
+    reasons = {row.message for row in trials} if len(counts) == 1 and not counts[RunState.FINISHED] else set()
+    message = ", ".join(f"{count} {name}" for name, count in counts.items())
+    starts = [row.started_at for row in trials if row.started_at is not None]
+    updates = [row.updated_at for row in trials if row.updated_at is not None]
+    return best._replace(
+        name=best.sweep,
+        sweep="",
+        trials=len(trials),
+        folder=str(Path(best.folder).with_name(best.sweep)),
+        state=str(state),
+        message=f"{message}: {reasons.pop()}" if len(reasons) == 1 else message,
+        images_per_second=None,
+        eta_seconds=None,
+        bottleneck=None,
+        unreadable=False,
+        foreign=next((row.foreign for row in trials if row.foreign is not None), None),
+        phase="",
+        seconds=sum(row.seconds for row in trials),
+        tags=tuple(tag for tag in best.tags if all(tag in row.tags for row in trials)),
+        note="",
+        archived=all(row.archived for row in trials),
+        started_at=max(starts, default=None),
+        updated_at=max(updates, default=None),
+    )
