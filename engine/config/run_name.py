@@ -10,6 +10,12 @@ import os
 import re
 import sys
 import unicodedata
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.config.schema import Config
 
 MAX_NAME_CHARACTERS = 100
 # A file name has at most 255 bytes. The rest is for what is appended: the number of a trial, or `~2` in the trash.
@@ -61,6 +67,20 @@ def name_from_stem(stem: str) -> str:
 def stem_of_numbered(name: str) -> str:
     """Return what precedes the number of a run: `digits` of `digits-3`, and a name without a number as it is."""
     return re.sub(r"-[0-9]+$", "", name)
+
+
+def run_stem(base: str | None, config: Config, typed: Container[str]) -> str:
+    """Return the beginning of the name of a run that has none: that of its config file, data folder or preset.
+
+    `base` is the config as typed, and `typed` has the keys that were typed for this run. A preset with a folder of
+    one's own says less about the run than the folder.
+    """
+    data, is_file = config.data, base is not None and Path(base).suffix != ""
+    if not is_file and "data.path" in typed and data.path is not None and data.dataset in ("folder", "packed"):
+        path = Path(data.path).expanduser().absolute()
+        if own := path.stem if data.dataset == "packed" else path.name:
+            return name_from_stem(own)
+    return name_from_stem(Path(base).stem if base is not None else f"{data.dataset}-{config.model.name}")
 
 
 def _is_allowed(character: str) -> bool:

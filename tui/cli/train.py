@@ -115,11 +115,11 @@ def run(
     with exit_on_usage_error():
         flags = run_flags(flag_values, {"resume": resume, "wait": wait}, ngpu) | after_flags(after, after_any)
         file, _ = split_arguments(arguments)
-        stem = Path(file).stem if file else None
         request = build_request(
             lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
-            stem,
+            None,
             runs_dir,
+            base=file or None,
             dry_run=dry_run,
             trust_owner=trust_owner,
             trust_code=trust_code,
@@ -207,19 +207,21 @@ def build_request(
     stem: str | None,
     runs_dir: str | None,
     *,
+    base: str | None = None,
     dry_run: bool = False,
     trust_owner: bool = False,
     trust_code: bool = False,
     take_over: bool = False,
     detached: bool = False,
 ) -> RunRequest:
-    """Return the request to run a config; `stem` names its run unless the config does.
+    """Return the request to run a config. Unless the config names its run, `stem` does, else `base`, the config as
+    typed, or the data folder.
 
     The preflight reports the problems of an invalid config together with its own.
     Raises UsageError if the config cannot be read.
     """
     from engine.config.loader import ConfigError
-    from engine.config.run_name import name_from_stem, stem_of_numbered
+    from engine.config.run_name import name_from_stem, run_stem, stem_of_numbered
     from engine.launch.preflight import RunRequest
     from engine.runs.folder import runs_root
 
@@ -237,7 +239,7 @@ def build_request(
             config = config.model_copy(update={"run": config.run.model_copy(update={"name": None})})
     except ConfigError as error:
         config, problems = error.valid_part, tuple(error.problems)
-    name = name_from_stem(stem or f"{config.data.dataset}-{config.model.name}")
+    name = name_from_stem(stem) if stem else run_stem(base, config, typed)
     return RunRequest(
         config,
         runs_root(runs_dir),

@@ -22,7 +22,7 @@ from engine.config.loader import (
     user_presets_folder,
 )
 from engine.config.notify_section import URLS_KEY
-from engine.config.run_name import name_from_stem
+from engine.config.run_name import name_from_stem, run_stem
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.optim.lr_schedule import lr_factor, scaled_lr
@@ -175,8 +175,8 @@ def validate_form(form: Form) -> tuple[Config | None, list[Problem]]:
 
 def next_run_name(form: Form, config: Config, runs_dir: Path) -> str:
     """Return the name that a run without `run.name` gets if it starts next."""
-    stem = Path(form.base).stem if form.base is not None else f"{config.data.dataset}-{config.model.name}"
-    names = (f"{name_from_stem(stem)}-{number}" for number in count(1))
+    stem = run_stem(form.base, config, form.overrides)
+    names = (f"{stem}-{number}" for number in count(1))
     return next(name for name in names if not os.path.lexists(runs_dir / name))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 
 from engine.config.loader import resolve_config
-from engine.config.run_name import MAX_NAME_BYTES, name_problem, normalize_name
+from engine.config.run_name import MAX_NAME_BYTES, name_problem, normalize_name, run_stem
 from support.messages import raises_problem
 
 E_ACUTE = "e\u0301"
@@ -40,6 +41,31 @@ def test_invalid_name_is_refused(name: str) -> None:
     if name:
         with raises_problem("invalid-name", "run.name"):
             resolve_config("digits", [f"run.name={name}"])
+
+
+@pytest.mark.parametrize(
+    ("base", "typed", "stem"),
+    [
+        ("digits", (), "digits"),
+        ("digits", ("data.dataset=folder", "data.path=/x/my flowers/"), "my-flowers"),
+        ("digits", ("data.dataset=packed", "data.path=photos.v2.gpk"), "photos.v2"),
+        (None, ("data.dataset=folder", "data.path=."), "here"),
+        (None, ("data.dataset=folder", "data.path=/"), "folder-cnn"),
+        (None, (), "digits-cnn"),
+        # The folder of a download is none of one's own, and a config file has a name of one's own.
+        ("mnist", ("data.path=/x/downloads",), "mnist"),
+        ("mine.yaml", ("data.path=/x/flowers",), "mine"),
+        ("mine.yaml", (), "mine"),
+    ],
+)
+def test_run_without_name_has_that_of_its_own_file_or_folder(
+    base: str | None, typed: tuple[str, ...], stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("mine.yaml").write_text("data: {dataset: folder, path: /x/other}\n")
+    resolved = resolve_config(base, list(typed))
+    assert run_stem(base, resolved.config, resolved.typed) == stem
 
 
 def test_name_has_one_form() -> None:

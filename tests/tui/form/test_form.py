@@ -131,6 +131,8 @@ def test_next_run_name_skips_names_that_are_taken(tmp_path: Path) -> None:
     form = Form("digits")
     (tmp_path / "digits-1").mkdir()
     assert next_run_name(form, form.config(), tmp_path) == "digits-2"
+    own = Form("digits", {"data.dataset": "folder", "data.path": "/x/flowers"})
+    assert next_run_name(own, own.config(), tmp_path) == "flowers-1"
     nothing = Form(None)
     assert next_run_name(nothing, nothing.config(), tmp_path) == "digits-cnn-1"
 
