@@ -33,13 +33,15 @@ app = typer.Typer(
     "Without a command, lists the runs that meet all conditions, newest first. KEY is a config key (optim.lr), a "
     "figure (val_accuracy, duration, age, started, images_per_second) or a short name (model, dataset, lr, optimizer, "
     "batch, seed, tag). VALUE may contain *, and several values have commas between them. A condition after a minus "
-    "must not hold. The first word decides whether it is a command: `gputrain runs -- archive` searches for the word "
+    "must not hold. The trials of a sweep are one row with the figures of its best trial; sweep=NAME, --quiet and --json "
+    "list them one by one. AGE is the time since the start. The first word decides whether it is a command: `gputrain runs -- archive` searches for the word "
     "archive.",
     epilog=make_epilog(
         [
             "gputrain runs failed",
             "gputrain runs optim.name=adamw 'val_accuracy>0.9' -tag=old",
             "gputrain runs 'age<2d' --sort accuracy --columns name,model,lr,accuracy",
+            "gputrain runs sweep=digits-sweep",
             "gputrain runs tag fashion-17 +night -old",
             "gputrain runs delete fashion-3 fashion-4",
         ]
