@@ -33,9 +33,9 @@ app = typer.Typer(
     "Without a command, lists the runs that meet all conditions, newest first. KEY is a config key (optim.lr), a "
     "figure (val_accuracy, duration, age, started, images_per_second) or a short name (model, dataset, lr, optimizer, "
     "batch, seed, tag). VALUE may contain *, and several values have commas between them. A condition after a minus "
-    "must not hold. The trials of a sweep are one row with the figures of its best trial; sweep=NAME, --quiet and --json "
-    "list them one by one. AGE is the time since the start. The first word decides whether it is a command: `gputrain runs -- archive` searches for the word "
-    "archive.",
+    "must not hold. The trials of a sweep are one row with the figures of its best trial; sweep=NAME, --quiet and "
+    "--json list them one by one. AGE is the time since the start. The first word decides whether it is a command: "
+    "`gputrain runs -- archive` searches for the word archive.",
     epilog=make_epilog(
         [
             "gputrain runs failed",

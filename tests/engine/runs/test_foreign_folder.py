@@ -212,7 +212,7 @@ def test_lists_say_why_run_is_foreign(tmp_path: Path) -> None:
     foreign = make_foreign(make_run_folder(tmp_path, "theirs", make_run_started(), make_epoch(1)))
     rows.append(make_run_row(RunWatcher(foreign)))
     lines = format_runs_table(rows).splitlines()
-    assert [line.endswith("is writable by all users") for line in lines] == [False, False, True]
+    assert ["  is writable by all users  " in line for line in lines] == [False, False, True]
     assert (
         "is writable by all users" in RunTable.fit(rows, 160, default_fields(), with_message=True).line(rows[1]).plain
     )
