@@ -5,9 +5,7 @@ Called by `gputrain data`. The images pass through the pipeline of a run, `engin
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +17,12 @@ from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
 from engine.data.augment.augmentation import UserTransformError, apply_batch_params
 from engine.data.augment.mixup import MixupCutmix
+from engine.data.image_files import ImageFiles, examine_files
 from engine.data.pipelines.batch import BatchDataset
 from engine.data.sampler import PARTS, BatchRequest, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
-from engine.data.sources.image_file import open_image
 from engine.data.sources.open import open_source
 from engine.data.sources.user_dataset import first_item_format
 from engine.models.pretrained_input import find_pretrained_input, needs_items, with_pretrained_input
@@ -41,19 +39,6 @@ GAP, LABEL_COLUMN, LABEL_SIZE = 4, 150, 14
 MAX_SHEET_WIDTH, MAX_SHEET_ASPECT = 1600, 1.5
 # The epoch whose random augmentation is shown; epochs of training begin with 1.
 SHOWN_EPOCH = 1
-
-
-@dataclass(frozen=True)
-class ImageFiles:
-    """Sizes and modes of image files, from the headers of `examined` evenly spaced files.
-
-    `sizes` are the smallest, the median and the largest width and height in pixels, as stored. `modes` counts format
-    and Pillow mode.
-    """
-
-    examined: int
-    sizes: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-    modes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -76,27 +61,8 @@ def open_dataset(config: Config) -> Dataset:
     config = with_pretrained_input(config, pretrained, items)
     source = open_source(config)
     counts = {part: np.bincount(source.get_labels(part), minlength=len(source.classes)).tolist() for part in PARTS}
-    files = _examine_files(source) if isinstance(source, EncodedSource) else None
+    files = examine_files(source, MAX_HEADERS) if isinstance(source, EncodedSource) else None
     return Dataset(config, source, model_input_format(config, source), counts, files)
-
-
-def _examine_files(source: EncodedSource) -> ImageFiles | None:
-    num_train = source.num_images("train")
-    count = num_train + source.num_images("val")
-    chosen = np.unique(np.linspace(0, count - 1, min(count, MAX_HEADERS)).round().astype(np.int64))
-    sizes: list[tuple[int, int]] = []
-    modes: Counter[str] = Counter()
-    for index in chosen.tolist():
-        part: Part = "train" if index < num_train else "val"
-        position = index if part == "train" else index - num_train
-        # A file that became unreadable after the scan; training reports it. Decoders raise arbitrary exceptions.
-        with suppress(Exception), open_image(source.read_encoded(part, position).data) as image:
-            sizes.append(image.size)
-            modes[f"{image.format} {image.mode}"] += 1
-    if not sizes:
-        return None
-    sizes.sort(key=lambda size: size[0] * size[1])
-    return ImageFiles(len(sizes), (sizes[0], sizes[len(sizes) // 2], sizes[-1]), dict(modes.most_common()))
 
 
 def contact_sheet(dataset: Dataset, part: Part, per_class: int, *, augmented: bool) -> Image.Image:

@@ -22,6 +22,7 @@ from engine.config.training_sections import TIMM_PREFIX
 from engine.config.user_code import check_user_code
 from engine.data.archive import open_downloaded_source
 from engine.data.batching import build_sampler_from_counts, check_source, empty_class_warnings, sampler_problems
+from engine.data.image_files import small_image_warnings
 from engine.data.inspection_process import ImageCounts, check_user_data_code
 from engine.data.limits import check_open_files
 from engine.data.pipelines.choose import pipeline_problems
@@ -342,6 +343,8 @@ def _find_warnings(config: Config, preflight: Preflight) -> list[Problem]:
         warnings += cpu_precision_warnings(config, has_bfloat16=has_bfloat16_instructions())
     if config.data.allow_empty and preflight.source is not None:
         warnings += empty_class_warnings(preflight.source)
+    if preflight.source is not None:
+        warnings += small_image_warnings(config, preflight.source)
     return warnings
 
 

@@ -111,9 +111,10 @@ def diagnose(
             return None
         message = f"too little work per step: {fixed:.0%} is fixed cost; increase data.batch_size"
         return Bottleneck(BottleneckKind.SMALL_STEPS, message)
+    bound, advice = "GPU-bound", "lower precision or model.compile may help"
     if set(started.devices) == {"cpu"}:
-        return Bottleneck(BottleneckKind.COMPUTE, "CPU-bound: a GPU, more cores or a smaller model would help")
-    return Bottleneck(BottleneckKind.COMPUTE, "GPU-bound: lower precision or model.compile may help")
+        bound, advice = "CPU-bound", "a GPU, more cores or a smaller model would help"
+    return Bottleneck(BottleneckKind.COMPUTE, f"{bound}: {_enlarged_images_advice(started) or advice}")
 
 
 def valid_share(value: float | None) -> float | None:
@@ -168,7 +169,18 @@ def fixed_cost_share(started: RunStarted, epoch: EpochEvent) -> float | None:
     return min(max(fixed_seconds / step_seconds, 0.0), 0.99)
 
 
+def _enlarged_images_advice(started: RunStarted) -> str:
+    """Return the advice for small images that are enlarged to the default input; "" if they are not."""
+    edge, size = started.enlarged_edge, started.train_size
+    if not edge:
+        return ""
+    enlarged = f"images of about {edge} x {edge} pixels are enlarged to {size} x {size}"
+    return f"{enlarged}; set data.image_size={started.fitting_size}"
+
+
 def _data_wait_advice(started: RunStarted, wait_share: float) -> str:
+    if advice := _enlarged_images_advice(started):
+        return advice
     cheaper_images = "smaller images or fewer augmentations"
     if started.pipeline == "memory":
         return f"try {cheaper_images}"

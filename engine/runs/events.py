@@ -108,6 +108,10 @@ class RunStarted(Event):
     """Why this decoder was chosen, as text; "" if it had no alternative, and in old journals."""
     precision: str = ""
     """Precision, memory format and NUMA nodes of the ranks, as text; "" in old journals."""
+    enlarged_edge: int = 0
+    """Shorter edge in pixels of the median image file, if the default input is more than twice as large; else 0."""
+    fitting_size: int = 0
+    """The `data.image_size` to advise for images of `enlarged_edge`; 0 without."""
     start_method: str = ""
     """How the ranks were started: fork, spawn, torchrun, srun, or env for another launcher; "" in old journals."""
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from engine.config.precision import AmpChoice, describe_precision
+from engine.data.image_files import enlarged_edge, fitting_size
 from engine.data.limits import uses_threads
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.choose_decoder import DecoderChoice
@@ -285,6 +286,7 @@ class Trainer:
         """Return the event that describes the run."""
         state = self.state
         name = self.job.folder.name if self.job.folder else (self.config.run.name or "")
+        edge = enlarged_edge(self.config, self.source)
         return RunStarted(
             name=name,
             host=socket.gethostname(),
@@ -316,6 +318,8 @@ class Trainer:
             least_step=self.warmup.step_seconds,
             least_images=self.warmup.batch_size,
             train_size=state.image_format.size,
+            enlarged_edge=edge,
+            fitting_size=fitting_size(self.config, edge),
             compiled=self.config.model.compile,
             input=", ".join(filter(None, (state.image_format.describe(), self.job.input_source))),
             flops=self.warmup.flops_by_size[state.image_format.size],

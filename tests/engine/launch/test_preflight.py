@@ -11,6 +11,8 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
+from engine.config.training_sections import ModelConfig
+from engine.data.image_files import fitting_size
 from engine.doctor.run import preflight_checks
 from engine.gpus import allocation, cpu_fallback
 from engine.gpus.allocation import GpuAllocation
@@ -22,6 +24,7 @@ from engine.runs.events import Event, WarningEvent
 from engine.runs.folder import list_runs
 from engine.utils.errors import Problem
 from engine.utils.host import has_bfloat16_instructions
+from support.data.photo_folder import write_photo_folder
 from support.messages import has_problem, raises_problem
 from support.runs.factories import make_run_folder, make_run_started
 
@@ -118,6 +121,32 @@ def test_doctor_repeats_warnings_of_preflight(tmp_path: Path) -> None:
     check = checks["precision"]
     assert (check.state, check.code) == ("warning", "slow-precision")
     assert check.found.startswith("precision.amp: fp16 ") and "--amp bf16 " in check.advice
+
+
+@pytest.mark.parametrize(
+    ("overrides", "advised"),
+    [
+        ((), "=20,"),
+        (("data.image_size=224",), None),
+        (("data.image_size=40",), None),
+    ],
+)
+def test_preflight_warns_of_images_below_half_of_default_input(
+    overrides: tuple[str, ...], advised: str | None, tmp_path: Path
+) -> None:
+    photos = write_photo_folder(tmp_path / "photos")
+    folder = ["data.dataset=folder", f"data.path={photos}", "data.batch_size=4"]
+    warnings = warnings_of(tmp_path, *folder, *overrides)
+    if advised is None:
+        assert warnings == []
+    else:
+        sizes = ("20 x 20", "224 x 224", f"image_size{advised}")
+        assert has_problem(warnings, "images-enlarged", "data.image_size", *sizes)
+
+
+@pytest.mark.parametrize(("model", "size"), [("cnn", 28), ("my_code:Net", 28), ("resnet18", 32)])
+def test_fitting_size_is_multiple_of_32_for_library_models(model: str, size: int) -> None:
+    assert fitting_size(Config(model=ModelConfig(name=model)), 28) == size
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

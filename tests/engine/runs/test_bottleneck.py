@@ -19,6 +19,7 @@ from engine.runs.history import History, history_from_events
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample, RankDevice
 from engine.training.train import run_training
+from support.data.photo_folder import write_photo_folder
 from support.gputrain_command import Gputrain
 from support.runs.factories import (
     make_epoch,
@@ -81,6 +82,17 @@ def test_run_started_contains_inputs_of_fixed_cost_share() -> None:
     assert history.epochs[-1].images_per_second > 0
 
 
+def test_run_started_contains_size_of_enlarged_images(tmp_path: Path) -> None:
+    photos = write_photo_folder(tmp_path / "photos")
+    sizes = []
+    for image_size in ("null", "48"):
+        overrides = [f"data.path={photos}", "data.batch_size=4", "model.name=linear", f"data.image_size={image_size}"]
+        with single_rank_trainer("data.dataset=folder", *overrides) as fit:
+            started = fit.run_started()
+        sizes.append((started.train_size, started.enlarged_edge, started.fitting_size))
+    assert sizes == [(224, 20, 20), (48, 0, 0)]
+
+
 def test_bottleneck_is_compute_for_ordinary_cpu_run() -> None:
     history = train_history("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
     assert kind(history) is BottleneckKind.COMPUTE, history.bottleneck
@@ -100,6 +112,16 @@ def test_bottleneck_names_straggler_with_slow_forward_pass(gputrain: Gputrain) -
 
 
 # Recorded events.
+
+
+@pytest.mark.parametrize("fields", [{}, {"devices": ["cpu"] * 4}])
+@pytest.mark.parametrize("data_wait", [0.01, 0.34])
+def test_bottleneck_names_size_of_enlarged_images(data_wait: float, fields: dict[str, Any]) -> None:
+    epoch = make_timed_epoch(data_wait=data_wait)
+    small = {"train_size": 224, "enlarged_edge": 28, "fitting_size": 32}
+    advice = "images of about 28 x 28 pixels are enlarged to 224 x 224; set data.image_size=32"
+    assert bottleneck_message(make_gpu_run_started(**fields, **small), replace(epoch, train_size=224)).endswith(advice)
+    assert "data.image_size" not in bottleneck_message(make_gpu_run_started(**fields), epoch)
 
 
 def test_bottleneck_data_recommends_enough_workers() -> None:

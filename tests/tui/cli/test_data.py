@@ -40,6 +40,13 @@ def test_data_counts_images_per_class_and_lists_skipped_files(photos: Path) -> N
     assert "cat/7.png (not an image)" in done.stdout
 
 
+def test_data_warns_of_images_below_half_of_default_input(photos: Path) -> None:
+    done = call("data", *options(photos)[:2], "--json")
+    assert json.loads(done.stdout)["input"]["size"] == 224
+    assert says(done.stderr, "images-enlarged", "20 x 20", "data.image_size=20")
+    assert call("data", *options(photos)).stderr == ""
+
+
 def test_data_prints_json(photos: Path) -> None:
     result = json.loads(call("data", *options(photos), "--json").stdout)
     assert result["classes"][0] == {"name": "cat", "train": 6, "val": 1}
