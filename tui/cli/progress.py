@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import shlex
 import sys
@@ -19,13 +20,16 @@ from engine.runs.folder import runs_root
 from engine.runs.history import History
 from engine.runs.journal import to_line
 from engine.runs.start_events import RunStarting
-from engine.utils.text import printable
+from engine.utils.text import format_duration, printable
 
 MAX_QUEUED_EVENTS = 10_000
 DRAIN_TIMEOUT_SECONDS = 5.0
 NEXT_COMMANDS = ("plot", "evaluate", "export")
 # Of a line of commands to copy.
 MAX_LINE_CHARACTERS = 80
+# Lines about the current epoch: the first after these seconds, later ones at this share of the epoch's time at least.
+PROGRESS_SECONDS = 10.0
+PROGRESS_SHARE = 0.05
 
 
 class DisconnectSafeStream:
@@ -71,6 +75,16 @@ class NextCommands:
         return lines
 
 
+def steps_in_epoch(event: StepEvent, history: History) -> int:
+    """Return the number of steps of the current epoch up to this event."""
+    return event.step - (history.epochs[-1].step if history.epochs else 0)
+
+
+def step_loss(event: StepEvent) -> float:
+    """Return the loss of the last step. The journal stores one that is NaN or infinite as null."""
+    return math.nan if event.losses[-1] is None else event.losses[-1]
+
+
 class JsonPrinter:
     """Print every event except `RunStarting` as a line of JSON to stdout."""
 
@@ -87,17 +101,40 @@ class JsonPrinter:
 
 
 class PlainPrinter:
-    """Print events as lines of text to stderr."""
+    """Print events as lines of text to stderr, and now and then the progress of a long epoch."""
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stderr)
         self._history, self._next = History(), NextCommands()
+        self._next_progress = math.inf
+        """Unix time from which on the next steps get a line."""
 
     def __call__(self, event: Event) -> None:
         self._history.add(event)
-        for line in (*event_lines(event, self._history), *self._next.lines(event)):
+        lines = [*event_lines(event, self._history), *self._next.lines(event)]
+        if isinstance(event, RunStarted | EpochEvent):
+            self._next_progress = event.time + PROGRESS_SECONDS
+        elif isinstance(event, StepEvent) and event.time >= self._next_progress:
+            lines += self._progress_lines(event)
+        for line in lines:
             self._out.write(line + "\n")
             self._out.flush()
+
+    def _progress_lines(self, event: StepEvent) -> list[str]:
+        """Return a line with steps, throughput and remaining time of the current epoch; none at its end."""
+        started, rate = self._history.started, event.images_per_second or 0
+        if started is None or rate <= 0:
+            return []
+        done, steps = steps_in_epoch(event, self._history), started.steps_per_epoch
+        if not 0 < done < steps:
+            return []
+        step_seconds = started.global_batch / rate
+        self._next_progress = event.time + max(PROGRESS_SECONDS, PROGRESS_SHARE * steps * step_seconds)
+        left = format_duration((steps - done) * step_seconds)
+        return [
+            f"epoch {event.epoch:>3}  step {done}/{steps}  train loss {step_loss(event):.4f}  {rate:,.0f} images/s  "
+            f"{left} left in this epoch"
+        ]
 
     def close(self) -> None:
         self._out.flush()
@@ -143,11 +180,8 @@ class ProgressPrinter:
             self._progress.start()
             self._begin_epoch(len(self._history.epochs) + 1, started)
         elif isinstance(event, StepEvent) and self._task is not None:
-            done = event.step - (self._history.epochs[-1].step if self._history.epochs else 0)
-            # The journal stores a loss that is NaN or infinite as null.
-            loss = event.losses[-1] if event.losses[-1] is not None else float("nan")
-            rate = f"{event.images_per_second:,.0f} images/s  loss {loss:.4f}"
-            self._progress.update(self._task, completed=done, rate=rate)
+            rate = f"{event.images_per_second:,.0f} images/s  loss {step_loss(event):.4f}"
+            self._progress.update(self._task, completed=steps_in_epoch(event, self._history), rate=rate)
         elif isinstance(event, EpochEvent) and event.epoch < started.epochs:
             self._begin_epoch(event.epoch + 1, started)
 

@@ -6,6 +6,7 @@ import errno
 import os
 import pty
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from engine.runs.event_lines import event_line
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.start_events import RunStarting
-from support.runs.factories import make_epoch, make_run_started
+from support.runs.factories import make_epoch, make_run_started, make_step
 from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter
 
 
@@ -84,6 +85,20 @@ def test_plain_printer_names_next_commands_of_finished_run(
             printer(event)
         lines = [line.strip() for line in capsys.readouterr().err.splitlines() if "gputrain" in line]
         assert lines == ([line.format(folder) for line in expected] if state == "finished" else [])
+
+
+def test_plain_printer_shows_progress_of_long_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    # 100 steps of 2 s each.
+    started = replace(make_run_started(0.0), global_batch=10, steps_per_epoch=100)
+    steps = [replace(make_step(number, time=2.0 * number), images_per_second=5.0) for number in range(1, 101)]
+    printer = PlainPrinter()
+    for event in (started, *steps, replace(make_epoch(1, time=210.0), step=100), make_step(101, 2, time=212.0)):
+        printer(event)
+    lines = [line for line in capsys.readouterr().err.splitlines() if " step " in line]
+    assert [line[len("epoch   1  ") :].partition("  ")[0] for line in lines] == [
+        f"step {step}/100" for step in range(5, 100, 5)
+    ]
+    assert lines[0] == "epoch   1  step 5/100  train loss 0.5000  5 images/s  3m10s left in this epoch"
 
 
 def test_event_line_escapes_control_characters() -> None:
