@@ -128,15 +128,19 @@ class LossConfig(Section):
         "cross_entropy",
         title="loss",
         description="Loss: cross_entropy, mse, bce or user code (module:name). mse and bce (binary cross-entropy) are "
-        "computed on one-hot labels.",
+        "computed on one-hot labels. All three are validated with plain cross-entropy, user code with itself.",
     )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Label smoothing: the share of each label spread over all classes."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Label smoothing of the training loss: the share of each label spread over all classes. The "
+        "validation loss has none.",
     )
     class_weights: Literal["none", "balanced"] = Field(
         "none",
-        description="Class weights in the loss: none or balanced. balanced weights each class inversely to its "
-        "frequency in the training data.",
+        description="Class weights in the training loss: none or balanced. balanced weights each class inversely to "
+        "its frequency in the training data.",
     )
 
 

@@ -30,7 +30,7 @@ from engine.data.sources.open import open_source
 from engine.distributed.failures import describe_cause
 from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
 from engine.models.factory import check_model
-from engine.training.losses import Criterion, build_loss
+from engine.training.losses import Criterion, build_validation_loss
 from engine.training.metrics import Evaluation, EvaluationAccumulator
 from engine.training.own_metrics import OwnMetrics, concatenate
 from engine.utils.errors import Problem, UsageError
@@ -89,10 +89,8 @@ def evaluate_checkpoint(
     checkpoint = replace(checkpoint, image_format=evaluation_format(checkpoint, config))
     source = with_val_draft(open_source(config), checkpoint.image_format)
     class_map = class_indices(source.classes, checkpoint.classes)
-    labels = {name: class_map[source.get_labels(name)] for name in expand_parts("all")}
-    images_per_class = np.bincount(
-        np.concatenate([labels[name] for name in expand_parts(part)]), minlength=len(checkpoint.classes)
-    )
+    labels = np.concatenate([class_map[source.get_labels(name)] for name in expand_parts(part)])
+    images_per_class = np.bincount(labels, minlength=len(checkpoint.classes))
     if not images_per_class.any():
         raise UsageError.one(
             "--part", f"{part} has no images in {config.data.dataset}; select another part", code="no-images"
@@ -115,8 +113,7 @@ def evaluate_checkpoint(
     images = checkpoint.image_format
     if images.val_size != images.size:
         check_model(trained.model, config, images, images.val_size, len(checkpoint.classes), size_key="data.val_crop")
-    counts = np.bincount(labels["train"], minlength=len(checkpoint.classes))
-    criterion = build_loss(config, len(checkpoint.classes), lambda: counts, trained.device)
+    criterion = build_validation_loss(config, len(checkpoint.classes), trained.device)
     own = OwnMetrics(config, len(checkpoint.classes), int(images_per_class.sum()))
     probabilities = own.probabilities if own else None
     accumulator = EvaluationAccumulator(trained.device, len(checkpoint.classes), probabilities)

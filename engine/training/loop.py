@@ -235,7 +235,7 @@ def evaluate(state: RankState, handle_requests: RequestHandler) -> tuple[Evaluat
             with autocast(state.config.precision, state.device):
                 forward = partial(state.compute_logits, model, dtype=dtype)
                 logits = augmented_logits(forward, batch.images, state.config.eval)
-                loss = state.criterion(logits, batch.labels)
+                loss = state.validation_loss(logits, batch.labels)
             if batch.loss_weight > 0:
                 accumulator.add(loss, logits, batch.labels)
 

@@ -1,4 +1,4 @@
-"""Loss functions by name.
+"""Loss functions of training by name, and the loss of validation.
 
 Each maps logits (N x classes) and targets (N class labels, or N x classes probabilities) to the mean loss.
 """
@@ -34,7 +34,7 @@ def balanced_class_weights(class_counts: NDArray[np.integer]) -> NDArray[np.floa
 def build_loss(
     config: Config, num_classes: int, class_counts: Callable[[], NDArray[np.integer]], device: torch.device
 ) -> Criterion:
-    """Build the loss of a config, computed in float32 for logits of any dtype.
+    """Build the training loss of a config, computed in float32 for logits of any dtype.
 
     `class_counts` returns the number of training images per class; it may be slow and is called only for balanced class
     weights. Raises UsageError if the user's loss does not work.
@@ -58,6 +58,18 @@ def build_loss(
         return (losses * (probabilities * weights).sum(1)).mean()
 
     return probability_loss
+
+
+def build_validation_loss(
+    config: Config, num_classes: int, device: torch.device, training_loss: Criterion | None = None
+) -> Criterion:
+    """Build the loss of validation and `gputrain evaluate`: plain cross-entropy as in timm's train.py, which compares
+    runs of different losses, label smoothing and class weights; for a loss of the user that loss.
+
+    `training_loss` is the loss of `build_loss`, if it is built. Raises UsageError if the user's loss does not work."""
+    if is_user_code(config.loss.name):
+        return training_loss or _user_loss(config, num_classes, device)
+    return lambda logits, targets: F.cross_entropy(logits.float(), targets)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:

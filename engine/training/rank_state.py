@@ -85,6 +85,7 @@ class RankState:
     master: nn.Module | None
     frozen_modules: list[nn.Module]
     criterion: Criterion
+    validation_loss: Criterion
     mixer: MixupCutmix
     optimizer: Optimizer
     scaler: torch.amp.GradScaler

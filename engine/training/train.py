@@ -51,7 +51,7 @@ from engine.training.device import init_device
 from engine.training.input_choice import choose_input, settle_decoder
 from engine.training.job import Job, Outcome
 from engine.training.loop import forward_backward, training_loop
-from engine.training.losses import Criterion, build_loss
+from engine.training.losses import Criterion, build_loss, build_validation_loss
 from engine.training.memory import manual_gc
 from engine.training.metrics import MetricAccumulator
 from engine.training.own_metrics import OwnMetrics
@@ -242,6 +242,7 @@ def build_trainer(
         frozen_modules=network.frozen,
         ema=network.ema,
         criterion=criterion,
+        validation_loss=build_validation_loss(config, num_classes, device, criterion),
         mixer=MixupCutmix(config.augment, num_classes, config.run.seed),
         optimizer=optimizer,
         scaler=build_grad_scaler(config.precision, device),

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config.loader import resolve_config
-from engine.training.losses import balanced_class_weights, build_loss
+from engine.training.loop import evaluate
+from engine.training.losses import balanced_class_weights, build_loss, build_validation_loss
 from support.messages import raises_problem
+from support.runs.in_process import single_rank_trainer
 
 CPU = torch.device("cpu")
 COUNTS = np.array([10, 40, 50])
@@ -40,6 +42,25 @@ def test_label_smoothing_matches_manual_targets(name: str) -> None:
     smoothed = 0.9 * ONE_HOT + 0.1 / 3
     expected = loss(f"loss.name={name}", targets=smoothed)
     assert torch.allclose(loss(f"loss.name={name}", "loss.label_smoothing=0.1"), expected)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("loss.label_smoothing=0.1", "loss.class_weights=balanced", "augment.mixup=0.2", "augment.cutmix=1"),
+        ("loss.name=bce", "loss.label_smoothing=0.1"),
+    ],
+)
+def test_validation_loss_of_builtin_losses_is_plain_cross_entropy(overrides: tuple[str, ...]) -> None:
+    losses = []
+    for extra in ((), overrides):
+        with single_rank_trainer("model.name=linear", "data.batch_size=64", "data.val_split=0.1", *extra) as fit:
+            result = evaluate(fit.state, lambda: False)
+        assert result is not None
+        losses.append(result[0].metrics.loss)
+    assert losses[0] == losses[1]
+    criterion = build_validation_loss(resolve_config(None, overrides).config, 3, CPU)
+    assert torch.equal(criterion(LOGITS, LABELS), F.cross_entropy(LOGITS, LABELS))
 
 
 def test_balanced_weights_give_classes_equal_weight() -> None:
@@ -111,6 +132,14 @@ def test_user_loss_may_be_function_or_class(user_loss_code: str) -> None:
     expected = (-((1 - probability) ** 2) * probability.log()).mean()
     assert torch.allclose(loss("loss.name=their_losses:focal", user_loss_code), expected)
     assert torch.allclose(loss("loss.name=their_losses:Scaled", user_loss_code), 3 * F.cross_entropy(LOGITS, LABELS))
+
+
+def test_validation_loss_of_user_is_that_of_training(user_loss_code: str) -> None:
+    config = resolve_config(None, ["loss.name=their_losses:Scaled", user_loss_code]).config
+    expected = 3 * F.cross_entropy(LOGITS, LABELS)
+    assert torch.equal(build_validation_loss(config, 3, CPU)(LOGITS, LABELS), expected)
+    training_loss = build_loss(config, 3, lambda: COUNTS, CPU)
+    assert build_validation_loss(config, 3, CPU, training_loss) is training_loss
 
 
 def test_user_loss_module_moves_to_device(user_loss_code: str) -> None:
