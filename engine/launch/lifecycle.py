@@ -39,6 +39,7 @@ from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import shown_path
 from engine.utils.process import redirect_output
+from engine.utils.text import pluralize
 
 
 class AlreadyFinishedError(Exception):
@@ -295,8 +296,8 @@ def _nothing_left(request: RunRequest) -> Problem:
     run = request.config.run
     name, epochs = run.name or "the run", len(RunFolder(request.runs_dir / str(run.name)).history().epochs)
     if epochs >= run.epochs:
-        reason = f"{name} has already finished {run.epochs} epochs"
-        return Problem("", reason, "increase run.epochs to resume", code="already-finished")
+        reason = f"{name} has already finished {pluralize(epochs, 'epoch')}"
+        return Problem("", reason, f"set run.epochs to more than {epochs} to resume", code="already-finished")
     advice = f"set run.early_stop=0 or more than {run.early_stop} to resume"
     return Problem("", f"{name} has already stopped early after {epochs} epochs", advice, code="already-finished")
 

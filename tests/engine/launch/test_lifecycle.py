@@ -94,7 +94,7 @@ def test_preflight_warns_that_requeue_has_no_effect_outside_of_slurm(
 
 @pytest.mark.parametrize(
     ("state", "epochs", "is_left"),
-    [("finished", 2, False), ("finished", 3, True), ("stopped", 2, True), ("failed", 2, True)],
+    [("finished", 1, False), ("finished", 2, False), ("finished", 3, True), ("stopped", 2, True), ("failed", 2, True)],
 )
 def test_owner_resumes_run_that_has_something_left_to_do(
     tmp_path: Path, state: str, epochs: int, is_left: bool
