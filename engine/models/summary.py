@@ -36,6 +36,8 @@ from engine.models.pretrained_input import (
 from engine.optim.param_groups import ParamGroupSummary, summarize_param_groups
 
 Shape = tuple[int, ...]
+# Classes of a model that is summarized without a dataset: those of ImageNet, with which its library publishes it.
+IMAGENET_CLASSES = 1000
 # Number of classes of a built-in dataset; the others have ten.
 DATASET_NUM_CLASSES = {"cifar100": 100}
 
@@ -123,6 +125,13 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
         groups=summarize_param_groups(config.optim, model),
         input=", ".join(filter(None, (images.describe(), describe_pretrained_input(config, pretrained)))),
     )
+
+
+def without_dataset(config: Config) -> Config:
+    """Return a config whose model is summarized as its library publishes it: RGB images of the default size, and 1,000
+    classes. Keys that are set stay."""
+    update = {"dataset": "folder", "num_classes": config.data.num_classes or IMAGENET_CLASSES}
+    return config.model_copy(update={"data": config.data.model_copy(update=update)})
 
 
 def build_untrained_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:

@@ -76,7 +76,7 @@ def models(
         [
             "gputrain summary digits",
             "gputrain summary flowers.yaml --features",
-            "gputrain summary --model resnet50 data.image_size=224 data.num_classes=1000",
+            "gputrain summary --model resnet50",
         ]
     ),
 )
@@ -98,7 +98,8 @@ def summary(
 ) -> None:
     """Print the layers of a model: shapes, parameters, multiply-adds.
 
-    Image size, channels and classes come from the configured data. Each row includes its submodules. Multiply-adds
+    Image size, channels and classes come from the configured data; without a dataset, they are those of ImageNet: 224
+    pixels, 3 channels and 1,000 classes. Each row includes its submodules. Multiply-adds
     cover convolutions, matrix products and attention of the whole batch; one multiply-add is two FLOPs. No weights are
     loaded.
     """
@@ -114,8 +115,10 @@ def summary(
         check_model_name(config.model)
         code_trust(resolved, granted=trust_code).check(config, ("model.name", "data.dataset"))
         # Imports torch, so only after the checks that need none.
-        from engine.models.summary import summarize_model
+        from engine.models.summary import summarize_model, without_dataset
 
+        if resolved.sources["data.dataset"] == "default":
+            config = without_dataset(config)
         result = summarize_model(config, images)
     if as_json:
         typer.echo(json.dumps({"format": SUMMARY_FORMAT, **result.to_dict()}, indent=2))

@@ -246,6 +246,21 @@ def test_images_of_folder_reads_only_class_names(tmp_path: Path) -> None:
         input_spec(Config(data=DataConfig(dataset="folder", path=str(tmp_path / "nowhere"))))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "images", "classes"),
+    [
+        (["--model", "cnn"], [1, 3, 224, 224], 1000),
+        (["--model", "cnn", "data.channels=1", "data.num_classes=7", "data.image_size=32"], [1, 1, 32, 32], 7),
+        (["digits", "--model", "cnn"], [1, 1, 8, 8], 10),
+    ],
+)
+def test_summary_command_without_dataset_counts_imagenet_input(
+    arguments: list[str], images: list[int], classes: int
+) -> None:
+    result = json.loads(CliRunner().invoke(app, ["summary", *arguments, "--json"]).stdout)
+    assert (result["images"], result["classes"]) == (images, classes)
+
+
 def test_images_of_user_dataset_reads_image_format(tmp_path: Path) -> None:
     (tmp_path / "summary_data.py").write_text(
         "import torch\n\n\n"
