@@ -37,7 +37,7 @@ from engine.utils.text import list_names
 
 DEFAULT_IMAGE_SIZE = 224
 ALLOW_EMPTY = "data.allow_empty=true"
-# The record of readable images takes about 150 bytes per image.
+# The record of readable images takes about 170 bytes per image.
 MAX_RECORD_BYTES = 1 << 28
 # ImageNet mean and std as in torchvision's models; for grayscale, their means over the channels.
 IMAGENET_RGB_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -216,7 +216,7 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
         ]
         empty: list[tuple[Path, list[str]]] = []
         # Arrays per class: lists of a million strings and numbers take 300 MB, which the process keeps.
-        part_paths, counts, part_stamps = PathBuffer(), list[int](), [np.empty((0, 2), np.int64)]
+        part_paths, counts, part_stamps = PathBuffer(), list[int](), [np.empty((0, 3), np.int64)]
         for name in classes:
             stamps_by_path, unreadable = _readable_images(folder / name, report)
             scanned_folders, scanned_files = scanned_folders + 1, scanned_files + len(stamps_by_path) + len(unreadable)
@@ -226,7 +226,7 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
                 empty.append((folder / name, [f"{path.name}: {reason}" for path, reason in unreadable]))
             part_paths.extend(str(path).removeprefix(prefix) for path in stamps_by_path)
             counts.append(len(stamps_by_path))
-            part_stamps.append(np.array(list(stamps_by_path.values()), np.int64).reshape(-1, 2))
+            part_stamps.append(np.array(list(stamps_by_path.values()), np.int64).reshape(-1, 3))
         if not len(part_paths):
             other = f"delete this folder to split {parts['train']}" if part == "val" else "set another data.path"
             reason = f"{folder} contains no readable image{_list_files([file for _, files in empty for file in files])}"
@@ -278,16 +278,17 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 def _readable_images(
     folder: Path, report: Callable[[int, int], None]
 ) -> tuple[dict[Path, list[int]], list[tuple[Path, str]]]:
-    """Return size and time of modification of each readable image at any depth below a folder, sorted by path, and the
-    other files with the reason. `report` is called with how many of the files are checked, and their number.
+    """Return the stamp of each readable image at any depth below a folder, sorted by path, and the other files with the
+    reason. `report` is called with how many of the files are checked, and their number.
 
-    Readable files are recorded in the user's cache by size and modification time, and checked again only after a
-    change. Unreadable files are checked each time, because they may have been repaired.
+    A stamp is the size in bytes, and the times of modification and status change in nanoseconds. Readable files are
+    recorded in the user's cache by stamp, and checked again only after a change: damage may keep size and modification
+    time. Unreadable files are checked each time, because they may have been repaired.
     """
     files = sorted(walk_files(folder))
     cache = record_name(folder)
     recorded = read_user_json(cache_folder(), cache, MAX_RECORD_BYTES) or {}
-    stamps = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in files if path.exists()}
+    stamps = {path: _stamp(path.stat()) for path in files if path.exists()}
     unchecked = [path for path in files if path not in stamps or recorded.get(str(path)) != stamps[path]]
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:
@@ -302,9 +303,13 @@ def _readable_images(
     if len(readable) != len(recorded) or any(reason is None for reason in reasons.values()):
         with suppress(OSError):
             write_user_json(cache_folder(), cache, {str(path): stamps[path] for path in readable if path in stamps})
-    return {path: stamps.get(path, [0, 0]) for path in readable}, [
+    return {path: stamps.get(path, [0, 0, 0]) for path in readable}, [
         (path, reason) for path in files if (reason := reasons.get(path))
     ]
+
+
+def _stamp(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def record_name(folder: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -88,14 +87,15 @@ def test_losses_of_images_have_the_mean_of_the_evaluation(tmp_path: Path, loss: 
         assert np.allclose(inspection.loss, -np.log(inspection.label_probability), rtol=1e-3, atol=1e-5)
 
 
-def test_results_belong_to_their_files_when_others_cannot_be_read(tmp_path: Path) -> None:
+def test_results_belong_to_their_files_when_others_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = folder_run(tmp_path, data={"on_bad": "skip"})
     before = inspect(run, part="all")
     broken = Path(str(before.info.root), before.image(1).name)
-    # With the size and the time of the intact file, so that the scan of the folder takes it for readable.
-    status = broken.stat()
-    broken.write_bytes(b"x" * status.st_size)
-    os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
+    broken.write_bytes(b"x" * broken.stat().st_size)
+    # As if the file broke after the scan of the folder.
+    monkeypatch.setattr("engine.data.sources.folder._unreadable_reason", lambda path: None)
     after = inspect(run, part="all")
     assert (len(before), len(after), after.info.unread_count) == (16, 15, 1)
     by_path = {image.path: image.loss for image in before.images(range(16))}

@@ -155,6 +155,16 @@ def test_folder_source_rechecks_broken_file_when_changed(animal_folder: Path) ->
     assert says(skipped, "bad-image", "cat/late.png (")
 
 
+def test_folder_source_rechecks_file_with_unchanged_size_and_modification_time(animal_folder: Path) -> None:
+    open_folder(animal_folder)
+    damaged = min((animal_folder / "cat").iterdir())
+    status = damaged.stat()
+    damaged.write_bytes(bytes(status.st_size))
+    os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    [skipped] = open_folder(animal_folder).skipped
+    assert skipped.startswith(f"cat/{damaged.name} ")
+
+
 def test_folder_source_rechecks_recorded_file_when_formats_change(
     animal_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
