@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.schema import Config
-from engine.data.sampler import DistributedBatchSampler
+from engine.data.image_files import small_image_warnings
+from engine.data.sampler import DistributedBatchSampler, Part
 from engine.data.sources.base import ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.utils.errors import Problem, UsageError
@@ -144,6 +145,25 @@ def empty_class_warnings(source: ImageSource) -> list[Problem]:
     ]
 
 
-def class_counts(source: ImageSource) -> NDArray[np.int64]:
-    """Return the number of training images of each class, int64 of shape (num_classes,)."""
-    return np.bincount(source.get_labels("train"), minlength=len(source.classes))
+def _unvalidated_class_warnings(source: ImageSource) -> list[Problem]:
+    """Return a warning if classes with training images have no validation image."""
+    in_train, in_val = class_counts(source), class_counts(source, "val")
+    names = [source.classes[label] for label in np.flatnonzero((in_train > 0) & (in_val == 0))]
+    if not names:
+        return []
+    subject = "a class has" if len(names) == 1 else f"{len(names)} classes have"
+    reason = f"{subject} no validation image, so the validation accuracy leaves out {list_names(names)}"
+    return [Problem("data", reason, "add images", code="empty-class")]
+
+
+def dataset_warnings(config: Config, source: ImageSource) -> list[Problem]:
+    """Return what a run may do with a dataset, although the user may not have meant it."""
+    warnings = empty_class_warnings(source) if config.data.allow_empty else []
+    # Random labels of generated images may miss a class.
+    warnings += _unvalidated_class_warnings(source) if config.data.dataset != "fake" else []
+    return [*warnings, *small_image_warnings(config, source)]
+
+
+def class_counts(source: ImageSource, part: Part = "train") -> NDArray[np.int64]:
+    """Return the number of images of each class in a part, int64 of shape (num_classes,)."""
+    return np.bincount(source.get_labels(part), minlength=len(source.classes))

@@ -60,6 +60,15 @@ def with_batch_size(config: Config, batch_size: int) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"batch_size": batch_size})})
 
 
+def reduced_batch_size(config: Config, train_images: int, plan: NodePlan, world_size: int) -> int | None:
+    """Return the largest batch size per device that fills a step, if the default is larger; None if it fits, and for a
+    batch size that is set."""
+    if "batch_size" in config.data.model_fields_set or not config.data.drop_last:
+        return None
+    largest = train_images // (world_size * plan.devices_per_rank * config.optim.accumulate)
+    return largest if 0 < largest < config.data.numeric_batch_size else None
+
+
 def previous_batch_size(folder: RunFolder) -> int | None:
     """Return the batch size of a run that is resumed; None if it ended before one was found."""
     if not folder.config.exists():

@@ -92,7 +92,7 @@ def _with_saved_input(config: Config, saved: Mapping[str, Any]) -> Config:
         return config
     unset = {key: data[key] for key in INPUT_KEYS if getattr(config.data, key) is None and data.get(key) is not None}
     try:
-        checked = DataConfig.model_validate({**config.data.model_dump(mode="json"), **unset})
+        checked = DataConfig.model_validate({**config.data.model_dump(mode="json", exclude_unset=True), **unset})
     except ValidationError:
         return config
     return config.model_copy(update={"data": checked})

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from engine.config.precision import with_amp
 from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.distributed.failures import describe_failure
@@ -127,7 +126,7 @@ class OwnedRun:
         """Claim the run folder; a dry run has a job without one."""
         assert preflight.plan is not None  # noqa: S101 - a preflight without problems has one
         request = self.request
-        config = with_amp(request.config, preflight.amp.level)
+        config = preflight.resolved(request.config)
         job = Job(config, preflight.plan, None, False, preflight.source, lr_range=request.lr_range)
         job = replace(job, input_source=request.input_source, amp_why=preflight.amp.why)
         if self.request.dry_run:

@@ -14,15 +14,14 @@ from pathlib import Path
 
 from engine.config.code_trust import CodeTrust
 from engine.config.effects import NoEffect, keys_without_effect_on_devices, optimizer_keys_without_effect
-from engine.config.precision import AmpChoice, choose_amp
+from engine.config.precision import AmpChoice, choose_amp, with_amp
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import cpu_precision_warnings
 from engine.config.schema import Config
 from engine.config.training_sections import TIMM_PREFIX
 from engine.config.user_code import check_user_code
 from engine.data.archive import open_downloaded_source
-from engine.data.batching import build_sampler_from_counts, check_source, empty_class_warnings, sampler_problems
-from engine.data.image_files import small_image_warnings
+from engine.data.batching import build_sampler_from_counts, check_source, dataset_warnings, sampler_problems
 from engine.data.inspection_process import ImageCounts, check_user_data_code
 from engine.data.limits import check_open_files
 from engine.data.pipelines.choose import pipeline_problems
@@ -38,7 +37,7 @@ from engine.gpus.monitor import DriverMonitor
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.gpus.snapshot import SamplerOptions
 from engine.gpus.unmonitored import has_driver_library
-from engine.launch.batch_size import with_batch_size
+from engine.launch.batch_size import reduced_batch_size, with_batch_size
 from engine.launch.input_keys import saved_config, with_input_keys
 from engine.launch.slurm import slurm_job_id
 from engine.models.catalog import check_model_name
@@ -100,7 +99,8 @@ class Preflight:
 
     `warnings` are those of the request, and of keys that have no effect on these devices. `source` and `counts` are
     None if the dataset was not opened, `plan` if no devices could be chosen. `schedule` samples the user's own
-    schedule. `amp` is the level of `precision.amp` on the devices of the plan."""
+    schedule. `amp` is the level of `precision.amp` on the devices of the plan. `batch_size` replaces the default of
+    `data.batch_size` where the training images do not fill a step of it."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
@@ -109,6 +109,12 @@ class Preflight:
     plan: NodePlan | None = None
     schedule: SampledSchedule | None = None
     amp: AmpChoice = field(default_factory=lambda: AmpChoice("off"))
+    batch_size: int | None = None
+
+    def resolved(self, config: Config) -> Config:
+        """Return a config with the level of `precision.amp` and the batch size that the preflight chose."""
+        config = with_amp(config, self.amp.level)
+        return config if self.batch_size is None else with_batch_size(config, self.batch_size)
 
     def use_plan(self, plan: NodePlan, config: Config) -> None:
         """Set the plan, and the level of `precision.amp` on its devices."""
@@ -329,7 +335,8 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
     if not problems:
         # Last, because the errors of the user's code would be misleading while other values are invalid.
         with collect_problems(problems):
-            user_counts = check_user_data_code(config, world_size)
+            # A batch size that does not fit is reported, or reduced, by `_check_batches`.
+            user_counts = check_user_data_code(with_batch_size(config, 1), world_size)
             if preflight.counts is None and user_counts is not None:
                 preflight.counts = user_counts
                 steps_per_epoch = _check_batches(config, preflight, plan, world_size)
@@ -341,10 +348,13 @@ def _find_warnings(config: Config, preflight: Preflight) -> list[Problem]:
     warnings = list[Problem]()
     if preflight.plan is not None and not preflight.plan.on_gpu:
         warnings += cpu_precision_warnings(config, has_bfloat16=has_bfloat16_instructions())
-    if config.data.allow_empty and preflight.source is not None:
-        warnings += empty_class_warnings(preflight.source)
     if preflight.source is not None:
-        warnings += small_image_warnings(config, preflight.source)
+        warnings += dataset_warnings(config, preflight.source)
+    if preflight.batch_size is not None and preflight.counts is not None:
+        reason = f"the default of {config.data.batch_size} is reduced to {preflight.batch_size}"
+        reason += f" because there are only {preflight.counts.train} training images"
+        advice = "set a smaller number for more steps per epoch"
+        warnings.append(Problem("data.batch_size", reason, advice, code="too-large"))
     return warnings
 
 
@@ -353,10 +363,11 @@ def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_s
     if they are not known yet."""
     if preflight.counts is None:
         return None
+    preflight.batch_size = reduced_batch_size(config, preflight.counts.train, plan, world_size)
     # The search for the largest batch size that fits never leaves an epoch without a step.
-    smallest = with_batch_size(config, 1) if config.data.batch_size == "auto" else config
+    batch_size = 1 if config.data.batch_size == "auto" else preflight.batch_size
     sampler = build_sampler_from_counts(
-        smallest,
+        config if batch_size is None else with_batch_size(config, batch_size),
         preflight.counts.train,
         preflight.counts.val,
         world_size,

@@ -94,6 +94,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
             ]
         ),
         "on_gpu": None if plan is None else plan.on_gpu,
+        "batch_size": preflight.batch_size,
         "images": None if counts is None else [counts.train, counts.val],
         "classes": None if source is None else len(source.classes),
         "schedule": None if schedule is None else asdict(schedule),

@@ -89,7 +89,7 @@ def data(
         keys = ("model.name", "data.dataset", *(("augment.transform",) if augmented else ()))
         code_trust(resolved, granted=trust_code).check(resolved.config, keys)
         # Imports torch, so only after the checks that need none.
-        from engine.data.image_files import small_image_warnings
+        from engine.data.batching import dataset_warnings
         from engine.doctor.dataset import contact_sheet, open_dataset
 
         opened = open_dataset(resolved.config)
@@ -98,7 +98,7 @@ def data(
             typer.echo(json.dumps(dataset_json(opened), indent=2))
         else:
             typer.echo("\n".join(dataset_lines(opened)))
-        for warning in small_image_warnings(opened.config, opened.source):
+        for warning in dataset_warnings(opened.config, opened.source):
             print_warning(warning)
         if path is None and (not shows or opened.image_format.is_float):
             return

@@ -15,6 +15,7 @@ from engine.config.schema import Config, as_dict
 from engine.data.batching import build_sampler_from_counts
 from engine.data.sampler import DistributedBatchSampler
 from engine.gpus.snapshot import Snapshot
+from engine.launch.batch_size import with_batch_size
 from engine.launch.preflight_process import scan_key
 from engine.optim.user_schedule import SampledSchedule
 from engine.utils.errors import Problem, problems_from_json, problems_to_json
@@ -100,8 +101,12 @@ class FormChecker:
 
         `typed` are the keys that the user typed; `warnings` those of the config, which the result repeats.
         Blocks until the data is scanned. Return None if a newer check canceled this one."""
+        values = as_dict(config)
+        if "batch_size" not in config.data.model_fields_set:
+            # The preflight may reduce a batch size that is not set.
+            del values["data"]["batch_size"]
         request = {
-            "config": as_dict(config),
+            "config": values,
             "runs_dir": str(self._runs_dir),
             "problems": problems_to_json(problems),
             "typed": list(typed),
@@ -114,7 +119,9 @@ class FormChecker:
         total_ranks, sampler = answer["devices"] or config.device.ranks, None
         if answer["images"] is not None:
             train, val = answer["images"]
-            sampler = build_sampler_from_counts(config, train, val, total_ranks)
+            batch_size = answer["batch_size"]
+            checked = config if batch_size is None else with_batch_size(config, batch_size)
+            sampler = build_sampler_from_counts(checked, train, val, total_ranks)
         host_problems = problems_from_json(answer["problems"])
         return FormCheckResult(
             total_ranks,

@@ -63,7 +63,8 @@ def _plan_lines(config: Config, result: FormCheckResult) -> list[str]:
     devices = pluralize(result.total_ranks, {True: "GPU", False: "CPU rank", None: "rank"}[result.on_gpus])
     global_batch = "auto"
     if config.data.batch_size != "auto":
-        global_batch = str(result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate)
+        images = result.total_ranks * config.data.numeric_batch_size * config.optim.accumulate
+        global_batch = str(images if result.sampler is None else result.sampler.global_batch)
     lines = [f"{devices}, global batch size {global_batch}"]
     lines += [f"Precision: {result.precision}"] if result.precision else []
     lines += [f"Input: {printable(result.input)}"] if result.input else []

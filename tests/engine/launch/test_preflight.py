@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -147,6 +148,41 @@ def test_preflight_warns_of_images_below_half_of_default_input(
 @pytest.mark.parametrize(("model", "size"), [("cnn", 28), ("my_code:Net", 28), ("resnet18", 32)])
 def test_fitting_size_is_multiple_of_32_for_library_models(model: str, size: int) -> None:
     assert fitting_size(Config(model=ModelConfig(name=model)), 28) == size
+
+
+@pytest.mark.parametrize(("accumulate", "batch_size"), [(1, 12), (3, 4)])
+def test_run_reduces_default_batch_size_to_training_images(tmp_path: Path, accumulate: int, batch_size: int) -> None:
+    photos = write_photo_folder(tmp_path / "photos")
+    folder = [f"data.path={photos}", "data.image_size=20", f"optim.accumulate={accumulate}", "data.dataset=folder"]
+    request = RunRequest(resolve_config(None, ["device.ranks=1", *folder]).config, tmp_path / "runs", "run")
+    preflight = run_preflight(request, lambda wait: ())
+    assert preflight.problems == []
+    assert has_problem(preflight.warnings, "too-large", "data.batch_size", " 64 ", f" {batch_size} ", " 12 ")
+    owned = OwnedRun(request, lambda event: None)
+    try:
+        job = owned.prepare(preflight)
+        assert job is not None and job.folder is not None
+        assert resolve_config(str(job.folder.config), ()).config.data.batch_size == batch_size
+    finally:
+        owned.release()
+
+
+def test_preflight_refuses_typed_batch_size_above_training_images(tmp_path: Path) -> None:
+    photos = write_photo_folder(tmp_path / "photos")
+    folder = ["data.dataset=folder", f"data.path={photos}", "data.image_size=20", "data.batch_size=64"]
+    preflight = preflight_of(tmp_path, *folder)[1]
+    assert has_problem(preflight.problems, "too-large", "data.batch_size", " 64 ", " 12 ")
+    assert preflight.warnings == []
+
+
+def test_preflight_warns_of_class_without_validation_image(tmp_path: Path) -> None:
+    photos = write_photo_folder(tmp_path / "photos")
+    (photos / "owl").mkdir()
+    shutil.copy(photos / "cat" / "0.png", photos / "owl")
+    folder = ["data.dataset=folder", f"data.path={photos}", "data.image_size=20", "data.batch_size=4"]
+    [warning] = warnings_of(tmp_path, *folder)
+    assert has_problem([warning], "empty-class", "data", " owl")
+    assert "cat" not in warning.reason
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
