@@ -275,6 +275,8 @@ def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
     warned = checker.check(checker.begin(config), config, None)
     assert warned is not None and has_problem([*warned.warnings], "slow-precision", "precision.amp", "O2")
     assert f"! {warned.warnings[0]}" in plan_text(config, [], warned).plain.splitlines()
+    config = Form(None, {"data.dataset": "fake", "data.fake_train": "20"}).config()
+    assert "global batch size 20" in plan_text(config, [], checker.check(checker.begin(config), config, None)).plain
 
 
 def test_plan_says_in_one_line_what_gpus_compute_in(checker: FormChecker) -> None:
