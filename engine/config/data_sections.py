@@ -53,7 +53,7 @@ class DataConfig(Section):
     batch_size: Annotated[int, Field(ge=1, le=10**9)] | Literal["auto"] = Field(
         64,
         description="Batch size per rank; auto finds the largest that fits in memory. With device.parallel=dp, it is "
-        "the batch size per GPU.",
+        "the batch size per GPU. The default shrinks to the training images if they do not fill a step.",
     )
     drop_last: bool = Field(
         True, title="drop last batch", description="Drop the last incomplete batch of each training epoch."
