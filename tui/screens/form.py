@@ -41,7 +41,7 @@ from tui.widgets.form_sidebar import FormSidebar
 from tui.widgets.lr_test import LrTestChart, describe_lr_test, next_suggestion
 from tui.widgets.text_line import TextLine
 
-CHECK_DELAY_SECONDS = 0.15
+CHECK_DELAY_SECONDS = 0.3
 # Below this share of the lines in use, the common fields leave so much room that all fields are shown.
 FULL_LIST_SHARE = 0.75
 TWO_COLUMNS_MIN_WIDTH = 76
@@ -178,8 +178,6 @@ class FormScreen(GputrainScreen):
         if (use := gpu_use(self.gputrain_app.gpu_poller.snapshot)) != self._gpu_use:
             self._gpu_use = use
             self._begin_check()
-        elif self._check_timer is not None:
-            self._begin_check()
 
     def is_available(self, action: str) -> bool:
         info = self.fields.selected
@@ -254,7 +252,8 @@ class FormScreen(GputrainScreen):
             # The rest follows with the answer of the host, a moment later.
             self.query_one(FormSidebar).show_command(self._shell_command())
 
-    def _validate_now(self) -> None:
+    def validate_now(self) -> None:
+        """Validate what was typed a moment ago, without waiting until the typing rests."""
         if self._check_timer is not None:
             self._begin_check()
 
@@ -310,7 +309,8 @@ class FormScreen(GputrainScreen):
             self._show_state()
         sidebar = self.query_one(FormSidebar)
         if self._is_checked or problems or result is None:
-            sidebar.show_plan(plan_text(config, problems, result if self._is_checked else None))
+            plan = plan_text(config, problems, result if self._is_checked else None)
+            sidebar.show_plan(plan, is_valid=not problems)
         sidebar.draw_lr_curve(config, problems, result)
         sidebar.show_command(None if self._problems else self._shell_command())
 
@@ -324,7 +324,7 @@ class FormScreen(GputrainScreen):
     # Actions
 
     def action_start(self) -> None:
-        self._validate_now()
+        self.validate_now()
         if self.lr_test.in_progress:
             self.gputrain_app.show_toast(form_dialogs.LR_TEST_RUNS)
             return
@@ -352,7 +352,7 @@ class FormScreen(GputrainScreen):
         self._begin_check()
 
     def action_copy(self) -> None:
-        self._validate_now()
+        self.validate_now()
         if self._problems:
             self.gputrain_app.show_toast(form_dialogs.needs_valid_config("command"))
             return
@@ -363,7 +363,7 @@ class FormScreen(GputrainScreen):
         form_dialogs.ask_preset_name(self.app, self.gputrain_app, self.form)
 
     def action_find_lr(self) -> None:
-        self._validate_now()
+        self.validate_now()
         if self.lr_test.in_progress:
             self.lr_test.stop()
         elif self.gputrain_app.demo_notice is not None:

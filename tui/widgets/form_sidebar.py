@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
+from textual.geometry import Size
 
 from engine.config.schema import Config
 from engine.optim.user_schedule import has_user_schedule
@@ -38,6 +39,40 @@ class LearningRateChart(Chart):
         return f"peak {format_number(float(curve.series.y.max()), 3)}"
 
 
+class SidebarBlock(TextLine):
+    """A text as high as its lines. The text of an invalid form keeps the height that a longer one had before: a letter
+    often makes a value wrong and the next one right, and another height lays out and draws the whole screen."""
+
+    def __init__(self, id: str, title: str) -> None:  # noqa: A002 (Textual's name)
+        super().__init__(id=id)
+        self.border_title = title
+        self._keeps_height = False
+        self._shape = (0, 0)
+        """Columns and rows of the text in the layout."""
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        columns, before = self._shape
+        rows = self._rows_of_text(width)
+        if self._keeps_height and width == columns:
+            rows = max(rows, before)
+        self._shape = (width, rows)
+        return rows
+
+    def _rows_of_text(self, width: int) -> int:
+        return len(self.text.wrap(self.app.console, max(width, 1)))
+
+    def show_text(self, text: Text, *, keep_height: bool) -> None:
+        """Show another text. With `keep_height`, a shorter one leaves lines empty."""
+        if text == self.text:
+            return
+        self.show(text)
+        self._keeps_height = keep_height
+        columns, rows = self._shape
+        needed = self._rows_of_text(columns)
+        if needed > rows or (needed < rows and not keep_height):
+            self.refresh(layout=True)
+
+
 class FormSidebar(Container):
     """Learning rate, plan and command of the values in the form."""
 
@@ -52,23 +87,15 @@ class FormSidebar(Container):
         yield chart
         yield LrTestChart()
         for name, title in (("plan", "Plan"), ("command", "As a command")):
-            block = TextLine(id=name)
-            block.border_title = title
-            yield block
+            yield SidebarBlock(name, title)
 
-    def show_plan(self, text: Text) -> None:
-        self._show_block("#plan", text)
+    def show_plan(self, text: Text, *, is_valid: bool) -> None:
+        self.query_one("#plan", SidebarBlock).show_text(text, keep_height=not is_valid)
 
     def show_command(self, command: str | None) -> None:
         """Show the command of a valid config, None if it is invalid."""
-        self._show_block("#command", Text(UNKNOWN, MUTED) if command is None else Text(printable(command)))
-
-    def _show_block(self, selector: str, text: Text) -> None:
-        block = self.query_one(selector, TextLine)
-        if block.text != text:
-            block.show(text)
-            if len(text.wrap(self.app.console, max(block.size.width, 1))) != block.size.height:
-                block.refresh(layout=True)
+        text = Text(UNKNOWN, MUTED) if command is None else Text(printable(command))
+        self.query_one("#command", SidebarBlock).show_text(text, keep_height=command is None)
 
     def show_lr_test(self, config: Config | None) -> None:
         """Show the learning rate range test, if there was one, beside the config of the form.

@@ -223,7 +223,7 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     await pilot.pause()
     for preview in app.screen.query(Preview):
         await wait_until(pilot, lambda preview=preview: not preview.is_loading)
-    for name in ("draw_charts", "update_content"):
+    for name in ("validate_now", "draw_charts", "update_content"):
         update: Callable[[], None] | None = getattr(app.screen, name, None)
         if update is not None:
             update()

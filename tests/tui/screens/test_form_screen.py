@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual.geometry import Region
 from textual.pilot import Pilot
 
 from engine.gpus.current_use import find_current_use
@@ -128,6 +129,37 @@ def test_form_screen_of_preset_without_data_asks_for_path(tmp_path: Path) -> Non
         await wait_until_idle(pilot)
         assert "preset flowers" in visible_text(pilot, "#title")
         assert says(plan_of(pilot), "missing-value", "data.path: folder ")
+
+    drive(real_app(tmp_path / "runs"), act)
+
+
+def test_form_screen_keeps_height_of_panels_while_field_is_wrong(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        def regions() -> list[Region]:
+            return [pilot.app.screen.query_one(name).region for name in ("#form-lr", "#plan", "#command")]
+
+        await press(pilot, "n")
+        await type_into(pilot, "data.workers", "1")
+        before, valid_plan = regions(), plan_of(pilot)
+        await press(pilot, "backspace")
+        assert "1 error to fix" in visible_text(pilot, "#title")
+        assert plan_of(pilot) != valid_plan and regions() == before
+        await press(pilot, "1")
+        assert plan_of(pilot) == valid_plan and regions() == before
+
+    drive(real_app(tmp_path / "runs"), act, (120, 34))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_form_screen_validates_when_typing_rests_not_when_it_polls(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        form = form_of(pilot)
+        form.edit("data.workers", "x")
+        form.update_content()
+        assert form._problems == []
+        form.validate_now()
+        assert [problem.location for problem in form._problems] == ["data.workers"]
 
     drive(real_app(tmp_path / "runs"), act)
 
