@@ -102,7 +102,7 @@ LIST_COMMANDS = (
 BACK_COMMAND = Command("escape", "back", "Return to the previous screen; runs continue.", "back", 8)
 
 MONITOR_COMMANDS = (
-    Command("space", "pick", "Pick this GPU for the next run, or unpick it.", "pick", 9),
+    Command("space", "pick", "Pick this GPU for the next run, or mark this run; again, undo that.", "pick", 9),
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 9),
     Command("enter", "open", "Open the GPU or the run under the cursor.", "open", 6),
     Command("r", "runs", "List all runs with their results.", "app.runs", 5),
@@ -173,7 +173,7 @@ QUEUE_COMMANDS = (
     Command("h", "hold", "Keep this run from starting, or let it start again.", "hold", 9),
     Command("K,shift+up", "move up", "Start this run before the one of yours above it.", "shift(-1)", 9),
     Command("J,shift+down", "move down", "Start this run after the one of yours below it.", "shift(1)", 9),
-    Command("i", "priority", "Set the priority of this run among yours.", "priority", 7),
+    Command("i", "priority", "Set the priority of this run among yours.", "priority", 6),
     Command("s", "cancel", "Remove this run from the queue; its folder stays.", "cancel", 8),
     Command("u", "resume", "Start the interrupted runs again, in their old order.", "resume", 9),
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 3),

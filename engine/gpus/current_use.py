@@ -6,7 +6,7 @@ Called by `selection`, `engine.doctor` and the user interface.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.gpus.reservation_reader import ReservationInfo
@@ -41,10 +41,13 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why a device is not free. The `message` names the run or process that uses it."""
+    """Why a device is not free. The `message` names the run or process that uses it.
+
+    `shared_message` says so of several devices, without what differs between them; empty if nothing does."""
 
     obstacle: Obstacle
     message: str
+    shared_message: str = field(default="", compare=False)
 
 
 def find_current_use(
@@ -66,8 +69,12 @@ def find_current_use(
     ]
     if compute_processes:
         first = compute_processes[0]
-        holder = f"process {first.pid}" if first.run is None else f"run {first.run}"
-        return Unavailable(Obstacle.IN_USE, f"in use by {holder} (user {first.user.value or 'unknown'})")
+        user = f"(user {first.user.value or 'unknown'})"
+        if first.run is not None:
+            return Unavailable(Obstacle.IN_USE, f"in use by run {first.run} {user}")
+        return Unavailable(
+            Obstacle.IN_USE, f"in use by process {first.pid} {user}", f"in use by other processes {user}"
+        )
     if sharers:
         # In a container, NVML lists no processes, and all memory would count as that of others.
         return None
@@ -75,10 +82,10 @@ def find_current_use(
     if _unattributed_bytes(gpu, instance) <= (_desktop_limit_bytes(gpu) if has_desktop else MAX_UNATTRIBUTED_BYTES):
         return None
     gibibytes = (_memory_used(gpu, instance) or 0) / 2**30
-    message = f"{gibibytes:.1f} GiB of memory in use by processes that the driver does not list here"
-    if has_desktop:
-        return Unavailable(Obstacle.DESKTOP, f"{message}, or by a desktop")
-    return Unavailable(Obstacle.IN_USE, message)
+    desktop = ", or by a desktop" if has_desktop else ""
+    shared = f"memory in use by processes that the driver does not list here{desktop}"
+    obstacle = Obstacle.DESKTOP if has_desktop else Obstacle.IN_USE
+    return Unavailable(obstacle, f"{gibibytes:.1f} GiB of {shared}", shared)
 
 
 def describe_doubt(gpu: Gpu) -> str | None:

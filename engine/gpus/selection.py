@@ -54,7 +54,7 @@ class CudaDevice:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CudaDevice:
         stored, capability = values["unavailable"], values["capability"]
-        unavailable = None if stored is None else Unavailable(Obstacle(stored["obstacle"]), stored["message"])
+        unavailable = None if stored is None else Unavailable(**stored | {"obstacle": Obstacle(stored["obstacle"])})
         return cls(**values | {"unavailable": unavailable, "capability": capability and tuple(capability)})
 
     @property
@@ -328,9 +328,17 @@ def _describe_devices(devices: Sequence[CudaDevice]) -> str:
 
 
 def why_not_free(devices: Sequence[CudaDevice]) -> str:
-    """Return why devices are not free, grouped by reason: "GPU 0, 1: reserved by run a (user b); GPU 2: lost"."""
-    reasons: dict[str, list[str]] = {}
+    """Return why devices are not free, grouped by reason: "2 GPUs (0, 1): reserved by run a (user b); GPU 2: lost"."""
+    groups: dict[str, list[tuple[int, Unavailable]]] = {}
     for device in devices:
-        if device.unavailable is not None:
-            reasons.setdefault(device.unavailable.message, []).append(str(device.index))
-    return "; ".join(f"GPU {', '.join(indices)}: {reason}" for reason, indices in reasons.items())
+        if (use := device.unavailable) is not None:
+            groups.setdefault(use.shared_message or use.message, []).append((device.index, use))
+    return "; ".join(_describe_group(reason, group) for reason, group in groups.items())
+
+
+def _describe_group(reason: str, group: Sequence[tuple[int, Unavailable]]) -> str:
+    messages = {use.message for _, use in group}
+    # What is the same for all devices is said in full.
+    said = messages.pop() if len(messages) == 1 else reason
+    indices = ", ".join(str(index) for index, _ in group)
+    return f"GPU {indices}: {said}" if len(group) == 1 else f"{len(group)} GPUs ({indices}): {said}"

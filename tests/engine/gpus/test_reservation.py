@@ -134,7 +134,7 @@ def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four
     second = Holder(gputrain, four_gpus, "free:1", "second")
     assert second.wait_for_gpus() == [3]
     big = Holder(gputrain, four_gpus, "free:2", "big", wait=True)
-    values = ("2 free GPUs", " 0 ", "GPU 0, 1, 2: reserved by run first (user ")
+    values = ("2 free GPUs", " 0 ", "3 GPUs (0, 1, 2): reserved by run first (user ")
     assert says(big.read_message()["waits"], "gpu-in-use", *values)
     small = Holder(gputrain, four_gpus, "free:1", "small", wait=True)
     assert "waits" in small.read_message()
@@ -295,7 +295,7 @@ def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, fou
     environment = gputrain.environment | four_gpus.environment | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     run = gputrain.start("run", "--headless", "digits", "--gpus", "free:1", "--wait", env=environment)
     assert run.stderr is not None
-    values = ("waiting: 1 free GPU", " 0 ", "GPU 0, 1, 2, 3: reserved by run run (user ")
+    values = ("waiting: 1 free GPU", " 0 ", "4 GPUs (0, 1, 2, 3): reserved by run run (user ")
     assert says(run.stderr.readline(), "gpu-in-use", *values)
     run.send_signal(signal.SIGTERM)
     assert run.wait(20) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from engine.distributed.topology import check_devices_unique
 from engine.gpus.current_use import Obstacle, Unavailable
-from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, why_not_free
 from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
@@ -110,7 +110,8 @@ def test_select_waits_for_stale_gpus_and_never_selects_them(selection: str) -> N
     stale = replace(LOST, unavailable=Unavailable(Obstacle.STALE, "stale: no answer for 9 s"))
     with pytest.raises(NotFreeError) as waiting:
         select(selection, [stale, replace(stale, index=2, uuid=LIGHT)], only_free=True)
-    assert has_problem(waiting.value.problems, "gpu-in-use", "device.gpus", "GPU 3", ": stale: no answer for 9 s")
+    gpus = "GPU 3" if selection == "3" else "2 GPUs (3, 2)"
+    assert has_problem(waiting.value.problems, "gpu-in-use", "device.gpus", f"{gpus}: stale: no answer for 9 s")
     if selection == "auto":
         assert select(selection, [stale]) == []
         return
@@ -213,6 +214,21 @@ def test_cuda_devices_detects_free_gpus_by_processes_and_memory(loaded_gpu_host:
         None,
         Unavailable(Obstacle.UNKNOWN, "the driver reports neither its processes nor its memory use (no permission)"),
     ]
+
+
+def test_why_not_free_groups_gpus_with_the_same_reason_and_begins_with_their_number(
+    loaded_gpu_host: FakeGpuHost,
+) -> None:
+    loaded_gpu_host.set_scene(
+        [*(gpu_line(index, used=40000 + 900 * index) for index in range(3)), *(gpu_line(index) for index in (3, 4, 5))],
+        f"process 3 {os.getpid()} 50 compute",
+        f"process 4 {os.getppid()} 50 compute",
+        f"process 5 {UNKNOWN_PID} 50 compute",
+    )
+    unlisted, others, alone = why_not_free(cuda_devices(sample_gpus())).split("; ")
+    assert unlisted.startswith("3 GPUs (0, 1, 2): ") and "GiB" not in unlisted
+    assert others.startswith("2 GPUs (3, 4): ") and str(os.getpid()) not in others
+    assert alone.startswith("GPU 5: ") and str(UNKNOWN_PID) in alone
 
 
 def test_cuda_devices_lists_mig_instances(loaded_gpu_host: FakeGpuHost) -> None:

@@ -17,7 +17,7 @@ def make_row(name: str, place: int | None, waited_s: float, **values: Any) -> Qu
     return QueueRow(name=name, place=place, **defaults | values)
 
 
-BUSY = "2 free GPUs requested, 0 available: GPU 0, 1, 2, 3: reserved by run resnet-12 (user ada)"
+BUSY = "2 free GPUs requested, 0 available: 4 GPUs (0, 1, 2, 3): reserved by run resnet-12 (user ada)"
 QUEUE_ROWS = [
     make_row("flowers-3", 1, 5400, reason=BUSY, priority=5),
     make_row("bert", 2, 3000, uid=os.geteuid() + 1, user="bob", folder="", gpus="all", reason="no GPU is free"),
