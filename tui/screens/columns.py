@@ -135,7 +135,8 @@ class SortDialog(SearchDialog[str]):
 class ColumnsDialog(SearchDialog[list[str]]):
     """Choose columns and their order. Returns their keys from left to right."""
 
-    HINT = "space select  ⇧← ⇧→ move  ^r defaults  enter confirm  esc cancel"
+    # Fits into the dialog in a terminal of 60 columns.
+    HINT = "space select  ⇧←→ move  ^r reset  enter ok  esc back"
 
     def __init__(self, choices: Sequence[ColumnChoice], chosen: Sequence[str], defaults: Sequence[str]) -> None:
         super().__init__("Columns from left to right", choices)

@@ -25,11 +25,12 @@ from tui.keymap import MONITOR_COMMANDS, Command
 from tui.palette import ACCENT, BAD, MUTED
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
+from tui.screens.run_marks import RunMarks
 from tui.screens.signals import ProcessSignaler
 from tui.text.gpu_names import gpu_key
 from tui.text.gpu_table import TableView, gpu_table
 from tui.text.gpu_words import is_free, users
-from tui.text.gpus import list_gpu_processes, no_driver_problem, process_lines, rank_lines
+from tui.text.gpus import list_gpu_processes, no_driver_problem, process_lines, process_matches, rank_lines
 from tui.text.host import header_line, host_graphs
 from tui.text.run_lines import name_columns, run_line
 from tui.text.waiting import WaitingRun
@@ -197,7 +198,7 @@ class MonitorScreen(GputrainScreen):
         return [
             (gpu, process)
             for gpu, process in self._all_processes()
-            if not query or (process and _matches_filter(query, gpu, process))
+            if not query or (process and process_matches(query, gpu, process))
         ]
 
     def _show_processes(self, processes: list[tuple[Gpu, GpuProcess | None]]) -> None:
@@ -263,16 +264,21 @@ class MonitorScreen(GputrainScreen):
         no_match = self._no_match("runs", count) or "No runs yet; press n to start one"
         empty = Text(problem or no_match if poller.rows is not None else "Loading …", MUTED)
         width = name_columns([*(run.name for run in waiters), *(row.name for row in shown)], panel.text_width)
-        live = sum(row.live for row in shown)
+        marked_runs = self.gputrain_app.marked_runs
+        live, marked = sum(row.live for row in shown), sum(row.folder in marked_runs for row in shown)
         title = self._count_title("Runs", len(waiters) + len(shown), count)
         if not self.filter_text:
             title += "".join(
-                f", {number} {state}" for number, state in ((live, "live"), (len(waiters), "waiting")) if number
+                f", {number} {state}"
+                for number, state in ((live, "live"), (len(waiters), "waiting"), (marked, "marked"))
+                if number
             )
         panel.set_titles(title)
         room = panel.text_width
         rows = [Row(run.key, run.line(width)) for run in waiters]
-        rows += [Row(row.folder, partial(run_line, row, width, room)) for row in shown]
+        rows += [
+            Row(row.folder, partial(run_line, row, width, room, marked=row.folder in marked_runs)) for row in shown
+        ]
         panel.set_rows(rows, empty_text=empty)
         self._show_preview()
 
@@ -296,7 +302,7 @@ class MonitorScreen(GputrainScreen):
     def is_available(self, action: str) -> bool:
         focused = self.focused.id if self.focused is not None else None
         if action == "pick":
-            return focused == "gpus" and bool(self._gpus)
+            return (focused == "gpus" and bool(self._gpus)) or (focused == "runs" and self._open_title() is not None)
         if action == "signal":
             return focused == "processes" and self._selected_process() is not None
         if action == "open":
@@ -306,6 +312,8 @@ class MonitorScreen(GputrainScreen):
     def title_of(self, command: Command) -> str:
         if command.action == "open":
             return self._open_title() or command.title
+        if command.action == "pick" and self.query_one("#runs").has_focus:
+            return "mark run"
         if command.action == "app.new_run" and (names := self._picked_names()):
             return f"new run on {names}"
         return command.title
@@ -328,17 +336,21 @@ class MonitorScreen(GputrainScreen):
         self.update_keys()
 
     def action_pick(self) -> None:
-        lines = self.query_one("#gpus", Lines)
+        """Pick the GPU under the cursor, or mark the run."""
+        lines, runs, app = self.query_one("#gpus", Lines), self.query_one("#runs", Lines), self.gputrain_app
         gpu = next((gpu for gpu in self._gpus if gpu_key(gpu) == lines.selected_key), None)
-        if gpu is None:
-            self.gputrain_app.show_toast("No GPU to pick")
-            return
-        if not lines.has_focus:
-            self.gputrain_app.show_toast("Space picks GPUs: select one in the panel of the GPUs with tab or the mouse")
-            return
-        picked = self.gputrain_app.picked_gpu_uuids
-        picked ^= {gpu_key(gpu)}
-        self._show_gpus()
+        if runs.has_focus and self._open_title() is None and runs.selected_key is not None:
+            app.show_toast("This run waits for GPUs; it can be marked when it has started")
+        elif runs.has_focus and runs.selected_key is not None:
+            shown = self._matching_runs()
+            RunMarks(app).toggle([row for row in shown if row.folder == runs.selected_key])
+            self._show_runs(shown)
+            runs.action_move(1)
+        elif gpu is not None and lines.has_focus:
+            app.picked_gpu_uuids ^= {gpu_key(gpu)}
+            self._show_gpus()
+        else:
+            app.show_toast("Space picks GPUs and marks runs: select one with tab or the mouse")
         self.update_keys()
 
     def action_open(self) -> None:
@@ -388,8 +400,3 @@ class MonitorScreen(GputrainScreen):
         """Show all of the past, ten minutes at most."""
         self._span = None
         self.update_content()
-
-
-def _matches_filter(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
-    fields = (process.pid, process.user.value or "", process.command.value or "", process.run or "", gpu.index)
-    return any(filter_text in str(field).lower() for field in fields)

@@ -332,3 +332,9 @@ def no_driver_problem(snapshot: Snapshot) -> Problem:
     return Problem(
         "", f"No NVIDIA driver on {snapshot.host} ({error}): training uses {used}.", code="driver-unavailable"
     )
+
+
+def process_matches(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
+    """Whether a process or its GPU contains the text, which is in lower case."""
+    fields = (process.pid, process.user.value or "", process.command.value or "", process.run or "", gpu.index)
+    return any(filter_text in str(field).lower() for field in fields)

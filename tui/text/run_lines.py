@@ -11,7 +11,7 @@ from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.charts.meter import meter
-from tui.palette import BAD, GOOD, MUTED, WARNING
+from tui.palette import ACCENT, BAD, GOOD, MUTED, WARNING
 from tui.text.runs import ENDED_BADLY, format_accuracy, format_age, format_duration
 from tui.text.tables import shorten_middle
 
@@ -28,6 +28,7 @@ STATE_SYMBOLS = {
     RunState.CRASHED: ("✗", BAD),
     RunState.INTERRUPTED: ("◌", BAD),
 }
+FOREIGN_SIGN, MARK = "!", "◆"
 MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 10, 32
 STATE_COLUMNS, TIME_COLUMNS = 8, 10
 # From this width, a line has a meter of the progress.
@@ -50,12 +51,12 @@ def name_columns(names: Sequence[str], width: int) -> int:
     return min(max(longest, MIN_NAME_COLUMNS), MAX_NAME_COLUMNS, max(width - 44, MIN_NAME_COLUMNS))
 
 
-def run_line(row: RunRow, name_width: int, width: int) -> Text:
+def run_line(row: RunRow, name_width: int, width: int, *, marked: bool = False) -> Text:
     """Return a line with state, name, progress, best validation accuracy, ETA or age, and what must be known of it."""
     sign, style = state_symbol(row.state)
     line = Text(no_wrap=True, end="")
-    line.append(f"{sign} ", style)
-    line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else "")
+    line.append(f"{sign} ", style) if not marked else line.append(sign, style).append(MARK, ACCENT)
+    line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else ACCENT if marked else "")
     line.append("  ")
     if (row.live or row.state == RunState.INTERRUPTED) and row.message:
         waiting = f"{row.state}  " if row.state in (RunState.WAITING, RunState.INTERRUPTED) else ""
@@ -86,9 +87,6 @@ def _progress(row: RunRow, meter_columns: int) -> Text:
     percent = f"{int(100 * share)}%"
     bar = meter(share, meter_columns, GOOD)
     return Text.assemble(bar, f" {percent:<{STATE_COLUMNS - 1}}" if meter_columns else f"{percent:<{STATE_COLUMNS}}")
-
-
-FOREIGN_SIGN = "!"
 
 
 def note(row: RunRow) -> str:

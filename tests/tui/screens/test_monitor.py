@@ -122,7 +122,23 @@ def test_monitor_pick_in_other_panel_explains_itself(demo_runs_folder: Path) -> 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "tab", "space")
         assert picked(pilot) == []
-        assert "select one in the panel of the GPUs" in toasts(pilot)[0]
+        assert "Space picks GPUs and marks runs" in toasts(pilot)[0]
+
+    drive(demo_app(demo_runs_folder), act)
+
+
+def test_monitor_space_marks_runs_for_the_list_of_runs(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert isinstance(pilot.app, GputrainApp)
+        pilot.app.screen.query_one("#runs").focus()
+        await press(pilot, "space", "space")
+        assert "space mark run" in visible_text(pilot, "Keys")
+        assert visible_text(pilot, "#runs").count("◆") == 2 and "2 marked" in visible_text(pilot, "#runs")
+        assert toasts(pilot) == [] and picked(pilot) == []
+        await press(pilot, "r")
+        assert visible_text(pilot, "#all-runs").count("◆") == 2
+        await press(pilot, "escape", "up", "space")
+        assert len(pilot.app.marked_runs) == 1
 
     drive(demo_app(demo_runs_folder), act)
 

@@ -82,6 +82,9 @@ def test_keys_send_requests_to_the_selected_run(tmp_path: Path, supervisors: lis
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
         assert "GPU 0: reserved by run holder" in visible_text(pilot, "#queue")
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause()
+        assert "q quit" in visible_text(pilot, "Keys")
         await press(pilot, "h")
         await wait_until(pilot, lambda: first.requests() == [("hold", None)])
         await press(pilot, "down", "K")

@@ -161,6 +161,14 @@ def test_order_sorts_by_chosen_column_and_again_the_other_way(demo_runs_folder: 
     drive(demo_app(demo_runs_folder), check_order, WIDE)
 
 
+def test_columns_dialog_names_all_its_keys_in_terminal_of_60_columns(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "r", "w")
+        assert ColumnsDialog.HINT in visible_text(pilot)
+
+    drive(demo_app(demo_runs_folder), act, (60, 20))
+
+
 def test_columns_dialog_searches_adds_and_orders_columns(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await type_keys(pilot, "r", "w", *"weight", "underscore", *"dec", "space")
