@@ -74,6 +74,7 @@ KEY_LABELS = {
     "ctrl+o": "^o",
     "ctrl+l": "^l",
     "ctrl+g": "^g",
+    "ctrl+n": "^n",
 }
 
 GLOBAL_COMMANDS = (
@@ -253,6 +254,7 @@ FORM_COMMANDS = (
         "ctrl+l", "find LR", "Test learning rates on these GPUs and suggest one; again, stop the test.", "find_lr", 4
     ),
     Command("ctrl+g", "use LR", "Set the suggested learning rate; again, the other suggestion.", "use_lr", 8),
+    Command("ctrl+n", "open config", "Open a config file of your own in the form.", "open_config", 3),
     Command("ctrl+t", "save preset", "Save this config as a preset.", "save_preset", 4),
     Command("ctrl+y", "copy command", "Copy the command that starts this run.", "copy", 4),
     Command("ctrl+r", "defaults", "Reset all fields to their defaults; again, undo that.", "reset", 3),

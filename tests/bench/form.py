@@ -1,8 +1,8 @@
 """Benchmark a letter in the form: `python tests/bench/form.py [--size 120x34] [--rounds N] [FIELD ...]`.
 
-A letter makes a field wrong, backspace makes it right again. The form is driven through a pseudo-terminal, polls
-nothing, and waits a second for the typing to rest: the CPU time until then is that of the key, the CPU time after it that of
-validation and plan. Prints medians as Markdown.
+A letter makes a field wrong, backspace makes it right again. The form is driven through a pseudo-terminal. It polls
+nothing, and waits a second for the typing to rest: the CPU time until then is that of the key, the CPU time after it
+that of validation and plan. Prints medians as Markdown.
 """
 
 from __future__ import annotations

@@ -20,17 +20,24 @@ from tui.form.model import Form
 from tui.palette import BAD, MUTED, WARNING
 
 
-def form_title(form: Form, run_config: Path | None) -> str:
-    """Return the title of the form: its preset or the run whose config it repeats, and the number of changes."""
+def form_title(form: Form, run_config: Path | None, *, is_draft: bool = False) -> str:
+    """Return the title of the form: its base or the run whose config it repeats, and the number of changes. `is_draft`
+    says that they are those of the last form."""
     changes = len(form.overrides.keys() - {"run.name"})
     words = [pluralize(changes, "change")] if changes else []
     if run_config is not None:
         return printable(f"again: {run_config.parent.name}   {', '.join(words)}")
-    base = form.base
-    if base is not None and base.endswith("/config.yaml"):
+    what = "last form: " if is_draft else ""
+    return printable(f"new run   {what}{', '.join([_describe_base(form.base), *words])}")
+
+
+def _describe_base(base: str | None) -> str:
+    if base is None:
+        return "no preset"
+    if base.endswith("/config.yaml"):
         # The config of a run, whose folder is its name.
         base = Path(base).parent.name
-    return printable(f"new run   {', '.join(['no preset' if base is None else f'preset {base}', *words])}")
+    return f"file {Path(base).name}" if "/" in base else f"preset {base}"
 
 
 def gpu_use(snapshot: Snapshot | None) -> object:

@@ -20,7 +20,6 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.timer import Timer
 
-from engine.config.loader import presets
 from engine.config.schema import Config
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize
@@ -34,7 +33,7 @@ from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
 from tui.palette import MUTED
 from tui.screens import form_dialogs
 from tui.screens.base import AppServices, GputrainScreen
-from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows
+from tui.screens.form_rows import GPUS_KEY, KnownFacts, field_rows, picked_gpus, preset_choices
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.field_list import FieldList
 from tui.widgets.form_sidebar import FormSidebar
@@ -87,27 +86,22 @@ class FormScreen(GputrainScreen):
         else:
             # The demo always shows the same form.
             self.form = load_last_form() if self.gputrain_app.demo_notice is None else Form("digits")
-        self._apply_picked_gpus()
+        self._is_draft = self._run_config is None and bool(self.form.overrides)
+        if picked := picked_gpus(self.gputrain_app.gpu_poller.snapshot, self.gputrain_app.picked_gpu_uuids):
+            self.form.set_value(GPUS_KEY, picked)
         self._saved = self.form.copy()
-        names = dict.fromkeys([NO_PRESET, *presets(), self.form.base or NO_PRESET])
-        self._preset = preset_field(tuple(names))
+        self._preset = preset_field(preset_choices(self.form.base))
         with Container(id="form"):
             yield FieldList(self.edit, self._show_rows, self._complete, self._dialog_keys)
             yield FormSidebar()
         yield TextLine(id="about")
 
-    def _apply_picked_gpus(self) -> None:
-        """Set `device.gpus` to the GPUs picked on the monitor screen."""
-        snapshot, picked = self.gputrain_app.gpu_poller.snapshot, self.gputrain_app.picked_gpu_uuids
-        found = [] if snapshot is None else [str(gpu.index) for gpu in snapshot.gpus if gpu.uuid in picked]
-        # Empty also if the picked GPUs have gone.
-        if found:
-            self.form.set_value(GPUS_KEY, ",".join(found))
-
     def on_mount(self) -> None:
         self._gpu_use = gpu_use(self.gputrain_app.gpu_poller.snapshot)
         self._show_rows()
         self._begin_check()
+        if self._is_draft:
+            self.gputrain_app.show_toast(form_dialogs.DRAFT_NOTE, timeout_s=8)
 
     def on_resize(self, event: events.Resize) -> None:
         # The widgets have their new sizes after the refresh.
@@ -164,7 +158,8 @@ class FormScreen(GputrainScreen):
         wrong = len(self._all_problems())
         ready = "✓ ready to start " if self._is_checked else "checking … "
         right = f"✗ {pluralize(wrong, 'error')} to fix " if wrong else ready
-        self.show_title(form_title(self.form, self._run_config), right)
+        is_draft = self._is_draft and self.form == self._saved
+        self.show_title(form_title(self.form, self._run_config, is_draft=is_draft), right)
 
     def _show_help(self) -> None:
         info, about = self.fields.selected, Text("Enter goes to the fields found, esc shows all.", MUTED)
@@ -202,6 +197,8 @@ class FormScreen(GputrainScreen):
     def edit(self, key: str, text: str) -> None:
         """Set the value of a field."""
         if key == PRESET_KEY:
+            if text not in self._preset.choices:
+                self._preset = preset_field(preset_choices(text))
             self.form = self.form.with_base(None if text == NO_PRESET else text)
         else:
             self.form.set_value(key, text)
@@ -310,7 +307,7 @@ class FormScreen(GputrainScreen):
         sidebar = self.query_one(FormSidebar)
         if self._is_checked or problems or result is None:
             plan = plan_text(config, problems, result if self._is_checked else None)
-            sidebar.show_plan(plan, is_valid=not problems)
+            sidebar.show_plan(plan, self.fields.selected)
         sidebar.draw_lr_curve(config, problems, result)
         sidebar.show_command(None if self._problems else self._shell_command())
 
@@ -361,6 +358,9 @@ class FormScreen(GputrainScreen):
 
     def action_save_preset(self) -> None:
         form_dialogs.ask_preset_name(self.app, self.gputrain_app, self.form)
+
+    def action_open_config(self) -> None:
+        form_dialogs.ask_config_file(self.app, partial(self.edit, PRESET_KEY))
 
     def action_find_lr(self) -> None:
         self.validate_now()

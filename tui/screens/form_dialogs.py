@@ -11,6 +11,7 @@ from textual.app import App
 from engine.config.loader import presets
 from engine.gpus.snapshot import Snapshot
 from engine.utils.errors import Problem, UsageError
+from engine.utils.files import expand_user
 from engine.utils.text import pluralize, printable
 from tui.form.model import Form, save_last_form
 from tui.screens.base import AppServices
@@ -19,6 +20,8 @@ from tui.screens.form_rows import gpu_choices
 from tui.widgets.lines import Row
 
 PRESET_NOTE = "A name for `gputrain run NAME`, or the path of a YAML file."
+CONFIG_NOTE = "The path of a YAML file, whose values the form starts from. What you have changed stays."
+DRAFT_NOTE = "These are the values of your last form. ^r starts a new one."
 LR_TEST_RUNS = Problem("", "A learning rate test is running; stop it with ^l, or wait", code="conflict")
 
 
@@ -43,6 +46,23 @@ def ask_gpus(app: App[None], snapshot: Snapshot, value: str, use: Callable[[str]
             use(",".join(picked) or "cpu")
 
     app.push_screen(MultiChoiceDialog("GPUs to train on", rows, selected), answer)
+
+
+def ask_config_file(app: App[None], use: Callable[[str], None]) -> None:
+    """Pass the absolute path of a config file that can be read to `use`."""
+
+    def path_of(text: str) -> str:
+        # The form may be continued in another folder.
+        return str(expand_user(text).absolute())
+
+    def check(text: str) -> None:
+        _ = Form(path_of(text)).base_config
+
+    def answer(text: str | None) -> None:
+        if text is not None:
+            use(path_of(text))
+
+    app.push_screen(TextInputDialog("Open a config file", "", CONFIG_NOTE, check), answer)
 
 
 def ask_preset_name(app: App[None], services: AppServices, form: Form) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.config.loader import presets
 from engine.gpus.snapshot import Snapshot
-from tui.form.fields import ConfigField, FormSection, is_relevant, optimizer_placeholders
+from tui.form.fields import NO_PRESET, ConfigField, FormSection, is_relevant, optimizer_placeholders
 from tui.form.model import Form
 from tui.text.gpus import gpu_lines
 from tui.widgets.field_lines import FieldRow, Heading
@@ -70,10 +71,20 @@ def _found_sections(sections: Sequence[FormSection], query: str) -> list[FormSec
         named = [info for info in section.fields if query in info.label.lower() or query in info.key]
         described += [info for info in section.fields if info not in named and query in info.description.lower()]
         # The best match is the first field, to which enter goes.
-        named.sort(key=lambda info: info.label.lower() != query)
+        named.sort(key=lambda info: _distance(info, query))
         found.append(FormSection(section.title, tuple(named)))
-    found.sort(key=lambda section: all(info.label.lower() != query for info in section.fields))
+    found.sort(key=lambda section: min((_distance(info, query) for info in section.fields), default=len(MATCHES)))
     return [*found, FormSection("In the description", tuple(described))]
+
+
+MATCHES: tuple[Callable[[str, str], bool], ...] = (str.__eq__, str.startswith, str.__contains__)
+"""How a label matches what is searched for, the best first."""
+
+
+def _distance(info: ConfigField, query: str) -> int:
+    """Return how far a label is from the text that is searched for: 0 if they are the same."""
+    label = info.label.lower()
+    return next((place for place, matches in enumerate(MATCHES) if matches(label, query)), len(MATCHES))
 
 
 def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[Row], list[str]]:
@@ -82,3 +93,14 @@ def gpu_choices(snapshot: Snapshot, value: str) -> tuple[list[Row], list[str]]:
     rows = [Row(str(gpu.index), line) for gpu, line in zip(snapshot.gpus, lines, strict=True)]
     names = {name.strip() for name in value.split(",")}
     return rows, [str(gpu.index) for gpu in snapshot.gpus if names & {str(gpu.index), gpu.uuid}]
+
+
+def picked_gpus(snapshot: Snapshot | None, picked_uuids: Collection[str]) -> str:
+    """Return `device.gpus` for the GPUs that were picked on the monitor; empty without any, or if they have gone."""
+    gpus = () if snapshot is None else snapshot.gpus
+    return ",".join(str(gpu.index) for gpu in gpus if gpu.uuid in picked_uuids)
+
+
+def preset_choices(base: str | None) -> tuple[str, ...]:
+    """Return the presets, and the base of the form if it is another file."""
+    return tuple(dict.fromkeys([NO_PRESET, *presets(), base or NO_PRESET]))

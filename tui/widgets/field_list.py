@@ -119,10 +119,15 @@ class FieldList(Container):
         self._order = list(self._rows)
         empty = Text(f"No field contains {self.query_text!r}", MUTED)
         self._lines.show_fields(rows, self._search_header(), empty)
-        if self._key not in self._rows:
+        if self.searching:
+            # The best match is the first field. Escape returns to the field that was selected before.
+            self._lines.select_key((self._order or [""])[0])
+            self._lines.scroll_to(y=0, animate=False, force=True, immediate=True)
+            self._place_entry()
+        elif self._key not in self._rows:
             nearest = [key for key in (*before[index:], *reversed(before[:index])) if key in self._rows]
             self._go_to((nearest or self._order or [""])[0])
-        elif self._rows[self._key].text != self._shown_text and not self.searching:
+        elif self._rows[self._key].text != self._shown_text:
             self._go_to(self._key)
         else:
             self._lines.select_key(self._key)

@@ -18,6 +18,7 @@ from engine.utils.ticks import format_number
 from tui.charts.plot import DOTS_PER_COLUMN, Curve, PlotWindow
 from tui.charts.view import LR_STYLE
 from tui.form.checks import FormCheckResult
+from tui.form.fields import ConfigField
 from tui.form.model import lr_curve
 from tui.palette import MUTED
 from tui.text.tables import UNKNOWN
@@ -40,8 +41,8 @@ class LearningRateChart(Chart):
 
 
 class SidebarBlock(TextLine):
-    """A text as high as its lines. The text of an invalid form keeps the height that a longer one had before: a letter
-    often makes a value wrong and the next one right, and another height lays out and draws the whole screen."""
+    """A text as high as its lines, or higher while one field is edited: a letter often makes a value wrong and the next
+    one right, and another height lays out and draws the whole screen."""
 
     def __init__(self, id: str, title: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
@@ -79,6 +80,7 @@ class FormSidebar(Container):
     def __init__(self) -> None:
         super().__init__(id="sidebar")
         self._drawn_curve: object = None
+        self._edited: ConfigField | None = None
 
     def compose(self) -> ComposeResult:
         chart = LearningRateChart("Learning rate", "form-lr")
@@ -89,8 +91,10 @@ class FormSidebar(Container):
         for name, title in (("plan", "Plan"), ("command", "As a command")):
             yield SidebarBlock(name, title)
 
-    def show_plan(self, text: Text, *, is_valid: bool) -> None:
-        self.query_one("#plan", SidebarBlock).show_text(text, keep_height=not is_valid)
+    def show_plan(self, text: Text, edited: ConfigField | None) -> None:
+        """Show the plan; the panel does not become lower while the same field is edited."""
+        self.query_one("#plan", SidebarBlock).show_text(text, keep_height=edited == self._edited)
+        self._edited = edited
 
     def show_command(self, command: str | None) -> None:
         """Show the command of a valid config, None if it is invalid."""

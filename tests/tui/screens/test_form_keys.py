@@ -96,6 +96,21 @@ def test_form_screen_search_finds_keys_by_description(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_form_screen_search_shows_best_match_first_from_any_field(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await pilot.press(*["down"] * 20)
+        before = form_of(pilot).fields.selected
+        await press(pilot, "ctrl+f", *"image")
+        lines = visible_text(pilot, "#field-lines").splitlines()
+        assert "image" in lines[1] and "─ Data ─" in lines[2] and "image size" in lines[3]
+        await press(pilot, "escape")
+        assert form_of(pilot).fields.selected == before
+
+    drive(real_app(tmp_path / "runs"), act, (100, 30))
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_form_screen_search_goes_to_field_of_that_label_or_key(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
@@ -207,6 +222,7 @@ FOOTER = {
     "ctrl+o": lambda pilot: "seed" in visible_text(pilot, "#field-lines"),
     "ctrl+l": lambda pilot: pilot.app.screen.lr_test.in_progress,
     "ctrl+g": lambda pilot: says(last_toast(pilot), "not-selected", "^l"),
+    "ctrl+n": lambda pilot: "Open a config file" in visible_text(pilot),
     "ctrl+t": lambda pilot: isinstance(pilot.app.screen, TextInputDialog),
     "ctrl+y": lambda pilot: "--epochs 7" in pilot.app.clipboard,
     "ctrl+r": lambda pilot: pilot.app.screen.form.overrides == {},

@@ -17,6 +17,7 @@ from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.form.model import Form, load_last_form, save_last_form
 from tui.screens.form import FormScreen
+from tui.screens.form_dialogs import DRAFT_NOTE
 from tui.screens.monitor import MonitorScreen
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -133,19 +134,23 @@ def test_form_screen_of_preset_without_data_asks_for_path(tmp_path: Path) -> Non
     drive(real_app(tmp_path / "runs"), act)
 
 
-def test_form_screen_keeps_height_of_panels_while_field_is_wrong(tmp_path: Path) -> None:
+def test_form_screen_keeps_height_of_panels_while_letters_make_field_wrong_and_right(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         def regions() -> list[Region]:
             return [pilot.app.screen.query_one(name).region for name in ("#form-lr", "#plan", "#command")]
 
         await press(pilot, "n")
+        lower = regions()
         await type_into(pilot, "data.workers", "1")
-        before, valid_plan = regions(), plan_of(pilot)
         await press(pilot, "backspace")
-        assert "1 error to fix" in visible_text(pilot, "#title")
-        assert plan_of(pilot) != valid_plan and regions() == before
-        await press(pilot, "1")
-        assert plan_of(pilot) == valid_plan and regions() == before
+        for key, errors in (("1", 0), ("backspace", 1), ("1", 0)):
+            before = regions()
+            await press(pilot, key)
+            assert ("1 error to fix" in visible_text(pilot, "#title")) == bool(errors)
+            assert regions() == before
+        assert before != lower
+        await type_into(pilot, "run.epochs", "7")
+        assert regions() == lower
 
     drive(real_app(tmp_path / "runs"), act, (120, 34))
 
@@ -276,6 +281,41 @@ def test_form_screen_names_file_of_preset_outside_presets_folder(tmp_path: Path)
         await press(pilot, "enter")
         messages = [notification.message for notification in pilot.app._notifications]
         assert any(message.endswith("Start it with `gputrain run mine.yaml`.") for message in messages)
+
+    drive(real_app(tmp_path / "runs"), act)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_form_screen_opens_config_file_by_its_path(tmp_path: Path) -> None:
+    Path("mine.yaml").write_text("run: {epochs: 7}\noptim: {lr: 0.3}\n")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n", "ctrl+n")
+        await pilot.press(*"none.yaml")
+        await press(pilot, "enter")
+        assert says(visible_text(pilot), "not-found", "none.yaml")
+        await pilot.press(*["backspace"] * 9, *"mine.yaml")
+        await press(pilot, "enter")
+        form = form_of(pilot).form
+        assert form == Form(str(tmp_path / "mine.yaml"))
+        assert (form.values()["run.epochs"], form.values()["optim.lr"]) == ("7", "0.3")
+        assert "file mine.yaml" in visible_text(pilot, "#title")
+        assert form.arguments() == ["run", str(tmp_path / "mine.yaml")]
+
+    drive(real_app(tmp_path / "runs"), act)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(tmp_path: Path) -> None:
+    save_last_form(Form("digits", {"run.epochs": "7"}))
+
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        assert "last form: preset digits, 1 change" in visible_text(pilot, "#title")
+        assert [toast.message for toast in pilot.app._notifications] == [DRAFT_NOTE] and "^r" in DRAFT_NOTE
+        await press(pilot, "ctrl+r")
+        assert form_of(pilot).form.overrides == {}
+        assert "last form" not in visible_text(pilot, "#title")
 
     drive(real_app(tmp_path / "runs"), act)
 
