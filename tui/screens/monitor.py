@@ -268,11 +268,8 @@ class MonitorScreen(GputrainScreen):
         live, marked = sum(row.live for row in shown), sum(row.folder in marked_runs for row in shown)
         title = self._count_title("Runs", len(waiters) + len(shown), count)
         if not self.filter_text:
-            title += "".join(
-                f", {number} {state}"
-                for number, state in ((live, "live"), (len(waiters), "waiting"), (marked, "marked"))
-                if number
-            )
+            counts = ((live, "live"), (len(waiters), "waiting"), (marked, "marked"))
+            title += "".join(f", {number} {state}" for number, state in counts if number)
         panel.set_titles(title)
         room = panel.text_width
         rows = [Row(run.key, run.line(width)) for run in waiters]
