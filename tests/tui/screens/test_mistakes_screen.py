@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,8 +168,12 @@ def test_mistakes_screen_draws_sixel_once_terminal_has_answered(run: RunFolder, 
 
 
 def inspect_processes() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and "inspect" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE and "inspect" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

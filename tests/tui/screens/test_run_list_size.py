@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.text import Text
@@ -66,9 +67,9 @@ def test_run_list_shows_marks_filters_and_sorts_many_runs(
     formatted: list[str] = []
     line = RunTable.line
 
-    def note_line(table: RunTable, row: RunRow, *, marked: bool = False) -> Text:
+    def note_line(table: RunTable, row: RunRow, **shown: Any) -> Text:
         formatted.append(row.name)
-        return line(table, row, marked=marked)
+        return line(table, row, **shown)
 
     monkeypatch.setattr(RunTable, "line", note_line)
 
