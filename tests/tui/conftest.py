@@ -1,4 +1,4 @@
-"""Fixtures that save CPU time: fewer frames, style sheets that are parsed once, and a preflight without a process."""
+"""Fixtures that save CPU time, and one for busy machines: toasts that do not expire while a test runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from weakref import WeakSet
 
 import pytest
 from textual._compositor import Compositor
+from textual.app import App
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
 from engine.data.sources.base import ImageSource
 from engine.launch import preflight_process
 
+notify = App.notify
 parse_rules = Stylesheet._parse_rules
 render_update = Compositor.render_update
 parsed: dict[tuple[object, ...], list[RuleSet]] = {}
@@ -54,6 +56,12 @@ def preflight_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def parsed_style_sheets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stylesheet, "_parse_rules", parse_rules_once)
+
+
+@pytest.fixture(autouse=True)
+def lasting_toasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show each toast for an hour: on a busy machine, its 5 s may pass before the test looks."""
+    monkeypatch.setattr(App, "notify", lambda *place, **options: notify(*place, **options | {"timeout": 3600.0}))
 
 
 @pytest.fixture
