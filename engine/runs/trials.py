@@ -7,11 +7,20 @@ trials, and `engine.sweeps` runs them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
+
+
+def group_trials(rows: Iterable[RunRow]) -> dict[str, list[RunRow]]:
+    """Return the trials of each sweep that has more than one trial among the rows, by the name of the sweep."""
+    sweeps: dict[str, list[RunRow]] = {}
+    for row in rows:
+        if row.sweep:
+            sweeps.setdefault(row.sweep, []).append(row)
+    return {name: trials for name, trials in sweeps.items() if len(trials) > 1}
 
 
 def fold_trials(rows: Sequence[RunRow], opened: Container[str] = ()) -> list[RunRow]:
@@ -19,14 +28,10 @@ def fold_trials(rows: Sequence[RunRow], opened: Container[str] = ()) -> list[Run
 
     The trials of `opened` sweeps follow their row. A sweep of which only one trial is among the rows has no row.
     """
-    sweeps: dict[str, list[RunRow]] = {}
+    sweeps, folded = group_trials(rows), list[RunRow]()
     for row in rows:
-        if row.sweep:
-            sweeps.setdefault(row.sweep, []).append(row)
-    folded = []
-    for row in rows:
-        trials = sweeps.get(row.sweep, [])
-        if len(trials) < 2:
+        trials = sweeps.get(row.sweep)
+        if trials is None:
             folded.append(row)
         elif row is trials[0]:
             folded += [make_sweep_row(trials), *(trials if row.sweep in opened else ())]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -15,7 +16,7 @@ from rich.text import Text
 from engine.runs.fields import Field, Kind
 from engine.runs.query import SortOrder
 from engine.runs.run_row import RunRow
-from engine.runs.trials import fold_trials
+from engine.runs.trials import group_trials, make_sweep_row
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED, STRONG, WARNING
 from tui.text.run_lines import FOREIGN_SIGN, MARK, fit_cells, fit_middle, note, state_symbol
@@ -131,8 +132,8 @@ class RunTable:
         name_title = title_of("name", "name")
         longest = max(max((_columns(row.name) for row in rows), default=0), len(name_title))
         room = width - SIGN_COLUMNS - min(longest, MIN_NAME_COLUMNS)
-        sweeps = [row for row in fold_trials(rows) if row.trials]
-        measured = [*rows[:: max(len(rows) // MAX_MEASURED_RUNS, 1)], *sweeps[:MAX_MEASURED_RUNS]]
+        sweeps = [make_sweep_row(trials) for trials in islice(group_trials(rows).values(), MAX_MEASURED_RUNS)]
+        measured = [*rows[:: max(len(rows) // MAX_MEASURED_RUNS, 1)], *sweeps]
         columns = []
         for field in fields:
             column = column_of(field)

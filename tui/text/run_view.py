@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from engine.runs.fields import known_names
 from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_row import RunRow
-from engine.runs.trials import fold_trials
+from engine.runs.trials import fold_trials, group_trials
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
 
@@ -63,7 +63,12 @@ class RunView:
 
     def runs_of(self, row: RunRow) -> list[RunRow]:
         """Return the runs that a shown row stands for: the matching trials of a sweep, else itself."""
-        return [trial for trial in self.matching if trial.sweep == row.name] if row.trials else [row]
+        return self._trials[row.name] if row.trials else [row]
+
+    @cached_property
+    def _trials(self) -> dict[str, list[RunRow]]:
+        """The matching trials of each sweep. Every visible line of a sweep needs its own."""
+        return group_trials(self.matching)
 
 
 @lru_cache(maxsize=32)

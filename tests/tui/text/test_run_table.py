@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from engine.runs.fields import find_field
 from engine.runs.query import Query, SortOrder
 from engine.runs.run_row import RunRow
+from engine.runs.trials import fold_trials
 from support.runs.factories import default_fields
 from tui.text.run_columns import column_choices, known_columns
 from tui.text.run_table import DEFAULT_COLUMNS, RunTable
@@ -78,6 +80,23 @@ def test_view_sorts_and_counts_matches() -> None:
     view = view_of(rows, "finished", order=SortOrder.parse("val_loss"))
     assert names(view) == ["b", "a", "c"]
     assert view.count_text == "3 of 4 match 'finished'" and view.keys == ["/runs/b", "/runs/a", "/runs/c"]
+
+
+def test_view_groups_trials_once_for_all_lines() -> None:
+    class CountedRows(list[RunRow]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[RunRow]:
+            self.reads += 1
+            return super().__iter__()
+
+    rows = CountedRows(row(f"{sweep}-00{number}", sweep=sweep) for sweep in "abc" for number in range(2))
+    shown = fold_trials(rows)
+    view, reads = RunView(ViewRequest(rows), rows, shown), rows.reads
+    assert [[trial.name for trial in view.runs_of(each)] for each in shown] == [
+        [f"{sweep}-000", f"{sweep}-001"] for sweep in "abc"
+    ]
+    assert rows.reads == reads + 1
 
 
 def test_view_does_not_apply_key_that_is_being_typed() -> None:
