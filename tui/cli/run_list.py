@@ -145,8 +145,9 @@ def _read(index: RunIndex, options: ListOptions) -> list[RunRow]:
         index.poll(READ_SECONDS)
         if options.order is None and options.limit is not None:
             rows = options.choose(index.rows)
-            # Older trials of a sweep belong to its row.
-            if len(rows) >= options.limit and not any(row.trials for row in rows):
+            # Older trials of a sweep, which may not be read yet, belong to its row.
+            waits = options.folds and any(row.trials or row.sweep for row in rows)
+            if len(rows) >= options.limit and not waits:
                 break
         if not is_told and not index.complete and time.monotonic() - start > PATIENCE_SECONDS:
             typer.echo(f"Reading {index.count:,} runs; the next list is faster …", err=True)

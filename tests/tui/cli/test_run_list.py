@@ -23,6 +23,7 @@ from engine.runs.trash import list_trash
 from support.gputrain_command import GPUTRAIN
 from support.messages import says
 from support.runs.factories import append_events, make_ended_runs, make_run_folder
+from tui.cli import run_list
 from tui.cli.main import app
 
 
@@ -106,11 +107,15 @@ def test_runs_shows_the_cause_if_all_listed_runs_failed(root: Path) -> None:
     assert "CAUSE" not in runs().stdout
 
 
-def test_runs_lists_trials_of_sweep_as_one_row_that_a_condition_opens(root: Path) -> None:
+def test_runs_lists_trials_of_sweep_as_one_row_that_a_condition_opens(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (root / "night").mkdir()
     (root / "night" / "sweep.yaml").touch()
     for number in range(3):
         runs("rename", f"run-{number + 4}", f"night-{number:03d}")
+    # One run at a time, so that the list could end before the second trial is read.
+    monkeypatch.setattr(run_list, "READ_SECONDS", 0.0)
     result = runs("--limit", "2")
     assert [line.split()[:3] for line in result.stdout.splitlines()[1:]] == [
         ["run-7", "failed", "3/3"],
