@@ -131,7 +131,8 @@ def list_command(
     else:
         typer.echo(f"None of the {pluralize(index.count, 'run')} in {root} matches.", err=True)
     if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
-        typer.echo(f"A sweep is one row; `gputrain runs sweep={shlex.quote(sweep)}` lists its trials.", err=True)
+        condition = printable(shlex.quote(f"sweep={sweep}"))
+        typer.echo(f"A sweep is one row; `gputrain runs {condition}` lists its trials.", err=True)
     hidden = sum(row.archived for row in index.rows) if not with_archived else 0
     if hidden and not (as_json or quiet) and not options.query.names_archived:
         verb = "is" if hidden == 1 else "are"

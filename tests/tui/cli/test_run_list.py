@@ -246,6 +246,16 @@ def test_runs_of_labels_that_someone_made_are_escaped(root: Path) -> None:
     assert "ok" in output and "red" not in output
 
 
+def test_runs_escapes_name_of_sweep_that_someone_made(root: Path) -> None:
+    sweep = root / "s\x1b[31m"
+    sweep.mkdir()
+    (sweep / "sweep.yaml").touch()
+    for number in range(2):
+        (root / f"run-{number}").rename(root / f"{sweep.name}-{number:03d}")
+    result = runs()
+    assert "\x1b" not in result.output and "'sweep=s\\x1b[31m'" in result.stderr
+
+
 @pytest.mark.soak
 def test_runs_lists_10000_runs_within_a_second_when_warm(tmp_path: Path) -> None:
     make_ended_runs(tmp_path / "runs", 10_000)
