@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from engine.runs.event_lines import describe_parameters, event_line, event_lines
-from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, StepEvent, WarningEvent
+from engine.runs.events import EpochEvent, Event, RunFinished, RunResumed, RunStarted, StepEvent, WarningEvent
 from engine.runs.folder import runs_root
 from engine.runs.history import History
 from engine.runs.journal import to_line
@@ -77,7 +77,13 @@ class NextCommands:
 
 def steps_in_epoch(event: StepEvent, history: History) -> int:
     """Return the number of steps of the current epoch up to this event."""
-    return event.step - (history.epochs[-1].step if history.epochs else 0)
+    if history.epochs:
+        return event.step - history.epochs[-1].step
+    if isinstance(history.started, RunResumed):
+        # The events begin with the resume, which may be within an epoch.
+        steps = history.started.steps_per_epoch
+        return event.step - history.started.from_step // steps * steps
+    return event.step
 
 
 def step_loss(event: StepEvent) -> float:
@@ -178,7 +184,7 @@ class ProgressPrinter:
             return
         if isinstance(event, RunStarted):
             self._progress.start()
-            self._begin_epoch(len(self._history.epochs) + 1, started)
+            self._begin_epoch(max(self._history.current_epoch, 1), started)
         elif isinstance(event, StepEvent) and self._task is not None:
             rate = f"{event.images_per_second:,.0f} images/s  loss {step_loss(event):.4f}"
             self._progress.update(self._task, completed=steps_in_epoch(event, self._history), rate=rate)

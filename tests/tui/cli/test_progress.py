@@ -14,8 +14,8 @@ import pytest
 from engine.runs.event_lines import event_line
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.start_events import RunStarting
-from support.runs.factories import make_epoch, make_run_started, make_step
-from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter
+from support.runs.factories import make_epoch, make_run_resumed, make_run_started, make_step
+from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter, ProgressPrinter
 
 
 def test_disconnect_safe_stream_ignores_closed_pipe() -> None:
@@ -99,6 +99,19 @@ def test_plain_printer_shows_progress_of_long_epoch(capsys: pytest.CaptureFixtur
         f"step {step}/100" for step in range(5, 100, 5)
     ]
     assert lines[0] == "epoch   1  step 5/100  train loss 0.5000  5 images/s  3m10s left in this epoch"
+
+
+def test_printers_count_steps_of_resumed_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    # Resumed in the middle of the third epoch.
+    resumed = replace(make_run_resumed(250, 0.0), global_batch=10, steps_per_epoch=100)
+    step = replace(make_step(255, 3, time=10.0), images_per_second=5.0)
+    plain, bar = PlainPrinter(), ProgressPrinter()
+    for event in (resumed, step):
+        plain(event)
+        bar(event)
+    bar.close()
+    assert "epoch   3  step 55/100  " in capsys.readouterr().err
+    assert [(task.description, task.completed) for task in bar._progress.tasks] == [("epoch 3/3", 55)]
 
 
 def test_event_line_escapes_control_characters() -> None:
