@@ -157,7 +157,7 @@ def _unvalidated_class_warnings(source: ImageSource) -> list[Problem]:
 
 
 def dataset_warnings(config: Config, source: ImageSource) -> list[Problem]:
-    """Return what a run may do with a dataset, although the user may not have meant it."""
+    """Return the warnings of a dataset: classes without images, and images far smaller than the default input."""
     warnings = empty_class_warnings(source) if config.data.allow_empty else []
     # Random labels of generated images may miss a class.
     warnings += _unvalidated_class_warnings(source) if config.data.dataset != "fake" else []

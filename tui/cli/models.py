@@ -99,9 +99,8 @@ def summary(
     """Print the layers of a model: shapes, parameters, multiply-adds.
 
     Image size, channels and classes come from the configured data; without a dataset, they are those of ImageNet: 224
-    pixels, 3 channels and 1,000 classes. Each row includes its submodules. Multiply-adds
-    cover convolutions, matrix products and attention of the whole batch; one multiply-add is two FLOPs. No weights are
-    loaded.
+    pixels, 3 channels and 1,000 classes. Each row includes its submodules. Multiply-adds cover convolutions, matrix
+    products and attention of the whole batch; one multiply-add is two FLOPs. No weights are loaded.
     """
     from tui.text.model_summary import feature_lines, group_lines, layer_lines, total_lines
 

@@ -36,8 +36,10 @@ class ViewRequest:
 
 @dataclass(frozen=True)
 class RunView:
-    """The answer to a request: `matching` of the `total` rows. `shown` are they with the trials of a sweep as one row,
-    `keys` the folders of `shown`."""
+    """The answer to a request: the rows of the `total` that meet the query are `matching`.
+
+    `shown` has one row for the trials of each sweep, and `keys` are the folders of `shown`.
+    """
 
     request: ViewRequest
     matching: Sequence[RunRow] = ()
