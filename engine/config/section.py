@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from functools import cache
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -78,7 +79,7 @@ def _as_import_path(value: object) -> object:
     path, name = PurePath(match[1]), match[2]
     if all(part.isidentifier() for part in path.parts):
         return f"{'.'.join(path.parts)}:{name}"
-    advice = f"use {path.name}:{name} with run.code={path.parent}"
+    advice = f"use {path.name}:{name} with run.code={shlex.quote(str(path.parent))}"
     if not path.name.isidentifier():
         advice = f"rename {path.name}.py, which cannot be imported"
     # Braces in a template would be placeholders.

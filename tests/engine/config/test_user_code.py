@@ -166,6 +166,7 @@ def test_user_code_may_be_named_by_path_of_file(path: str) -> None:
     [
         ("/home/a/nets.py:Net", "nets:Net with run.code=/home/a"),
         ("../nets.py:Net", "nets:Net with run.code=.."),
+        ("/home/a b/nets.py:Net", "nets:Net with run.code='/home/a b'"),
         ("my-nets.py:Net", "my-nets.py,"),
     ],
 )
