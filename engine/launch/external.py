@@ -51,8 +51,8 @@ from engine.launch.node import (
     with_lowest_capability,
 )
 from engine.launch.preflight import RunRequest, find_problems, run_preflight, source_opener, watch_other_claim
+from engine.launch.progress import ProgressReporter, stderr_listener
 from engine.runs.control import consume_requests
-from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import OwnershipLostError, RunTakenOverError
@@ -117,7 +117,7 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     all ranks."""
     start_method: StartMethod = "srun" if launcher == "slurm" else "torchrun" if _under_torchrun() else "env"
     this_rank = _ExternalRank(_read_environment(launcher), start_method, _install_stop_flag())
-    run = OwnedRun(request, listener if this_rank.rank == 0 else _stderr_listener(this_rank.rank))
+    run = OwnedRun(request, listener if this_rank.rank == 0 else stderr_listener(this_rank.rank))
     try:
         code = _run(run, this_rank)
     except RankZeroEndedError as error:
@@ -320,9 +320,9 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
     watchdog = watchdog_thread(
         Watchdog(heartbeats, job.config.run.watchdog), rank_info, device, this_rank.store, recorder
     )
-    emit = (
-        run.emit if recorder is None else _monitoring_listener(run, recorder, MultiNodeGpuUsage(usage, this_rank.store))
-    )
+    emit: Listener = run.emit
+    if recorder is not None:
+        emit = _monitoring_listener(run, recorder, MultiNodeGpuUsage(usage, this_rank.store), heartbeats)
 
     def on_poll() -> None:
         # DataLoader workers are forked before the first poll, and must not inherit the thread.
@@ -350,21 +350,13 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
         return RunResult("failed", failure)
 
 
-def _stderr_listener(rank: int) -> Listener:
-    """Return the listener of a rank without a journal: its events go to the launcher's log."""
-
-    def print_line(event: Event) -> None:
-        if (line := event_line(event)) is not None:
-            print(f"rank {rank}: {line}", file=sys.stderr)
-
-    return print_line
-
-
-def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuUsage) -> Listener:
-    """Return a listener whose first event starts a thread for heartbeats, GPU readings and control requests.
+def _monitoring_listener(
+    run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuUsage, heartbeats: Heartbeats
+) -> Listener:
+    """Return a listener whose first event starts a thread for heartbeats, progress, GPU readings and control requests.
 
     Not earlier, because DataLoader workers are forked before and must not inherit the thread."""
-    control = recorder.folder.control
+    control, progress = recorder.folder.control, ProgressReporter(run.listener)
     readings = Sink("the reading of the GPUs", lambda problem: run.emit(WarningEvent.of(problem)))
 
     def read_gpus() -> None:
@@ -382,6 +374,7 @@ def _monitoring_listener(run: OwnedRun, recorder: Recorder, nodes: MultiNodeGpuU
                     exit_now(ExitCode.FAILED)
                 run.requests.stop = True
                 return
+            progress.poll(heartbeats)
             readings.attempt(read_gpus)
             for request in consume_requests(control):
                 outcome = run.requests.apply(request.request, request.steps)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import detect_launcher
 from engine.distributed.rendezvous import remove_rendezvous_file
+from engine.distributed.watchdog import Heartbeats
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import CudaDevice
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
@@ -26,6 +27,7 @@ from engine.launch.preflight import (
     source_opener,
     watch_other_claim,
 )
+from engine.launch.progress import ProgressReporter
 from engine.launch.rank_starter import RankStarter
 from engine.launch.supervisor import Supervisor
 from engine.queue.dependencies import DependencyError
@@ -155,13 +157,15 @@ def _train(run: OwnedRun, job: Job, signals: SignalHandler, rank_starter: RankSt
     limit_min, began = job.config.queue.time_limit, time.monotonic()
     usage = GpuUsagePoller([device.uuid for device in run.allocation.devices] if recorder else [])
     readings = Sink("the reading of the GPUs", lambda problem: run.emit(WarningEvent.of(problem)))
+    progress = ProgressReporter(run.listener)
 
     def read_gpus() -> None:
         if (event := usage.poll()) is not None:
             run.emit(event)
 
-    def on_tick() -> None:
+    def on_tick(heartbeats: Heartbeats) -> None:
         run.keep_alive()
+        progress.poll(heartbeats)
         readings.attempt(read_gpus)
         if limit_min and time.monotonic() - began > 60 * limit_min:
             signals.request_stop(f"queue.time_limit ({limit_min:g} min)")
@@ -185,7 +189,7 @@ def _run_ranks(
     run: OwnedRun,
     job: Job,
     signals: SignalHandler,
-    on_tick: Callable[[], None],
+    on_tick: Callable[[Heartbeats], None],
     rank_starter: RankStarter | None = None,
 ) -> RunResult:
     """Run the ranks once, in a new rank starter if `rank_starter` is None."""

@@ -32,7 +32,7 @@ from engine.runs.events import Event, GpuEvent, RunFinished, RunStarted, Warning
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.recorder import Listener, Recorder
-from engine.runs.start_events import BatchSizeFound, RunStarting
+from engine.runs.terminal_events import BatchSizeFound, RunStarting
 from engine.runs.watcher import RunWatcher
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils.errors import Problem, UsageError

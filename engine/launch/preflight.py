@@ -55,7 +55,7 @@ from engine.runs.claimed_run import check_claim
 from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Listener
-from engine.runs.start_events import DataDownload
+from engine.runs.terminal_events import DataDownload
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.host import has_bfloat16_instructions, max_open_files
 

@@ -45,8 +45,8 @@ TRACEBACK_WAIT_SECONDS = 0.3  # time for a hung rank to write its traceback to t
 class Supervisor:
     """Supervises one start of the ranks.
 
-    `emit` receives each event; `on_tick` is called every `TICK_SECONDS` and must not block. Control requests arrive in
-    the job's folder, if it has one; `requests` holds those of earlier starts."""
+    `emit` receives each event; `on_tick` is called with the heartbeats every `TICK_SECONDS` and must not block. Control
+    requests arrive in the job's folder, if it has one; `requests` holds those of earlier starts."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Supervisor:
         starter: RankStarter,
         signals: SignalHandler,
         emit: Callable[[Event], None],
-        on_tick: Callable[[], None],
+        on_tick: Callable[[Heartbeats], None],
         requests: RequestCounters,
     ) -> None:
         self._job, self._signals, self._emit, self._on_tick = job, signals, emit, on_tick
@@ -77,7 +77,7 @@ class Supervisor:
             kill_at: float | None = None
             while self._starter.alive():
                 self._poll_ranks()
-                self._on_tick()
+                self._on_tick(self._heartbeats)
                 self._poll_requests()
                 if self._signals.kill_requested:
                     return RunResult("killed", reason="killed by a second SIGINT")

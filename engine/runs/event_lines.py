@@ -26,7 +26,7 @@ from engine.runs.events import (
 )
 from engine.runs.history import History
 from engine.runs.run_devices import describe_run_devices, mean_epoch_seconds
-from engine.runs.start_events import BatchSizeFound, DataDownload, RunStarting
+from engine.runs.terminal_events import BatchSizeFound, DataDownload, RunStarting
 from engine.utils.text import pluralize, printable
 
 

@@ -15,11 +15,21 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from engine.runs.event_lines import describe_parameters, event_line, event_lines
-from engine.runs.events import EpochEvent, Event, RunFinished, RunResumed, RunStarted, StepEvent, WarningEvent
+from engine.runs.events import (
+    EpochEvent,
+    Event,
+    PhaseChanged,
+    RunContinued,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    StepEvent,
+    WarningEvent,
+)
 from engine.runs.folder import runs_root
 from engine.runs.history import History
 from engine.runs.journal import to_line
-from engine.runs.start_events import RunStarting
+from engine.runs.terminal_events import RunStarting, TrainingProgress
 from engine.utils.text import format_duration, printable
 
 MAX_QUEUED_EVENTS = 10_000
@@ -75,30 +85,66 @@ class NextCommands:
         return lines
 
 
-def steps_in_epoch(event: StepEvent, history: History) -> int:
-    """Return the number of steps of the current epoch up to this event."""
-    if history.epochs:
-        return event.step - history.epochs[-1].step
-    if isinstance(history.started, RunResumed):
-        # The events begin with the resume, which may be within an epoch.
-        steps = history.started.steps_per_epoch
-        return event.step - history.started.from_step // steps * steps
-    return event.step
+class EpochProgress:
+    """Position and throughput of the current epoch. `history` already includes each event that is added."""
 
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._start_time, self._start_step = math.inf, 0
+        self.steps = 0
+        """Number of completed steps of the epoch."""
+        self.step_seconds: float | None = None
+        """Mean time of a step since the start of the epoch, the resume or the last pause; None before the first."""
 
-def step_loss(event: StepEvent) -> float:
-    """Return the loss of the last step. The journal stores one that is NaN or infinite as null."""
-    return math.nan if event.losses[-1] is None else event.losses[-1]
+    def add(self, event: Event) -> None:
+        if not isinstance(event, PhaseChanged | RunContinued | StepEvent | TrainingProgress):
+            return
+        steps = event.step - self._first_step()
+        # Losses arrive a step later, on a GPU several.
+        self.steps = max(self.steps, steps) if isinstance(event, StepEvent) else steps
+        if isinstance(event, RunContinued) or (isinstance(event, PhaseChanged) and event.phase == "training"):
+            self._start_time, self._start_step, self.step_seconds = event.time, event.step, None
+        elif event.step > self._start_step and isinstance(event, TrainingProgress):
+            self.step_seconds = max(event.time - self._start_time, 0.0) / (event.step - self._start_step)
+
+    @property
+    def number(self) -> int:
+        """The current epoch, from 1."""
+        return max(self._history.current_epoch, 1)
+
+    def _first_step(self) -> int:
+        """Return the number of steps before the current epoch."""
+        started = self._history.started
+        if self._history.epochs:
+            return self._history.epochs[-1].step
+        if isinstance(started, RunResumed):
+            # The events begin with the resume, which may be within an epoch.
+            return started.from_step // started.steps_per_epoch * started.steps_per_epoch
+        return 0
+
+    def describe(self) -> str:
+        """Return throughput and loss as far as they are known."""
+        latest, started = self._history.latest_step, self._history.started
+        rate, loss = None, ""
+        if started is not None and self.step_seconds:
+            rate = started.global_batch / self.step_seconds
+        if latest is not None and latest.epoch == self.number:
+            rate = latest.images_per_second
+            # The journal stores a loss that is NaN or infinite as null.
+            loss = f"  loss {math.nan if latest.losses[-1] is None else latest.losses[-1]:.4f}"
+        if rate is None:
+            return ""
+        return (f"{rate:,.0f} images/s" if rate >= 10 else f"{rate:.2g} images/s") + loss
 
 
 class JsonPrinter:
-    """Print every event except `RunStarting` as a line of JSON to stdout."""
+    """Print every event except `RunStarting` and `TrainingProgress` as a line of JSON to stdout."""
 
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stdout)
 
     def __call__(self, event: Event) -> None:
-        if not isinstance(event, RunStarting):
+        if not isinstance(event, RunStarting | TrainingProgress):
             self._out.write(to_line(event) + "\n")
             self._out.flush()
 
@@ -112,35 +158,39 @@ class PlainPrinter:
     def __init__(self) -> None:
         self._out = DisconnectSafeStream(sys.stderr)
         self._history, self._next = History(), NextCommands()
+        self._progress = EpochProgress(self._history)
         self._next_progress = math.inf
-        """Unix time from which on the next steps get a line."""
+        """Unix time from which on the epoch gets another line."""
 
     def __call__(self, event: Event) -> None:
         self._history.add(event)
+        self._progress.add(event)
         lines = [*event_lines(event, self._history), *self._next.lines(event)]
-        if isinstance(event, RunStarted | EpochEvent):
+        if isinstance(event, PhaseChanged) and event.phase == "training":
             self._next_progress = event.time + PROGRESS_SECONDS
-        elif isinstance(event, StepEvent) and event.time >= self._next_progress:
+        elif isinstance(event, PhaseChanged | TrainingProgress) and event.time >= self._next_progress:
             lines += self._progress_lines(event)
         for line in lines:
             self._out.write(line + "\n")
             self._out.flush()
 
-    def _progress_lines(self, event: StepEvent) -> list[str]:
-        """Return a line with steps, throughput and remaining time of the current epoch; none at its end."""
-        started, rate = self._history.started, event.images_per_second or 0
-        if started is None or rate <= 0:
+    def _progress_lines(self, event: PhaseChanged | TrainingProgress) -> list[str]:
+        """Return a line with steps, throughput and remaining time of the current epoch; none after its last step until
+        the validation starts."""
+        started, done, step_seconds = self._history.started, self._progress.steps, self._progress.step_seconds
+        if started is None or not step_seconds:
             return []
-        done, steps = steps_in_epoch(event, self._history), started.steps_per_epoch
-        if not 0 < done < steps:
+        steps = started.steps_per_epoch
+        if isinstance(event, PhaseChanged):
+            if event.phase != "validating":
+                return []
+            rest = "validating"
+        elif done < steps:
+            rest = f"{format_duration((steps - done) * step_seconds)} until validation"
+        else:
             return []
-        step_seconds = started.global_batch / rate
         self._next_progress = event.time + max(PROGRESS_SECONDS, PROGRESS_SHARE * steps * step_seconds)
-        left = format_duration((steps - done) * step_seconds)
-        return [
-            f"epoch {event.epoch:>3}  step {done}/{steps}  train loss {step_loss(event):.4f}  {rate:,.0f} images/s  "
-            f"{left} left in this epoch"
-        ]
+        return [f"epoch {self._progress.number:>3}  step {done}/{steps}  {self._progress.describe()}  {rest}"]
 
     def close(self) -> None:
         self._out.flush()
@@ -166,9 +216,11 @@ class ProgressPrinter:
             refresh_per_second=4,
         )
         self._task: Any = None
+        self._epoch = EpochProgress(self._history)
 
     def __call__(self, event: Event) -> None:
         self._history.add(event)
+        self._epoch.add(event)
         for line in (*event_lines(event, self._history), *self._next.lines(event)):
             style = "yellow" if isinstance(event, WarningEvent) else None
             if isinstance(event, RunFinished):
@@ -184,10 +236,9 @@ class ProgressPrinter:
             return
         if isinstance(event, RunStarted):
             self._progress.start()
-            self._begin_epoch(max(self._history.current_epoch, 1), started)
-        elif isinstance(event, StepEvent) and self._task is not None:
-            rate = f"{event.images_per_second:,.0f} images/s  loss {step_loss(event):.4f}"
-            self._progress.update(self._task, completed=steps_in_epoch(event, self._history), rate=rate)
+            self._begin_epoch(self._epoch.number, started)
+        elif isinstance(event, StepEvent | TrainingProgress) and self._task is not None:
+            self._progress.update(self._task, completed=self._epoch.steps, rate=self._epoch.describe())
         elif isinstance(event, EpochEvent) and event.epoch < started.epochs:
             self._begin_epoch(event.epoch + 1, started)
 

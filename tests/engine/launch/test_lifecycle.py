@@ -30,7 +30,7 @@ from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import list_runs
 from engine.runs.history import history_from_events
 from engine.runs.records import RankDevice
-from engine.runs.start_events import RunStarting
+from engine.runs.terminal_events import RunStarting
 from engine.training.job import ExitCode, RunResult
 from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, says

@@ -33,7 +33,8 @@ class Supervised:
         self.events: list[Event] = []
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> RunResult:
-        return Supervisor(self.job, self.ranks, self.signals, self.events.append, on_tick, self.requests).run()
+        emit, requests = self.events.append, self.requests
+        return Supervisor(self.job, self.ranks, self.signals, emit, lambda _: on_tick(), requests).run()
 
     @property
     def messages(self) -> list[str]:

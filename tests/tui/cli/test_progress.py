@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from engine.runs.event_lines import event_line
-from engine.runs.events import RunFinished, WarningEvent
-from engine.runs.start_events import RunStarting
+from engine.runs.events import Event, PhaseChanged, RunContinued, RunFinished, WarningEvent
+from engine.runs.terminal_events import RunStarting, TrainingProgress
 from support.runs.factories import make_epoch, make_run_resumed, make_run_started, make_step
-from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter, ProgressPrinter
+from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter, ProgressPrinter, make_printer
 
 
 def test_disconnect_safe_stream_ignores_closed_pipe() -> None:
@@ -88,25 +88,43 @@ def test_plain_printer_names_next_commands_of_finished_run(
 
 
 def test_plain_printer_shows_progress_of_long_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    # 100 steps of 2 s each.
-    started = replace(make_run_started(0.0), global_batch=10, steps_per_epoch=100)
-    steps = [replace(make_step(number, time=2.0 * number), images_per_second=5.0) for number in range(1, 101)]
+    # Steps of 2 s, fewer of them than `run.log_every`, and a pause of 300 s.
+    started = replace(make_run_started(0.0), global_batch=10, steps_per_epoch=9)
+    events: list[Event] = [started, PhaseChanged(time=0.0, phase="training", step=0, epoch=1)]
+    events += [TrainingProgress(time=2.0 * step, step=step) for step in range(1, 7)]
+    events.append(RunContinued(time=312.0, step=6, epoch=1))
+    events += [TrainingProgress(time=300 + 2.0 * step, step=step) for step in range(7, 10)]
+    events.append(PhaseChanged(time=330.0, phase="validating", step=9, epoch=1))
+    events += [replace(make_epoch(1, time=335.0), step=9), make_step(10, 2, time=337.0)]
+    events.append(PhaseChanged(time=335.0, phase="training", step=9, epoch=2))
+    events.append(TrainingProgress(time=355.0, step=10))
     printer = PlainPrinter()
-    for event in (started, *steps, replace(make_epoch(1, time=210.0), step=100), make_step(101, 2, time=212.0)):
+    for event in events:
         printer(event)
-    lines = [line for line in capsys.readouterr().err.splitlines() if " step " in line]
-    assert [line[len("epoch   1  ") :].partition("  ")[0] for line in lines] == [
-        f"step {step}/100" for step in range(5, 100, 5)
+    assert [line for line in capsys.readouterr().err.splitlines() if "/9  " in line] == [
+        "epoch   1  step 5/9  5 images/s  8s until validation",
+        "epoch   1  step 7/9  5 images/s  4s until validation",
+        "epoch   1  step 9/9  5 images/s  validating",
+        "epoch   2  step 1/9  1 images/s  loss 0.5000  2m40s until validation",
     ]
-    assert lines[0] == "epoch   1  step 5/100  train loss 0.5000  5 images/s  3m10s left in this epoch"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_printer_of_script_shows_no_progress_of_short_epoch(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    printer = make_printer(json=as_json, dry_run=False)
+    for event in (make_run_started(), PhaseChanged(time=0.0, phase="training", step=0, epoch=1)):
+        printer(event)
+    capsys.readouterr()
+    printer(TrainingProgress(time=9.0, step=1))
+    assert capsys.readouterr() == ("", "")
 
 
 def test_printers_count_steps_of_resumed_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     # Resumed in the middle of the third epoch.
     resumed = replace(make_run_resumed(250, 0.0), global_batch=10, steps_per_epoch=100)
-    step = replace(make_step(255, 3, time=10.0), images_per_second=5.0)
+    training = PhaseChanged(time=0.0, phase="training", step=250, epoch=3)
     plain, bar = PlainPrinter(), ProgressPrinter()
-    for event in (resumed, step):
+    for event in (resumed, training, TrainingProgress(time=10.0, step=255)):
         plain(event)
         bar(event)
     bar.close()

@@ -1,4 +1,4 @@
-"""Events of the start of a run that the terminal shows and that are never written to the journal.
+"""Events that a terminal shows and that are never written to the journal: the start of a run and its progress.
 
 `engine.launch` emits them; `engine.runs.event_lines` formats them. `engine.runs.events` has all other events.
 """
@@ -37,3 +37,12 @@ class BatchSizeFound(Event):
     type: ClassVar[str] = "batch_found"
     message: str
     """The batch size, and what limits it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingProgress(Event):
+    """All ranks have completed a step. Independent of `run.log_every`, whose steps may take minutes."""
+
+    type: ClassVar[str] = "progress"
+    step: int
+    """Global step, counted from 1 over all epochs."""
