@@ -105,8 +105,19 @@ def as_dict(config: Config, *, only_changed: bool = False) -> dict[str, dict[str
 
 
 def as_stored(config: Config, *, only_changed: bool = False) -> dict[str, dict[str, Any]]:
-    """Return the values that a config file or a checkpoint holds: those of `as_dict` without the `UNSTORED_KEYS`."""
-    return without_unstored(as_dict(config, only_changed=only_changed))
+    """Return the values that a config file or a checkpoint holds: those of `as_dict` without the `UNSTORED_KEYS`, and
+    without a default that the run may still reduce."""
+    return without_unstored(without_default_batch_size(config, as_dict(config, only_changed=only_changed)))
+
+
+def without_default_batch_size(config: Config, values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the values of a config without `data.batch_size` if it is not set: the preflight reduces the default to
+    small datasets, and refuses a size that is set. The config of a run that has started sets it."""
+    is_set = "batch_size" in config.data.model_fields_set
+    return {
+        section: {key: value for key, value in keys.items() if is_set or (section, key) != ("data", "batch_size")}
+        for section, keys in values.items()
+    }
 
 
 def without_unstored(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -56,7 +56,8 @@ class BatchSizeResult:
         return f"{BATCH_SIZE_KEY} auto: {pluralize(self.batch_size, 'image')} per {unit}, {reason}"
 
 
-def with_batch_size(config: Config, batch_size: int) -> Config:
+def with_batch_size(config: Config, batch_size: int | Literal["auto"]) -> Config:
+    """Return a config that sets `data.batch_size`, which keeps the preflight from reducing it."""
     return config.model_copy(update={"data": config.data.model_copy(update={"batch_size": batch_size})})
 
 

@@ -113,8 +113,8 @@ class Preflight:
 
     def resolved(self, config: Config) -> Config:
         """Return a config with the level of `precision.amp` and the batch size that the preflight chose."""
-        config = with_amp(config, self.amp.level)
-        return config if self.batch_size is None else with_batch_size(config, self.batch_size)
+        batch_size = config.data.batch_size if self.batch_size is None else self.batch_size
+        return with_batch_size(with_amp(config, self.amp.level), batch_size)
 
     def use_plan(self, plan: NodePlan, config: Config) -> None:
         """Set the plan, and the level of `precision.amp` on its devices."""

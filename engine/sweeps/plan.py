@@ -20,6 +20,7 @@ from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import NotFreeError
+from engine.launch.batch_size import BATCH_SIZE_KEY, with_batch_size
 from engine.launch.preflight import RunRequest, find_problems
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
@@ -79,6 +80,9 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
         problems += _host_problems(config, device, runs_dir, trust)
     if problems:
         raise UsageError(problems)
+    if BATCH_SIZE_KEY in spaces:
+        # Else the run could reduce the size of the first trial, and the results would list another one.
+        config = with_batch_size(config, config.data.batch_size)
     preset = preset_values(config, spaces, trust_code=trust_code)
     outside = tuple(key for key in spaces if key not in preset)
     if settings.sampler == "grid":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.config.schema import Config, as_dict
+from engine.config.schema import Config, as_dict, without_default_batch_size
 from engine.data.batching import build_sampler_from_counts
 from engine.data.sampler import DistributedBatchSampler
 from engine.gpus.snapshot import Snapshot
@@ -101,12 +101,8 @@ class FormChecker:
 
         `typed` are the keys that the user typed; `warnings` those of the config, which the result repeats.
         Blocks until the data is scanned. Return None if a newer check canceled this one."""
-        values = as_dict(config)
-        if "batch_size" not in config.data.model_fields_set:
-            # The preflight may reduce a batch size that is not set.
-            del values["data"]["batch_size"]
         request = {
-            "config": values,
+            "config": without_default_batch_size(config, as_dict(config)),
             "runs_dir": str(self._runs_dir),
             "problems": problems_to_json(problems),
             "typed": list(typed),

@@ -8,10 +8,11 @@ from typing import Literal
 
 import pytest
 
-from engine.config.schema import Config
+from engine.config.loader import resolve_config
+from engine.config.schema import Config, as_stored
 from engine.launch import lifecycle
 from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun
-from engine.launch.preflight import RunRequest
+from engine.launch.preflight import Preflight, RunRequest, run_preflight
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs.control import send_request
@@ -56,6 +57,19 @@ def test_owner_takes_run_out_of_queue_that_fails_before_it_starts(tmp_path: Path
     assert state is not None
     assert state.stage is QueueStage.ENDED
     assert not is_interrupted(folder)
+
+
+def test_run_that_waits_again_still_reduces_default_batch_size(tmp_path: Path) -> None:
+    with owner(tmp_path, data={"dataset": "fake", "fake_train": 20}) as owned:
+        owned.run.enter_queue()
+    config = resolve_config(str(owned.folder.config), ["run.resume=true", "device.gpus=cpu"]).config
+    preflight = run_preflight(RunRequest(config, tmp_path, "a"), lambda wait: ())
+    assert preflight.problems == []
+    assert preflight.resolved(config).data.batch_size == 20
+
+
+def test_started_run_stores_default_batch_size() -> None:
+    assert as_stored(Preflight().resolved(Config()))["data"]["batch_size"] == Config().data.batch_size
 
 
 def test_owner_waits_for_the_runs_that_the_config_names(tmp_path: Path) -> None:

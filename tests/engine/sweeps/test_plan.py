@@ -81,6 +81,15 @@ def test_plan_refuses_reserved_keys_and_points_without_grid(tmp_path: Path) -> N
     assert has_problem(problems(tmp_path, "run.epochs=3"), "missing-value", "", "KEY=SPACE")
 
 
+@pytest.mark.parametrize("searched", ["optim.lr=0.01,0.1", "data.batch_size=16,64"])
+def test_sweep_keeps_default_batch_size_open_unless_it_is_searched(tmp_path: Path, searched: str) -> None:
+    fake = ("data.dataset=fake", "data.fake_train=20", "model.name=linear")
+    planned = plan(tmp_path, searched, *fake, config=None)
+    (tmp_path / "config.yaml").write_text(planned.config_yaml)
+    is_set = "batch_size" in resolve_config(str(tmp_path / "config.yaml")).config.data.model_fields_set
+    assert is_set == searched.startswith("data.batch_size")
+
+
 def test_plan_finds_preset_in_space_and_names_what_is_outside(tmp_path: Path) -> None:
     planned = plan(tmp_path, "optim.lr=log:1e-3..0.5", "optim.name=adamw,sgd", "run.epochs=2..4")
     assert planned.preset == {"optim.lr": 0.1, "optim.name": "sgd"}
