@@ -169,7 +169,8 @@ def dataset_lines(dataset: Dataset) -> list[str]:
     if (files := dataset.files) is not None:
         smallest, median, largest = (f"{width} x {height}" for width, height in files.sizes)
         modes = ", ".join(f"{printable(mode)} {count:,}" for mode, count in files.modes.items())
-        lines.append(f"image files  {smallest} to {largest}, median {median}")
+        differ = len(set(files.sizes)) > 1
+        lines.append(f"image files  {smallest} to {largest}, median {median}" if differ else f"image files  {median}")
         lines.append(f"modes        {modes} of {pluralize(files.examined, 'examined file')}")
     lines.append(f"input        {dataset.image_format.describe()}, channels {dataset.image_format.channels}")
     if skipped := dataset.source.skipped:
