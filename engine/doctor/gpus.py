@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.doctor.check import Check
-from engine.gpus.current_use import describe_doubt, find_current_use
+from engine.gpus.current_use import find_current_use, find_doubt
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.gpus.unmonitored import gpu_device_files
@@ -136,8 +136,8 @@ def _usage_checks(gpu: Gpu, reservations: Sequence[ReservationInfo]) -> Iterator
         unknown = gpu.processes.value is None
         advice = "run `nvidia-smi` on the host, outside of containers, to see its processes"
         yield Check("GPUs", name, "unknown" if unknown else "warning", use.message, advice, code="gpu-in-use")
-    elif not runs and not others and not gpu.mig_enabled and (doubt := describe_doubt(gpu)) is not None:
-        yield Check("GPUs", name, "ok", f"counts as free: {doubt}")
+    elif not runs and not others and not gpu.mig_enabled and (doubt := find_doubt(gpu)) is not None:
+        yield Check("GPUs", name, "ok", f"counts as free: {doubt.message}")
 
 
 def _process_check(name: str, process: GpuProcess, own_user: str) -> Check:

@@ -17,12 +17,20 @@ from engine.gpus.queue_terms import Backfill, QueueTerms, queue_order
 from engine.gpus.reservation import Reservation, allocation_lock
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.run_queue import RunQueue
-from engine.gpus.selection import CPU, CudaDevice, NotFreeError, cuda_devices, select, shared_with, why_not_free
+from engine.gpus.selection import (
+    CPU,
+    CudaDevice,
+    NotFreeError,
+    cuda_devices,
+    select,
+    shared_with,
+    use_warnings,
+    why_not_free,
+)
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.gpus.unmonitored import has_driver_library, mark_reserved, unmonitored_gpus
 from engine.gpus.visible_devices import visible_devices
 from engine.utils.errors import Problem, UsageError
-from engine.utils.text import pluralize
 
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 30.0  # without persistence mode, the driver initializes the GPUs first
 ALL_GPUS_TIMEOUT_SECONDS = 5.0  # for every GPU to answer, if at least one has
@@ -66,20 +74,7 @@ class GpuAllocation:
         if not chosen and selection != "cpu":
             self.cpu_fallback = describe_cpu_fallback(snapshot, devices, os.environ)
             self.warnings += [] if self.cpu_fallback is None else [self.cpu_fallback]
-        if shared := why_not_free(chosen):
-            self.warnings.append(Problem("", f"sharing GPUs that are not free: {shared}", code="gpu-in-use"))
-        self.warnings += [_describe_sharing(device) for device in chosen if device.sharers]
-        self.warnings += [
-            Problem("", f"GPU {device} counts as free: {device.doubt}", code="gpu-in-use")
-            for device in chosen
-            if device.doubt
-        ]
-
-
-def _describe_sharing(device: CudaDevice) -> Problem:
-    used = "" if device.memory_used is None else f", which use {device.memory_used / 2**30:.1f} GiB of its memory"
-    reason = f"sharing GPU {device} with {pluralize(device.sharers, 'other run')}{used} (queue.share)"
-    return Problem("", reason, code="gpu-in-use")
+        self.warnings += use_warnings(chosen)
 
 
 def allocate_devices(

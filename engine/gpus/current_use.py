@@ -50,6 +50,15 @@ class Unavailable:
     shared_message: str = field(default="", compare=False)
 
 
+@dataclass(frozen=True)
+class Reason:
+    """What else must be known of a device, such as why one that counts as free may be in use; and the same of several
+    devices, as in `Unavailable`."""
+
+    message: str
+    shared_message: str = field(default="", compare=False)
+
+
 def find_current_use(
     gpu: Gpu, instance: MigInstance | None = None, sharers: Sequence[ReservationInfo] = ()
 ) -> Unavailable | None:
@@ -88,15 +97,16 @@ def find_current_use(
     return Unavailable(obstacle, f"{gibibytes:.1f} GiB of {shared}", shared)
 
 
-def describe_doubt(gpu: Gpu) -> str | None:
+def find_doubt(gpu: Gpu) -> Reason | None:
     """Return why a GPU that counts as free may be in use: the driver does not tell, or a desktop takes memory."""
     if _is_opaque(gpu):
-        return NO_EVIDENCE
+        return Reason(NO_EVIDENCE)
     unattributed_bytes = _unattributed_bytes(gpu)
     if unattributed_bytes <= MAX_UNATTRIBUTED_BYTES:
         return None
     user = DESKTOP_USERS.get(gpu.value("display"), "a desktop")
-    return f"{unattributed_bytes / 2**30:.1f} GiB of its memory in use by {user} or by processes that are not listed"
+    shared = f"memory in use by {user} or by processes that are not listed"
+    return Reason(f"{unattributed_bytes / 2**30:.1f} GiB of {shared}", shared)
 
 
 def _is_opaque(gpu: Gpu, instance: MigInstance | None = None) -> bool:

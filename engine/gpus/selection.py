@@ -6,14 +6,14 @@ Works on a `snapshot` and the entries of `reservation_reader`. Called by `alloca
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.gpus.current_use import Obstacle, Unavailable, describe_doubt, find_current_use
+from engine.gpus.current_use import Obstacle, Reason, Unavailable, find_current_use, find_doubt
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 
 WAIT_ADVICE = "wait for them with --wait, or request fewer"
@@ -34,7 +34,7 @@ class CudaDevice:
     `parent_uuid`, and `mig_ids` as "<GPU instance ID>/<compute instance ID>". `unavailable` is None if it is free.
     `physical_id` identifies an AMD GPU on this host: its `uuid` is only an index among the visible ones. `sharers` is
     the number of runs on a device that is free because they share it (`queue.share`). `doubt` is why a free device may
-    be in use, see `describe_doubt`. `capability` is the compute capability of an NVIDIA GPU; a MIG instance has that
+    be in use, see `find_doubt`. `capability` is the compute capability of an NVIDIA GPU; a MIG instance has that
     and the `pci_bus_id` of its GPU.
     """
 
@@ -47,7 +47,7 @@ class CudaDevice:
     unavailable: Unavailable | None = None
     physical_id: str | None = None
     sharers: int = 0
-    doubt: str | None = None
+    doubt: Reason | None = None
     capability: tuple[int, int] | None = None
     pci_bus_id: str | None = None
 
@@ -55,7 +55,9 @@ class CudaDevice:
     def from_dict(cls, values: dict[str, Any]) -> CudaDevice:
         stored, capability = values["unavailable"], values["capability"]
         unavailable = None if stored is None else Unavailable(**stored | {"obstacle": Obstacle(stored["obstacle"])})
-        return cls(**values | {"unavailable": unavailable, "capability": capability and tuple(capability)})
+        doubt = None if values["doubt"] is None else Reason(**values["doubt"])
+        objects = {"unavailable": unavailable, "doubt": doubt, "capability": capability and tuple(capability)}
+        return cls(**values | objects)
 
     @property
     def reservation_id(self) -> str:
@@ -121,7 +123,7 @@ def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (
                 memory_used,
                 unavailable=unavailable,
                 sharers=len(sharers),
-                doubt=None if unavailable or sharers else describe_doubt(gpu),
+                doubt=None if unavailable or sharers else find_doubt(gpu),
                 **_origin(gpu),
             )
             devices.append(device)
@@ -329,16 +331,43 @@ def _describe_devices(devices: Sequence[CudaDevice]) -> str:
 
 def why_not_free(devices: Sequence[CudaDevice]) -> str:
     """Return why devices are not free, grouped by reason: "2 GPUs (0, 1): reserved by run a (user b); GPU 2: lost"."""
-    groups: dict[str, list[tuple[int, Unavailable]]] = {}
-    for device in devices:
-        if (use := device.unavailable) is not None:
-            groups.setdefault(use.shared_message or use.message, []).append((device.index, use))
-    return "; ".join(_describe_group(reason, group) for reason, group in groups.items())
+    return _group_by_reason((device.index, device.unavailable) for device in devices)
 
 
-def _describe_group(reason: str, group: Sequence[tuple[int, Unavailable]]) -> str:
-    messages = {use.message for _, use in group}
+def use_warnings(devices: Sequence[CudaDevice]) -> list[Problem]:
+    """Return who else uses, or may use, the devices of a run: one warning per kind, grouped like `why_not_free`."""
+    sharers = _group_by_reason((device.index, _describe_sharers(device)) for device in devices)
+    doubts = _group_by_reason((device.index, device.doubt) for device in devices)
+    warnings = []
+    if in_use := why_not_free(devices):
+        warnings.append(Problem("", f"sharing GPUs that are not free: {in_use}", code="gpu-in-use"))
+    if sharers:
+        reason = f"sharing GPUs with runs that allow it (queue.share): {sharers}"
+        warnings.append(Problem("", reason, code="gpu-in-use"))
+    if doubts:
+        warnings.append(Problem("", f"GPUs that count as free may be in use: {doubts}", code="gpu-in-use"))
+    return warnings
+
+
+def _describe_sharers(device: CudaDevice) -> Reason | None:
+    if not device.sharers:
+        return None
+    runs = f"with {pluralize(device.sharers, 'other run')}"
+    used = "" if device.memory_used is None else f", which use {device.memory_used / 2**30:.1f} GiB of memory"
+    return Reason(runs + used, runs)
+
+
+def _group_by_reason(devices: Iterable[tuple[int, Reason | Unavailable | None]]) -> str:
+    groups: dict[str, list[tuple[int, Reason | Unavailable]]] = {}
+    for index, reason in devices:
+        if reason is not None:
+            groups.setdefault(reason.shared_message or reason.message, []).append((index, reason))
+    return "; ".join(_describe_group(shared, group) for shared, group in groups.items())
+
+
+def _describe_group(shared: str, group: Sequence[tuple[int, Reason | Unavailable]]) -> str:
+    messages = {reason.message for _, reason in group}
     # What is the same for all devices is said in full.
-    said = messages.pop() if len(messages) == 1 else reason
+    said = messages.pop() if len(messages) == 1 else shared
     indices = ", ".join(str(index) for index, _ in group)
     return f"GPU {indices}: {said}" if len(group) == 1 else f"{len(group)} GPUs ({indices}): {said}"

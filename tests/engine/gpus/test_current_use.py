@@ -34,7 +34,7 @@ def test_auto_uses_gpu_of_desktop_and_says_so(loaded_gpu_host: FakeGpuHost, driv
     assert [device.index for device in allocation.devices] == [0]
     assert allocation.cpu_fallback is None
     [warning] = allocation.warnings
-    assert has_problem([warning], "gpu-in-use", "", "GPU 0 ", "2.4 GiB")
+    assert has_problem([warning], "gpu-in-use", "", "GPU 0: ", "2.4 GiB")
 
 
 def test_free_gpu_of_windows_is_chosen_in_wsl(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_free_gpu_of_windows_is_chosen_in_wsl(loaded_gpu_host: FakeGpuHost, monk
     loaded_gpu_host.set_scene(gpu_line(0, total=24576, used=2500, busy=-1), f"process 0 {UNKNOWN_PID} -1 graphics")
     allocation = preview_allocation("free:1", sample_gpus(), wait=False)
     assert [device.index for device in allocation.devices] == [0]
-    assert has_problem(allocation.warnings, "gpu-in-use", "", "GPU 0 ", "Windows")
+    assert has_problem(allocation.warnings, "gpu-in-use", "", "GPU 0: ", "Windows")
 
 
 @pytest.mark.parametrize("values", [{"used": 9000}, {"used": 2500, "busy": 97}], ids=["memory", "busy"])
@@ -83,7 +83,9 @@ def test_gpu_whose_driver_reports_no_use_is_free_while_idle(
     loaded_gpu_host.set_scene(gpu_line(0, busy=busy), NO_PROCESS_LIST, NO_MEMORY)
     device = first_device()
     assert device.is_free is is_free
-    assert device.doubt == ("the driver reports neither its processes nor its memory use" if is_free else None)
+    assert (device.doubt and device.doubt.message) == (
+        "the driver reports neither its processes nor its memory use" if is_free else None
+    )
 
 
 def test_graphics_process_is_no_use(loaded_gpu_host: FakeGpuHost) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine.distributed.topology import check_devices_unique
-from engine.gpus.current_use import Obstacle, Unavailable
-from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, why_not_free
+from engine.gpus.current_use import Obstacle, Reason, Unavailable
+from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select, use_warnings, why_not_free
 from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
@@ -229,6 +229,19 @@ def test_why_not_free_groups_gpus_with_the_same_reason_and_begins_with_their_num
     assert unlisted.startswith("3 GPUs (0, 1, 2): ") and "GiB" not in unlisted
     assert others.startswith("2 GPUs (3, 4): ") and str(os.getpid()) not in others
     assert alone.startswith("GPU 5: ") and str(UNKNOWN_PID) in alone
+
+
+def test_use_warnings_group_shared_gpus_and_gpus_in_doubt() -> None:
+    doubts = [Reason(f"{gibibytes}.5 GiB in use by Windows", "in use by Windows") for gibibytes in (2, 3)]
+    in_doubt = [replace(GPUS[0], index=index, doubt=doubts[index % 2]) for index in range(4)]
+    shared = [replace(GPUS[0], index=index, memory_used=index << 30, sharers=1) for index in (4, 5)]
+    alone = replace(GPUS[0], index=6, memory_used=3 << 30, sharers=2)
+    sharing, doubt = use_warnings([*in_doubt, *shared, alone])
+    assert has_problem([sharing], "gpu-in-use", "", ": 2 GPUs (4, 5): with 1 ", "; GPU 6: with 2 ", "3.0 GiB")
+    assert "5.0 GiB" not in sharing.reason
+    assert has_problem([doubt], "gpu-in-use", "", ": 4 GPUs (0, 1, 2, 3): in use by Windows")
+    [same] = use_warnings(in_doubt[::2])
+    assert has_problem([same], "gpu-in-use", "", ": 2 GPUs (0, 2): 2.5 GiB in use by Windows")
 
 
 def test_cuda_devices_lists_mig_instances(loaded_gpu_host: FakeGpuHost) -> None:
