@@ -265,11 +265,14 @@ class Lines(ScrollView, can_focus=True):
 
     def _update_virtual_size(self) -> None:
         """Tell Textual how many lines there are. A change lays out the whole screen, which takes ten milliseconds, so
-        all numbers of lines that fit count as none unless the height of the widget follows from them."""
+        all lines that fit count as none unless the height of the widget follows from them."""
+        if not self.display:
+            # It has no size yet; it is resized when it appears.
+            return
         lines = len(self._header) + len(self._rows) * self._row_height
-        if lines <= self.size.height and not self.styles.is_auto_height:
-            lines = 0
         size = Size(self.text_width, lines)
+        if lines <= self.size.height and not self.styles.is_auto_height:
+            size = Size(0, 0)
         if size != self.virtual_size:
             self.virtual_size = size
             self.scroll_to_cursor()

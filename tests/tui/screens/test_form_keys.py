@@ -198,6 +198,28 @@ def test_form_screen_completes_names_of_models_and_optimizers(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_form_screen_lays_out_once_per_letter_with_completions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "n")
+        await type_into(pilot, "schedule.name", "c")
+        lay_out, layouts = FormScreen._refresh_layout, list[FormScreen]()
+
+        def count_layout(screen: FormScreen, **options: Any) -> None:
+            layouts.append(screen)
+            lay_out(screen, **options)
+
+        monkeypatch.setattr(FormScreen, "_refresh_layout", count_layout)
+        for key, is_shown in (("x", False), ("backspace", True)):
+            layouts.clear()
+            await press(pilot, key)
+            await wait_until_idle(pilot)
+            assert form_of(pilot).fields.is_open is is_shown
+            assert len(layouts) == 1
+
+    drive(real_app(tmp_path / "runs"), act, (120, 34))
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_form_screen_keeps_typed_values_when_preset_changes(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
