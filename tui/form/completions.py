@@ -43,6 +43,8 @@ class Completer:
 
     def __init__(self) -> None:
         self._models = builtin_models()
+        self._known_models: dict[str, list[Completion]] = {}
+        """Completions by `model.source`: there are more than a thousand, and each letter searches them."""
         self._optimizers: list[str] = []
 
     def load(self) -> None:
@@ -65,6 +67,7 @@ class Completer:
             )
             for model in models
         ]
+        self._known_models = {}
         self._optimizers = timm_optimizer_names()
 
     def completions(self, info: ConfigField, text: str, values: Mapping[str, str]) -> list[Completion]:
@@ -77,14 +80,21 @@ class Completer:
     def _known(self, info: ConfigField, values: Mapping[str, str]) -> Sequence[Completion]:
         if info.key == MODEL_KEY:
             source = values.get("model.source", "auto")
-            models = [model for model in self._models if source in ("auto", model.source)]
-            # With model.source=auto, the first source that has the name.
-            first = {model.name: model for model in reversed(models)}
-            return [Completion(name, describe_model(first[name])) for name in dict.fromkeys(m.name for m in models)]
+            # The thread that loads the catalogs replaces the dictionary after the models.
+            known = self._known_models
+            if source not in known:
+                known[source] = self._describe_models(source)
+            return known[source]
         if info.key == WEIGHTS_KEY:
             return [Completion("", "random initialization"), Completion("pretrained", "weights of the library")]
         names = [*info.choices, *(self._optimizers if info.key == OPTIMIZER_KEY else ())]
         return [Completion(name) for name in names]
+
+    def _describe_models(self, source: str) -> list[Completion]:
+        models = [model for model in self._models if source in ("auto", model.source)]
+        # With model.source=auto, the first source that has the name.
+        first = {model.name: model for model in reversed(models)}
+        return [Completion(name, describe_model(first[name])) for name in dict.fromkeys(m.name for m in models)]
 
 
 def describe_model(model: CatalogModel) -> str:

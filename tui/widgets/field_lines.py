@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.text import Text
 from textual import events
@@ -63,6 +64,12 @@ def field_line(row: FieldRow, width: int) -> Text:
         line.append(" " * (column - line.cell_len))
         line.append(note, BAD if row.error else MUTED)
     return line
+
+
+def completion_line(completion: Completion, columns: int) -> Text:
+    """Format a completion: its label in `columns`, and facts about it."""
+    label = printable(completion.label).ljust(columns)
+    return Text.assemble(label, (completion.detail, MUTED), no_wrap=True, end="")
 
 
 def heading_line(heading: Heading, width: int) -> Text:
@@ -141,17 +148,8 @@ class CompletionLines(Lines, can_focus=False):
         """Show the completions with the cursor on `current`, if it is among them. Return the width of the lines."""
         columns = max(len(completion.label) for completion in completions) + 2
         details = max(len(completion.detail) for completion in completions)
-        self.set_rows(
-            [
-                Row(
-                    completion.value,
-                    Text.assemble(
-                        printable(completion.label).ljust(columns), (completion.detail, MUTED), no_wrap=True, end=""
-                    ),
-                )
-                for completion in completions
-            ]
-        )
+        # Of two hundred, only the lines in view are made.
+        self.set_rows([Row(each.value, partial(completion_line, each, columns)) for each in completions])
         values = [completion.value for completion in completions]
         self.select_key(current if current in values else values[0])
         return columns + details
