@@ -1,14 +1,13 @@
 """The monitor screen, shown first: the GPUs of this host, the processes on them, and the runs.
 
-`tui.pollers` and `tui.host` provide the data, `tui.text.gpu_table`, `tui.text.host` and `tui.text.run_lines` format it,
-and `tui.screens.monitor_layout` divides the room.
+`tui.pollers` and `tui.host` provide the data, `tui.text.gpu_table` and `tui.text.host` format it,
+`tui.screens.monitor_runs` lists the runs, and `tui.screens.monitor_layout` divides the room.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 from rich.text import Text
@@ -25,6 +24,7 @@ from tui.keymap import MONITOR_COMMANDS, Command
 from tui.palette import ACCENT, BAD, MUTED
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
+from tui.screens.monitor_runs import MonitorRuns
 from tui.screens.run_marks import RunMarks
 from tui.screens.signals import ProcessSignaler
 from tui.text.gpu_names import gpu_key
@@ -32,8 +32,6 @@ from tui.text.gpu_table import TableView, gpu_table
 from tui.text.gpu_words import is_free, users
 from tui.text.gpus import list_gpu_processes, no_driver_problem, process_lines, process_matches, rank_lines
 from tui.text.host import header_line, host_graphs
-from tui.text.run_lines import name_columns, run_line
-from tui.text.waiting import WaitingRun
 from tui.widgets.lines import Lines, Row
 from tui.widgets.preview import Preview
 
@@ -63,6 +61,7 @@ class MonitorScreen(GputrainScreen):
         """Index in `SPANS`; None for one that the recorded past fills."""
         self._processes: dict[str, GpuProcess] = {}
         self._signaler = ProcessSignaler(app)
+        self._runs, self._marks = MonitorRuns(), RunMarks(app)
         self._moved_focus_to_runs = False
         self._shown: dict[str, tuple[object, ...]] = {}
         """What the panels were last formatted from, by their IDs."""
@@ -97,17 +96,18 @@ class MonitorScreen(GputrainScreen):
 
     def update_content(self) -> None:
         snapshot, app = self._snapshot, self.gputrain_app
-        processes, runs = self._matching_processes(), self._matching_runs()
+        processes, poller = self._matching_processes(), app.run_list_poller
+        self._runs = MonitorRuns.select(poller.waiting, poller.rows or (), self.filter_text)
         # Of all rows, so that the panels keep their places while the user types a filter.
         ranks = self._cpu_ranks()
-        self._divide_room(len(ranks) if ranks else len(self._all_processes()), self._count_runs())
+        self._divide_room(len(ranks) if ranks else len(self._all_processes()), self._runs.total_rows)
         self._show_gpus()
         if ranks:
             self._show_ranks(ranks)
         else:
             self._show_processes(processes)
         self._show_host()
-        self._show_runs(runs)
+        self._show_runs()
         header = header_line(
             snapshot, app.host_poller.load, app.source_notice(), app.intervals.poll_s, self.size.width - len(NAME)
         )
@@ -245,45 +245,23 @@ class MonitorScreen(GputrainScreen):
         texts += host_graphs(host.load, (host.cpu, host.memory), panel.text_width, room, self._seconds)
         panel.set_texts(texts)
 
-    def _count_runs(self) -> int:
-        poller = self.gputrain_app.run_list_poller
-        return len(poller.waiting) + len(poller.rows or ())
-
-    def _matching_waiters(self) -> list[WaitingRun]:
-        return [run for run in self.gputrain_app.run_list_poller.waiting if self.filter_text in run.name.lower()]
-
-    def _matching_runs(self) -> list[RunRow]:
-        query = self.filter_text
-        rows = self.gputrain_app.run_list_poller.rows or []
-        return [row for row in rows if query in row.name.lower() or query in row.state]
-
-    def _show_runs(self, shown: list[RunRow]) -> None:
-        panel, poller = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller
+    def _show_runs(self) -> None:
+        panel, poller, runs = self.query_one("#runs", Lines), self.gputrain_app.run_list_poller, self._runs
         problem = printable(str(poller.problem or poller.unexpected_error or ""))
-        count, waiters = self._count_runs(), self._matching_waiters()
-        no_match = self._no_match("runs", count) or "No runs yet; press n to start one"
+        no_match = self._no_match("runs", runs.total) or "No runs yet; press n to start one"
         empty = Text(problem or no_match if poller.rows is not None else "Loading …", MUTED)
-        width = name_columns([*(run.name for run in waiters), *(row.name for row in shown)], panel.text_width)
-        marked_runs = self.gputrain_app.marked_runs
-        live, marked = sum(row.live for row in shown), sum(row.folder in marked_runs for row in shown)
-        title = self._count_title("Runs", len(waiters) + len(shown), count)
+        title = self._count_title("Runs", runs.count, runs.total)
         if not self.filter_text:
-            counts = ((live, "live"), (len(waiters), "waiting"), (marked, "marked"))
+            live, marked = sum(row.live for row in runs.matching), len(self._marks.rows(runs.matching))
+            counts = ((live, "live"), (len(runs.waiting), "waiting"), (marked, "marked"))
             title += "".join(f", {number} {state}" for number, state in counts if number)
         panel.set_titles(title)
-        room = panel.text_width
-        rows = [Row(run.key, run.line(width)) for run in waiters]
-        rows += [
-            Row(row.folder, partial(run_line, row, width, room, marked=row.folder in marked_runs)) for row in shown
-        ]
-        panel.set_rows(rows, empty_text=empty)
+        panel.set_rows(runs.lines(panel.text_width, self._marks), empty_text=empty)
         self._show_preview()
 
     def _show_preview(self) -> None:
         """Show more of the run under the cursor, where there is room."""
-        key = self.query_one("#runs", Lines).selected_key
-        rows = self.gputrain_app.run_list_poller.rows or []
-        self.query_one(Preview).show_run(next((row for row in rows if row.folder == key), None))
+        self.query_one(Preview).show_run(self._runs.find_run(self.query_one("#runs", Lines).selected_key))
 
     def _count_title(self, name: str, shown: int, count: int) -> str:
         if not self.filter_text:
@@ -323,9 +301,10 @@ class MonitorScreen(GputrainScreen):
         if focused.id == "processes":
             selected = self._selected_process()
             return "open run" if selected is not None and self._run_of(selected) is not None else None
-        if any(run.key == focused.selected_key for run in self.gputrain_app.run_list_poller.waiting):
-            return None
-        return {"gpus": "GPU details", "runs": "open run"}.get(focused.id or "")
+        if focused.id == "runs":
+            row = self._runs.find(focused.selected_key)
+            return None if row is None else "open sweep" if row.trials else "open run"
+        return "GPU details" if focused.id == "gpus" else None
 
     def on_lines_moved(self, event: Lines.Moved) -> None:
         if event.lines.id == "runs":
@@ -339,9 +318,9 @@ class MonitorScreen(GputrainScreen):
         if runs.has_focus and self._open_title() is None and runs.selected_key is not None:
             app.show_toast("This run waits for GPUs; it can be marked when it has started")
         elif runs.has_focus and runs.selected_key is not None:
-            shown = self._matching_runs()
-            RunMarks(app).toggle([row for row in shown if row.folder == runs.selected_key])
-            self._show_runs(shown)
+            if (row := self._runs.find(runs.selected_key)) is not None:
+                self._marks.toggle(self._runs.runs_of(row))
+            self._show_runs()
             runs.action_move(1)
         elif gpu is not None and lines.has_focus:
             app.picked_gpu_uuids ^= {gpu_key(gpu)}
@@ -361,10 +340,14 @@ class MonitorScreen(GputrainScreen):
     def _open(self, panel: Lines, key: str) -> None:
         if panel.id == "gpus":
             self.gputrain_app.open_gpu(key)
-        elif panel.id == "runs" and any(run.key == key for run in self.gputrain_app.run_list_poller.waiting):
+        elif panel.id == "runs" and self._runs.is_waiting(key):
             self.gputrain_app.show_toast("This run waits for GPUs; it can be opened when it has started")
         elif panel.id == "runs":
-            self.gputrain_app.open_run(key)
+            row = self._runs.find(key)
+            if row is not None and row.trials:
+                self.gputrain_app.open_sweep(row.name)
+            else:
+                self.gputrain_app.open_run(key)
         elif (selected := self._selected_process()) is not None:
             if (run := self._run_of(selected)) is not None:
                 self.gputrain_app.open_run(run.folder)

@@ -28,7 +28,7 @@ STATE_SYMBOLS = {
     RunState.CRASHED: ("✗", BAD),
     RunState.INTERRUPTED: ("◌", BAD),
 }
-FOREIGN_SIGN, MARK = "!", "◆"
+FOREIGN_SIGN, MARK, SWEEP_SIGN = "!", "◆", "▸"
 MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 10, 32
 STATE_COLUMNS, TIME_COLUMNS = 8, 10
 # From this width, a line has a meter of the progress.
@@ -55,9 +55,15 @@ def run_line(row: RunRow, name_width: int, width: int, *, marked: bool = False) 
     """Return a line with state, name, progress, best validation accuracy, ETA or age, and what must be known of it."""
     sign, style = state_symbol(row.state)
     line = Text(no_wrap=True, end="")
-    line.append(f"{sign} ", style) if not marked else line.append(sign, style).append(MARK, ACCENT)
+    if marked or row.trials:
+        line.append(sign, style).append(*((MARK, ACCENT) if marked else (SWEEP_SIGN, MUTED)))
+    else:
+        line.append(f"{sign} ", style)
     line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else ACCENT if marked else "")
     line.append("  ")
+    if row.trials and row.live:
+        accuracy = format_accuracy(row.best_val_accuracy)
+        return line.append(printable(row.message)).append("  best acc ", MUTED).append(accuracy)
     if (row.live or row.state == RunState.INTERRUPTED) and row.message:
         waiting = f"{row.state}  " if row.state in (RunState.WAITING, RunState.INTERRUPTED) else ""
         return line.append(waiting).append(printable(row.message), MUTED if waiting else WARNING)

@@ -19,13 +19,13 @@ from engine.runs.run_row import RunRow
 from engine.runs.trials import group_trials, make_sweep_row
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED, STRONG, WARNING
-from tui.text.run_lines import FOREIGN_SIGN, MARK, fit_cells, fit_middle, note, state_symbol
+from tui.text.run_lines import FOREIGN_SIGN, MARK, SWEEP_SIGN, fit_cells, fit_middle, note, state_symbol
 from tui.text.runs import format_age, format_cell, format_duration, format_epoch
 from tui.text.tables import UNKNOWN
 
 SORT_SIGNS = {False: "▴", True: "▾"}
 """Signs of the sorted column by whether the order is descending."""
-FOLD_SIGNS = {False: "▸", True: "▾"}
+FOLD_SIGNS = {False: SWEEP_SIGN, True: "▾"}
 """Signs of a sweep by whether its trials are shown."""
 GAP = "  "
 # The mark, the symbol of the state and the sign of a foreign run.

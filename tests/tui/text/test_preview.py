@@ -136,3 +136,9 @@ def test_live_run_that_cannot_record_says_so_in_list_and_preview() -> None:
     row = RunRow("a-run", "running", 2, 6, 0.9, "/runs/a-run", message=message)
     assert run_line(row, 8, 80).plain == f"● a-run     {message}"
     assert f"reason    {message}" in [line.plain.strip() for line in figure_lines(row, None, 100)]
+
+
+def test_line_of_live_sweep_counts_its_trials_and_shows_the_best_accuracy() -> None:
+    row = RunRow("night", "running", 1, 9, 0.95, "/r/night", message="2 running, 5 finished", trials=7)
+    assert run_line(row, 8, 80).plain == "●▸night     2 running, 5 finished  best acc 0.9500"
+    assert run_line(row, 8, 80, marked=True).plain.startswith("●◆night ")
