@@ -54,6 +54,11 @@ class Form:
     overrides: dict[str, str] = field(default_factory=dict)
     _before_reset: Form | None = field(default=None, compare=False, repr=False)
 
+    @classmethod
+    def new(cls) -> Form:
+        """Return the form that nothing was typed into."""
+        return cls("digits")
+
     @cached_property
     def base_config(self) -> Config:
         """The base without the overrides, read once. Invalid or missing keys, such as `data.path`, keep their default.
@@ -104,11 +109,17 @@ class Form:
             form.set_value(key, text)
         return form
 
-    def reset(self) -> Form:
-        """Return a form without overrides or, if this one was reset and not changed since, the form before that."""
-        if self._before_reset is not None and not self.overrides:
+    @property
+    def is_reset(self) -> bool:
+        """Whether the form was reset, and nothing was typed since."""
+        return self._before_reset is not None and not self.overrides
+
+    def reset(self, *, to_new: bool) -> Form:
+        """Return a form without overrides, with `to_new` the one of `new`; if this one was reset and not changed since,
+        the form before that."""
+        if self._before_reset is not None and self.is_reset:
             return self._before_reset
-        return Form(self.base, _before_reset=self)
+        return Form(Form.new().base if to_new else self.base, _before_reset=self)
 
     def copy(self) -> Form:
         """Return a copy that another thread can read."""
@@ -198,11 +209,11 @@ def lr_curve(
 
 
 def load_last_form() -> Form:
-    """Return the last submitted form; the `digits` preset if there is none or its base cannot be read."""
+    """Return the last submitted form; a new one if there is none or its base cannot be read."""
     stored = read_user_json(state_folder(), FORM_FILE) or {}
     typed = stored.get("typed")
     if stored.get("format") != FORM_FORMAT or not isinstance(typed, dict):
-        return Form("digits")
+        return Form.new()
     known_keys = {info.key for info in form_fields()} - TYPED_ONCE_KEYS
     base = stored.get("base")
     form = Form(
@@ -213,7 +224,7 @@ def load_last_form() -> Form:
         _ = form.base_config
     except UsageError:
         # The preset was deleted.
-        return Form("digits")
+        return Form.new()
     return form
 
 

@@ -31,6 +31,13 @@ def form_title(form: Form, run_config: Path | None, *, is_draft: bool = False) -
     return printable(f"new run   {what}{', '.join([_describe_base(form.base), *words])}")
 
 
+def check_title(problems: int, *, is_checked: bool) -> str:
+    """Return the right end of the title: whether the run can start."""
+    if problems:
+        return f"✗ {pluralize(problems, 'error')} to fix "
+    return "✓ ready to start " if is_checked else "checking … "
+
+
 def _describe_base(base: str | None) -> str:
     if base is None:
         return "no preset"

@@ -22,13 +22,12 @@ from textual.timer import Timer
 
 from engine.config.schema import Config
 from engine.utils.errors import Problem
-from engine.utils.text import pluralize
 from tui.flags import run_arguments
 from tui.form.checks import FormChecker, FormCheckResult
 from tui.form.completions import CATALOG_KEYS, Completer, Completion
 from tui.form.fields import NO_PRESET, PRESET_KEY, ConfigField, form_sections, help_text, preset_field
 from tui.form.model import Form, form_from_run, load_last_form, next_run_name, save_last_form, validate_form
-from tui.form.plan import field_facts, form_title, gpu_use, plan_text
+from tui.form.plan import check_title, field_facts, form_title, gpu_use, plan_text
 from tui.keymap import FORM_COMMANDS, TYPING_GLOBAL_COMMANDS, Command
 from tui.palette import MUTED
 from tui.screens import form_dialogs
@@ -85,8 +84,8 @@ class FormScreen(GputrainScreen):
             self.form = form_from_run(self._run_config)
         else:
             # The demo always shows the same form.
-            self.form = load_last_form() if self.gputrain_app.demo_notice is None else Form("digits")
-        self._is_draft = self._run_config is None and bool(self.form.overrides)
+            self.form = load_last_form() if self.gputrain_app.demo_notice is None else Form.new()
+        self._is_draft = self._run_config is None and self.form != Form.new()
         if picked := picked_gpus(self.gputrain_app.gpu_poller.snapshot, self.gputrain_app.picked_gpu_uuids):
             self.form.set_value(GPUS_KEY, picked)
         self._saved = self.form.copy()
@@ -120,6 +119,11 @@ class FormScreen(GputrainScreen):
     @property
     def lr_test(self) -> LrTestChart:
         return self.query_one(LrTestChart)
+
+    @property
+    def _shows_draft(self) -> bool:
+        """Whether the values are those of the last form, unchanged."""
+        return self._is_draft and self.form == self._saved
 
     # Rows
 
@@ -155,11 +159,8 @@ class FormScreen(GputrainScreen):
         self.update_keys()
 
     def update_title(self) -> None:
-        wrong = len(self._all_problems())
-        ready = "✓ ready to start " if self._is_checked else "checking … "
-        right = f"✗ {pluralize(wrong, 'error')} to fix " if wrong else ready
-        is_draft = self._is_draft and self.form == self._saved
-        self.show_title(form_title(self.form, self._run_config, is_draft=is_draft), right)
+        right = check_title(len(self._all_problems()), is_checked=self._is_checked)
+        self.show_title(form_title(self.form, self._run_config, is_draft=self._shows_draft), right)
 
     def _show_help(self) -> None:
         info, about = self.fields.selected, Text("Enter goes to the fields found, esc shows all.", MUTED)
@@ -179,7 +180,7 @@ class FormScreen(GputrainScreen):
         available = {
             "choose": info is not None and (bool(info.choices) or info.key in self._dialog_keys()),
             "copy": self._config is not None and not self._problems,
-            "reset": bool(self.form.overrides),
+            "reset": bool(self.form.overrides) or self._shows_draft or self.form.is_reset,
             "use_lr": self.lr_test.suggestion is not None,
             "find_lr": self.gputrain_app.demo_notice is None,
         }
@@ -312,8 +313,7 @@ class FormScreen(GputrainScreen):
         sidebar.show_command(None if self._problems else self._shell_command())
 
     def _command_arguments(self) -> list[str]:
-        config = self._config or self.form.config()
-        return self.form.arguments_for(config, self.gputrain_app.runs_dir)
+        return self.form.arguments_for(self._config or self.form.config(), self.gputrain_app.runs_dir)
 
     def _shell_command(self) -> str:
         return shlex.join(["gputrain", *self._command_arguments()])
@@ -343,8 +343,8 @@ class FormScreen(GputrainScreen):
         self._show_rows()
 
     def action_reset(self) -> None:
-        self.form = self.form.reset()
-        self.gputrain_app.show_toast("Restored the changes" if self.form.overrides else "Reset the form; ^r undoes it")
+        restores, self.form = self.form.is_reset, self.form.reset(to_new=self._shows_draft)
+        self.gputrain_app.show_toast("Restored the changes" if restores else "Reset the form; ^r undoes it")
         self._show_rows()
         self._begin_check()
 

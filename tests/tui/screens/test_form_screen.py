@@ -306,16 +306,28 @@ def test_form_screen_opens_config_file_by_its_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(tmp_path: Path) -> None:
-    save_last_form(Form("digits", {"run.epochs": "7"}))
+@pytest.mark.parametrize(
+    ("last", "title"),
+    [
+        (Form("digits", {"run.epochs": "7"}), "last form: preset digits, 1 change"),
+        (Form("mnist"), "last form: preset mnist"),
+        (Form("mnist", {"run.epochs": "7"}), "last form: preset mnist, 1 change"),
+    ],
+)
+def test_form_screen_says_that_it_continues_the_last_form_until_it_is_changed(
+    tmp_path: Path, last: Form, title: str
+) -> None:
+    save_last_form(last)
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "n")
-        assert "last form: preset digits, 1 change" in visible_text(pilot, "#title")
+        assert title in visible_text(pilot, "#title")
         assert [toast.message for toast in pilot.app._notifications] == [DRAFT_NOTE] and "^r" in DRAFT_NOTE
         await press(pilot, "ctrl+r")
-        assert form_of(pilot).form.overrides == {}
+        assert form_of(pilot).form == Form.new()
         assert "last form" not in visible_text(pilot, "#title")
+        await press(pilot, "ctrl+r")
+        assert form_of(pilot).form == last and title in visible_text(pilot, "#title")
 
     drive(real_app(tmp_path / "runs"), act)
 
