@@ -11,7 +11,7 @@ from engine.distributed import flight_recorder
 from engine.distributed.channel import PipeChannel
 from engine.distributed.flight_recorder import Collective
 from engine.distributed.node_plan import NodePlan
-from engine.distributed.watchdog import Phase
+from engine.distributed.watchdog import Heartbeat, Heartbeats, Phase
 from engine.launch.supervisor import Supervisor
 from engine.runs.control import RequestCounters
 from engine.runs.events import Event, WarningEvent
@@ -31,10 +31,14 @@ class Supervised:
         self.job = Job(config, PLAN, folder, resumed=False, source=None)
         self.ranks, self.signals, self.requests = ForkedRanks(*bodies), SignalHandler(), RequestCounters()
         self.events: list[Event] = []
+        self.heartbeats: list[Heartbeat] = []
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> RunResult:
-        emit, requests = self.events.append, self.requests
-        return Supervisor(self.job, self.ranks, self.signals, emit, lambda _: on_tick(), requests).run()
+        def tick(heartbeats: Heartbeats) -> None:
+            self.heartbeats = heartbeats.read()
+            on_tick()
+
+        return Supervisor(self.job, self.ranks, self.signals, self.events.append, tick, self.requests).run()
 
     @property
     def messages(self) -> list[str]:
