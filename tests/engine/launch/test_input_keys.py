@@ -67,6 +67,8 @@ def test_resumed_run_keeps_input_of_its_first_session(tmp_path: Path) -> None:
     # As stored, also where the version that wrote it did not know the key.
     assert (data.val_resize, data.mean, data.std) == (240, (0.1, 0.1, 0.1), (0.2, 0.2, 0.2))
     assert (data.image_size, data.val_crop, data.fit, data.interpolation) == (None, None, None, None)
+    # Else the preflight would refuse a default that small data does not fill.
+    assert "batch_size" not in data.model_fields_set
     assert resumed.input_source == ""
 
 

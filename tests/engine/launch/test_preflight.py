@@ -16,6 +16,7 @@ from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.data.image_files import fitting_size
+from engine.data.inspection_process import ImageCounts
 from engine.distributed.node_plan import NodePlan
 from engine.doctor.run import preflight_checks
 from engine.gpus import allocation, cpu_fallback
@@ -198,6 +199,23 @@ def test_default_batch_size_is_reduced_to_fill_a_step_of_all_devices(
 ) -> None:
     plan = replace(CPU_PLAN, devices_per_rank=devices)
     assert reduced_batch_size(resolve_config(None, overrides).config, 100, plan, world_size) == expected
+
+
+def test_preflight_reduces_default_batch_size_to_user_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[int | str] = []
+
+    def inspect(config: Config, world_size: int) -> ImageCounts:
+        tested.append(config.data.batch_size)
+        return ImageCounts(12, 4)
+
+    monkeypatch.setattr(preflight, "check_user_data_code", inspect)
+    (tmp_path / "own_photos.py").write_text("def photos(part): ...")
+    own = ["data.dataset=own_photos:photos", f"run.code={tmp_path}", "data.image_size=20", "device.ranks=1"]
+    request = RunRequest(resolve_config(None, own).config, tmp_path / "runs", "run")
+    found = run_preflight(request, lambda wait: ())
+    assert found.problems == []
+    # The helper process refuses a size above the number of images, before the preflight knows that number.
+    assert (tested, found.batch_size) == ([1], 12)
 
 
 def test_preflight_refuses_typed_batch_size_above_training_images(tmp_path: Path) -> None:
