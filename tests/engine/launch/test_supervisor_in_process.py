@@ -128,16 +128,6 @@ def test_supervisor_pauses_restarted_ranks_if_the_run_is_paused(requests: list[s
     assert run.messages == [str(requests == ["pause"])]
 
 
-def test_supervisor_passes_heartbeats_of_ranks_to_each_tick() -> None:
-    # The watchdog ends the test if they do not arrive.
-    run = Supervised(hang, hang, watchdog=5.0)
-
-    def end_in_third_step() -> None:
-        run.signals.kill_requested = [heartbeat.step for heartbeat in run.heartbeats] == [3, 3]
-
-    assert run.run(end_in_third_step).state == "killed"
-
-
 def test_supervisor_kills_ranks_on_second_sigint() -> None:
     run = Supervised(hang, hang)
 
