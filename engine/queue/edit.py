@@ -25,7 +25,7 @@ from engine.runs.folder import LAST_RUN, RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.recorder import Recorder
 from engine.runs.watcher import RunWatcher
-from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.errors import UsageError
 
 # A supervisor polls once per second.
 APPLY_TIMEOUT_SECONDS = 5.0
@@ -64,10 +64,8 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
     # Says that there is no such run, if there is none.
     folder = find_run(root, reference)
     state = folder.state(RunWatcher(folder).poll())
-    names = [row.name for row in own]
-    hint = did_you_mean(reference, names) if names else ""
     advice = f"stop it with `gputrain stop {folder.name}`" if state.live else ""
-    raise UsageError.one(folder.name, f"is not in the queue: it is {state}{hint}", advice, code="wrong-state")
+    raise UsageError.one(folder.name, f"is not in the queue: it is {state}", advice, code="wrong-state")
 
 
 def hold(row: QueueRow) -> str:
