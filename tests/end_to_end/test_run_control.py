@@ -16,6 +16,7 @@ from support.messages import says
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=7"]
 
 
+@pytest.mark.expensive("two runs, and a command for each request")
 def test_control_requests_pause_checkpoint_and_continue_without_changing_results(gputrain: Gputrain) -> None:
     plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "4")
     gputrain.inject_fault("wait for a pause", 1, 30)

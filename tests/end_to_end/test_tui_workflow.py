@@ -42,6 +42,7 @@ def kill_leftover_runs(gputrain: Gputrain) -> Iterator[None]:
         process.kill()
 
 
+@pytest.mark.expensive("a run that the screen starts, a second screen, and a resume")
 @pytest.mark.usefixtures("kill_leftover_runs")
 def test_tui_workflow_start_watch_detach_attach_stop_and_resume(
     gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,7 @@ def problems(tmp_path: Path, *arguments: str, **settings: object) -> list[Proble
     return caught.value.problems
 
 
+@pytest.mark.expensive("builds the catalogs of models and optimizers, unless another test did")
 def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Path) -> None:
     searched = ("optim.lr=-1..0.5", "optim.name=sgd,adamax2", "run.epoch=1..5", "model.name=cnn,nosuch")
     found = problems(tmp_path, *searched, "data.val_split=2", trials=0, metric="x")
