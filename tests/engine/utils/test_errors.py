@@ -26,7 +26,14 @@ def test_did_you_mean_suggests_closest_word(word: str, known: str, closest: str)
 
 @pytest.mark.parametrize(
     ("word", "known"),
-    [("--bogus", "--gpus"), ("--loss", "--headless"), ("--epochs", "--detach"), ("wd", "lr"), ("n", "k"), ("", "abc")],
+    [
+        ("--bogus", "--gpus"),
+        ("bogus", "logs"),
+        ("--loss", "--headless"),
+        ("--epochs", "--detach"),
+        ("n", "k"),
+        ("", "abc"),
+    ],
 )
 def test_did_you_mean_suggests_no_word_that_is_not_close(word: str, known: str) -> None:
     assert did_you_mean(word, [known]) == ""
