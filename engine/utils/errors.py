@@ -115,7 +115,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
         return min(longer, key=len)
     distances: dict[str, int] = {}
     for candidate, name in folded.items():
-        limit = max(len(typed), len(name)) // 3
+        limit = (max(len(typed), len(name)) + 1) // 3
         if (distance := _edit_distance(typed, name, limit)) <= limit:
             distances[candidate] = distance
     return min(distances, key=distances.__getitem__) if distances else None

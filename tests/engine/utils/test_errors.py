@@ -28,7 +28,6 @@ def test_did_you_mean_suggests_closest_word(word: str, known: str, closest: str)
     ("word", "known"),
     [
         ("--bogus", "--gpus"),
-        ("bogus", "logs"),
         ("--loss", "--headless"),
         ("--epochs", "--detach"),
         ("n", "k"),
