@@ -15,6 +15,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from engine.config.loader import ResolvedConfig, resolve_config
 from engine.config.schema import Config, as_dict, fields, sections
@@ -56,6 +57,9 @@ from tui.text.run_progress import progress_line
 from tui.text.run_table import RunTable
 from tui.text.runs import row_cells
 
+# hypothesis writes files even without a database; keep them out of the checkout.
+hypothesis_home = tempfile.TemporaryDirectory()
+set_hypothesis_home_dir(hypothesis_home.name)
 # Deterministic examples. To try many more:
 # GPUTRAIN_FUZZ=20000 pytest --timeout=0 tests/end_to_end/test_fuzz.py
 EXAMPLES = int(os.environ.get("GPUTRAIN_FUZZ", "60"))
