@@ -97,7 +97,7 @@ class Proof:
         return not self.faults
 
     def describe(self, file_name: str, format_code: Callable[[str], str] = str) -> str:
-        """Return what was compared, and what is wrong, as sentences. `format_code` formats text from outside."""
+        """Return what was compared, and what is wrong, as sentences. `format_code` quotes the messages."""
         faults = [f"{format_code(str(fault))}." for fault in self.faults]
         if not self.images:
             reasons = [f"{format_code(str(self.not_proved))}."] if self.not_proved is not None else []

@@ -84,7 +84,7 @@ class QueuePlace:
         return terms, reason
 
     def _blocked(self) -> tuple[Blocked, str]:
-        """Return what the run waits for before it waits for GPUs, and the reason as text."""
+        """Return why the run may not take GPUs yet, and the reason as text; both are empty if it may."""
         # Also while the run is held: a failed dependency ends it.
         reasons = [reason for run in self.followed if (reason := run.waits_because())]
         name = shown_path(self.folder.root).name

@@ -140,7 +140,7 @@ class CurveData:
         self._own_metrics: dict[str, GrowingArray] = {}
         """The user's own metrics (`eval.metrics`) of each epoch; NaN where unknown."""
         self._time_offset_s = 0.0
-        """Added to an event's time to get the training time, without pauses and the time between sessions."""
+        """Added to the time of an event; the sum is its training time, without pauses and gaps between sessions."""
         self._pause_start: float | None = None
         self._sessions: list[tuple[int, int]] = []
         """Last step before each session, and the global batch size of the session."""

@@ -41,8 +41,10 @@ class LearningRateChart(Chart):
 
 
 class SidebarBlock(TextLine):
-    """A text as high as its lines, or higher while one field is edited: a letter often makes a value wrong and the next
-    one right, and another height lays out and draws the whole screen."""
+    """A text as high as its lines. An invalid form keeps the height of the text before.
+
+    A letter often makes a value wrong and the next one right. Each change of the height would lay out the whole screen.
+    """
 
     def __init__(self, id: str, title: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
