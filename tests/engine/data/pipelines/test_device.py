@@ -103,8 +103,9 @@ def test_streamed_batches_get_memory_format_of_model(memory_format: torch.memory
 
 
 def stage_times(device: str, workers: int) -> StageTimes:
-    """Return the times of four batches."""
-    config = resolve_config(None, [*VARIED, "data.batch_size=16", "augment.policy=trivialaugment"]).config
+    """Return the times of seven batches: before they start, workers can load at most five of the nine."""
+    options = ["data.batch_size=16", "data.prefetch=1", "augment.policy=trivialaugment"]
+    config = resolve_config(None, [*VARIED, *options]).config
     source = open_source(config)
     image_format = model_input_format(config, source)
     requests = DistributedBatchSampler(96, 37, 16, 0, 1, True, 0).requests(1)
@@ -113,17 +114,17 @@ def stage_times(device: str, workers: int) -> StageTimes:
     )
     next(streamed)
     streamed.start_stage_times()
-    for _ in range(4):
+    for _ in range(7):
         next(streamed)
     times = streamed.stop_stage_times()
     # To the end: the interpreter waits for a DataLoader worker that still loads.
-    assert len(list(iter(lambda: next(streamed, None), None))) == 4
+    assert len(list(iter(lambda: next(streamed, None), None))) == 1
     return times
 
 
 def test_stage_times_cover_batches_between_start_and_stop() -> None:
     times = stage_times("cpu", 0)
-    assert times.images == 4 * 16
+    assert times.images == 7 * 16
     assert tuple(times.seconds) == STAGES
     assert min(times.seconds["augment"], times.seconds["copy"]) > 0
     assert times.seconds["read"] == times.queue_depth == 0
