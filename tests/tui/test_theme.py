@@ -98,6 +98,7 @@ SCREENS = {
 """The keys that open each screen and dialog from the monitor, and a widget of it."""
 
 
+@pytest.mark.expensive("every screen in two themes")
 @pytest.mark.usefixtures("runs")
 def test_next_theme_repaints_all_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = QueueRow("a", "me", 1, RowState.WAITING, 1, 0.0, "no GPU is free", "free:1", key="a")

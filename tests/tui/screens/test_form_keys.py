@@ -259,6 +259,7 @@ FOOTER = {
 KEYS_OF_VALID_FORM = {"ctrl+l", "ctrl+y"}
 
 
+@pytest.mark.expensive("builds the catalogs of models and optimizers, unless another test did")
 @pytest.mark.usefixtures("unchecked")
 def test_form_screen_footer_keys_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lr_test, "CHILD_PROGRAM", "import time; time.sleep(60)")
