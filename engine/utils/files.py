@@ -159,13 +159,17 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
 
 
 def overwrite_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Overwrite an existing file by a JSON object in place, which needs no space on a full disk. Raises OSError.
+    """Overwrite an existing file by a JSON object in place. Raises OSError."""
+    overwrite_bytes(path, (json.dumps(dict(values), allow_nan=False) + "\n").encode())
 
-    Blanks replace the rest of a longer file, so that a reader finds one of the two objects.
+
+def overwrite_bytes(path: Path, data: bytes) -> None:
+    """Overwrite an existing file in place, which needs no space on a full disk. Raises OSError.
+
+    Blanks replace the rest of a longer file, so that a reader of JSON finds one of the two objects.
     """
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        data = (json.dumps(dict(values), allow_nan=False) + "\n").encode()
         os.pwrite(handle, data.ljust(os.fstat(handle).st_size), 0)
     finally:
         os.close(handle)

@@ -1,0 +1,186 @@
+"""The codec: everything that gputrain writes and reads back as JSON is a declared record.
+
+A record declares its fields with types and bounds, as msgspec defines them. Readers ignore unknown fields. In a file,
+null is a value that is not finite, and an absent field is unknown. In Python these are `float | None` and
+`T | UnsetType`, or a default. The content of a file is a `FileRecord`, which has a `format`.
+
+`engine.utils.files` reads and replaces files. JSON of other programs is parsed by `parse_object`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, field
+from msgspec.structs import asdict, fields, replace
+
+from engine.utils.errors import CodedError
+from engine.utils.files import make_user_folder, overwrite_bytes, read_bytes, replace_file, user_path_problem
+
+__all__ = ["UNSET", "Meta", "UnsetType", "asdict", "field", "fields", "replace"]
+
+FORMAT = 1
+# Python objects take up to 30 times the memory of their JSON text.
+MAX_JSON_BYTES = 1 << 24
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+"""A number of things. Larger integers are not exact in the floats of other readers."""
+Integer = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+"""A float that training computes. One that may be NaN or infinite is `Finite | None`, see `finite`."""
+Number = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
+"""A measured value. Larger ones can only come from a damaged file, and would overflow later computations."""
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+UnixTime = Annotated[float, Meta(ge=0, lt=2.0**37)]
+"""A time in Unix seconds that every calendar function takes."""
+
+T = TypeVar("T")
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """Base class of what is encoded as a JSON object. A subclass repeats `kw_only=True`, which is not inherited."""
+
+
+class FileRecord(Record, frozen=True, kw_only=True, tag_field="format", tag=FORMAT):
+    """Base class of the content of a file. Its `format` is that of `FORMAT`; files of other formats are refused."""
+
+
+class InvalidRecordError(CodedError, ValueError):
+    """Data is no valid record. The message is a clause that follows the name of the file, with the place in it."""
+
+    code = "damaged"
+
+
+class _Header(Record, frozen=True, kw_only=True):
+    format: Any = None
+
+
+def finite(value: float) -> float | None:
+    """Return None for NaN and infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+def encode(record: object) -> bytes:
+    """Return a record, or a list or dict of records, as one line of JSON without a newline."""
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes | str, kind: type[T]) -> T:
+    """Return the record that `data` encodes. Raises InvalidRecordError."""
+    try:
+        if isinstance(kind, type) and issubclass(kind, FileRecord):
+            _check_format(data)
+        return msgspec.json.decode(data, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(error) from error
+
+
+def decode_valid_fields(data: bytes | str, kind: type[T]) -> T:
+    """Return the record that `data` encodes; a field that is not valid counts as absent.
+
+    In a list of records, those are skipped that lack a required field. Raises InvalidRecordError if `data` is no JSON
+    object, has another format, or lacks a required field.
+    """
+    with suppress(InvalidRecordError):
+        return decode(data, kind)
+    try:
+        values = msgspec.json.decode(data, type=dict[str, Any])
+        if issubclass(kind, FileRecord):
+            _check_format(data)
+        return _from_valid_fields(values, kind)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(error) from error
+
+
+def _check_format(data: bytes | str) -> None:
+    found = msgspec.json.decode(data, type=_Header).format
+    if found != FORMAT or isinstance(found, bool):
+        known = f"format {found}" if isinstance(found, int) else "no format"
+        raise InvalidRecordError(f"has {known}, but this gputrain reads format {FORMAT}", code="wrong-version")
+
+
+def _invalid(error: Exception) -> InvalidRecordError:
+    if isinstance(error, InvalidRecordError):
+        return error
+    if isinstance(error, ValidationError):
+        # msgspec: "Expected `int`, got `str` - at `$.ranks[0].pid`".
+        reason, _, place = str(error).replace("`", "").partition(" - at ")
+        return InvalidRecordError(f"is damaged: {place or '$'}: {reason[:1].lower()}{reason[1:]}")
+    reason = "it is nested too deeply" if isinstance(error, RecursionError) else "it is not valid JSON"
+    return InvalidRecordError(f"is damaged: {reason}")
+
+
+def _from_valid_fields(values: Mapping[str, Any], kind: type[T]) -> T:
+    """Raises ValidationError if a required field is missing or not valid."""
+    valid: dict[str, Any] = {}
+    for part in fields(kind):  # type: ignore[arg-type]  # a Struct, which a TypeVar cannot say together with decode
+        if part.encode_name not in values:
+            continue
+        value = values[part.encode_name]
+        try:
+            valid[part.encode_name] = msgspec.convert(value, part.type)
+        except ValidationError:
+            element = next((item for item in get_args(part.type) if _is_record(item)), None)
+            if isinstance(value, list) and element is not None:
+                valid[part.encode_name] = _valid_elements(value, element)
+    return msgspec.convert(valid, kind, from_attributes=True)
+
+
+def _is_record(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _valid_elements(values: list[Any], kind: type[T]) -> list[T]:
+    elements = []
+    for value in values:
+        with suppress(ValidationError):
+            if isinstance(value, dict):
+                elements.append(_from_valid_fields(value, kind))
+    return elements
+
+
+def parse_object(data: bytes | str) -> dict[str, Any] | None:
+    """Return the JSON object of another program in `data`; None if it is none. NaN and Infinity are not JSON."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_record(path: Path, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T:
+    """Return the record in a regular file of at most `max_bytes`. Raises OSError and InvalidRecordError."""
+    return decode(read_bytes(path, max_bytes), kind)
+
+
+def find_record(path: Path, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T | None:
+    """Return the record in a file; None if it is missing, unreadable, too large or not valid."""
+    try:
+        return read_record(path, kind, max_bytes)
+    except (OSError, InvalidRecordError):
+        return None
+
+
+def find_user_record(root: Path, name: str, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T | None:
+    """Return the record in a file of a user folder; None as for `find_record`, or if other users can change it."""
+    return find_record(root / name, kind, max_bytes) if user_path_problem(root, name) is None else None
+
+
+def write_record(path: Path, record: FileRecord) -> None:
+    """Replace `path` atomically by a record, indented for people who read it. Raises OSError."""
+    text = msgspec.json.format(encode(record), indent=2) + b"\n"
+    replace_file(path, lambda file: file.write(text))
+
+
+def write_user_record(root: Path, name: str, record: FileRecord) -> None:
+    """Replace a file in a user folder by a record. Raises OSError as `make_user_folder` does."""
+    write_record(make_user_folder(root) / name, record)
+
+
+def overwrite_record(path: Path, record: FileRecord) -> None:
+    """Overwrite an existing file by a record in place, as `overwrite_bytes` does. Raises OSError."""
+    overwrite_bytes(path, encode(record) + b"\n")
