@@ -23,7 +23,7 @@ def test_loader_installs_everything_in_one_run(rehearsal: Rehearsal) -> None:
     options = ["--epochs", "1", "--gpus", "free:2", "optim.nonfinite=skip"]
     run = rehearsal.run("all", "digits", *options, COVERAGE_PROCESS_START=str(settings), **no_library)
 
-    assert [event["skipped"] for event in read_events(run) if event["type"] == "epoch"] == [1], "the fault"
+    assert [event["skipped_steps"] for event in read_events(run) if event["type"] == "epoch"] == [1], "the fault"
     assert run_started(run)["devices"] == [gpu_uuid(0), gpu_uuid(1)], "the fake NVML"
     assert any("nccl: rank 1 of 2 on device 1" in lines for lines in rehearsal.cuda_log().values()), "the fake CUDA"
     data = [coverage.CoverageData(str(path)) for path in rehearsal.folder.glob("measured.*")]

@@ -18,7 +18,8 @@ from typing import Protocol
 from engine.distributed.watchdog import HeartbeatWriter, Phase
 from engine.runs.control import RequestCounters
 from engine.runs.events import Event, FlushJournal
-from engine.runs.journal import from_line, to_line
+from engine.runs.journal import from_line
+from engine.utils.codec import encode
 
 # Reply of the supervisor to `FlushJournal`.
 FLUSH_ACK = "flushed"
@@ -85,7 +86,7 @@ class PipeChannel:
 
     def send(self, event: Event) -> None:
         with self._send_lock:
-            self._socket.sendall(to_line(event).encode() + b"\n")
+            self._socket.sendall(encode(event) + b"\n")
 
     def flush(self) -> None:
         """See `Channel.flush`. Raises ConnectionError if the supervisor has exited."""
@@ -180,7 +181,7 @@ class RankConnection:
                 break
             self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
-        return [event for line in lines if (event := from_line(line.decode(errors="replace"))) is not None]
+        return [event for line in lines if (event := from_line(line)) is not None]
 
     def send(self, message: str) -> None:
         """Send a request or `FLUSH_ACK`; errors are ignored, because a dead rank is detected elsewhere."""

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from engine.distributed.node_plan import NodePlan
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import get_from_rank
 from engine.runs.records import RankDevice
+from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,9 +28,11 @@ def exchange_rank_devices(plan: NodePlan, rank_info: RankInfo, store: Store) -> 
         RankDevice(rank_info.rank, host, pid, plan.devices[index], *(plan.gpus[index] if plan.gpus else ()))
         for index in plan.device_indices(rank_info.local_rank)
     ]
-    store.set(f"devices/{rank_info.rank}", json.dumps([asdict(record) for record in records]))
-    ranks = [json.loads(get_from_rank(store, rank, f"devices/{rank}")) for rank in range(rank_info.world_size)]
-    return [record for objects in ranks for record in RankDevice.from_objects(objects)]
+    store.set(f"devices/{rank_info.rank}", encode(records).decode())
+    ranks = [
+        decode(get_from_rank(store, rank, f"devices/{rank}"), list[RankDevice]) for rank in range(rank_info.world_size)
+    ]
+    return [record for records in ranks for record in records]
 
 
 def check_devices_unique(rank_devices: Sequence[RankDevice]) -> None:

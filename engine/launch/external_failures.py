@@ -178,7 +178,7 @@ def find_root_cause(failure: RankFailed, world_size: int, store: Store) -> RankF
         while root_cause(list(failures.values())).lost_peer and time.monotonic() < deadline:
             for rank in range(world_size):
                 if rank not in failures and store.check([key := f"failed/{rank}"]):
-                    event = from_line(store.get(key).decode())
+                    event = from_line(store.get(key))
                     assert isinstance(event, RankFailed)  # noqa: S101 - `publish_failure` sends nothing else
                     failures[rank] = event
             time.sleep(STORE_POLL_SECONDS)

@@ -35,6 +35,7 @@ from engine.runs.recorder import Listener, Recorder
 from engine.runs.terminal_events import BatchSizeFound, RunStarting
 from engine.runs.watcher import RunWatcher
 from engine.training.job import ExitCode, Job, RunResult
+from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import shown_path
 from engine.utils.process import redirect_output
@@ -72,7 +73,7 @@ class OwnedRun:
         """Show the warnings of the allocation."""
         fallback = self.allocation.cpu_fallback
         for problem in self.allocation.warnings:
-            self._show_early_warning(replace(WarningEvent.of(problem), cpu_fallback=problem == fallback))
+            self._show_early_warning(codec.replace(WarningEvent.of(problem), cpu_fallback=problem == fallback))
 
     def _show_early_warning(self, warning: WarningEvent) -> None:
         """Show a warning before there is a journal, which will contain it, too."""
@@ -215,7 +216,7 @@ class OwnedRun:
                 self.place.save(stage=QueueStage.STARTED)
             self.allocation.reservation.publish_ranks(local_gpu_ranks(event))
         if self._early_usage is not None:
-            self.emit(replace(self._early_usage, time=event.time))
+            self.emit(codec.replace(self._early_usage, time=event.time))
             self._early_usage = None
 
     def keep_alive(self) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Pipe
 
@@ -31,6 +30,7 @@ from engine.launch.rank_starter import RankStarter
 from engine.runs.control import REQUEST_NAMES, RequestCounters, consume_requests
 from engine.runs.events import ConfigRejected, ControlEvent, Event, FlushJournal, RankFailed
 from engine.training.job import ExitCode, Job, RunResult
+from engine.utils import codec
 from engine.utils.errors import Problem, UsageError, problems_from_json
 from engine.utils.exits import describe_exit, oom_kill_count
 from engine.utils.process import SignalHandler, blocked_reason
@@ -106,7 +106,7 @@ class Supervisor:
             pids = [str(self._starter.pids[rank]) for rank in self._starter.alive() if self._starter.pids]
             if pids:
                 reason = f"; process {', '.join(pids)} cannot be killed and still holds its memory and its GPU"
-                failure = replace(failure, cause=failure.cause + reason, repeats=True)
+                failure = codec.replace(failure, cause=failure.cause + reason, repeats=True)
             return RunResult("failed", failure)
         stopped = any(
             self._starter.exit_code(rank) == ExitCode.STOPPED for rank in range(self._job.plan.local_world_size)

@@ -18,7 +18,7 @@ from engine.runs.claim import read_claim
 from engine.runs.events import Event, RankFailed, RunFinished, RunResumed, RunStarted
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
-from engine.runs.journal import JournalReader, from_line
+from engine.runs.journal import JournalReader, event_type, from_line
 from engine.runs.run_row import RunRow, end_message, row_of_history
 from engine.runs.watcher import RunWatcher
 from engine.utils.files import shown_path
@@ -37,9 +37,8 @@ STALL_RATIO = 3.0
 SLOWED_REPEAT_SECONDS = 6 * 3600.0
 # A poll that comes this late means that this process or the host was suspended.
 SUSPENDED_SECONDS = 60.0
-# Beginnings of the lines of events that start or end the ranks of a session.
+# Events that start or end the ranks of a session.
 SESSION_EVENTS = (RunStarted, RunResumed, RunFinished, RankFailed)
-SESSION_LINES = tuple(f'{{"type": "{event.type}"'.encode() for event in SESSION_EVENTS)
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class SessionObserver:
     def _session_events(self) -> Iterator[Event]:
         """Yield the new events of this session that start or end its ranks."""
         for line in self._session.poll_lines():
-            if line.startswith(SESSION_LINES) and (event := from_line(line.decode(errors="replace"))) is not None:
+            if event_type(line) in SESSION_EVENTS and (event := from_line(line)) is not None:
                 yield event
 
     def _follow_session(self, events: Sequence[Event], history: History) -> Iterator[Message]:

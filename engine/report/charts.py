@@ -159,19 +159,18 @@ def _draw_all(command: str, specs: Sequence[tuple[str, list[Line], str]], axis: 
 
 def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> Chart | None:
     """Return how long each epoch took and what for, as stacked bars; None if that is unknown."""
-    known = [epoch for epoch in epochs if math.isfinite(epoch.seconds)]
-    if not known:
+    if not epochs:
         return None
-    groups = np.array_split(np.arange(len(known)), min(len(known), MAX_TIME_BARS))
+    groups = np.array_split(np.arange(len(epochs)), min(len(epochs), MAX_TIME_BARS))
     # A bar begins half an epoch before its first one, so that a tick is below the middle of an epoch.
-    positions = np.array([known[group[0]].epoch - 0.5 for group in groups])
-    widths = np.diff(positions, append=known[-1].epoch + 0.5)
+    positions = np.array([epochs[group[0]].epoch - 0.5 for group in groups])
+    widths = np.diff(positions, append=epochs[-1].epoch + 0.5)
     with drawing(command, PAGE) as figure_class:
         figure = figure_class(figsize=TIME_CHART_SIZE, layout="constrained")
         axes = figure.subplots()
         bottom = np.zeros(len(groups))
         for field, label, color in TIME_PARTS:
-            heights = np.array([_mean([getattr(known[index], field) for index in group]) for group in groups])
+            heights = np.array([_mean([getattr(epochs[index], field) for index in group]) for group in groups])
             if not heights.any():
                 continue
             axes.bar(
@@ -179,7 +178,7 @@ def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> Chart | 
                 linewidth=0.4, label=label,
             )  # fmt: skip
             bottom += heights
-        _label_time_axes(axes, len(groups) < len(known))
+        _label_time_axes(axes, len(groups) < len(epochs))
         # A short run has narrow bars, too.
         axes.set_xlim(positions[0], max(positions[-1] + widths[-1], positions[0] + MIN_TIME_EPOCHS))
         title = "Time of each epoch"

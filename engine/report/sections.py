@@ -21,6 +21,7 @@ from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.folder import RunState
 from engine.runs.labels import read_labels
 from engine.runs.run_config import default_values
+from engine.utils.codec import UNSET
 from engine.utils.host import format_bytes
 from engine.utils.text import format_duration, list_names, pluralize
 
@@ -88,7 +89,7 @@ def figures(run: ReportedRun) -> list[tuple[str, str]]:
         if figure.name == "epochs" and started is not None:
             text += f" of {started.epochs:,}"
         values.append((figure.label, text))
-    if best is not None and _known(best.val_top5) and started is not None and started.classes > 5:
+    if best is not None and best.val_top5 is not None and started is not None and started.classes > 5:
         values.insert(1, ("top-5 of that epoch", share_text(best.val_top5)))
     if started is not None:
         values.append(("parameters", f"{started.parameters:,}"))
@@ -100,10 +101,6 @@ def figures(run: ReportedRun) -> list[tuple[str, str]]:
     return values
 
 
-def _known(value: float | None) -> bool:
-    return value is not None and value == value
-
-
 def _text(value: Any) -> str:
     text = format_value(value) or "none"
     return text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + "…"
@@ -111,7 +108,7 @@ def _text(value: Any) -> str:
 
 def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table:
     """Return the results of each epoch; of a long run evenly spaced ones, the best one and the last one."""
-    has_ema = any(_known(epoch.ema_val_accuracy) for epoch in epochs)
+    has_ema = any(epoch.ema is not None for epoch in epochs)
     kept = set(np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_EPOCH_ROWS)).round().astype(int).tolist())
     heads = ["epoch", "train loss", "train accuracy", "val loss", "val accuracy"]
     heads += ["averaged weights: val accuracy"] if has_ema else []
@@ -123,7 +120,8 @@ def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table:
         if index not in kept and epoch is not best:
             continue
         cells = [str(epoch.epoch), _loss(epoch.train_loss), share_text(epoch.train_accuracy), _loss(epoch.val_loss)]
-        cells += [share_text(epoch.val_accuracy)] + ([share_text(epoch.ema_val_accuracy)] if has_ema else [])
+        cells += [share_text(epoch.val_accuracy)]
+        cells += [share_text(epoch.ema.accuracy if epoch.ema is not None else None)] if has_ema else []
         cells += [_loss(epoch.metrics.get(name)) for name in own_metrics]
         cells += [number_text(epoch.lr), number_text(epoch.seconds, 3), number_text(epoch.images_per_second, 3)]
         rows.append(Row(tuple(cells), epoch is best))
@@ -131,7 +129,7 @@ def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table:
 
 
 def _loss(value: float | None) -> str:
-    return UNKNOWN if not _known(value) or value is None else f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
+    return UNKNOWN if value is None else f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
 
 
 @dataclass(frozen=True)
@@ -171,19 +169,18 @@ def hardware(run: ReportedRun) -> list[tuple[str, str]]:
     if started is None:
         return []
     hosts = list(dict.fromkeys([rank.host for rank in started.ranks] or [started.host]))
-    per_rank = started.batch_size or started.global_batch // max(started.world_size, 1)
     rows = [
         ("hosts", list_names(hosts, MAX_HOSTS)),
         ("devices", _devices(started)),
         ("ranks", f"{started.world_size} ({started.backend}{_started_by(started)})"),
-        ("batch size", f"{per_rank} per rank, {started.global_batch} in total"),
+        ("batch size", f"{started.batch_size} per rank, {started.global_batch} in total"),
         ("input pipeline", _pipeline(started)),
-        ("precision", started.precision or UNKNOWN),
+        ("precision", started.precision),
         ("compiled model", "yes" if started.compiled else "no"),
     ]
-    if _known(started.peak_tflops):
+    if started.peak_tflops is not UNSET:
         rows.append(("peak of the GPUs", f"{number_text(started.peak_tflops)} TFLOPS"))
-    if _known(started.flops):
+    if started.flops is not UNSET:
         rows.append(("FLOPs per image", f"{started.flops / 1e9:.3g} G (forward and backward)"))
     rows += [(f"version of {name}", version) for name, version in sorted(started.versions.items())]
     return rows
@@ -201,12 +198,10 @@ def _devices(started: RunStarted) -> str:
 
 
 def _pipeline(started: RunStarted) -> str:
-    name = started.pipeline or "unknown"
     kind = "decode thread" if started.worker_type == "threads" else "worker"
     loaders = f", {pluralize(started.workers, kind)} per rank" if started.workers else ""
-    why = f" ({started.pipeline_why})" if started.pipeline_why else ""
-    decoder = f", JPEG decoder {started.decoder} ({started.decoder_why})" if started.decoder_why else ""
-    return f"{name}{loaders}{why}{decoder}"
+    decoder = f", JPEG decoder {started.decoder} ({started.decoder_reason})" if started.decoder_reason else ""
+    return f"{started.pipeline}{loaders} ({started.pipeline_reason}){decoder}"
 
 
 def gpu_table(run: ReportedRun) -> Table:

@@ -139,11 +139,10 @@ class Timeline:
         stretches: list[LimitedStretch] = []
         for epoch in self.epochs:
             last = stretches[-1] if stretches else None
-            seconds = epoch.seconds if math.isfinite(epoch.seconds) else 0.0
             if last is not None and _kind(last.bottleneck) == _kind(epoch.bottleneck):
-                stretches[-1] = LimitedStretch(last.first, epoch.epoch, last.seconds + seconds, epoch.bottleneck)
+                stretches[-1] = LimitedStretch(last.first, epoch.epoch, last.seconds + epoch.seconds, epoch.bottleneck)
             else:
-                stretches.append(LimitedStretch(epoch.epoch, epoch.epoch, seconds, epoch.bottleneck))
+                stretches.append(LimitedStretch(epoch.epoch, epoch.epoch, epoch.seconds, epoch.bottleneck))
         return stretches
 
 
@@ -153,11 +152,11 @@ def _kind(bottleneck: Bottleneck | None) -> str:
 
 def epoch_time(event: EpochEvent, bottleneck: Bottleneck | None) -> EpochTime:
     """Return how the time of an epoch was spent, as far as the journal tells."""
-    seconds = event.seconds if event.seconds is not None and event.seconds >= 0 else math.nan
-    if event.work:
-        training = statistics.fmean(timing.seconds for timing in event.work)
-        waited = statistics.fmean(timing.waited for timing in event.work)
-        forward = statistics.fmean(timing.forward for timing in event.work)
+    seconds, timings = event.seconds, event.rank_timings
+    if timings:
+        training = statistics.fmean(timing.seconds for timing in timings)
+        waited = statistics.fmean(timing.data_wait_seconds for timing in timings)
+        forward = statistics.fmean(timing.forward_seconds for timing in timings)
         rest, evaluation = max(training - waited - forward, 0.0), max(seconds - training, 0.0)
         other = math.nan
     else:
@@ -172,8 +171,7 @@ def limit_shares(epochs: Sequence[EpochTime]) -> dict[str, float]:
     """Return the share of the time of all epochs by kind of bottleneck, the largest first; "" is an unknown one."""
     totals: dict[str, float] = {}
     for epoch in epochs:
-        if math.isfinite(epoch.seconds):
-            kind = _kind(epoch.bottleneck)
-            totals[kind] = totals.get(kind, 0.0) + epoch.seconds
+        kind = _kind(epoch.bottleneck)
+        totals[kind] = totals.get(kind, 0.0) + epoch.seconds
     total = sum(totals.values()) or 1.0
     return {kind: totals[kind] / total for kind in sorted(totals, key=totals.__getitem__, reverse=True)}

@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.records import GpuSample, RankEpochTiming
+from engine.utils.codec import Record, UnsetType
 
 # A run that waits less for data is not limited by it.
 MAX_DATA_WAIT_SHARE = 0.10
@@ -54,20 +55,11 @@ class BottleneckKind(StrEnum):
     COMPUTE = "compute-bound"
 
 
-@dataclass(frozen=True)
-class Bottleneck:
+class Bottleneck(Record, frozen=True):
     """Diagnosis of a run: the kind, and one sentence with the advice."""
 
     kind: BottleneckKind
     message: str
-
-    @classmethod
-    def from_dict(cls, values: object) -> Bottleneck | None:
-        """Parse the diagnosis in a summary.json, its key `verdict`; None if it is absent or malformed."""
-        match values:
-            case {"kind": str(kind), "message": str(message)} if kind in list(BottleneckKind):
-                return cls(BottleneckKind(kind), message)
-        return None
 
 
 @dataclass(frozen=True)
@@ -117,14 +109,14 @@ def diagnose(
     return Bottleneck(BottleneckKind.COMPUTE, f"{bound}: {_enlarged_images_advice(started) or advice}")
 
 
-def valid_share(value: float | None) -> float | None:
-    """Return a share from 0 to 1; None for values outside, NaN, and null in the journal."""
-    return value if value is not None and 0 <= value <= 1 else None
+def valid_share(value: float | UnsetType | None) -> float | None:
+    """Return a share from 0 to 1; None for values outside and unknown ones."""
+    return value if isinstance(value, float | int) and 0 <= value <= 1 else None
 
 
-def positive_or_none(value: float | None) -> float | None:
-    """Return a positive finite number; None for anything else, NaN included."""
-    return value if value is not None and 0 < value < math.inf else None
+def positive_or_none(value: float | UnsetType | None) -> float | None:
+    """Return a positive number; None for anything else."""
+    return value if isinstance(value, float | int) and value > 0 else None
 
 
 def model_flops_utilization(started: RunStarted | None, epoch: EpochEvent | None) -> float | None:
@@ -152,12 +144,15 @@ def describe_efficiency(data_wait: float | None, mfu: float | None) -> str:
 def fixed_cost_share(started: RunStarted, epoch: EpochEvent) -> float | None:
     """Return the share of the step time that does not depend on the batch size.
 
-    It is the intercept of a straight line through the full step and the step with `least_images` images. None if one of
-    them is unknown, if the images of the epoch are smaller, or if the small step was much slower than a full one
+    It is the intercept of a straight line through the full step and the step with `small_step_images` images. None if
+    one of them is unknown, if the images of the epoch are smaller, or if the small step was much slower than a full one
     because another process disturbed it.
     """
-    small_step_seconds, throughput = positive_or_none(started.least_step), positive_or_none(epoch.images_per_second)
-    small_batch, batch_size = started.least_images, started.batch_size
+    small_step_seconds, throughput = (
+        positive_or_none(started.small_step_seconds),
+        positive_or_none(epoch.images_per_second),
+    )
+    small_batch, batch_size = started.small_step_images, started.batch_size
     if small_step_seconds is None or throughput is None or not 0 < small_batch < batch_size:
         return None
     if epoch.train_size != started.train_size:
@@ -205,7 +200,7 @@ class Straggler:
 
 
 def _find_straggler(epochs: Sequence[EpochEvent]) -> Straggler | None:
-    stragglers = [straggler for epoch in epochs if (straggler := _straggler_of_epoch(epoch.work)) is not None]
+    stragglers = [straggler for epoch in epochs if (straggler := _straggler_of_epoch(epoch.rank_timings)) is not None]
     if len(stragglers) < len(epochs) or len({straggler.timing.rank for straggler in stragglers}) != 1:
         return None
     lost = sum(straggler.timing.local_seconds - straggler.median_of_others.local_seconds for straggler in stragglers)
@@ -218,8 +213,8 @@ def _straggler_of_epoch(timings: Sequence[RankEpochTiming]) -> Straggler | None:
         return None
     slowest = max(timings, key=lambda timing: timing.local_seconds)
     others = [timing for timing in timings if timing is not slowest]
-    waited = statistics.median(timing.waited for timing in others)
-    forward = statistics.median(timing.forward for timing in others)
+    waited = statistics.median(timing.data_wait_seconds for timing in others)
+    forward = statistics.median(timing.forward_seconds for timing in others)
     median_seconds = statistics.median(timing.local_seconds for timing in others)
     lost_seconds = slowest.local_seconds - median_seconds
     if (
@@ -242,10 +237,11 @@ def _straggler_bottleneck(
     if device in throttled:
         return _throttling_bottleneck(started, {device: throttled[device]}, now)
     name = f"rank {mine.rank} ({device[:SHORT_UUID_CHARS]})" if device else f"rank {mine.rank}"
-    if mine.waited - others.waited > mine.forward - others.forward:
-        why = f"it waits for data {mine.waited / mine.seconds:.0%} of the time"
+    waits_longer = mine.data_wait_seconds - others.data_wait_seconds
+    if waits_longer > mine.forward_seconds - others.forward_seconds:
+        why = f"it waits for data {mine.data_wait_seconds / mine.seconds:.0%} of the time"
     else:
-        why = f"its forward pass takes {mine.forward / others.forward:.1f}x the median"
+        why = f"its forward pass takes {mine.forward_seconds / others.forward_seconds:.1f}x the median"
     return Bottleneck(BottleneckKind.STRAGGLER, f"waiting for {name}: {why}")
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
-from engine.runs.records import number
 from engine.utils.errors import UsageError
 from engine.utils.files import is_locked, open_regular_file, parse_json
 from engine.utils.process import boot_id, process_start_ticks
@@ -133,6 +132,10 @@ class _Sighting:
 _sightings: dict[tuple[int, int], _Sighting] = {}
 """The latest heartbeat that this process has seen of each run, by device and inode of the run folder."""
 _sightings_lock = threading.Lock()
+
+
+def number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and -MAX_INTEGER < value < MAX_INTEGER else None
 
 
 def read_claim(owner: Path) -> Claim | None:

@@ -15,10 +15,11 @@ import yaml
 
 from engine.config.differences import SEED_KEY, KeyDifference, differing_keys, flat_values, seed_group_key
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
+from engine.runs.events import GpuEvent, RunStarted, StepEvent
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
-from engine.runs.journal import JournalReader, bulk_parser
-from engine.runs.records import number
+from engine.runs.journal import JournalReader, event_type, from_line
+from engine.utils.codec import or_none
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 from engine.utils.text import format_duration
@@ -27,8 +28,7 @@ COMPARISON_FORMAT = 1
 # Each run has a letter of its own.
 MAX_RUNS = 16
 # The events of most lines, which no figure needs.
-SKIPPED_LINES = (b'{"type": "step"', b'{"type": "gpus"')
-SESSION_LINES = (b'{"type": "run_started"', b'{"type": "run_resumed"')
+SKIPPED_EVENTS = (StepEvent, GpuEvent)
 DATASETS_WITHOUT_FILES = {"digits", "fake"}
 
 
@@ -293,24 +293,19 @@ def run_figures(history: History) -> RunFigures:
     summary, started = history.summary(), history.started
     if started is None:
         return RunFigures()
-    losses = [_selection_loss(epoch.ema_val_loss, epoch.val_loss) for epoch in history.epochs]
+    losses = [epoch.selection_loss for epoch in history.epochs]
     return RunFigures(
-        best_val_accuracy=number(summary.best_val_accuracy),
-        best_epoch=None if summary.best_val_accuracy is None else summary.best_epoch,
+        best_val_accuracy=or_none(summary.best_val_accuracy),
+        best_epoch=or_none(summary.best_epoch),
         val_loss=min((loss for loss in losses if loss is not None), default=None),
-        train_loss=number(summary.train_loss),
+        train_loss=or_none(summary.train_loss),
         epochs=summary.epochs,
         seconds=summary.seconds,
-        images_per_second=summary.images_per_second,
+        images_per_second=or_none(summary.images_per_second),
         gpus=len(set(started.devices) - {"cpu"}),
         ranks=started.world_size,
         global_batch=started.global_batch,
     )
-
-
-def _selection_loss(ema: float | None, plain: float | None) -> float | None:
-    averaged = number(ema)
-    return number(plain) if averaged is None else averaged
 
 
 def scan_history(reader: JournalReader, history: History) -> None:
@@ -318,15 +313,16 @@ def scan_history(reader: JournalReader, history: History) -> None:
 
     The last of them before each session and at the end is added: it is the end of a session that crashed.
     """
-    parse, skipped = bulk_parser(), b""
+    skipped = b""
     for line in reader.poll_lines():
-        if line.startswith(SKIPPED_LINES):
+        kind = event_type(line)
+        if kind in SKIPPED_EVENTS:
             skipped = line
-            continue
-        if skipped and line.startswith(SESSION_LINES) and (last := parse(skipped)) is not None:
-            history.add(last)
-        skipped = b""
-        if (event := parse(line)) is not None:
-            history.add(event)
-    if skipped and (last := parse(skipped)) is not None:
+        elif kind is not None:
+            if skipped and issubclass(kind, RunStarted) and (last := from_line(skipped)) is not None:
+                history.add(last)
+            skipped = b""
+            if (event := reader.parse(line)) is not None:
+                history.add(event)
+    if skipped and (last := from_line(skipped)) is not None:
         history.add(last)

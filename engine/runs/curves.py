@@ -15,6 +15,7 @@ import numpy as np
 
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
 from engine.runs.series import FloatArray, Series
+from engine.utils.codec import or_none
 
 XAxis = Literal["epoch", "step", "images", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
@@ -26,19 +27,6 @@ MAX_MISSING_STEPS = 10_000_000
 MAX_OWN_METRICS = 64
 
 
-def is_finite_number(value: object) -> bool:
-    """Whether a journal value, which may be of any JSON type, is a finite number."""
-    return isinstance(value, float | int) and math.isfinite(value)
-
-
-def _are_finite(losses: list[float]) -> bool:
-    """Whether all losses are finite numbers; False also if their sum overflows. The sum takes a tenth of the time."""
-    try:
-        return math.isfinite(sum(losses))
-    except TypeError:
-        return False
-
-
 class GrowingArray:
     """A float array that grows on demand; unset values are NaN."""
 
@@ -46,8 +34,8 @@ class GrowingArray:
         self._values = np.full(1024, np.nan)
         self.length = 0
 
-    def set(self, start: int, values: FloatArray | list[float]) -> None:
-        """Set the values from index `start` on; a gap before `start` is filled with NaN."""
+    def set(self, start: int, values: FloatArray | list[float | None]) -> None:
+        """Set the values from index `start` on; a gap before `start` is filled with NaN, and None becomes NaN."""
         end = start + len(values)
         if end > len(self._values):
             grown = np.full(max(end, 2 * len(self._values)), np.nan)
@@ -57,11 +45,11 @@ class GrowingArray:
         self.length = max(self.length, end)
 
     def append(self, value: float | None) -> None:
-        """Append a value; anything but a finite number becomes NaN."""
+        """Append a value; None becomes NaN."""
         if self.length == len(self._values):
             self.set(self.length, np.array([math.nan]))
             self.length -= 1
-        self._values[self.length] = value if is_finite_number(value) else math.nan
+        self._values[self.length] = math.nan if value is None else value
         self.length += 1
 
     def truncate(self, length: int) -> None:
@@ -134,7 +122,7 @@ class CurveData:
             name: GrowingArray()
             for name in (
                 *("epoch", "step", "train_loss", "val_loss", "train_accuracy", "val_accuracy"),
-                *("ema_val_loss", "ema_val_accuracy"),
+                *("ema_val_loss", "ema_val_accuracy", "selection_loss", "selection_accuracy"),
             )
         }
         self._own_metrics: dict[str, GrowingArray] = {}
@@ -177,23 +165,33 @@ class CurveData:
                 if first < 0 or gap > self._missing_steps_left:
                     return
                 self._missing_steps_left -= gap
-                losses = event.losses
-                if not _are_finite(losses):
-                    losses = [loss if is_finite_number(loss) else math.nan for loss in losses]
-                    self.nonfinite_count += sum(map(math.isnan, losses))
-                self._losses.set(first, losses)
+                self.nonfinite_count += event.losses.count(None)
+                self._losses.set(first, event.losses)
                 columns = self._step_events
                 columns["step"].append(event.step)
                 columns["time"].append(event.time + self._time_offset_s)
                 columns["lr"].append(event.lr)
-                columns["grad_norm"].append(event.grad_norm)
+                columns["grad_norm"].append(or_none(event.grad_norm))
             case EpochEvent():
                 self._add_own_metrics(event)
+                ema = event.ema
+                values = {
+                    "epoch": event.epoch,
+                    "step": event.step,
+                    "train_loss": event.train_loss,
+                    "val_loss": event.val_loss,
+                    "train_accuracy": event.train_accuracy,
+                    "val_accuracy": event.val_accuracy,
+                }
+                self.nonfinite_count += list(values.values()).count(None)
+                values |= {
+                    "ema_val_loss": None if ema is None else ema.loss,
+                    "ema_val_accuracy": None if ema is None else ema.accuracy,
+                    "selection_loss": event.selection_loss,
+                    "selection_accuracy": event.selection_accuracy,
+                }
                 for name, numbers in self._epoch_events.items():
-                    value = getattr(event, name)
-                    numbers.append(value)
-                    # Most runs have no EMA weights, so a missing EMA metric is normal.
-                    self.nonfinite_count += not is_finite_number(value) and not name.startswith("ema_")
+                    numbers.append(values[name])
             case _:
                 return
         self.version += 1
@@ -206,8 +204,7 @@ class CurveData:
                 self._own_metrics[name] = GrowingArray()
                 self._own_metrics[name].set(0, [math.nan] * count)
         for name, numbers in self._own_metrics.items():
-            value = event.metrics.get(name)
-            numbers.append(math.nan if value is None else value)
+            numbers.append(event.metrics.get(name))
 
     def _truncate_after(self, step: int) -> None:
         self._losses.truncate(step)
@@ -252,14 +249,13 @@ class CurveData:
 
     @property
     def has_grad_norm(self) -> bool:
-        """Whether the journal has gradient norms; old ones have none."""
+        """Whether the journal has gradient norms."""
         return bool(np.isfinite(self._step_events["grad_norm"].values).any())
 
     @property
     def best(self) -> BestEpoch | None:
         """The best epoch, the first one of equals; None without a validation accuracy."""
-        ema, plain = (self._epoch_events[name].values for name in ("ema_val_accuracy", "val_accuracy"))
-        selection = np.where(np.isfinite(ema), ema, plain)
+        ema, selection = (self._epoch_events[name].values for name in ("ema_val_accuracy", "selection_accuracy"))
         if not np.isfinite(selection).any():
             return None
         index = int(np.nanargmax(selection))

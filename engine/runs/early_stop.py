@@ -28,9 +28,9 @@ class EarlyStop:
         """Whether training ends: there was no gain for `run.early_stop` epochs."""
         return 0 < self._patience <= self.stale_epochs
 
-    def step(self, accuracy: float) -> None:
-        """Add the validation accuracy of the next epoch."""
-        if accuracy > self.reference + self._min_delta:
+    def step(self, accuracy: float | None) -> None:
+        """Add the validation accuracy of the next epoch; NaN and None are no gain."""
+        if accuracy is not None and accuracy > self.reference + self._min_delta:
             self.reference, self.stale_epochs = accuracy, 0
         else:
             self.stale_epochs += 1
@@ -50,7 +50,7 @@ class EarlyStop:
             self.stale_epochs = int(checkpoint["epoch"]) - 1 - int(checkpoint["best_epoch"])
 
 
-def has_stopped_early(run: RunConfig, accuracies: Iterable[float]) -> bool:
+def has_stopped_early(run: RunConfig, accuracies: Iterable[float | None]) -> bool:
     """Whether a run with these validation accuracies, one per epoch, has nothing left to train."""
     early_stop = EarlyStop(run)
     for accuracy in accuracies:

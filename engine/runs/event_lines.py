@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import math
-
-from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE, describe_efficiency
+from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE, describe_efficiency, valid_share
 from engine.runs.control import REFUSAL_OUTCOMES
 from engine.runs.events import (
     CheckpointSaved,
@@ -80,19 +78,7 @@ def _format_event(event: Event) -> str | None:
         case RunStarted():
             return f"{event.name}: {describe_run_setup(event)}"
         case EpochEvent():
-            ema_accuracy = _nan_if_none(event.ema_val_accuracy)
-            ema = "" if math.isnan(ema_accuracy) else f"ema {ema_accuracy:.4f}  "
-            own = "".join(f"{name} {_nan_if_none(value):.4f}  " for name, value in event.metrics.items())
-            is_data_bound = (event.data_wait or 0) > MAX_DATA_WAIT_SHARE
-            notes = f"  data wait {event.data_wait:.0%}" if is_data_bound else ""
-            notes += f"  {pluralize(event.skipped, 'step')} skipped" if event.skipped else ""
-            notes += f"  {pluralize(event.unread, 'image')} skipped" if event.unread else ""
-            return (
-                f"epoch {event.epoch:>3}  train loss {_nan_if_none(event.train_loss):.4f} "
-                f"acc {_nan_if_none(event.train_accuracy):.4f}  val loss {_nan_if_none(event.val_loss):.4f} "
-                f"acc {_nan_if_none(event.val_accuracy):.4f}  {own}{ema}{_nan_if_none(event.images_per_second):,.0f} "
-                f"images/s  lr {_nan_if_none(event.lr):.3g}  {_nan_if_none(event.seconds):.1f} s{notes}"
-            )
+            return _epoch_line(event)
         case WaitingForGpus():
             return f"waiting: {event.message}"
         case GpusGranted():
@@ -106,7 +92,7 @@ def _format_event(event: Event) -> str | None:
             return f"{event.request} from {event.by}: {event.outcome}"
         case ControlEvent():
             return f"{event.request} requested by {event.by}: {event.outcome}"
-        case CheckpointSaved() if event.asked:
+        case CheckpointSaved() if event.requested:
             return f"checkpoint of step {event.step} saved"
         case Profiled():
             steps = (
@@ -123,9 +109,22 @@ def _format_event(event: Event) -> str | None:
     return None
 
 
-def _nan_if_none(number: float | None) -> float:
-    """Convert null to NaN. A journal stores every non-finite number as null."""
-    return math.nan if number is None else number
+def _epoch_line(epoch: EpochEvent) -> str:
+    ema = "" if epoch.ema is None else f"ema {_figure(epoch.ema.accuracy)}  "
+    own = "".join(f"{name} {_figure(value)}  " for name, value in epoch.metrics.items())
+    wait = valid_share(epoch.data_wait) or 0.0
+    notes = f"  data wait {wait:.0%}" if wait > MAX_DATA_WAIT_SHARE else ""
+    notes += f"  {pluralize(epoch.skipped_steps, 'step')} skipped" if epoch.skipped_steps else ""
+    notes += f"  {pluralize(epoch.skipped_images, 'image')} skipped" if epoch.skipped_images else ""
+    return (
+        f"epoch {epoch.epoch:>3}  train loss {_figure(epoch.train_loss)} acc {_figure(epoch.train_accuracy)}  "
+        f"val loss {_figure(epoch.val_loss)} acc {_figure(epoch.val_accuracy)}  {own}{ema}"
+        f"{epoch.images_per_second:,.0f} images/s  lr {_figure(epoch.lr, '.3g')}  {epoch.seconds:.1f} s{notes}"
+    )
+
+
+def _figure(value: float | None, form: str = ".4f") -> str:
+    return "nan" if value is None else format(value, form)
 
 
 def describe_devices(event: RunStarted) -> str:
@@ -148,12 +147,13 @@ def describe_run_setup(event: RunStarted) -> str:
 
 
 def describe_pipeline(event: RunStarted) -> str:
-    """Return `, memory pipeline (reason)`, and the decoder if there was a choice. "" for an old journal."""
-    pipeline = f", {event.pipeline} pipeline ({event.pipeline_why})" if event.pipeline else ""
-    return f"{pipeline}, JPEG decoder {event.decoder} ({event.decoder_why})" if event.decoder_why else pipeline
+    """Return `, memory pipeline (reason)`, and the decoder if there was a choice."""
+    pipeline = f", {event.pipeline} pipeline ({event.pipeline_reason})"
+    return f"{pipeline}, JPEG decoder {event.decoder} ({event.decoder_reason})" if event.decoder_reason else pipeline
 
 
 def describe_parameters(event: RunStarted) -> str:
     """Return the number of parameters, and of the trainable ones if some are frozen."""
-    trained = f" ({event.trainable:,} trainable)" if 0 <= event.trainable < event.parameters else ""
+    trainable = event.trainable_parameters
+    trained = f" ({trainable:,} trainable)" if trainable < event.parameters else ""
     return f"{event.parameters:,} parameters{trained}"

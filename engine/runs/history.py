@@ -5,11 +5,10 @@ The recorder writes the summary to `summary.json`; the log, `gputrain runs` and 
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from engine.runs.bottleneck import (
     STRAGGLER_EPOCHS,
@@ -38,90 +37,78 @@ from engine.runs.events import (
     WaitingForGpus,
     WarningEvent,
 )
-from engine.runs.records import GpuSample, number
+from engine.runs.records import GpuSample
 from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
+from engine.utils.codec import UNSET, Count, FileRecord, Finite, Number, Record, Seconds, UnsetType
 
 # Events of the ranks are recorded up to seconds after later ones of the supervisor.
 CLOCK_STEP_SECONDS = 10.0
+# Readings of which a summary has the mean; of memory and temperature it has the maximum.
+MEAN_READINGS = ("busy", "sm_active", "tensor_active", "power")
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """Content of `summary.json`, rewritten after every epoch and at the end of the run. Unknown values are null."""
+class GpuSummary(Record, frozen=True, kw_only=True):
+    """Statistics of one GPU over a run. A reading that the GPU never provided is absent."""
 
-    state: str
+    uuid: str
+    host: str
+    busy: Number | UnsetType = UNSET
+    """Mean GPU utilization in percent."""
+    sm_active: Number | UnsetType = UNSET
+    """Mean SM activity in percent."""
+    tensor_active: Number | UnsetType = UNSET
+    """Mean tensor core activity in percent."""
+    power: Number | UnsetType = UNSET
+    """Mean power draw in watts."""
+    max_memory_used: Number | UnsetType = UNSET
+    """Maximum GPU memory in use, in bytes."""
+    max_temperature: Number | UnsetType = UNSET
+    """Maximum temperature in degrees Celsius."""
+    throttled: list[str] = field(default_factory=list)
+    """All throttle reasons."""
+
+
+class RunSummary(FileRecord, frozen=True, kw_only=True):
+    """Content of `summary.json`, rewritten after every epoch and at the end of the run. Unknown values are absent."""
+
+    state: str = ""
     """running, finished, stopped or failed."""
-    epochs: int = 0
+    epochs: Count = 0
     """Number of completed epochs."""
-    train_loss: float | None = None
-    """Training loss of the last epoch."""
-    val_loss: float | None = None
+    train_loss: Finite | UnsetType | None = UNSET
+    """Training loss of the last epoch; null if not finite, like all losses, accuracies and metrics."""
+    val_loss: Finite | UnsetType | None = UNSET
     """Validation loss of the last epoch."""
-    val_accuracy: float | None = None
+    val_accuracy: Finite | UnsetType | None = UNSET
     """Validation accuracy of the last epoch, 0 to 1."""
-    best_epoch: int | None = None
+    best_epoch: Count | UnsetType = UNSET
     """Epoch with the highest validation accuracy, of the EMA weights if there are any."""
-    best_val_accuracy: float | None = None
+    best_val_accuracy: Finite | UnsetType = UNSET
     """Validation accuracy of the best epoch, 0 to 1, of the EMA weights if there are any."""
-    images_per_second: float | None = None
+    images_per_second: Number | UnsetType = UNSET
     """Median training throughput of the epochs, in images/s over all ranks."""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """Duration of all sessions of the run together, in seconds, without pauses."""
     message: str = ""
     """Message of the `run_finished` event."""
-    bottleneck: Bottleneck | None = None
-    """What limits the run, see `engine.runs.bottleneck`. Its key in summary.json is `verdict`."""
-    data_wait: float | None = None
+    bottleneck: Bottleneck | UnsetType = UNSET
+    """What limits the run, see `engine.runs.bottleneck`."""
+    data_wait: Number | UnsetType = UNSET
     """Share of the training time of the latest epoch that the ranks waited for data, 0 to 1."""
-    mfu: float | None = None
+    mfu: Number | UnsetType = UNSET
     """Model FLOPs utilization of the latest epoch, 0 to 1."""
-    gpus: list[dict[str, object]] = field(default_factory=list)
-    """Statistics of each GPU, see `GpuStats.to_dict`."""
-    metrics: dict[str, float | None] = field(default_factory=dict)
+    gpus: list[GpuSummary] = field(default_factory=list)
+    """Statistics of each GPU."""
+    metrics: dict[str, Finite | None] = field(default_factory=dict)
     """The user's own metrics of the last epoch, by name."""
     cpu_fallback: str = ""
     """Why the run trained on the CPU although the host has GPUs; "" if it did not."""
     devices: str = ""
     """Devices of the latest session as text, such as `2 x H200 (GPU 0, 3)` or `the CPU`."""
-    seconds_per_epoch: float | None = None
+    seconds_per_epoch: Seconds | UnsetType = UNSET
     """Mean duration of the epochs that the latest session trained from start to end, in seconds."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the summary as JSON values."""
-        return {"verdict" if key == "bottleneck" else key: value for key, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RunSummary:
-        """Parse a summary.json, without `gpus`. A missing value or one of another type gets its default."""
-        best_epoch = number(values.get("best_epoch"))
-        return cls(
-            state=str(values.get("state", "")),
-            epochs=int(number(values.get("epochs")) or 0),
-            train_loss=number(values.get("train_loss")),
-            val_loss=number(values.get("val_loss")),
-            val_accuracy=number(values.get("val_accuracy")),
-            metrics=_numbers(values.get("metrics")),
-            best_epoch=None if best_epoch is None else int(best_epoch),
-            best_val_accuracy=number(values.get("best_val_accuracy")),
-            images_per_second=number(values.get("images_per_second")),
-            seconds=number(values.get("seconds")) or 0.0,
-            message=str(values.get("message", "")),
-            bottleneck=Bottleneck.from_dict(values.get("verdict")),
-            data_wait=number(values.get("data_wait")),
-            mfu=number(values.get("mfu")),
-            cpu_fallback=str(values.get("cpu_fallback", "")),
-            devices=str(values.get("devices", "")),
-            seconds_per_epoch=number(values.get("seconds_per_epoch")),
-        )
-
-
-def _numbers(values: object) -> dict[str, float | None]:
-    return {str(key): number(value) for key, value in values.items()} if isinstance(values, Mapping) else {}
-
-
-def finite(value: float | None) -> float | None:
-    """Return None for a value that is not finite, which JSON does not have."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass
@@ -136,7 +123,7 @@ class GpuStats:
 
     def add(self, sample: GpuSample, time: float) -> None:
         """Add a sample taken at `time`, in Unix seconds."""
-        for name in ("busy", "sm_active", "tensor_active", "power"):
+        for name in MEAN_READINGS:
             if (value := getattr(sample, name)) is not None:
                 total = self.totals.setdefault(name, [0.0, 0.0])
                 total[0] += value
@@ -152,20 +139,11 @@ class GpuStats:
         total = self.totals.get(name)
         return None if total is None else round(total[0] / total[1], 1)
 
-    def to_dict(self, uuid: str) -> dict[str, object]:
-        """Return the entry of `summary.json`.
-
-        Means of `busy`, `sm_active`, `tensor_active` (percent) and `power` (watts), the highest memory use (bytes) and
-        temperature (degrees Celsius), null if the GPU never provided them, and all throttle reasons (`throttled`).
-        """
-        return {
-            "uuid": uuid,
-            "host": self.host,
-            **{name: self.mean(name) for name in ("busy", "sm_active", "tensor_active", "power")},
-            "most_memory_used": self.maxima.get("memory_used"),
-            "most_temperature": self.maxima.get("temperature"),
-            "throttled": sorted(self.throttle_reasons),
-        }
+    def summary(self, uuid: str) -> GpuSummary:
+        """Return the entry of `summary.json`."""
+        means = {name: mean for name in MEAN_READINGS if (mean := self.mean(name)) is not None}
+        maxima = {f"max_{name}": value for name, value in self.maxima.items()}
+        return GpuSummary(uuid=uuid, host=self.host, throttled=sorted(self.throttle_reasons), **means, **maxima)
 
 
 @dataclass
@@ -291,13 +269,14 @@ class History:
 
     def _median_images_per_second(self) -> float | None:
         """Return the median throughput, without epochs that a resumed session only evaluated."""
-        rates = [epoch.images_per_second for epoch in self.epochs if (epoch.images_per_second or 0) > 0]
+        rates = [epoch.images_per_second for epoch in self.epochs if epoch.images_per_second > 0]
         return round(statistics.median(rates), 1) if rates else None
 
     @property
     def best(self) -> EpochEvent | None:
         """Epoch with the highest validation accuracy; the first one of equals."""
-        return max(self.epochs, key=lambda epoch: epoch.selection_accuracy, default=None)
+        known = [epoch for epoch in self.epochs if epoch.selection_accuracy is not None]
+        return max(known, key=lambda epoch: epoch.selection_accuracy or 0.0, default=None)
 
     @property
     def eta_s(self) -> float | None:
@@ -305,10 +284,9 @@ class History:
         if self.started is None or not self.started.steps_per_epoch:
             return None
         remaining_epochs = self.started.epochs - self.steps_done / self.started.steps_per_epoch
-        # A non-finite value is None after reading a journal.
-        if self.epochs and (self.epochs[-1].seconds or 0) > 0:
+        if self.epochs and self.epochs[-1].seconds > 0:
             return max(remaining_epochs, 0.0) * self.epochs[-1].seconds
-        if self.latest_step is None or (self.latest_step.images_per_second or 0) <= 0:
+        if self.latest_step is None or self.latest_step.images_per_second <= 0:
             return None
         return (
             max(remaining_epochs, 0.0)
@@ -363,27 +341,31 @@ class History:
 
     def summary(self) -> RunSummary:
         """Return the content of `summary.json`."""
-        last, best, bottleneck = (self.epochs[-1] if self.epochs else None), self.best, self.bottleneck
+        last, best = (self.epochs[-1] if self.epochs else None), self.best
         return RunSummary(
             state=self.finished.state if self.finished else "running",
             epochs=last.epoch if last else 0,
-            train_loss=last.train_loss if last else None,
-            val_loss=last.val_loss if last else None,
-            val_accuracy=last.val_accuracy if last else None,
-            metrics={name: finite(value) for name, value in last.metrics.items()} if last else {},
-            best_epoch=best.epoch if best else None,
-            best_val_accuracy=best.selection_accuracy if best and best.selection_accuracy >= 0 else None,
-            images_per_second=self._median_images_per_second(),
+            train_loss=last.train_loss if last else UNSET,
+            val_loss=last.val_loss if last else UNSET,
+            val_accuracy=last.val_accuracy if last else UNSET,
+            metrics=last.metrics if last else {},
+            best_epoch=best.epoch if best else UNSET,
+            best_val_accuracy=_or_unset(best.selection_accuracy if best else None),
+            images_per_second=_or_unset(self._median_images_per_second()),
             seconds=round(self.total_seconds, 3),
             message=self.finished.message if self.finished else "",
-            bottleneck=bottleneck,
-            data_wait=self.data_wait,
-            mfu=self.mfu,
-            gpus=[stats.to_dict(uuid) for uuid, stats in self.gpus.items()],
+            bottleneck=_or_unset(self.bottleneck),
+            data_wait=_or_unset(self.data_wait),
+            mfu=_or_unset(self.mfu),
+            gpus=[stats.summary(uuid) for uuid, stats in self.gpus.items()],
             cpu_fallback=self.cpu_fallback,
             devices=describe_run_devices(self.started) if self.started else "",
-            seconds_per_epoch=mean_epoch_seconds(self.full_session_epochs),
+            seconds_per_epoch=_or_unset(mean_epoch_seconds(self.full_session_epochs)),
         )
+
+
+def _or_unset(value: T | None) -> T | UnsetType:
+    return UNSET if value is None else value
 
 
 def history_from_events(events: Iterable[Event]) -> History:

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from engine.runs.events import (
     CheckpointSaved,
@@ -35,18 +32,21 @@ from engine.runs.events import (
     StepEvent,
     WaitingForGpus,
     WarningEvent,
+    type_name,
 )
-from engine.runs.records import LARGEST, GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
+from engine.utils.codec import FORMAT, InvalidRecordError, Record, UnixTime, decode_valid_fields, encode, parser
 from engine.utils.files import append_to_file, open_regular_file, replace_file
 
 READ_CHUNK_BYTES = 1 << 20
-# From this size, a journal is parsed with pydantic-core: three times as fast, but its import takes 20 ms.
-BULK_BYTES = 1 << 18
 # Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.
 MAX_LINE_BYTES = 1 << 24
+SCAN_BLOCK_BYTES = 1 << 20
+# Bounds of a search for an event: bytes compared, at several GB/s, and bytes parsed as JSON, at 15 MB/s.
+MAX_SCAN_BYTES = 1 << 28
+MAX_PARSED_BYTES = 1 << 22
 # What a full disk does not take waits in memory. Beyond this size, readings that come often are dropped.
 MAX_UNWRITTEN_BYTES = 1 << 26
-DROPPED_TYPES = frozenset({StepEvent.type, GpuEvent.type, PhaseChanged.type})
+DROPPED_TYPES = (StepEvent, GpuEvent, PhaseChanged)
 # Disk space that is kept for the last events of a run: it must not look crashed because its disk is full. A part of it
 # is for its summary and the end of its log.
 RESERVED_BYTES, RESERVED_JOURNAL_BYTES = 1 << 16, 3 << 14
@@ -56,7 +56,7 @@ _SKIPPED_BEGINNING = b"\0"
 
 # Other events, which only the terminal shows, are never read.
 EVENT_TYPES: dict[str, type[Event]] = {
-    kind.type: kind
+    type_name(kind): kind
     for kind in (
         RunStarted,
         RunResumed,
@@ -78,126 +78,51 @@ EVENT_TYPES: dict[str, type[Event]] = {
         FlushJournal,
     )
 }
-# JSON types that are accepted for each field type. A non-finite float is null in JSON.
-_JSON_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float, type(None)),
-    "str": (str,),
-    "bool": (bool,),
-    "list": (list,),
-    "dict": (dict,),
-}
-# JSON types that are accepted for the elements of lists and the values of dicts.
-_ELEMENT_TYPES: dict[str, set[type]] = {
-    "list[str]": {str},
-    "list[float]": {int, float, type(None)},
-    "dict[str, str]": {str},
-    "dict[str, float]": {int, float, type(None)},
-    "list[list[str]]": {list},
-}
 
 
-# Fields that are lists of JSON objects, and the functions that convert these to records.
-OBJECT_LIST_FIELDS: Mapping[str, Callable[[list[dict[str, Any]]], list[Any]]] = {
-    "ranks": RankDevice.from_objects,
-    "gpus": GpuSample.from_objects,
-    "memory": RankPeakMemory.from_objects,
-    "work": RankEpochTiming.from_objects,
-}
+class _LineStart(Record, frozen=True, kw_only=True):
+    """The fields that every line has. A reader knows by them whether it needs the rest."""
+
+    type: str
+    time: UnixTime
 
 
-# A union takes three times as long to check, and a journal has millions of numbers.
-_NUMBERS = (int, float)
-_FIELD_TYPES = {
-    name: {part.name: _JSON_TYPES[str(part.type).partition("[")[0]] for part in fields(kind)} | {"time": (int, float)}
-    for name, kind in EVENT_TYPES.items()
-}
-_FIELD_ELEMENT_TYPES = {
-    name: {part.name: types for part in fields(kind) if (types := _ELEMENT_TYPES.get(str(part.type))) is not None}
-    for name, kind in EVENT_TYPES.items()
-}
-
-
-def _nonfinite_to_none(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, list):
-        return [_nonfinite_to_none(part) for part in value]
-    if isinstance(value, dict):
-        return {key: _nonfinite_to_none(part) for key, part in value.items()}
-    return value
+_parse_start = parser(_LineStart)
+_PARSERS = {kind: parser(kind) for kind in EVENT_TYPES.values()}
 
 
 def to_line(event: Event) -> str:
     """Return the event as one line of JSON, without a newline."""
-    values = asdict(event)
-    ordered = {"type": event.type, "time": round(values.pop("time"), 3)}
-    return json.dumps(ordered | {key: _nonfinite_to_none(value) for key, value in values.items()}, allow_nan=False)
+    return encode(event).decode()
 
 
-def _constant_to_none(_: str) -> None:
-    """Return None for NaN and Infinity, which json.loads accepts although they are not JSON."""
+def event_type(line: bytes | str) -> type[Event] | None:
+    """Return the type of the event of a line; None if it is unknown or the line is not valid JSON."""
+    try:
+        return EVENT_TYPES.get(_parse_start(line).type)
+    except (ValueError, RecursionError):
+        return None
 
 
-# json.loads makes a decoder for each line.
-_DECODER = json.JSONDecoder(parse_constant=_constant_to_none)
-
-
-def from_line(line: str) -> Event | None:
+def from_line(line: bytes | str) -> Event | None:
     """Parse one line of a journal.
 
-    Returns None if the line is incomplete, its type is unknown, or a field is missing or has the wrong type.
+    An optional field that is not valid counts as absent. Returns None if the line is incomplete, its type is unknown,
+    or a required field is missing or not valid.
     """
+    kind = event_type(line)
+    if kind is None:
+        return None
     try:
-        return _to_event(_DECODER.decode(line))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def bulk_parser() -> Callable[[bytes], Event | None]:
-    """Return a faster `from_line` for many lines: 8 s instead of 20 s per million `step` events."""
-    from pydantic_core import from_json
-
-    def parse(line: bytes) -> Event | None:
+        event = _PARSERS[kind](line)
+    except UnicodeDecodeError:
+        return from_line(line.decode(errors="replace")) if isinstance(line, bytes) else None
+    except (ValueError, RecursionError):
         try:
-            values = from_json(line, allow_inf_nan=False)
-        except ValueError:
-            # NaN, lone surrogates and invalid UTF-8: only `json` accepts these.
-            return from_line(line.decode(errors="replace"))
-        try:
-            return _to_event(values)
-        except (KeyError, TypeError):
+            event = decode_valid_fields(line, kind)
+        except InvalidRecordError:
             return None
-
-    return parse
-
-
-def _to_event(values: Any) -> Event | None:
-    """Return the event of a JSON object; None if a field has the wrong type. Raises KeyError or TypeError if a field is
-    missing, the type unknown, or this no object."""
-    name = values["type"]
-    field_types = _FIELD_TYPES[name]
-    event_values: dict[str, Any] = {}
-    for key, value in values.items():
-        if (types := field_types.get(key)) is not None:
-            if not isinstance(value, types) or (isinstance(value, _NUMBERS) and not -LARGEST < value < LARGEST):
-                return None
-            event_values[key] = value
-    # Event.time defaults to the current time, which would be wrong for an event that is read.
-    if "time" not in event_values:
-        return None
-    if "code" in field_types:
-        event_values.setdefault("code", "")  # old journals have none
-    for field, element_types in _FIELD_ELEMENT_TYPES[name].items():
-        elements = event_values.get(field, ())
-        if not element_types.issuperset(map(type, elements.values() if isinstance(elements, dict) else elements)):
-            return None
-    for field in OBJECT_LIST_FIELDS.keys() & event_values.keys():
-        if not all(isinstance(item, dict) for item in event_values[field]):
-            return None
-        event_values[field] = OBJECT_LIST_FIELDS[field](event_values[field])
-    return EVENT_TYPES[name](**event_values)
+    return event if not isinstance(event, RunStarted) or event.format == FORMAT else None
 
 
 class Journal:
@@ -213,7 +138,7 @@ class Journal:
         size = os.fstat(self._file).st_size
         # Terminate a line that a crash left incomplete, or the next event would become part of it.
         self._incomplete = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
-        self._unwritten: deque[tuple[str, bytes]] = deque()
+        self._unwritten: deque[tuple[Event, bytes]] = deque()
         self._unwritten_bytes = 0
         self._is_torn = self._is_deleted = False
         self.dropped = 0
@@ -229,12 +154,12 @@ class Journal:
 
     def append(self, event: Event) -> None:
         """Append one event. Raises OSError if it has to wait in memory."""
-        data = (("\n" if self._incomplete else "") + to_line(event) + "\n").encode()
+        data = (b"\n" if self._incomplete else b"") + encode(event) + b"\n"
         self._incomplete = False
-        if self._unwritten_bytes + len(data) > MAX_UNWRITTEN_BYTES and event.type in DROPPED_TYPES:
+        if self._unwritten_bytes + len(data) > MAX_UNWRITTEN_BYTES and isinstance(event, DROPPED_TYPES):
             self.dropped += 1
         else:
-            self._unwritten.append((event.type, data))
+            self._unwritten.append((event, data))
             self._unwritten_bytes += len(data)
         self.catch_up()
 
@@ -243,13 +168,13 @@ class Journal:
         if self._is_deleted:
             self._restore()
         while self._unwritten:
-            kind, data = self._unwritten[0]
+            event, data = self._unwritten[0]
             count = os.write(self._file, data)
             self._unwritten_bytes -= count
             # The rest of a line continues where the disk was full, so the line is not torn.
             self._is_torn = count < len(data)
             if self._is_torn:
-                self._unwritten[0] = (kind, data[count:])
+                self._unwritten[0] = (event, data[count:])
             else:
                 self._unwritten.popleft()
 
@@ -268,8 +193,10 @@ class Journal:
         room = RESERVED_JOURNAL_BYTES - sum(len(waiting[index][1]) for index in kept)
         for is_epoch in (False, True):
             for index in reversed(range(len(waiting))):
-                kind, data = waiting[index]
-                if index in kept or kind in DROPPED_TYPES or (kind == EpochEvent.type) != is_epoch or len(data) > room:
+                event, data = waiting[index]
+                if index in kept or isinstance(event, DROPPED_TYPES) or isinstance(event, EpochEvent) != is_epoch:
+                    continue
+                if len(data) > room:
                     continue
                 kept.add(index)
                 room -= len(data)
@@ -336,14 +263,17 @@ class JournalReader:
 
         Nothing if the journal does not exist; see `poll_lines`.
         """
-        parse: Callable[[bytes], Event | None] | None = None
-        start = self.offset
         for line in self.poll_lines(max_bytes):
-            if parse is None:
-                # The first chunk has been read.
-                parse = bulk_parser() if self.offset - start >= BULK_BYTES else _from_bytes
-            if (event := parse(line)) is not None:
+            if (event := self.parse(line)) is not None:
                 yield event
+
+    def parse(self, line: bytes) -> Event | None:
+        """Return the event of a line as `from_line` does. Sets `problem` if the line starts a session of another
+        format."""
+        event = from_line(line)
+        if event is None and event_type(line) in (RunStarted, RunResumed):
+            self.problem = f"{self._path.name} was written by another version of gputrain, which this one cannot read"
+        return event
 
     def poll_lines(self, max_bytes: int | None = None) -> Iterator[bytes]:
         """Yield the complete lines appended since the last call, at most those of the next `max_bytes` bytes.
@@ -368,10 +298,36 @@ class JournalReader:
             self.problem = f"{self._path.name} cannot be read: {error.strerror}"
 
 
-def _from_bytes(line: bytes) -> Event | None:
-    return from_line(line.decode(errors="replace"))
-
-
 def long_line_problem(path: Path) -> str:
     """Return the sentence about a line of more than `MAX_LINE_BYTES`."""
     return f"{path.name} is damaged: it has a line of more than {MAX_LINE_BYTES >> 20} MiB"
+
+
+def find_last_event(file: BinaryIO, end: int, types: Sequence[type[Event]]) -> Event | None:
+    """Return the last event of one of the types whose line begins before byte `end`.
+
+    None if there is none in the `MAX_SCAN_BYTES` before `end`, or if `MAX_PARSED_BYTES` of lines that begin like such
+    an event are invalid. The search compares bytes instead of parsing JSON.
+    """
+    prefixes = [b"\n" + _line_start(kind) for kind in types]
+    unread, unparsed = MAX_SCAN_BYTES, MAX_PARSED_BYTES
+    while end > 0 and unread > 0 and unparsed > 0:
+        start = max(end - SCAN_BLOCK_BYTES, 0)
+        unread -= SCAN_BLOCK_BYTES
+        # The block begins with the newline before the first line, and ends with the prefix of the last one.
+        file.seek(max(start - 1, 0))
+        block = (b"\n" if start == 0 else b"") + file.read(end - start + max(map(len, prefixes)))
+        end = start + max(block.rfind(prefix, 0, end - start + len(prefix) - 1) for prefix in prefixes)
+        if end >= start:
+            file.seek(end)
+            line = file.readline(unparsed)
+            unparsed -= len(line)
+            if (event := from_line(line)) is not None:
+                return event
+        end = max(end, start)
+    return None
+
+
+def _line_start(kind: type[Event]) -> bytes:
+    """Return the bytes with which the encoder begins each line of an event type: the type is its first field."""
+    return encode({"type": type_name(kind)}).removesuffix(b"}")

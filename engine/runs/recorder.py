@@ -28,8 +28,9 @@ from engine.runs.journal import Journal
 from engine.runs.log import LogWriter
 from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
+from engine.utils.codec import write_record
 from engine.utils.errors import Problem
-from engine.utils.files import replace_file, shown_path, write_json
+from engine.utils.files import replace_file, shown_path
 from engine.utils.text import pluralize, printable
 
 Listener = Callable[[Event], None]
@@ -206,7 +207,7 @@ class Recorder:
         return warning
 
     def _write_summary(self) -> None:
-        write_json(self.folder.summary, self.history.summary().to_dict())
+        write_record(self.folder.summary, self.history.summary())
         self._summary_is_due = False
 
     def set_config(self, config: Config) -> None:

@@ -68,8 +68,8 @@ def reduce_curves(data: CurveData, max_blocks: int | None = MAX_BLOCKS) -> RunCu
     """
     metrics = {
         "train_loss": data.train_loss("step"),
-        "val_loss": _selection(data, "loss"),
-        "accuracy": _selection(data, "accuracy"),
+        "val_loss": data.epoch_metric("selection_loss", "step"),
+        "accuracy": data.epoch_metric("selection_accuracy", "step"),
         "lr": data.step_metric("lr", "step"),
         "grad_norm": data.step_metric("grad_norm", "step"),
     }
@@ -81,11 +81,6 @@ def reduce_curves(data: CurveData, max_blocks: int | None = MAX_BLOCKS) -> RunCu
         data.nonfinite_count,
         data.best,
     )
-
-
-def _selection(data: CurveData, metric: str) -> Series:
-    plain, averaged = data.epoch_metric(f"val_{metric}", "step"), data.epoch_metric(f"ema_val_{metric}", "step")
-    return Series(plain.x, np.where(np.isfinite(averaged.y), averaged.y, plain.y))
 
 
 def _reduce(series: Series, max_blocks: int | None) -> BlockSeries:

@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,7 @@ from engine.runs.claim import observe_claim, read_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState, session_start
 from engine.runs.labels import read_labels
 from engine.runs.sinks import file_system_problem
-from engine.utils.files import read_json
+from engine.utils.codec import find_valid_fields, or_none
 from engine.utils.text import format_duration
 
 if TYPE_CHECKING:
@@ -135,13 +134,13 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
     # The first frame of the screen does without events and their history.
     from engine.runs.history import RunSummary
 
-    stored = RunSummary.from_dict((read_json(folder.summary, MAX_SUMMARY_BYTES) or {}) if partial else {})
+    stored = read_summary(folder) if partial else RunSummary()
     epoch, best, started = (history.epochs[-1] if history.epochs else None), history.best, history.started
-    best_values = (best.selection_accuracy if best else None, stored.best_val_accuracy)
-    accuracies = [float(value) for value in best_values if value is not None]
+    best_values = (best.selection_accuracy if best else None, or_none(stored.best_val_accuracy))
+    accuracies = [value for value in best_values if value is not None]
     state = folder.state(history)
     # A partial history lacks the GPU samples that date a throttle, so use the stored bottleneck.
-    bottleneck = stored.bottleneck if partial else history.bottleneck
+    bottleneck = or_none(stored.bottleneck) if partial else history.bottleneck
     is_paused = state is RunState.PAUSED
     labels, updated_at = read_labels(folder), last_activity(folder)
     rate = history.latest_step.images_per_second if history.latest_step else epoch.images_per_second if epoch else None
@@ -152,8 +151,8 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         epochs=started.epochs if started else None,
         best_val_accuracy=max(accuracies, default=None),
         folder=str(folder.path),
-        val_accuracy=epoch.val_accuracy if epoch else stored.val_accuracy,
-        val_loss=epoch.val_loss if epoch else stored.val_loss,
+        val_accuracy=epoch.val_accuracy if epoch else or_none(stored.val_accuracy),
+        val_loss=epoch.val_loss if epoch else or_none(stored.val_loss),
         step=history.steps_done,
         steps=started.epochs * started.steps_per_epoch if started else None,
         images_per_second=None if is_paused else rate,
@@ -171,35 +170,30 @@ def row_of_history(folder: RunFolder, history: History, *, partial: bool, proble
         phase=history.phase if state.live else "",
         # A checkpoint after the last epoch is at the beginning of the next one.
         current_epoch=min(history.current_epoch, started.epochs) if started else history.current_epoch,
-        best_epoch=stored.best_epoch if partial else best.epoch if best else None,
-        grad_norm=_finite(history.latest_step.grad_norm) if history.latest_step else None,
+        best_epoch=or_none(stored.best_epoch) if partial else best.epoch if best else None,
+        grad_norm=or_none(history.latest_step.grad_norm) if history.latest_step else None,
         seconds=stored.seconds if partial else round(history.total_seconds, 3),
         tags=labels.tags,
         note=labels.note,
         archived=labels.archived,
-        started_at=session_start(folder) or (_finite(started.time) if started else None),
+        started_at=session_start(folder) or (started.time if started else None),
         updated_at=updated_at,
         gpus=len(set(started.devices) - {"cpu"}) if started else None,
         ranks=started.world_size if started else None,
-        train_loss=epoch.train_loss if epoch else stored.train_loss,
+        train_loss=epoch.train_loss if epoch else or_none(stored.train_loss),
         global_batch=started.global_batch if started else None,
         parameters=started.parameters if started else None,
         host=started.host if started else "",
-        metrics={name: _finite(value) for name, value in epoch.metrics.items()} if epoch else stored.metrics,
+        metrics=epoch.metrics if epoch else stored.metrics,
         sweep=folder.sweep,
     )
-
-
-def _finite(value: float | None) -> float | None:
-    """Return None for a value that is not finite, which JSON does not have."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def read_summary(folder: RunFolder) -> RunSummary:
     """Return the stored summary of a run; one of defaults if there is none."""
     from engine.runs.history import RunSummary
 
-    return RunSummary.from_dict(read_json(folder.summary, MAX_SUMMARY_BYTES) or {})
+    return find_valid_fields(folder.summary, RunSummary, MAX_SUMMARY_BYTES) or RunSummary()
 
 
 def unreadable_row(folder: RunFolder, message: str) -> RunRow:

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-from engine.runs.events import EpochEvent, StepEvent
+from engine.runs.events import EpochEvent, Scores, StepEvent
+from engine.utils.codec import UNSET
 from engine.utils.errors import Problem
 from engine.utils.files import append_to_file
 
@@ -63,15 +64,13 @@ class TensorBoardWriter:
         return warning
 
     def _write_epoch(self, epoch: EpochEvent, latest_step: StepEvent | None) -> None:
-        norm = {"gradient_norm": latest_step.grad_norm} if latest_step is not None else {}
-        train = {"loss": epoch.train_loss, "accuracy": epoch.train_accuracy, "learning_rate": epoch.lr, **norm}
+        train = {"loss": epoch.train_loss, "accuracy": epoch.train_accuracy, "learning_rate": epoch.lr}
+        if latest_step is not None and latest_step.grad_norm is not UNSET:
+            train["gradient_norm"] = latest_step.grad_norm
         self._write("train", epoch, train)
-        val = {"loss": epoch.val_loss, "accuracy": epoch.val_accuracy, "top5": epoch.val_top5}
-        self._write("val", epoch, val | {f"metrics/{name}": value for name, value in epoch.metrics.items()})
-        if epoch.ema_val_accuracy is not None and math.isfinite(epoch.ema_val_accuracy):
-            averaged = {"loss": epoch.ema_val_loss, "accuracy": epoch.ema_val_accuracy, "top5": epoch.ema_val_top5}
-            own = {f"metrics/{name}": value for name, value in epoch.ema_metrics.items()}
-            self._write("ema", epoch, averaged | own)
+        self._write("val", epoch, _values(epoch.val))
+        if epoch.ema is not None:
+            self._write("ema", epoch, _values(epoch.ema))
         elif "ema" not in self._files and (self._folder / "ema").is_dir():
             # A session without EMA drops what an earlier one wrote of the EMA for the epochs that it repeats.
             self._write("ema", epoch, {})
@@ -107,6 +106,11 @@ class TensorBoardWriter:
         self._files.clear()
         for file in files:
             file.close()
+
+
+def _values(scores: Scores) -> dict[str, float | None]:
+    own = {f"metrics/{name}": value for name, value in scores.metrics.items()}
+    return {"loss": scores.loss, "accuracy": scores.accuracy, "top5": scores.top5} | own
 
 
 class _EventFile:

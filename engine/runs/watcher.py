@@ -6,7 +6,6 @@ it for the start of the session, because the journal may come from another user.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,16 +23,12 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
-from engine.runs.journal import MAX_LINE_BYTES, JournalReader, from_line, long_line_problem
+from engine.runs.journal import MAX_LINE_BYTES, JournalReader, find_last_event, from_line, long_line_problem
 from engine.utils.files import open_regular_file
 
 # Larger journals are read only at their end.
 MAX_FULL_READ_BYTES = 1 << 20
 TAIL_BYTES = 1 << 18
-SCAN_BLOCK_BYTES = 1 << 20
-# Bounds of a search for an event: bytes compared, at several GB/s, and bytes parsed as JSON, at 15 MB/s.
-MAX_SCAN_BYTES = 1 << 28
-MAX_PARSED_BYTES = 1 << 22
 START_EVENTS = (RunStarted, RunResumed)
 # Events that determine whether a run trains, is paused or has ended.
 STATE_EVENTS = (
@@ -111,7 +106,7 @@ def read_latest_events(journal: Path, size: int, tail_bytes: int = TAIL_BYTES) -
         file.seek(start)
         # The tail may begin in the middle of a line.
         lines = file.read(end - start).split(b"\n")[min(start, 1) :]
-        events = [event for line in lines if (event := from_line(line.decode(errors="replace")))]
+        events = [event for line in lines if (event := from_line(line))]
         if start == 0:
             return events, end
         earlier: list[Event | None] = []
@@ -134,28 +129,3 @@ def _end_of_last_line(file: BinaryIO, size: int) -> int:
         if position >= 0:
             return start + position + 1
     return 0
-
-
-def find_last_event(file: BinaryIO, end: int, types: Sequence[type[Event]]) -> Event | None:
-    """Return the last event of one of the types whose line begins before byte `end`.
-
-    None if there is none in the `MAX_SCAN_BYTES` before `end`, or if `MAX_PARSED_BYTES` of lines that begin like such
-    an event are invalid. The search compares bytes instead of parsing JSON.
-    """
-    prefixes = [f'\n{{"type": "{event_type.type}"'.encode() for event_type in types]
-    unread, unparsed = MAX_SCAN_BYTES, MAX_PARSED_BYTES
-    while end > 0 and unread > 0 and unparsed > 0:
-        start = max(end - SCAN_BLOCK_BYTES, 0)
-        unread -= SCAN_BLOCK_BYTES
-        # The block begins with the newline before the first line, and ends with the prefix of the last one.
-        file.seek(max(start - 1, 0))
-        block = (b"\n" if start == 0 else b"") + file.read(end - start + max(map(len, prefixes)))
-        end = start + max(block.rfind(prefix, 0, end - start + len(prefix) - 1) for prefix in prefixes)
-        if end >= start:
-            file.seek(end)
-            line = file.readline(unparsed)
-            unparsed -= len(line)
-            if (event := from_line(line.decode(errors="replace"))) is not None:
-                return event
-        end = max(end, start)
-    return None

@@ -189,12 +189,12 @@ class SweepStudy:
             if point not in used:
                 yield point
 
-    def report(self, number: int, epoch: int, value: float) -> None:
-        """Record the metric of an epoch, once."""
+    def report(self, number: int, epoch: int, value: float | None) -> None:
+        """Record the metric of an epoch, once; None if it is not finite."""
         trial = self.trial(number)
         if epoch not in trial.intermediate_values:
             with _quiet():
-                self._handle(trial).report(value, epoch)
+                self._handle(trial).report(math.nan if value is None else value, epoch)
 
     def should_prune(self, number: int, epochs: int) -> bool:
         """Return whether a trial of this many epochs is worse than others were at its latest epoch."""

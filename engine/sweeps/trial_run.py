@@ -158,24 +158,14 @@ class TrialRun:
         return Problem("", text or str(ended), code=code or "run-failed")
 
 
-def metric_of(epoch: EpochEvent, metric: Metric) -> float:
-    """Return the metric of an epoch, of the EMA weights if there are any; NaN if it is not finite.
-
-    Of the accuracy, this is the one that selects the best epoch of the run.
-    """
-    if metric == "val_accuracy":
-        accuracy = epoch.selection_accuracy
-        return accuracy if accuracy >= 0 else math.nan
-    for loss in (epoch.ema_val_loss, epoch.val_loss):
-        # A non-finite value is None after reading a journal.
-        if loss is not None and math.isfinite(loss):
-            return loss
-    return math.nan
+def metric_of(epoch: EpochEvent, metric: Metric) -> float | None:
+    """Return the metric of an epoch that selects the best one; None if it is not finite."""
+    return epoch.selection_accuracy if metric == "val_accuracy" else epoch.selection_loss
 
 
 def result_of(history: History, metric: Metric) -> float | None:
     """Return the best value of the metric over the epochs of a run; None if none is finite."""
-    values = [value for epoch in history.epochs if math.isfinite(value := metric_of(epoch, metric))]
+    values = [value for epoch in history.epochs if (value := metric_of(epoch, metric)) is not None]
     if not values:
         return None
     return max(values) if metric == "val_accuracy" else min(values)

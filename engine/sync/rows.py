@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from engine.runs.events import EpochEvent, Event, GpuEvent, RunFinished, RunResumed, RunStarted, StepEvent
+from engine.runs.events import EpochEvent, Event, GpuEvent, RunFinished, RunResumed, RunStarted, Scores, StepEvent
 from engine.runs.records import GpuSample
+from engine.utils.codec import UNSET
 
 MAX_GPUS = 64
 # Readings of a GPU, and the names of their metrics behind `gpu/N/`.
@@ -112,7 +113,7 @@ class RowBuilder:
                 continue
             yield from self._close_row()
             time = since + (event.time - since) * (step - first + 1) / count
-            self._open_row = Row(step, time, {"train/loss": _nan_if_none(loss)})
+            self._open_row = Row(step, time, {"train/loss": _number(loss)})
             if step == event.step:
                 self._open_row.metrics |= _step_metrics(event) | self._take_gpus()
             self._merge_epochs(self._open_row, step)
@@ -133,56 +134,49 @@ class RowBuilder:
     def _take_gpus(self) -> dict[str, float]:
         """Return the latest readings of the GPUs of the run, each once."""
         samples, self._gpus = self._gpus, []
-        readings = {
-            f"gpu/{self._gpu_numbers[uuid]}/{metric}": getattr(sample, name)
+        return {
+            f"gpu/{self._gpu_numbers[uuid]}/{metric}": reading
             for sample in samples
             if (uuid := str(sample.uuid)) in self._gpu_numbers
             for name, metric in GPU_METRICS.items()
+            if (reading := getattr(sample, name)) is not None
         }
-        return _known(readings)
 
 
 def _step_metrics(event: StepEvent) -> dict[str, float]:
-    metrics = _known(
-        {
-            "train/lr": event.lr,
-            "train/images_per_second": event.images_per_second,
-            "train/data_wait": event.data_wait,
-        }
-    )
-    # The missing norm of an old journal reads as NaN, one that is not finite as None.
-    if event.grad_norm is None or not math.isnan(event.grad_norm):
-        metrics["train/grad_norm"] = _nan_if_none(event.grad_norm)
+    metrics = {
+        "train/lr": _number(event.lr),
+        "train/images_per_second": event.images_per_second,
+        "train/data_wait": event.data_wait,
+    }
+    if event.grad_norm is not UNSET:
+        metrics["train/grad_norm"] = _number(event.grad_norm)
     return metrics
 
 
 def _epoch_metrics(epoch: EpochEvent) -> dict[str, float]:
-    """Return the metrics of an epoch. Losses that are not finite are NaN; other values that are unknown are absent."""
-    losses = {"epoch/train_loss": _nan_if_none(epoch.train_loss), "val/loss": _nan_if_none(epoch.val_loss)}
-    return losses | _known(
-        {
-            "train/epoch": epoch.epoch,
-            "epoch/train_accuracy": epoch.train_accuracy,
-            "epoch/images_per_second": epoch.images_per_second,
-            "epoch/seconds": epoch.seconds,
-            "epoch/data_wait": epoch.data_wait,
-            "epoch/skipped_steps": epoch.skipped,
-            "epoch/unread_images": epoch.unread,
-            "val/accuracy": epoch.val_accuracy,
-            "val/top5": epoch.val_top5,
-            "ema/loss": epoch.ema_val_loss,
-            "ema/accuracy": epoch.ema_val_accuracy,
-            "ema/top5": epoch.ema_val_top5,
-            **{f"val/metrics/{name}": value for name, value in epoch.metrics.items()},
-            **{f"ema/metrics/{name}": value for name, value in epoch.ema_metrics.items()},
-        }
-    )
+    metrics = {
+        "train/epoch": float(epoch.epoch),
+        "epoch/train_loss": _number(epoch.train_loss),
+        "epoch/train_accuracy": _number(epoch.train_accuracy),
+        "epoch/images_per_second": epoch.images_per_second,
+        "epoch/seconds": epoch.seconds,
+        "epoch/skipped_steps": float(epoch.skipped_steps),
+        "epoch/skipped_images": float(epoch.skipped_images),
+        **_scores("val", epoch.val),
+        **({} if epoch.ema is None else _scores("ema", epoch.ema)),
+    }
+    if epoch.data_wait is not UNSET:
+        metrics["epoch/data_wait"] = epoch.data_wait
+    return metrics
 
 
-def _known(metrics: dict[str, float | None]) -> dict[str, float]:
-    # A value that is not finite is None after reading a journal.
-    return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
+def _scores(part: str, scores: Scores) -> dict[str, float]:
+    named = {"loss": scores.loss, "accuracy": scores.accuracy, "top5": scores.top5}
+    named |= {f"metrics/{name}": value for name, value in scores.metrics.items()}
+    return {f"{part}/{name}": _number(value) for name, value in named.items()}
 
 
-def _nan_if_none(value: float | None) -> float:
+def _number(value: float | None) -> float:
+    """Return NaN for a value that is not finite, as the services draw it."""
     return math.nan if value is None else value

@@ -20,6 +20,7 @@ from engine.sync.description import describe_run
 from engine.sync.remote import RemoteRun, Service, SyncError
 from engine.sync.rows import Row, RowBuilder
 from engine.sync.state import RemoteState, StateFile
+from engine.utils.codec import UNSET
 
 # The state is written before and after each batch.
 BATCH_ROWS = 500
@@ -238,4 +239,4 @@ def _figures(summary: RunSummary) -> dict[str, float]:
         "summary/images_per_second": summary.images_per_second,
         "summary/seconds": summary.seconds,
     }
-    return {name: float(value) for name, value in figures.items() if value is not None and math.isfinite(value)}
+    return {name: float(value) for name, value in figures.items() if value is not None and value is not UNSET}

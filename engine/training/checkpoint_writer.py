@@ -220,7 +220,7 @@ class CheckpointWriter:
         assert self._folder is not None  # noqa: S101 - else nothing is in flight
         relative = str(path.relative_to(self._folder.root))
         self._state.channel.send(
-            CheckpointSaved(path=relative, step=save.step, epoch=save.epoch, best=save.best, asked=save.requested)
+            CheckpointSaved(path=relative, step=save.step, epoch=save.epoch, best=save.best, requested=save.requested)
         )
         return None
 

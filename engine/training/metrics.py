@@ -13,6 +13,8 @@ from torch import Tensor
 
 from engine.distributed.collectives import all_reduce
 from engine.runs.evaluations import EVALUATION_FORMATS, confusion_to_json
+from engine.runs.events import Scores
+from engine.utils.codec import finite
 
 # A larger confusion matrix is unreadable and fills the disk.
 MAX_CONFUSION_CLASSES = 1000
@@ -140,6 +142,12 @@ class Evaluation:
     per_class: list[float | None]
     confusion: list[list[int]]
     own: dict[str, float] = field(default_factory=dict)
+
+    def scores(self) -> Scores:
+        """Return what the journal records of it."""
+        loss, accuracy = finite(self.metrics.loss), finite(self.metrics.accuracy)
+        own = {name: finite(value) for name, value in self.own.items()}
+        return Scores(loss=loss, accuracy=accuracy, top5=finite(self.top5), metrics=own)
 
     def to_dict(self, epoch: int) -> dict[str, Any]:
         return {

@@ -18,6 +18,7 @@ from engine.distributed.channel import Channel
 from engine.distributed.collectives import all_gather, all_reduce
 from engine.distributed.failures import NonFiniteLossError
 from engine.runs.events import StepEvent
+from engine.utils.codec import UNSET, finite
 
 
 @dataclass
@@ -150,8 +151,9 @@ class StepLog:
         group, self._pending = self._pending, None
         losses, skipped = group.wait()
         if self.emits_events:
-            grad_norm = group.grad_norm.item() if group.grad_norm is not None else math.nan
-            self.channel.send(StepEvent(losses=losses, grad_norm=grad_norm, **group.event_fields))
+            grad_norm = UNSET if group.grad_norm is None else finite(group.grad_norm.item())
+            known_losses = [finite(loss) for loss in losses]
+            self.channel.send(StepEvent(losses=known_losses, grad_norm=grad_norm, **group.event_fields))
         for index, loss in enumerate(losses):
             too_many = self.skipped.add(skipped[index] > 0.5)
             if too_many or not (self.may_skip or math.isfinite(loss)):

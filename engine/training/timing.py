@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from engine.runs.records import RankEpochTiming
+from engine.utils.codec import UNSET, UnsetType
 
 
 class EpochClock:
@@ -121,7 +122,9 @@ def gather_timings(timer: PhaseTimer, train_seconds: float, cpu_group: dist.Proc
     return [RankEpochTiming(rank, *(round(t, 4) for t in times.tolist())) for rank, times in enumerate(ranks or [])]
 
 
-def data_wait_share(timings: Sequence[RankEpochTiming]) -> float:
-    """Return the share of the training time spent waiting for data, averaged over ranks; NaN without training."""
+def data_wait_share(timings: Sequence[RankEpochTiming]) -> float | UnsetType:
+    """Return the share of the training time spent waiting for data, averaged over ranks; UNSET without training."""
     seconds = sum(timing.seconds for timing in timings)
-    return round(min(sum(timing.waited for timing in timings) / seconds, 1.0), 4) if seconds > 0 else float("nan")
+    if seconds <= 0:
+        return UNSET
+    return round(min(sum(timing.data_wait_seconds for timing in timings) / seconds, 1.0), 4)

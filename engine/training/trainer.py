@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import socket
 import time
@@ -52,6 +51,7 @@ from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
 from engine.training.timing import EpochClock, data_wait_share, gather_timings
 from engine.training.warmup import WarmupResult
+from engine.utils.codec import UNSET, asdict, finite
 from engine.utils.errors import Problem
 from engine.utils.files import read_json, replace_file, write_json
 from engine.utils.text import pluralize
@@ -103,7 +103,7 @@ class Trainer:
         """Emit the first events of the run, and `warnings`; write the class names."""
         started = self.run_started()
         if self.job.resumed:
-            self.emit(RunResumed(**vars(started), from_step=self.state.position.step))
+            self.emit(RunResumed(**asdict(started), from_step=self.state.position.step))
         else:
             self.emit(started)
         self.warn_skipped_files()
@@ -199,7 +199,8 @@ class Trainer:
 
     def log_epoch(self, train: Metrics, evaluation: Evaluation, ema_evaluation: Evaluation | None) -> None:
         """Emit the journal event of the epoch. A collective."""
-        state, val = self.state, evaluation.metrics
+        state, val = self.state, evaluation.scores()
+        ema = ema_evaluation.scores() if ema_evaluation is not None else None
         if self.config.device.empty_cache:
             empty_cache(state.device)
         seconds = self._epoch_clock.seconds()
@@ -211,26 +212,26 @@ class Trainer:
             EpochEvent(
                 epoch=state.position.epoch,
                 step=state.position.step,
-                train_loss=train.loss,
-                train_accuracy=train.accuracy,
-                val_loss=val.loss,
-                val_accuracy=val.accuracy,
-                lr=state.lr_at(state.sampler.steps_per_epoch),
+                train_loss=finite(train.loss),
+                train_accuracy=finite(train.accuracy),
+                lr=finite(state.lr_at(state.sampler.steps_per_epoch)),
                 seconds=round(seconds, 3),
                 images_per_second=round(state.sampler.images_from_step(self._first_step) / self._train_seconds, 1),
-                skipped=state.step_log.total_skipped(),
-                unread=train.unread + val.unread,
+                skipped_steps=state.step_log.total_skipped(),
+                skipped_images=train.unread + evaluation.metrics.unread,
                 train_size=train_size,
                 flops=self.warmup.flops_by_size[train_size],
-                val_top5=evaluation.top5,
-                metrics=evaluation.own,
-                ema_metrics=ema_evaluation.own if ema_evaluation is not None else {},
-                memory=memory,
+                rank_memory=memory,
                 data_wait=data_wait_share(self._timings),
-                work=self._timings,
-                ema_val_loss=ema_evaluation.metrics.loss if ema_evaluation is not None else math.nan,
-                ema_val_accuracy=ema_evaluation.metrics.accuracy if ema_evaluation is not None else math.nan,
-                ema_val_top5=ema_evaluation.top5 if ema_evaluation is not None else math.nan,
+                rank_timings=self._timings,
+                val_loss=val.loss,
+                val_accuracy=val.accuracy,
+                val_top5=val.top5,
+                metrics=val.metrics,
+                ema_val_loss=ema.loss if ema is not None else UNSET,
+                ema_val_accuracy=ema.accuracy if ema is not None else UNSET,
+                ema_val_top5=ema.top5 if ema is not None else UNSET,
+                ema_metrics=ema.metrics if ema is not None else UNSET,
             )
         )
 
@@ -303,20 +304,20 @@ class Trainer:
             classes=len(self.source.classes),
             parameters=count_parameters(state.model),
             precision=self._describe_precision(),
-            trainable=sum(p.numel() for p in state.model.parameters() if p.requires_grad),
+            trainable_parameters=sum(p.numel() for p in state.model.parameters() if p.requires_grad),
             workers=state.batches.workers,
             worker_type="threads" if uses_threads(self.config) else "processes",
             max_workers=state.batches.max_workers,
             image_format=state.image_format.describe(),
             pipeline=self.pipeline_choice.pipeline,
-            pipeline_why=self.pipeline_choice.why,
+            pipeline_reason=self.pipeline_choice.why,
             decoder=self.decoder_choice.decoder or "",
-            decoder_why=self.decoder_choice.why,
+            decoder_reason=self.decoder_choice.why,
             pipeline_auto=self.config.data.pipeline == "auto",
             batch_size=state.sampler.batch_size,
             cores=self.job.plan.threads_per_rank,
-            least_step=self.warmup.step_seconds,
-            least_images=self.warmup.batch_size,
+            small_step_seconds=self.warmup.step_seconds,
+            small_step_images=self.warmup.batch_size,
             train_size=state.image_format.size,
             enlarged_edge=edge,
             fitting_size=fitting_size(self.config, edge),

@@ -27,6 +27,7 @@ from engine.models.precision import autocast
 from engine.runs.events import WarningEvent
 from engine.training.rank_state import RankState
 from engine.training.rng import rng_state, set_rng_state
+from engine.utils.codec import UNSET, UnsetType
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import list_names, pluralize
 
@@ -43,14 +44,14 @@ class WarmupResult:
 
     `step_seconds` is the fastest forward and backward pass at the largest size of the training images;
     `flops_by_size` maps each size to the floating-point operations of both for one image, on rank 0; `peak_tflops` is
-    the peak of all GPUs of the run together. The last two are NaN on the CPU, the operations also on other ranks, and
+    the peak of all GPUs of the run together. The last two are UNSET on the CPU, the operations also on other ranks, and
     the peak also for a GPU that `engine.gpus.peak_flops` does not list.
     """
 
     step_seconds: float
     batch_size: int
-    flops_by_size: dict[int, float]
-    peak_tflops: float
+    flops_by_size: dict[int, float | UnsetType]
+    peak_tflops: float | UnsetType
 
 
 def warm_up(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
@@ -87,7 +88,8 @@ def _measure(state: RankState, cpu_group: dist.ProcessGroup) -> WarmupResult:
     with _cudnn_heuristics() if batch_size < state.sampler.batch_size else nullcontext():
         _first_step(state, batch_size)
         seconds = _fastest_step_seconds(state, batch_size, cpu_group)
-        flops, peak = dict.fromkeys(sizes, math.nan), math.nan
+        flops: dict[int, float | UnsetType] = dict.fromkeys(sizes, UNSET)
+        peak: float | UnsetType = UNSET
         if state.device.type == "cuda":
             # A user's own forward pass may contain collectives.
             if state.sampler.rank == 0 or is_user_code(state.config.model.name):
@@ -156,8 +158,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def count_flops_per_image(state: RankState, size: int | None = None) -> float:
-    """Return the floating-point operations of one image, forward and backward; NaN if they cannot be counted.
+def count_flops_per_image(state: RankState, size: int | None = None) -> float | UnsetType:
+    """Return the floating-point operations of one image, forward and backward; UNSET if they cannot be counted.
 
     `size` is the side of the image, by default that of the largest training images.
 
@@ -183,20 +185,20 @@ def count_flops_per_image(state: RankState, size: int | None = None) -> float:
         return flops / batch_size
     except Exception:
         # Only the MFU depends on it.
-        return math.nan
+        return UNSET
     finally:
         set_train_mode(state.model, state.frozen_modules)
 
 
-def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float:
-    """Return the peak TFLOPS of all GPUs of the run together, NaN if one is unknown. A collective."""
+def _total_peak_tflops(state: RankState, cpu_group: dist.ProcessGroup) -> float | UnsetType:
+    """Return the peak TFLOPS of all GPUs of the run together, UNSET if one is unknown. A collective."""
     first = torch.device(state.device).index or 0
     indices = range(first, first + state.sampler.devices_per_rank)
     names, precision = map(torch.cuda.get_device_name, indices), state.config.precision
     peaks = [peak_tflops(name, precision, tf32=state.uses_tf32) for name in names]
     total = torch.tensor(sum(math.nan if peak is None else peak for peak in peaks), dtype=torch.float64)
     dist.all_reduce(total, group=cpu_group)
-    return total.item()
+    return UNSET if total.isnan() else total.item()
 
 
 def _forward(

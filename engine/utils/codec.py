@@ -10,7 +10,8 @@ null is a value that is not finite, and an absent field is unknown. In Python th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -39,6 +40,9 @@ Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 UnixTime = Annotated[float, Meta(ge=0, lt=2.0**37)]
 """A time in Unix seconds that every calendar function takes."""
 
+# JSON has such characters only in strings, where any character may be escaped.
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]+")
+
 T = TypeVar("T")
 
 
@@ -65,9 +69,48 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def or_none(value: T | UnsetType) -> T | None:
+    """Return None for a value that is unknown."""
+    return None if value is UNSET else value
+
+
 def encode(record: object) -> bytes:
-    """Return a record, or a list or dict of records, as one line of JSON without a newline."""
-    return msgspec.json.encode(record)
+    """Return a record, or a list or dict of records, as one line of printable ASCII JSON without a newline."""
+    try:
+        data = msgspec.json.encode(record, enc_hook=_plain)
+    except UnicodeEncodeError:
+        # Half a character, which Python makes of a file name that is not UTF-8.
+        data = msgspec.json.encode(_with_valid_text(msgspec.to_builtins(record, enc_hook=_plain)))
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    # Terminals act on characters such as U+009B and U+202E, and people print these lines.
+    return _UNPRINTABLE.sub(_escaped, data.decode()).encode()
+
+
+def _plain(value: object) -> str | int | float:
+    """Return the plain value of a subclass, such as `torch.__version__` or a NumPy float."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise NotImplementedError(f"{type(value).__name__} is no value of a record")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be").hex(" ", 2).split()
+    return "".join(f"\\u{unit}" for unit in units)
+
+
+def _with_valid_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_with_valid_text(key): _with_valid_text(part) for key, part in value.items()}
+    return [_with_valid_text(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def parser(kind: type[T]) -> Callable[[bytes | str], T]:
+    """Return a function that decodes many records of one kind. It raises ValueError and RecursionError."""
+    return msgspec.json.Decoder(kind).decode
 
 
 def decode(data: bytes | str, kind: type[T]) -> T:
@@ -126,7 +169,7 @@ def _from_valid_fields(values: Mapping[str, Any], kind: type[T]) -> T:
             valid[part.encode_name] = msgspec.convert(value, part.type)
         except ValidationError:
             element = next((item for item in get_args(part.type) if _is_record(item)), None)
-            if isinstance(value, list) and element is not None:
+            if element is not None and isinstance(value, list) and all(isinstance(item, dict) for item in value):
                 valid[part.encode_name] = _valid_elements(value, element)
     return msgspec.convert(valid, kind, from_attributes=True)
 
@@ -139,8 +182,7 @@ def _valid_elements(values: list[Any], kind: type[T]) -> list[T]:
     elements = []
     for value in values:
         with suppress(ValidationError):
-            if isinstance(value, dict):
-                elements.append(_from_valid_fields(value, kind))
+            elements.append(_from_valid_fields(value, kind))
     return elements
 
 
@@ -149,6 +191,14 @@ def parse_object(data: bytes | str) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (ValueError, RecursionError):
+        return None
+
+
+def find_valid_fields(path: Path, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T | None:
+    """Return the record in a file without the fields that are not valid; None as for `find_record`."""
+    try:
+        return decode_valid_fields(read_bytes(path, max_bytes), kind)
+    except (OSError, InvalidRecordError):
         return None
 
 

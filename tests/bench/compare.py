@@ -17,14 +17,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import RunFinished, StepEvent
 from engine.runs.journal import to_line
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 from support.screen.pseudo_terminal import ESCAPES, PseudoTerminal
 
 COLUMNS, ROWS = 160, 48

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -21,7 +20,9 @@ from engine.config.loader import validate_config
 from engine.config.schema import as_dict
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import RunFinished
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 from support.screen.pseudo_terminal import PseudoTerminal
 
 COLUMNS, ROWS = 160, 48

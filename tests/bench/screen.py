@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -33,7 +33,9 @@ from engine.runs.journal import Journal
 from engine.runs.ownership import Ownership
 from engine.runs.records import GpuSample, RankDevice
 from support.gpu.fake_gpu_host import FakeGpuHost, build_fake_driver, gpu_line, gpu_uuid
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 from support.screen.pseudo_terminal import PseudoTerminal
 
 COLUMNS, ROWS = 160, 48

@@ -143,7 +143,7 @@ def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None
     assert lines[1].startswith("short: 1 rank on the CPU, started by fork, global batch size 32")
     assert [line.split()[:2] for line in lines[2:4]] == [["epoch", "1"], ["epoch", "2"]]
     summary = json.loads((short_run.path / "summary.json").read_text())
-    bottleneck = summary["verdict"]
+    bottleneck = summary["bottleneck"]
     assert lines[4:-3] == ([lines[4]] if bottleneck else [])
     assert bottleneck is None or lines[4].startswith(f"{bottleneck['message']} (data wait ")
     assert lines[-3].startswith("finished: best accuracy 0.")

@@ -26,7 +26,8 @@ from engine.training.checkpoint import load_newest
 from engine.training.step_log import SkippedSteps
 from support.gputrain_command import Gputrain, find_rank_pids, read_events, read_failures, wait_for
 from support.messages import has_problem, says
-from support.runs.factories import make_run_folder, make_run_started
+from support.runs.event_factories import make_run_started
+from support.runs.factories import make_run_folder
 
 RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.log_every=5", "--name", "a"]
 # Three times the goals: a failed rank is named within 2 s, and all processes end within 5 s.
@@ -142,7 +143,7 @@ def test_nonfinite_steps_on_one_rank_are_skipped_on_all_ranks_up_to_limit(gputra
     events = read_events(gputrain.runs / "a")
     assert [e["step"] for e in events if e["type"] == "step" and e["losses"] == [None]] == [1, 12, 13, 30, 31, 32]
     [epoch] = (event for event in events if event["type"] == "epoch")
-    assert epoch["skipped"] == 3
+    assert epoch["skipped_steps"] == 3
     assert epoch["val_accuracy"] > 0.5
     [failed] = (event for event in events if event["type"] == "rank_failed")
     assert failed["repeats"], "a restart would fail in the same way"
@@ -199,7 +200,7 @@ def test_unreadable_images_are_skipped_and_counted(gputrain: Gputrain) -> None:
     assert set(warned_files) == {"1", "2"}
     assert len(warned_files) <= 4, "one warning per file and rank"
     epochs = [event for event in read_events(gputrain.runs / "a") if event["type"] == "epoch"]
-    assert epochs[-1]["unread"] == 2
+    assert epochs[-1]["skipped_images"] == 2
     assert "2 images skipped" in messages
 
 

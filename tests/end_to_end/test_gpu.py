@@ -57,7 +57,7 @@ def losses(run: Path) -> list[float]:
 
 def without_memory(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return events without the peak memory of the epoch, which differs after a resume."""
-    return [{key: value for key, value in event.items() if key != "memory"} for event in events]
+    return [{key: value for key, value in event.items() if key != "rank_memory"} for event in events]
 
 
 def summary(run: Path) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from engine.runs.recorder import Recorder
 from engine.runs.records import GpuSample
 from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
 from support.gputrain_command import Gputrain, wait_for
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 from tui.cli.main import app
 from tui.pollers import MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES, RunPoller
 

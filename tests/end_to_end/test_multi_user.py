@@ -23,7 +23,8 @@ from engine.runs.ownership import Ownership
 from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain, read_events
 from support.messages import raises_problem
-from support.runs.factories import create_invalid_requests, make_run_folder, make_run_started
+from support.runs.event_factories import make_run_started
+from support.runs.factories import create_invalid_requests, make_run_folder
 from tui.pollers import RunListPoller, RunPoller
 
 SOMEONE = 12345

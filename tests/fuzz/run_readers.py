@@ -24,14 +24,8 @@ from engine.runs.records import GpuSample
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
-from support.runs.factories import (
-    default_fields,
-    make_epoch,
-    make_run_folder,
-    make_run_resumed,
-    make_run_started,
-    make_step,
-)
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import default_fields, make_run_folder
 from tui.log_tail import LogTail
 from tui.pollers import EvaluationPoller, RunPoller
 from tui.text.confusion import matrix_lines

@@ -12,7 +12,7 @@ import json
 import math
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ from engine.runs.folder import RunFolder
 from engine.runs.inspection import PART_NAMES, Inspection, InspectionInfo
 from engine.runs.inspection_file import write_inspection
 from engine.runs.journal import to_line
-from engine.runs.records import GpuSample, RankDevice
+from engine.runs.records import GpuSample, RankDevice, RankEpochTiming
+from support.replace import replace
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tui" / "demo" / "data"
 DIGITS = ROOT / "engine" / "data" / "sources" / "digits.npz"
 HOST = "demo-server"
+FORMAT = "224 x 224 pixels"
 LOG_EVERY, GPUS_EVERY = 10, 60  # steps
 SECONDS_PER_STEP, GLOBAL_BATCH_SIZE, PEAK_LR = 0.08, 512, 0.2
 IMAGES_PER_CLASS = 1000
@@ -100,8 +102,11 @@ def events(run: Training) -> Iterator[Event]:
         epochs=run.epochs, global_batch=GLOBAL_BATCH_SIZE, steps_per_epoch=run.steps_per_epoch,
         train_images=run.steps_per_epoch * GLOBAL_BATCH_SIZE, val_images=IMAGES_PER_CLASS * len(run.classes),
         classes=len(run.classes), parameters=23_528_522, workers=8, versions={"torch": "0"}, ranks=ranks,
-        batch_size=GLOBAL_BATCH_SIZE // 2, cores=16, least_step=0.0085, least_images=2, flops=24.5e9,
-        peak_tflops=2 * 989.4,
+        batch_size=GLOBAL_BATCH_SIZE // 2, cores=16, small_step_seconds=0.0085, small_step_images=2, flops=24.5e9,
+        peak_tflops=2 * 989.4, trainable_parameters=23_528_522, image_format=FORMAT, input=FORMAT, train_size=224,
+        pipeline="stream", pipeline_reason="set by data.pipeline", pipeline_auto=False, max_workers=8,
+        worker_type="threads", decoder="cpu", decoder_reason="", compiled=False, precision="bf16", enlarged_edge=0,
+        fitting_size=0, start_method="fork",
     )  # fmt: skip
     rate = GLOBAL_BATCH_SIZE / SECONDS_PER_STEP
     for step in range(1, total + 1):
@@ -121,14 +126,17 @@ def events(run: Training) -> Iterator[Event]:
             dip = 35 if step > run.steps_per_epoch and (step - 1) % run.steps_per_epoch < GPUS_EVERY else 0
             yield GpuEvent(time=now, gpus=[gpu_use(rank, 96 + rng.randrange(3) - dip) for rank in (0, 1)])
         if step % run.steps_per_epoch == 0:
-            done = epoch / run.epochs
+            done, seconds = epoch / run.epochs, run.steps_per_epoch * SECONDS_PER_STEP
+            timings = [RankEpochTiming(rank, seconds, 0.01 * seconds, 0.3 * seconds) for rank in (0, 1)]
             yield EpochEvent(
                 time=now, epoch=epoch, step=step,
                 train_loss=round(2.1 * math.exp(-9 * done) + 0.17 * (1 - done) + 0.02, 5),
                 train_accuracy=round(1 - 0.75 * math.exp(-7 * done) - 0.06 * (1 - done), 5),
                 val_loss=round(1.9 * math.exp(-9 * done) + 0.24 + rng.gauss(0, 0.008), 5),
                 val_accuracy=round(0.932 - 0.66 * math.exp(-8 * done) + rng.gauss(0, 0.004), 5),
-                lr=lr, seconds=run.steps_per_epoch * SECONDS_PER_STEP, images_per_second=rate, data_wait=0.01,
+                lr=lr, seconds=seconds, images_per_second=rate, data_wait=0.01,
+                val_top5=round(1 - 0.3 * math.exp(-8 * done), 5), metrics={}, skipped_steps=0, skipped_images=0,
+                train_size=224, rank_timings=timings, rank_memory=[],
             )  # fmt: skip
             yield CheckpointSaved(time=now, path=f"checkpoints/step-{step:08d}.pt", step=step, epoch=epoch + 1)
     yield RunFinished(time=total * SECONDS_PER_STEP, state="finished", message="made up")

@@ -42,7 +42,7 @@ def photos(rehearsal: Rehearsal) -> Path:
 def test_gpu_decoder_trains_as_cpu_decoder(rehearsal: Rehearsal, photos: Path, loading: tuple[str, ...]) -> None:
     gpu, cpu = (rehearsal.run(decoder, *FOLDER, f"data.decoder={decoder}", *loading) for decoder in ("gpu", "cpu"))
     assert run_started(gpu)["decoder"] == "gpu"
-    assert run_started(gpu)["decoder_why"] == "set by data.decoder"
+    assert run_started(gpu)["decoder_reason"] == "set by data.decoder"
     assert losses_of(gpu) == pytest.approx(losses_of(cpu), rel=5e-3)
 
 
@@ -57,7 +57,7 @@ def test_killed_run_resumes_with_its_decoder(rehearsal: Rehearsal, photos: Path)
     assert resumed.returncode == 0, resumed.stderr
     killed = rehearsal.runs / "killed"
     event = next(event for event in read_events(killed) if event["type"] == "run_resumed")
-    assert (event["decoder"], event["decoder_why"]) == ("gpu", "as before it was resumed")
+    assert (event["decoder"], event["decoder_reason"]) == ("gpu", "as before it was resumed")
     assert epochs_of(killed)[-1]["val_loss"] == epochs_of(whole)[-1]["val_loss"]
 
 
@@ -66,7 +66,7 @@ def test_auto_decoder_is_measured_once(rehearsal: Rehearsal, photos: Path) -> No
     run = rehearsal.run("auto", *FOLDER)
     started = run_started(run)
     assert started["decoder"] in ("cpu", "gpu")
-    assert re.fullmatch(r"nvJPEG decodes [\d,]+ images/s, 2 CPU threads [\d,]+", started["decoder_why"])
+    assert re.fullmatch(r"nvJPEG decodes [\d,]+ images/s, 2 CPU threads [\d,]+", started["decoder_reason"])
     assert rehearsal("resume", "auto", "--headless", "run.epochs=3").returncode == 0
     resumed = next(event for event in read_events(run) if event["type"] == "run_resumed")
     assert resumed["decoder"] == started["decoder"]

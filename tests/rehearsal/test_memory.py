@@ -30,7 +30,7 @@ def test_dp_holds_share_of_batch_on_gpu_0(rehearsal: Rehearsal) -> None:
     [epoch] = [event for event in read_events(rehearsal.run("dp", *FAKE_DATA, *options)) if event["type"] == "epoch"]
     model_bytes = 4 * 3 * 128 * 128 * 10
     batch_bytes = 4 * 64 * 3 * 128 * 128
-    assert batch_bytes / 2 < epoch["memory"][0]["allocated"] < 0.6 * batch_bytes + 4 * model_bytes
+    assert batch_bytes / 2 < epoch["rank_memory"][0]["allocated"] < 0.6 * batch_bytes + 4 * model_bytes
 
 
 @pytest.mark.rehearsal

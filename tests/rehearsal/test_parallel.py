@@ -17,7 +17,9 @@ BATCH, WHOLE_BATCH = ("--batch-size", "16"), ("--batch-size", "32")
 
 def assert_equal_training(run: Path, other: Path) -> None:
     assert losses_of(run) == pytest.approx(losses_of(other), rel=1e-3)
-    accuracies = [[(epoch["val_accuracy"], epoch["skipped"]) for epoch in epochs_of(each)] for each in (run, other)]
+    accuracies = [
+        [(epoch["val_accuracy"], epoch["skipped_steps"]) for epoch in epochs_of(each)] for each in (run, other)
+    ]
     assert accuracies[0] == accuracies[1]
 
 
@@ -103,7 +105,7 @@ def test_nan_on_one_gpu_skips_step_on_both(rehearsal: Rehearsal) -> None:
     rehearsal.inject_fault("nan", 1, 3)
     recipe = (*COLOR, *BATCH, "optim.nonfinite=skip")
     on_gpus = rehearsal.run("gpus", *recipe, "--gpus", "free:2")
-    assert epochs_of(on_gpus)[-1]["skipped"] == 1
+    assert epochs_of(on_gpus)[-1]["skipped_steps"] == 1
     assert_equal_training(on_gpus, rehearsal.run("cpu", *recipe, "--ranks", "2", *CPU))
 
 

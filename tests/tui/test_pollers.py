@@ -21,17 +21,8 @@ from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from support.gputrain_command import wait_for
 from support.messages import has_problem
-from support.runs.factories import (
-    append_events,
-    append_to_journal,
-    default_fields,
-    make_epoch,
-    make_run_folder,
-    make_run_resumed,
-    make_run_started,
-    make_step,
-    step_lines,
-)
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import append_events, append_to_journal, default_fields, make_run_folder, step_lines
 from tui.charts.view import ChartView
 from tui.log_tail import MAX_LOG_LINE_LENGTH, LogTail
 from tui.pollers import GpuPoller, RunListPoller, RunPoller
@@ -52,9 +43,9 @@ MALFORMED = {
         "events.jsonl",
         '{"type": "gpus", "time": 1.0, "gpus": [{"throttle": 5, "memory_used": "x"}]}',
     ),
-    "ranks that are not objects": ("events.jsonl", to_line(make_run_started()).replace('"ranks": []', '"ranks": [5]')),
-    "infinity": ("events.jsonl", to_line(make_epoch(1, 0.5)).replace('"seconds": ', '"seconds": 1e999, "x": ')),
-    "huge number": ("events.jsonl", to_line(make_step(7)).replace('"step": 7', f'"step": {"9" * 400}')),
+    "ranks that are not objects": ("events.jsonl", to_line(make_run_started()).replace('"ranks":[]', '"ranks":[5]')),
+    "infinity": ("events.jsonl", to_line(make_epoch(1, 0.5)).replace('"seconds":', '"seconds":1e999,"x":')),
+    "huge number": ("events.jsonl", to_line(make_step(7)).replace('"step":7', f'"step":{"9" * 400}')),
     "Python's infinity": ("events.jsonl", to_line(make_step(7)).replace("0.5", "Infinity")),
 }
 
@@ -153,10 +144,10 @@ def test_run_poller_restarts_when_journal_shrinks(tmp_path: Path) -> None:
 def test_run_row_of_long_resumed_run_shows_correct_best_and_epochs(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "long", make_run_started(), make_epoch(1, 0.95))
     longer = make_run_resumed(10, 5.0)
-    append_to_journal(folder, to_line(longer).replace('"epochs": 3', '"epochs": 20000') + "\n")
+    append_to_journal(folder, to_line(longer).replace('"epochs":3', '"epochs":20000') + "\n")
     append_to_journal(folder, step_lines(12_000))
     append_to_journal(folder, to_line(make_epoch(12_000, 0.5)) + "\n")
-    (folder.path / "summary.json").write_text(json.dumps({"best_val_accuracy": 0.95, "epochs": 12_000}))
+    (folder.path / "summary.json").write_text(json.dumps({"format": 1, "best_val_accuracy": 0.95, "epochs": 12_000}))
     watch = RunWatcher(folder)
     row = make_run_row(watch)
     assert watch.partial

@@ -289,12 +289,12 @@ class DryRunPrinter:
 
 def _input_rows(started: RunStarted) -> dict[str, str]:
     """Return the input pipeline, its workers if it has any, and the decoder of JPEG files if there was a choice."""
-    rows = {"input pipeline": printable(f"{started.pipeline} ({started.pipeline_why})")}
+    rows = {"input pipeline": printable(f"{started.pipeline} ({started.pipeline_reason})")}
     if started.pipeline == "stream":
         workers = "decode threads" if started.worker_type == "threads" else "DataLoader workers"
         rows[workers] = f"{started.workers} per rank"
-    if started.decoder_why:
-        rows["JPEG decoder"] = printable(f"{started.decoder} ({started.decoder_why})")
+    if started.decoder_reason:
+        rows["JPEG decoder"] = printable(f"{started.decoder} ({started.decoder_reason})")
     return rows
 
 

@@ -35,6 +35,7 @@ from engine.runs.events import (
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal, from_line
 from engine.runs.ownership import Ownership
+from engine.utils import codec
 from engine.utils.files import write_json
 
 DEMO_NOTICE = "DEMO: simulated server"
@@ -56,7 +57,7 @@ def recorded(name: str) -> str:
 def recorded_events(recording: str, start_time: float) -> list[Event]:
     """Return the events of a recorded run, shifted to start at `start_time` (Unix seconds)."""
     events = map(from_line, recorded(f"{recording}/events.jsonl").splitlines())
-    return [replace(event, time=event.time + start_time) for event in events if event is not None]
+    return [codec.replace(event, time=event.time + start_time) for event in events if event is not None]
 
 
 class ReplayedRun:
@@ -152,7 +153,7 @@ class DemoServer:
                 run.append(ControlEvent(request=request.request, by=request.by, outcome=outcome))
                 if counters.checkpoints > checkpoints:
                     path = f"checkpoints/step-{step:08d}.pt"
-                    run.append(CheckpointSaved(path=path, step=step, epoch=epoch, asked=True))
+                    run.append(CheckpointSaved(path=path, step=step, epoch=epoch, requested=True))
             if counters.paused != paused:
                 paused = counters.paused
                 run.append(RunPaused(step=step, epoch=epoch) if paused else RunContinued(step=step, epoch=epoch))
@@ -166,7 +167,7 @@ class DemoServer:
                 event = self._upcoming.pop(0)
                 if isinstance(event, StepEvent):
                     step, epoch = event.step, event.epoch
-                run.append(replace(event, time=event.time + paused_s))
+                run.append(codec.replace(event, time=event.time + paused_s))
         run.close()
         with suppress(OSError):
             ownership.release()

@@ -48,18 +48,17 @@ def _epoch_figures(epoch: EpochEvent) -> Text:
         no_wrap=True,
         end="",
     )
-    if epoch.ema_val_accuracy is not None and epoch.ema_val_accuracy == epoch.ema_val_accuracy:
-        text.append(f"   ema {epoch.ema_val_accuracy:.4f}")
+    if epoch.ema is not None:
+        text.append(f"   ema {_format(epoch.ema.accuracy)}")
     for name, value in epoch.metrics.items():
         text.append(f"   {printable(name)} {_format(value)}")
-    rate = UNKNOWN if epoch.images_per_second is None else f"{epoch.images_per_second:,.0f}"
-    seconds = UNKNOWN if epoch.seconds is None else f"{epoch.seconds:.1f} s"
+    rate, seconds = f"{epoch.images_per_second:,.0f}", f"{epoch.seconds:.1f} s"
     lr = UNKNOWN if epoch.lr is None else f"{epoch.lr:.3g}"
     text.append(f"   {rate:>7} images/s  {seconds:>8}   lr {lr}", MUTED)
-    if epoch.skipped:
-        text.append(f"   {epoch.skipped} steps skipped")
-    if epoch.unread:
-        text.append(f"   {epoch.unread} images skipped")
+    if epoch.skipped_steps:
+        text.append(f"   {epoch.skipped_steps} steps skipped")
+    if epoch.skipped_images:
+        text.append(f"   {epoch.skipped_images} images skipped")
     return text
 
 

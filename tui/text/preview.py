@@ -14,6 +14,7 @@ from rich.text import Text
 
 from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
+from engine.utils.codec import UNSET
 from engine.utils.text import pluralize, printable
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
 from tui.text.run_lines import fit_cells, state_symbol
@@ -72,14 +73,14 @@ def when_text(row: RunRow) -> str:
 
 def _result_lines(preview: RunPreview, width: int) -> list[Text]:
     summary, started, lines = preview.summary, preview.started, []
-    if summary.best_val_accuracy is not None:
+    if summary.best_val_accuracy is not UNSET:
         best = Text.assemble((f"{summary.best_val_accuracy:.4f}", ACCENT), (f"  at epoch {summary.best_epoch}", MUTED))
         lines += _field("best acc", best, width)
     losses = (("train", summary.train_loss), ("val", summary.val_loss))
-    known = [f"{name} {value:.4f}" for name, value in losses if value is not None]
+    known = [f"{name} {value:.4f}" for name, value in losses if value is not None and value is not UNSET]
     if known:
         lines += _field("loss", Text("   ".join(known)), width)
-    speed = [] if summary.images_per_second is None else [f"{summary.images_per_second:,.0f} images/s"]
+    speed = [] if summary.images_per_second is UNSET else [f"{summary.images_per_second:,.0f} images/s"]
     if summary.seconds:
         speed.insert(0, format_duration(summary.seconds))
     if speed:

@@ -10,10 +10,18 @@ from pathlib import Path
 
 from engine.config.yaml_io import MAX_CONFIG_BYTES
 from engine.runs.curves import CurveData
-from engine.runs.events import Event
+from engine.runs.events import (
+    EpochEvent,
+    Event,
+    RunContinued,
+    RunFinished,
+    RunPaused,
+    RunResumed,
+    RunStarted,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
-from engine.runs.journal import MAX_LINE_BYTES, JournalReader, from_line
+from engine.runs.journal import MAX_LINE_BYTES, JournalReader, event_type, from_line
 from engine.utils.files import open_regular_file, read_bytes
 from tui.charts.plot import Curve
 from tui.charts.view import ChartView
@@ -23,7 +31,7 @@ from tui.text.preview import CHARTS, RunPreview
 # Before the second epoch, the training loss of the steps is all there is to draw.
 MIN_EPOCHS = 2
 # Events that the curves and figures need from the whole journal. All others are read from its end only.
-EVENT_PREFIXES = (b'{"type": "epoch"', b'{"type": "run_', b'{"type": "paused"', b'{"type": "continued"')
+CURVE_EVENTS = (EpochEvent, RunStarted, RunResumed, RunFinished, RunPaused, RunContinued)
 # A fifth of a second of comparing.
 MAX_SCANNED_BYTES = 1 << 26
 TAIL_BYTES = 1 << 16
@@ -108,7 +116,6 @@ def _selected_events(journal: Path, start: int, end: int) -> tuple[list[Event], 
         offset = start
         while offset < end and (line := file.readline(MAX_LINE_BYTES)):
             offset += len(line)
-            # Parsing the JSON of every step takes a hundred times longer than comparing its beginning.
-            if line.startswith(EVENT_PREFIXES) and (event := from_line(line.decode(errors="replace"))) is not None:
+            if event_type(line) in CURVE_EVENTS and (event := from_line(line)) is not None:
                 events.append(event)
     return events, offset

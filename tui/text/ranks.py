@@ -81,13 +81,11 @@ def rank_readings(history: History, loads: RankLoads, *, live: bool) -> RankRead
     """Return the readings of the ranks from the state of the run and the past load of its ranks."""
     latest, epoch, step = history.latest_gpus, history.latest_session_epoch, history.latest_step
     if epoch is not None:
-        # Old journals have only the mean of all ranks.
-        mean = {rank.rank: epoch.data_wait for rank in history.started.ranks} if history.started else {}
-        own = {timing.rank: timing.waited / timing.seconds for timing in epoch.work if timing.seconds > 0}
-        data_wait = {rank: share for rank, share in (own or mean).items() if share is not None}
+        timings = epoch.rank_timings
+        data_wait = {timing.rank: timing.data_wait_seconds / timing.seconds for timing in timings if timing.seconds > 0}
     else:
         # During the first epoch, only rank 0 reports it.
-        data_wait = {0: step.data_wait} if step is not None and step.data_wait is not None else {}
+        data_wait = {0: step.data_wait} if step is not None else {}
     rate = step.images_per_second if step is not None else epoch.images_per_second if epoch is not None else None
     return RankReadings(
         started=history.started,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,8 @@ import pytest
 from engine.bench.report import BenchRun, bench_run_from_history, scaling_results
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.history import History, history_from_events
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_bench_run as make_run
 from tui.text.bench import bench_lines, chart_lines
 
@@ -20,14 +21,11 @@ def make_history(*epochs: tuple[float, float], started: float = 105.0) -> Histor
 
 
 def make_events(*epochs: tuple[float, float], started: float = 105.0) -> list[RunStarted | EpochEvent]:
-    started_event = RunStarted(
-        time=started, name="a", host="h", world_size=2, devices=["cpu"] * 2, backend="gloo", epochs=len(epochs),
-        global_batch=64, steps_per_epoch=5, train_images=320, val_images=80, classes=10, parameters=7, workers=0,
-        versions={},
-    )  # fmt: skip
-    metrics = {"train_loss": 1.0, "train_accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.5, "lr": 0.1}
+    started_event = replace(
+        make_run_started(started), epochs=len(epochs), global_batch=64, steps_per_epoch=5, train_images=320
+    )
     epoch_events = [
-        EpochEvent(epoch=number, step=5 * number, seconds=seconds, images_per_second=rate, **metrics)  # type: ignore[arg-type]
+        replace(make_epoch(number), step=5 * number, seconds=seconds, images_per_second=rate)
         for number, (seconds, rate) in enumerate(epochs, 1)
     ]
     return [started_event, *epoch_events]

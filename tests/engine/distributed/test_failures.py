@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from engine.distributed.watchdog import Heartbeat, Phase
 from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
 from engine.utils.errors import Problem, UsageError
+from support.replace import replace
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
 

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,9 @@ from engine.runs.event_lines import describe_run_setup
 from engine.utils.errors import Problem, UsageError
 from support.gputrain_command import Gputrain, read_events
 from support.messages import has_problem
-from support.runs.factories import find_free_port, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_run_started
+from support.runs.factories import find_free_port
 
 GPUS = [CudaDevice(index, f"GPU-{index}", "made up", 0) for index in range(4)]
 

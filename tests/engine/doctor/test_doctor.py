@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -43,6 +42,7 @@ from support.gpu.fake_gpu_host import (
 )
 from support.gputrain_command import ROOT, Gputrain, wait_for
 from support.messages import says
+from support.replace import replace
 from tui.text.doctor import merge_gpus
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,9 @@ from engine.runs.history import RunSummary, history_from_events
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem
-from support.runs.factories import make_gpu_run_started, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_run_started
+from support.runs.factories import make_gpu_run_started
 from tui.form.checks import FormCheckResult
 from tui.form.plan import plan_text
 

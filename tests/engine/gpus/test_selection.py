@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from engine.utils.errors import UsageError
 from support.gpu.fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gputrain_command import Gputrain, read_events
 from support.messages import has_problem, raises_problem, says
+from support.replace import replace
 from support.runs.trained_run import call
 
 FREE, BUSY, LIGHT = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,7 +36,9 @@ from engine.runs.events import Event, WarningEvent
 from engine.training.job import ExitCode
 from support.gputrain_command import Gputrain
 from support.messages import raises_problem, says
-from support.runs.factories import find_free_port, make_run_folder, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_run_started
+from support.runs.factories import find_free_port, make_run_folder
 
 PATCHED_RUN = """
 import os, signal, sys, time

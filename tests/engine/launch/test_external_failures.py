@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 from torch.distributed import HashStore, Store, TCPStore
@@ -27,6 +26,7 @@ from engine.launch.external_failures import (
 )
 from engine.runs.events import RankFailed
 from engine.utils.process import die_with_parent
+from support.replace import replace
 
 WAITS = Heartbeat(11, 2, Phase.BACKWARD)
 HANGS = Heartbeat(11, 0, Phase.DATA)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,12 @@ from engine.runs.bottleneck import BottleneckKind
 from engine.runs.events import Event, GpuEvent
 from engine.runs.history import history_from_events
 from engine.runs.records import GpuSample, RankDevice
+from engine.utils.codec import UNSET
 from support.gpu.fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid
 from support.messages import raises_problem
-from support.runs.factories import make_gpu_run_started, make_run_started, make_timed_epoch
+from support.replace import replace
+from support.runs.event_factories import make_run_started
+from support.runs.factories import make_gpu_run_started, make_timed_epoch
 
 
 def first_event(usage: GpuUsagePoller) -> GpuEvent:
@@ -98,8 +100,8 @@ def test_summary_aggregates_gpu_usage() -> None:
         GpuEvent(gpus=[GpuSample("a", "h")]),
     ]
     [used] = history_from_events([make_run_started(), *samples]).summary().gpus
-    assert (used["uuid"], used["busy"], used["most_memory_used"]) == ("a", 95.0, 7)
-    assert (used["throttled"], used["power"]) == (["thermal"], None)
+    assert (used.uuid, used.busy, used.max_memory_used) == ("a", 95.0, 7)
+    assert (used.throttled, used.power) == (["thermal"], UNSET)
 
 
 def test_owned_run_records_gpu_samples_behind_run_started(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +33,8 @@ from engine.runs.terminal_events import RunStarting
 from engine.training.job import ExitCode, RunResult
 from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, says
-from support.runs.factories import make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_run_started
 from support.runs.run_owner import FAILED, make_ended_run, owner
 
 PREFLIGHT = Preflight(plan=NodePlan(("cpu",), (None,), 1, 1, 0, "gloo"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +19,9 @@ from engine.runs.events import RunFinished, WaitingForGpus
 from engine.runs.folder import list_runs
 from engine.training.job import ExitCode
 from support.messages import says
-from support.runs.factories import make_run_folder, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_run_started
+from support.runs.factories import make_run_folder
 from support.runs.run_owner import FAILED, make_ended_run, owner
 
 

@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,9 @@ from engine.utils.errors import Problem
 from engine.utils.host import has_bfloat16_instructions
 from support.data.photo_folder import write_photo_folder
 from support.messages import has_problem, raises_problem
-from support.runs.factories import make_run_folder, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_run_started
+from support.runs.factories import make_run_folder
 
 CPU_PLAN = NodePlan(("cpu",), (None,), 1, 1, 0, "gloo")
 

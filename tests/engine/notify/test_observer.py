@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -19,17 +19,11 @@ from engine.runs.events import Event, GpuEvent, PhaseChanged, RankFailed, RunCon
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample
-from support.runs.factories import (
-    append_to_journal,
-    make_epoch,
-    make_gpu_run_started,
-    make_run_folder,
-    make_run_resumed,
-    make_run_started,
-    make_step,
-)
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import append_to_journal, make_gpu_run_started, make_run_folder
 
-START = 1000.0
+START = 1_000_000.0
 FAILURE = RankFailed(time=START + 5, rank=1, device="cpu", cause="division by zero", code="rank-failed")
 FINISHED = RunFinished(time=START + 9, state="finished", message="best accuracy 0.5000 in epoch 1")
 
@@ -88,7 +82,7 @@ def run(tmp_path: Path) -> Iterator[ObservedRun]:
 
 
 def test_finished_run_is_reported_once_with_result_diagnosis_and_command(run: ObservedRun) -> None:
-    started = replace(make_run_started(START), least_step=0.001, least_images=2, batch_size=64)
+    started = replace(make_run_started(START), small_step_seconds=0.001, small_step_images=2, batch_size=64)
     assert run.poll(events=(started, make_step(5, time=START + 1))) == []
     run.record(replace(make_epoch(1, time=START + 2), data_wait=0.5), FINISHED)
     (message,) = run.observer.poll()

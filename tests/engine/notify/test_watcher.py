@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,9 @@ from engine.notify.sender import Delivery
 from engine.notify.watcher import read_options, watch
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
-from support.runs.factories import append_events, make_run_folder, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_run_started
+from support.runs.factories import append_events, make_run_folder
 
 
 @dataclass

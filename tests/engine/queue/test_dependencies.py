@@ -15,7 +15,8 @@ from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from support.messages import raises_problem
-from support.runs.factories import append_events, make_run_folder, make_run_started
+from support.runs.event_factories import make_run_started
+from support.runs.factories import append_events, make_run_folder
 
 
 @contextmanager

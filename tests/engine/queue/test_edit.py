@@ -9,7 +9,8 @@ import pytest
 from engine.queue.edit import find_own_row
 from engine.runs.ownership import Ownership
 from support.messages import raises_problem
-from support.runs.factories import make_run_folder, make_run_started
+from support.runs.event_factories import make_run_started
+from support.runs.factories import make_run_folder
 
 
 def test_find_own_row_names_command_that_stops_run_which_trains(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.queue.state import (
     write_queue_state,
 )
 from engine.runs.ownership import Ownership
+from support.replace import replace
 from support.runs.factories import make_run_folder
 
 STATE = QueueState(10.0, 11.5, -3, True, (Dependency("a", True, 1, 2),), QueueStage.WAITING, 77)

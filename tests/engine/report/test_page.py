@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -23,15 +22,10 @@ from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection, InspectionInfo
 from engine.runs.inspection_file import write_inspection
 from support.gputrain_command import ROOT
+from support.replace import replace
 from support.runs.compared_runs import make_compared_run
-from support.runs.factories import (
-    make_epoch,
-    make_gpu_run_started,
-    make_run_folder,
-    make_run_resumed,
-    make_run_started,
-    make_step,
-)
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import make_gpu_run_started, make_run_folder
 
 HOSTILE = '<script>alert(1)</script> ](x) "quoted" \u202e\x1b[31m'
 URL_ATTRIBUTES = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}

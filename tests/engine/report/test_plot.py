@@ -6,7 +6,6 @@ import io
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,10 @@ from engine.report.runs import blocks_of
 from engine.runs.comparison import compare_runs, read_run
 from engine.runs.series import Series
 from support.messages import raises_problem
+from support.replace import replace
 from support.runs.compared_runs import make_compared_run
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 
 
 def test_plot_is_the_same_for_the_same_runs_in_each_format(tmp_path: Path) -> None:

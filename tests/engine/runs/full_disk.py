@@ -24,7 +24,7 @@ from engine.runs.sinks import DISK_PROBLEMS
 from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
 from support.messages import has_problem
-from support.runs.factories import make_epoch, make_run_started, make_step
+from support.runs.event_factories import make_epoch, make_run_started, make_step
 
 
 def fill(path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,18 @@ from engine.runs.history import History, history_from_events
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample, RankDevice
 from engine.training.train import run_training
+from engine.utils.codec import UNSET, encode
 from support.data.photo_folder import write_photo_folder
 from support.gputrain_command import Gputrain
-from support.runs.factories import (
-    make_epoch,
-    make_gpu_run_started,
-    make_rank_timings,
-    make_run_resumed,
-    make_run_started,
-    make_timed_epoch,
-)
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.factories import make_gpu_run_started, make_rank_timings, make_timed_epoch
 from support.runs.in_process import single_rank_trainer
 
 
 def bottleneck_message(*events: Event) -> str:
-    verdict = history_from_events(events).bottleneck
-    return "" if verdict is None else verdict.message
+    bottleneck = history_from_events(events).bottleneck
+    return "" if bottleneck is None else bottleneck.message
 
 
 def kind(history: History) -> BottleneckKind | None:
@@ -64,21 +58,21 @@ def test_bottleneck_is_data_for_slow_transform(tmp_path: Path) -> None:
     assert kind(history) is BottleneckKind.DATA
     wait = history.epochs[-1].data_wait
     assert 0.8 < wait < 1
-    [timing] = history.epochs[-1].work
-    assert timing.waited / timing.seconds == pytest.approx(wait, abs=0.01)
-    assert timing.waited > 0.0005 * 64 * history.epochs[-1].step / 2
-    summary = history.summary().to_dict()
+    [timing] = history.epochs[-1].rank_timings
+    assert timing.data_wait_seconds / timing.seconds == pytest.approx(wait, abs=0.01)
+    assert timing.data_wait_seconds > 0.0005 * 64 * history.epochs[-1].step / 2
+    summary = json.loads(encode(history.summary()))
     assert summary["data_wait"] == wait
     assert history.started is not None
     message = bottleneck_message(history.started, history.epochs[-1])
-    assert summary["verdict"] == {"kind": "waiting for data", "message": message}
+    assert summary["bottleneck"] == {"kind": "waiting for data", "message": message}
 
 
 def test_run_started_contains_inputs_of_fixed_cost_share() -> None:
     history = train_history("model.name=linear", "data.batch_size=16", "data.val_split=0.7")
     assert history.started is not None
-    assert (history.started.least_images, history.started.batch_size) == (2, 16)
-    assert history.started.least_step > 0
+    assert (history.started.small_step_images, history.started.batch_size) == (2, 16)
+    assert history.started.small_step_seconds > 0
     assert history.epochs[-1].images_per_second > 0
 
 
@@ -97,7 +91,7 @@ def test_bottleneck_is_compute_for_ordinary_cpu_run() -> None:
     history = train_history("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
     assert kind(history) is BottleneckKind.COMPUTE, history.bottleneck
     assert bottleneck_message(*[history.started, history.epochs[-1]]).startswith("CPU-bound")  # type: ignore[list-item]
-    assert history.summary().mfu is None
+    assert history.summary().mfu is UNSET
 
 
 def test_bottleneck_names_straggler_with_slow_forward_pass(gputrain: Gputrain) -> None:
@@ -105,10 +99,10 @@ def test_bottleneck_names_straggler_with_slow_forward_pass(gputrain: Gputrain) -
     done = gputrain("run", "--headless", "digits", "--ranks", "2", "--epochs", "2", "--name", "a")
     assert done.returncode == 0, done.stderr
     summary = json.loads((gputrain.runs / "a" / "summary.json").read_text())
-    assert summary["verdict"]["kind"] == "waiting for a slow rank"
-    assert summary["verdict"]["message"].startswith("waiting for rank 1 (cpu): its forward pass takes ")
-    fast, slow = RunFolder(gputrain.runs / "a").history().epochs[-1].work
-    assert slow.forward > fast.forward + 0.05 * 20
+    assert summary["bottleneck"]["kind"] == "waiting for a slow rank"
+    assert summary["bottleneck"]["message"].startswith("waiting for rank 1 (cpu): its forward pass takes ")
+    fast, slow = RunFolder(gputrain.runs / "a").history().epochs[-1].rank_timings
+    assert slow.forward_seconds > fast.forward_seconds + 0.05 * 20
 
 
 # Recorded events.
@@ -169,20 +163,21 @@ def test_bottleneck_data_recommends_no_workers_beyond_cores() -> None:
 def test_bottleneck_names_straggler(slow: tuple[float, float], expected: str) -> None:
     timings = make_rank_timings((0.1, 3.0), (0.1, 2.9), slow, (0.1, 3.1))
     message = bottleneck_message(
-        make_gpu_run_started(), make_timed_epoch(work=timings, data_wait=sum(timing.waited for timing in timings) / 40)
+        make_gpu_run_started(),
+        make_timed_epoch(rank_timings=timings, data_wait=sum(timing.data_wait_seconds for timing in timings) / 40),
     )
     assert message == expected if expected else message.startswith("GPU-bound")
 
 
 def test_bottleneck_straggler_requires_consecutive_epochs() -> None:
-    fast, slow = make_timed_epoch(), make_timed_epoch(work=make_rank_timings(*[(0.1, 3.0)] * 3, (0.1, 6.0)))
+    fast, slow = make_timed_epoch(), make_timed_epoch(rank_timings=make_rank_timings(*[(0.1, 3.0)] * 3, (0.1, 6.0)))
     epochs = [replace(slow, epoch=2), replace(fast, epoch=3), replace(slow, epoch=4), replace(slow, epoch=5)]
     assert bottleneck_message(make_gpu_run_started(), *epochs).startswith("GPU-bound")
     assert bottleneck_message(make_gpu_run_started(), *epochs, replace(slow, epoch=6)).startswith("waiting for rank 3")
 
 
 def test_bottleneck_straggler_ignores_fractions_of_a_second() -> None:
-    short = make_timed_epoch(work=make_rank_timings(*[(0.01, 0.1)] * 3, (0.01, 0.2), seconds=0.5))
+    short = make_timed_epoch(rank_timings=make_rank_timings(*[(0.01, 0.1)] * 3, (0.01, 0.2), seconds=0.5))
     assert bottleneck_message(make_gpu_run_started(), short).startswith("GPU-bound")
     assert bottleneck_message(make_gpu_run_started(), *[replace(short, epoch=epoch) for epoch in (2, 3, 4)]).startswith(
         "GPU-bound"
@@ -191,13 +186,13 @@ def test_bottleneck_straggler_ignores_fractions_of_a_second() -> None:
 
 def test_bottleneck_straggler_ignores_small_cost() -> None:
     assert bottleneck_message(
-        make_gpu_run_started(), make_timed_epoch(work=make_rank_timings((0.1, 0.5), (0.1, 0.9)))
+        make_gpu_run_started(), make_timed_epoch(rank_timings=make_rank_timings((0.1, 0.5), (0.1, 0.9)))
     ).startswith("GPU-bound")
 
 
 def test_bottleneck_is_data_when_all_ranks_wait() -> None:
     assert bottleneck_message(
-        make_gpu_run_started(), make_timed_epoch(work=make_rank_timings((3, 3), (3, 3), (6, 3)), data_wait=0.4)
+        make_gpu_run_started(), make_timed_epoch(rank_timings=make_rank_timings((3, 3), (3, 3), (6, 3)), data_wait=0.4)
     ).startswith("waiting for data 40%")
 
 
@@ -250,7 +245,7 @@ def test_bottleneck_throttling_survives_sample_without_readings() -> None:
 
 
 def test_bottleneck_blames_throttled_gpu_for_straggler() -> None:
-    slow = make_timed_epoch(work=make_rank_timings((0.1, 3), (0.1, 3), (0.1, 5)))
+    slow = make_timed_epoch(rank_timings=make_rank_timings((0.1, 3), (0.1, 3), (0.1, 5)))
     assert bottleneck_message(make_gpu_run_started(), *gpu_events((70, 75, 80), "thermal", gpu=2), slow).startswith(
         "GPU-2 (rank 2) throttled by heat"
     )
@@ -262,11 +257,11 @@ def test_bottleneck_blames_throttled_gpu_for_straggler() -> None:
 def test_fixed_cost_share_is_step_time_without_images() -> None:
     # A step takes 2 ms plus 0.1 ms per image: 8.4 ms with 64 images per rank, on each of four ranks.
     line = make_timed_epoch(images_per_second=4 * 64 / 0.0084)
-    assert fixed_cost_share(make_gpu_run_started(least_step=0.0022), line) == pytest.approx(2 / 8.4)
-    assert fixed_cost_share(make_gpu_run_started(least_step=0.0087), line) == 0.99
-    assert fixed_cost_share(make_gpu_run_started(least_step=0.1), line) is None, "the measurement was disturbed"
-    assert fixed_cost_share(make_gpu_run_started(least_step=1e-5), line) == 0
-    assert bottleneck_message(make_gpu_run_started(least_step=0.008), make_timed_epoch()) == (
+    assert fixed_cost_share(make_gpu_run_started(small_step_seconds=0.0022), line) == pytest.approx(2 / 8.4)
+    assert fixed_cost_share(make_gpu_run_started(small_step_seconds=0.0087), line) == 0.99
+    assert fixed_cost_share(make_gpu_run_started(small_step_seconds=0.1), line) is None, "the measurement was disturbed"
+    assert fixed_cost_share(make_gpu_run_started(small_step_seconds=1e-5), line) == 0
+    assert bottleneck_message(make_gpu_run_started(small_step_seconds=0.008), make_timed_epoch()) == (
         "too little work per step: 61% is fixed cost; increase data.batch_size"
     )
 
@@ -274,26 +269,30 @@ def test_fixed_cost_share_is_step_time_without_images() -> None:
 def test_bottleneck_is_small_steps_for_many_small_layers() -> None:
     # 16 images take 10 ms and 2 images 9.5 ms, so the fixed cost is 9.43 ms.
     one_rank_on_cpu = {"world_size": 1, "devices": ["cpu"], "ranks": [RankDevice(0, "h", 1, "cpu")]}
-    run = make_gpu_run_started(**one_rank_on_cpu, batch_size=16, least_step=0.0095, least_images=2)
-    history = history_from_events([run, make_timed_epoch(images_per_second=1600.0, work=make_rank_timings((0.1, 3.0)))])
+    run = make_gpu_run_started(**one_rank_on_cpu, batch_size=16, small_step_seconds=0.0095, small_step_images=2)
+    history = history_from_events(
+        [run, make_timed_epoch(images_per_second=1600.0, rank_timings=make_rank_timings((0.1, 3.0)))]
+    )
     assert kind(history) is BottleneckKind.SMALL_STEPS, history.bottleneck
-    verdict = history.summary().bottleneck
-    assert verdict is not None
-    assert verdict.message == "too little work per step: 94% is fixed cost; increase data.batch_size"
+    bottleneck = history.summary().bottleneck
+    assert bottleneck is not None
+    assert bottleneck.message == "too little work per step: 94% is fixed cost; increase data.batch_size"
 
 
 def test_bottleneck_ignores_fixed_cost_of_batch_not_larger_than_tried() -> None:
     assert (
-        bottleneck_message(make_gpu_run_started(batch_size=2, least_images=2, least_step=10.0), make_timed_epoch())
+        bottleneck_message(
+            make_gpu_run_started(batch_size=2, small_step_images=2, small_step_seconds=10.0), make_timed_epoch()
+        )
         == ""
     )
 
 
 def test_bottleneck_treats_fixed_cost_of_compiled_model_as_upper_bound() -> None:
-    assert bottleneck_message(make_gpu_run_started(least_step=0.001, compiled=True), make_timed_epoch()).startswith(
-        "GPU-bound"
-    )
-    assert bottleneck_message(make_gpu_run_started(least_step=0.008, compiled=True), make_timed_epoch()) == ""
+    assert bottleneck_message(
+        make_gpu_run_started(small_step_seconds=0.001, compiled=True), make_timed_epoch()
+    ).startswith("GPU-bound")
+    assert bottleneck_message(make_gpu_run_started(small_step_seconds=0.008, compiled=True), make_timed_epoch()) == ""
 
 
 def test_mfu_counts_all_gpus() -> None:
@@ -327,12 +326,19 @@ def test_bottleneck_is_none_for_unknown_values(epoch: EpochEvent) -> None:
 
 def test_bottleneck_ignores_malformed_timings() -> None:
     epoch = json.loads(to_line(make_timed_epoch()))
-    malformed = [{}, {"rank": 1}, {"rank": "x", "seconds": 1, "waited": 1, "forward": 9}, {"seconds": None}]
-    malformed += [{"rank": 1, "seconds": 10, "waited": bad, "forward": 9} for bad in (None, -1, 10**400, [])]
+    malformed = [
+        {},
+        {"rank": 1},
+        {"rank": "x", "seconds": 1, "data_wait_seconds": 1, "forward_seconds": 9},
+        {"seconds": None},
+    ]
+    malformed += [
+        {"rank": 1, "seconds": 10, "data_wait_seconds": bad, "forward_seconds": 9} for bad in (None, -1, 10**400, [])
+    ]
     for item in malformed:
-        read = from_line(json.dumps(epoch | {"work": [*epoch["work"], item]}))
+        read = from_line(json.dumps(epoch | {"rank_timings": [*epoch["rank_timings"], item]}))
         assert isinstance(read, EpochEvent)
-        assert read.work == []
+        assert read.rank_timings == make_timed_epoch().rank_timings
         assert bottleneck_message(make_gpu_run_started(), read).startswith("GPU-bound")
     assert bottleneck_message(make_run_started(), make_timed_epoch()) == "", "a journal from before steps were timed"
     assert bottleneck_message(make_gpu_run_started()) == bottleneck_message(make_timed_epoch()) == ""
@@ -359,8 +365,8 @@ def test_bottleneck_survives_journal_round_trip() -> None:
         make_timed_epoch(),
     ]
     read = [event for event in map(from_line, map(to_line, events)) if event is not None]
-    assert list(map(to_line, read)) == list(map(to_line, events))
+    assert list(map(from_line, map(to_line, read))) == read and len(read) == len(events)
     assert bottleneck_message(*read) == bottleneck_message(*events) != ""
-    unknown = from_line(to_line(make_gpu_run_started(least_step=math.nan)))
+    unknown = from_line(to_line(make_gpu_run_started(small_step_seconds=UNSET)))
     assert isinstance(unknown, RunStarted)
     assert bottleneck_message(unknown, make_timed_epoch()) == ""

@@ -24,7 +24,8 @@ from engine.runs.watcher import RunWatcher
 from engine.utils.files import is_locked
 from engine.utils.process import boot_id, seconds_since_boot
 from support.messages import raises_problem
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 
 HOUR = 3600.0
 INTERVAL = 5.0

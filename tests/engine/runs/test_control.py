@@ -21,7 +21,8 @@ from engine.runs.control import (
 from engine.runs.event_lines import event_line
 from engine.runs.events import ControlEvent
 from support.messages import raises_problem
-from support.runs.factories import create_invalid_requests, make_run_folder, make_run_started
+from support.runs.event_factories import make_run_started
+from support.runs.factories import create_invalid_requests, make_run_folder
 
 ANOTHER_USER = 12345
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.config.run_sections import RunConfig
 from engine.launch.lifecycle import describe_early_stop, is_complete
 from engine.runs.early_stop import EarlyStop, has_stopped_early
 from engine.runs.history import history_from_events
-from support.runs.factories import make_epoch, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from engine.runs.run_row import make_run_row, state_message
 from engine.runs.trash import move_to_trash
 from engine.runs.watcher import RunWatcher
 from support.messages import raises_problem
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 
 
 def state_of(folder: RunFolder) -> RunState:

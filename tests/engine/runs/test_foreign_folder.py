@@ -23,7 +23,8 @@ from engine.runs.watcher import RunWatcher
 from engine.training.checkpoint import save_checkpoint
 from engine.utils.files import write_json
 from support.messages import has_problem, raises_problem
-from support.runs.factories import default_fields, make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import default_fields, make_run_folder
 from tui.text.run_table import RunTable
 from tui.text.runs import format_runs_table
 

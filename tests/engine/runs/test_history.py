@@ -6,14 +6,8 @@ import pytest
 
 from engine.runs.events import CheckpointSaved, Event, PhaseChanged, RunContinued, RunFinished, RunPaused, WarningEvent
 from engine.runs.history import history_from_events
-from support.runs.factories import (
-    make_epoch,
-    make_gpu_run_started,
-    make_run_resumed,
-    make_run_started,
-    make_step,
-    make_timed_epoch,
-)
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import make_gpu_run_started, make_timed_epoch
 
 STARTED = make_run_started()  # 10 steps per epoch
 

@@ -21,15 +21,8 @@ from engine.runs.query import SortOrder
 from engine.runs.run_row import RunRow, make_run_row
 from engine.runs.watcher import RunWatcher
 from support.messages import raises_problem
-from support.runs.factories import (
-    append_to_journal,
-    make_ended_runs,
-    make_epoch,
-    make_run_folder,
-    make_run_started,
-    step_lines,
-    write_labels,
-)
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import append_to_journal, make_ended_runs, make_run_folder, step_lines, write_labels
 
 COUNT = 30
 
@@ -215,7 +208,7 @@ def test_long_journal_of_ended_run_is_read_at_its_end(root: Path) -> None:
     append_to_journal(
         folder, to_line(make_epoch(2, accuracy=0.5)) + "\n" + to_line(RunFinished(state="stopped")) + "\n"
     )
-    folder.summary.write_text(json.dumps({"best_val_accuracy": 0.95, "best_epoch": 1, "seconds": 7.0}))
+    folder.summary.write_text(json.dumps({"format": 1, "best_val_accuracy": 0.95, "best_epoch": 1, "seconds": 7.0}))
     row = row_of(read_rows(root), "long")
     whole = make_run_row(RunWatcher(folder))
     assert (row.state, row.epoch, row.epochs, row.best_val_accuracy) == ("stopped", 2, 3, 0.95)

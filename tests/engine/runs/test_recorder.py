@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,9 @@ from engine.runs.recorder import Recorder
 from engine.runs.sinks import DISK_PROBLEMS, RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
 from engine.utils.errors import Problem
 from support.gputrain_command import ROOT
-from support.runs.factories import (
-    make_epoch,
-    make_losses,
-    make_run_folder,
-    make_run_resumed,
-    make_run_started,
-    make_step,
-)
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import make_losses, make_run_folder
 
 FULL_DISK = Path(__file__).with_name("full_disk.py")
 
@@ -227,7 +221,7 @@ def test_recorder_reports_disk_that_only_the_journal_fits_on_once(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.runs.recorder.write_json", fail)
+        patch.setattr("engine.runs.recorder.write_record", fail)
         recording.record(make_run_started(), *map(make_epoch, (1, 2, 3)))
         assert recording.recorder.problem == DISK_PROBLEMS[errno.ENOSPC]
     recording.now += RETRY_SECONDS

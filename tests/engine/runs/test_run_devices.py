@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.runs.event_lines import event_lines
@@ -11,7 +9,9 @@ from engine.runs.events import Event, RunFinished
 from engine.runs.history import RunSummary, history_from_events
 from engine.runs.records import RankDevice
 from engine.runs.run_devices import describe_run_devices
-from support.runs.factories import make_epoch, make_run_resumed, make_run_started
+from engine.utils.codec import UNSET, decode, encode
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
 
 H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-80GB"
 FINISHED = RunFinished(time=9.0, state="finished", message="best accuracy 0.9")
@@ -49,7 +49,7 @@ def test_last_line_and_summary_have_mean_epoch_time() -> None:
     lines, summary = last_lines(make_run_started(), *epochs, FINISHED)
     assert lines[-1] == "3 epochs on the CPU (2 ranks), 2.0 s per epoch"
     assert (summary.seconds_per_epoch, summary.devices) == (2.0, "the CPU (2 ranks)")
-    assert RunSummary.from_dict(summary.to_dict()).seconds_per_epoch == 2.0
+    assert decode(encode(summary), RunSummary).seconds_per_epoch == 2.0
 
 
 def test_mean_epoch_time_is_that_of_full_epochs_since_the_resume() -> None:
@@ -60,7 +60,7 @@ def test_mean_epoch_time_is_that_of_full_epochs_since_the_resume() -> None:
     assert summary.seconds_per_epoch == 3.5
     lines, summary = last_lines(make_run_started(), epochs[0], resumed, epochs[1], FINISHED)
     assert lines[-1] == "finished: best accuracy 0.9"
-    assert summary.seconds_per_epoch is None
+    assert summary.seconds_per_epoch is UNSET
 
 
 def test_stopped_run_ends_with_how_to_continue() -> None:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine.runs import watcher
+from engine.runs import journal, watcher
 from engine.runs.events import Event, GpuEvent, RunContinued, RunFinished, RunPaused, RunResumed
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample
 from engine.runs.watcher import MAX_FULL_READ_BYTES, TAIL_BYTES, RunWatcher
-from support.runs.factories import (
-    append_to_journal,
-    make_epoch,
-    make_run_folder,
-    make_run_resumed,
-    make_run_started,
-    step_lines,
-)
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.factories import append_to_journal, make_run_folder, step_lines
 
 
 def long_run(root: Path) -> RunFolder:
@@ -53,7 +47,7 @@ def test_run_watcher_finds_latest_intact_start_of_long_journal(tmp_path: Path) -
     append_to_journal(folder, to_line(make_run_resumed(120_000, 1.0)) + "\n" + step_lines(12_000, 12_001))
     resumed = RunWatcher(folder).poll().started
     assert isinstance(resumed, RunResumed)
-    append_to_journal(folder, to_line(resumed).replace('"epochs": 3', '"epochs": "3"') + "\n")
+    append_to_journal(folder, to_line(resumed).replace('"epochs":3', '"epochs":"3"') + "\n")
     append_to_journal(folder, step_lines(12_000, 24_001))
     history = RunWatcher(folder).poll()
     assert (history.started, history.steps_done) == (resumed, 360_000)
@@ -124,7 +118,7 @@ def test_run_watcher_reports_sparse_journal_without_reading_it(tmp_path: Path) -
 
 def test_run_watcher_bounds_search_behind_lines_that_begin_like_a_start(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "hostile", make_run_started())
-    append_to_journal(folder, ('{"type": "run_started", ' + "x" * (1 << 16) + "\n") * 200)
+    append_to_journal(folder, ('{"type":"run_started", ' + "x" * (1 << 16) + "\n") * 200)
     append_to_journal(folder, '{"type": "mood"}\n' * 20_000)
     parsed_bytes = 0
 
@@ -135,15 +129,16 @@ def test_run_watcher_bounds_search_behind_lines_that_begin_like_a_start(tmp_path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watcher, "from_line", count)
+        patch.setattr(journal, "from_line", count)
         # The session starts at the beginning, too far from the end for the search.
         assert RunWatcher(folder).poll().started is not None
-    assert parsed_bytes < 3 * watcher.MAX_PARSED_BYTES
+    assert parsed_bytes < 3 * journal.MAX_PARSED_BYTES
 
 
 def test_run_watcher_finds_start_at_beginning_of_very_long_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "MAX_SCAN_BYTES", watcher.SCAN_BLOCK_BYTES)
+    monkeypatch.setattr(journal, "MAX_SCAN_BYTES", journal.SCAN_BLOCK_BYTES)
     folder = long_run(tmp_path)
     history = RunWatcher(folder).poll()
     assert history.started is not None

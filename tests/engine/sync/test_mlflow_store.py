@@ -17,7 +17,8 @@ from engine.sync.remote import SyncError, without_credentials
 from engine.sync.run_sync import RunSync
 from engine.sync.state import open_state
 from support.messages import raises_problem, says
-from support.runs.factories import append_events, make_losses, make_run_folder, make_run_resumed, make_run_started
+from support.runs.event_factories import make_run_resumed, make_run_started
+from support.runs.factories import append_events, make_losses, make_run_folder
 from support.servers.remote_runs import mlflow_points, mlflow_runs
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from engine.runs.events import Event, GpuEvent, RunFinished, StepEvent
 from engine.runs.journal import from_line, to_line
 from engine.runs.records import GpuSample
 from engine.sync.rows import Row, RowBuilder
-from support.runs.factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 
 
 def losses(last: int, count: int, time: float = 10.0, loss: float | None = 0.5) -> StepEvent:
@@ -80,7 +80,7 @@ def test_loss_that_is_not_finite_is_nan_after_reading_journal() -> None:
     rows = rows_of([make_run_started(), read])
     assert math.isnan(rows[1].metrics["train/loss"])
     assert math.isnan(rows[1].metrics["train/grad_norm"])
-    old = from_line(to_line(losses(1, 1)).replace(', "grad_norm": 2.0', ""))
+    old = from_line(to_line(losses(1, 1)).replace(',"grad_norm":2.0', ""))
     assert old is not None
     assert "train/grad_norm" not in rows_of([make_run_started(), old])[0].metrics
 

@@ -19,15 +19,8 @@ from engine.sync.run_sync import RunSync
 from engine.sync.session import sync_runs
 from engine.sync.state import StateFile, open_state
 from support.messages import raises_problem
-from support.runs.factories import (
-    append_events,
-    make_epoch,
-    make_losses,
-    make_run_folder,
-    make_run_resumed,
-    make_run_started,
-    write_labels,
-)
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.factories import append_events, make_losses, make_run_folder, write_labels
 from support.servers.remote_runs import mlflow_client, mlflow_points, mlflow_runs
 
 FINISHED = RunFinished(time=90.0, state="finished", message="best accuracy 0.5")

@@ -141,7 +141,7 @@ def test_next_checkpoint_waits_for_the_one_in_flight(tmp_path: Path, monkeypatch
         assert saved_steps(events) == [0], "the first one is on disk before the second one is copied"
         trainer.finish_checkpoint()
     assert saved_steps(events) == [0, 1], "no request is lost"
-    assert all(event.asked for event in events if isinstance(event, CheckpointSaved))
+    assert all(event.requested for event in events if isinstance(event, CheckpointSaved))
 
 
 def test_timer_does_not_fire_while_a_checkpoint_is_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +35,7 @@ from engine.runs.records import RankPeakMemory
 from engine.training.memory import empty_cache, gather_peak_memory, peak_memory, reset_peak_memory
 from support.gputrain_command import Gputrain, read_events
 from support.messages import has_problem, raises_problem
+from support.replace import replace
 
 # Message of torch 2.15.
 OOM_MESSAGE = (

@@ -102,7 +102,9 @@ def test_events_have_size_and_flops_of_epoch(recipe: tuple[str, ...]) -> None:
 
 
 def test_mfu_and_fixed_cost_use_size_of_epoch() -> None:
-    started = make_gpu_run_started(flops=12e9, peak_tflops=1000.0, train_size=192, least_step=0.02, least_images=2)
+    started = make_gpu_run_started(
+        flops=12e9, peak_tflops=1000.0, train_size=192, small_step_seconds=0.02, small_step_images=2
+    )
     small = make_timed_epoch(images_per_second=10_000.0, train_size=160, flops=8e9)
     large = make_timed_epoch(images_per_second=10_000.0, train_size=192, flops=12e9)
     assert (model_flops_utilization(started, small), model_flops_utilization(started, large)) == (0.08, 0.12)

@@ -39,7 +39,7 @@ def steps(trainer: Trainer, count: int) -> int:
 
 
 def checkpoints(events: list[Event]) -> list[tuple[int, bool]]:
-    return [(event.step, event.asked) for event in events if isinstance(event, CheckpointSaved)]
+    return [(event.step, event.requested) for event in events if isinstance(event, CheckpointSaved)]
 
 
 def test_epoch_clock_excludes_stopped_time_and_restarts_step_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +12,7 @@ import torch
 from engine.runs.records import RankEpochTiming
 from engine.training.loop import train_epoch
 from engine.training.timing import PhaseTimer, data_wait_share, gather_timings
+from engine.utils.codec import UNSET
 from support.runs.in_process import single_rank_trainer
 
 
@@ -41,14 +41,17 @@ def test_train_epoch_times_every_accumulated_batch(monkeypatch: pytest.MonkeyPat
         assert called == ["start_data_wait", "end_data_wait", "end_forward"] * 2 * trainer.state.sampler.steps_per_epoch
         [timing] = gather_timings(trainer.state.timer, 5.0, trainer.cpu_group)
     assert (timing.rank, timing.seconds) == (0, 5.0)
-    assert timing.forward > 0
+    assert timing.forward_seconds > 0
 
 
 def test_data_wait_share_averages_all_ranks() -> None:
-    ranks = [RankEpochTiming(rank, seconds=10.0, waited=waited, forward=1.0) for rank, waited in enumerate((1, 4))]
+    ranks = [
+        RankEpochTiming(rank, seconds=10.0, data_wait_seconds=waited, forward_seconds=1.0)
+        for rank, waited in enumerate((1, 4))
+    ]
     assert data_wait_share(ranks) == 0.25
-    assert math.isnan(data_wait_share([]))
-    assert math.isnan(data_wait_share([RankEpochTiming(0, 0.0, 0.0, 0.0)]))
+    assert data_wait_share([]) is UNSET
+    assert data_wait_share([RankEpochTiming(0, 0.0, 0.0, 0.0)]) is UNSET
 
 
 def test_phase_timer_on_gpu_reuses_events(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import train
 from engine.training.warmup import count_flops_per_image, layer_of_operator, warm_up
+from engine.utils.codec import UNSET
 from engine.utils.errors import UsageError
 from support.messages import raises_problem
 from support.runs.in_process import single_rank_trainer
@@ -166,5 +166,5 @@ def test_count_flops_is_unknown_if_counting_fails(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode.__enter__", fail)
     with single_rank_trainer("model.name=linear") as fit:
-        assert math.isnan(count_flops_per_image(fit.state))
+        assert count_flops_per_image(fit.state) is UNSET
         assert fit.state.model.training

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.utils.codec import (
@@ -50,6 +51,15 @@ def test_codec_writes_nan_and_infinity_as_null() -> None:
     assert decode(encode(Sample(loss=float("nan"))), Sample).loss is None
 
 
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [("ä\x9b\x7f", rb"\u00e4\u009b\u007f"), ("\U0001f600\n", rb"\ud83d\ude00\n"), ("a\udcff", rb"a\\udcff")],
+)
+def test_codec_writes_printable_ascii(text: str, data: bytes) -> None:
+    assert data in encode(Sample(note=text))
+    assert decode(encode(Sample(note=text)), Sample).note == text.encode(errors="backslashreplace").decode()
+
+
 def test_codec_ignores_unknown_fields() -> None:
     assert decode(b'{"format":1,"later":[{}],"note":"a"}', Sample) == Sample(note="a")
 
@@ -92,10 +102,17 @@ def test_codec_refuses_file_without_format() -> None:
 
 
 def test_codec_drops_no_more_than_invalid_fields() -> None:
-    data = b'{"format":1,"loss":"x","note":"a","parts":[{"number":1,"name":2},{"number":"x"},3,{"number":4}]}'
+    data = b'{"format":1,"loss":"x","note":"a","parts":[{"number":1,"name":2},{"number":"x"},{"number":4}]}'
     assert decode_valid_fields(data, Sample) == Sample(note="a", parts=(Part(number=1), Part(number=4)))
     with pytest.raises(InvalidRecordError):
         decode_valid_fields(b'{"number":-1,"name":"a"}', Part)
+    assert decode_valid_fields(b'{"format":1,"note":"a","parts":[{"number":1},3]}', Sample) == Sample(note="a")
+
+
+def test_codec_writes_subclasses_of_plain_types() -> None:
+    assert encode([np.float64(0.1), type("Version", (str,), {})("2.9")]) == b'[0.1,"2.9"]'
+    with pytest.raises(NotImplementedError):
+        encode([object()])
 
 
 def test_codec_reads_what_it_wrote(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import Event, RunFinished, StepEvent
 from engine.runs.folder import RunFolder
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 
 STEPS_PER_EPOCH, LOG_EVERY = 50, 10
 

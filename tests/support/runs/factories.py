@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import time
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,72 +15,22 @@ from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.runs.control import MAX_REQUEST_BYTES
-from engine.runs.events import EpochEvent, Event, RunFinished, RunResumed, RunStarted, StepEvent
+from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, StepEvent
 from engine.runs.fields import Field, find_field
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.labels import RunLabels, change_labels
 from engine.runs.records import RankDevice, RankEpochTiming
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started, make_step
 from tui.text.run_table import DEFAULT_COLUMNS
 
-RUN_FIELDS = {
-    "name": "a",
-    "host": "h",
-    "world_size": 2,
-    "devices": ["cpu", "cpu"],
-    "backend": "gloo",
-    "epochs": 3,
-    "global_batch": 64,
-    "steps_per_epoch": 10,
-    "train_images": 640,
-    "val_images": 100,
-    "classes": 10,
-    "parameters": 5,
-    "workers": 0,
-    "versions": {"torch": "2"},
-}
 GPU_RANK_INFO = [RankDevice(rank, "h", rank, f"GPU-{rank}") for rank in range(4)]
-
-
-def make_run_started(time: float = 0.0) -> RunStarted:
-    return RunStarted(time=time, **RUN_FIELDS)  # type: ignore[arg-type]
-
-
-def make_run_resumed(from_step: int, time: float) -> RunResumed:
-    return RunResumed(time=time, from_step=from_step, **RUN_FIELDS)  # type: ignore[arg-type]
-
-
-def make_step(number: int, epoch: int = 1, time: float = 1.0) -> StepEvent:
-    return StepEvent(
-        time=time,
-        step=number,
-        epoch=epoch,
-        losses=[0.5],
-        lr=0.1,
-        images_per_second=1.0,
-        data_wait=0.0,
-        grad_norm=2.0,
-    )
 
 
 def make_losses(first: int, last: int, loss: float = 0.5, time: float = 10.0) -> StepEvent:
     """Step event with one loss for each of the steps from `first` to `last`."""
     return replace(make_step(last, time=time), losses=[loss] * (last - first + 1))
-
-
-def make_epoch(number: int, accuracy: float = 0.5, time: float = 1.0) -> EpochEvent:
-    return EpochEvent(
-        time=time,
-        epoch=number,
-        step=number * 10,
-        train_loss=1.0 / number,
-        train_accuracy=0.4,
-        val_loss=1.1 / number,
-        val_accuracy=accuracy,
-        lr=0.1,
-        seconds=1.0,
-        images_per_second=100.0 * number,
-    )
 
 
 def make_run_folder(root: Path, name: str, *events: Event) -> RunFolder:
@@ -120,14 +69,14 @@ def make_gpu_run_started(**fields: Any) -> RunStarted:
     """Start event of a run on four GPUs with 64 images per rank and a fixed cost of 1 ms per step."""
     defaults = {
         "world_size": 4, "devices": [f"GPU-{rank}" for rank in range(4)], "ranks": GPU_RANK_INFO, "batch_size": 64,
-        "cores": 8, "workers": 2, "pipeline": "stream", "least_step": 0.001, "least_images": 2,
+        "cores": 8, "workers": 2, "pipeline": "stream", "small_step_seconds": 0.001, "small_step_images": 2,
     }  # fmt: skip
     return replace(make_run_started(), **defaults | fields)
 
 
 def make_timed_epoch(**fields: Any) -> EpochEvent:
     """Epoch event of 10 s in which every rank took 12.8 ms per batch."""
-    defaults = {"data_wait": 0.01, "images_per_second": 20_000.0, "work": make_rank_timings(*[(0.1, 3.0)] * 4)}
+    defaults = {"data_wait": 0.01, "images_per_second": 20_000.0, "rank_timings": make_rank_timings(*[(0.1, 3.0)] * 4)}
     return replace(make_epoch(2, time=100.0), **defaults | fields)
 
 

@@ -15,31 +15,16 @@ from typing import Any
 
 from engine.runs.claimed_run import claim_run
 from engine.runs.control import consume_requests
-from engine.runs.events import ControlEvent, EpochEvent, RunFinished, RunResumed, RunStarted
+from engine.runs.events import ControlEvent, RunFinished, RunResumed, RunStarted
 from engine.runs.journal import Journal
+from engine.utils.codec import replace
 from engine.utils.errors import UsageError
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from support.runs.event_factories import RUN_FIELDS, make_epoch
+
 EPOCHS = 2
-# Not those of `factories`, which loads the config schema.
-START: dict[str, Any] = {
-    "name": "a", "host": "h", "world_size": 1, "devices": ["cpu"], "backend": "gloo", "epochs": EPOCHS,
-    "global_batch": 64, "steps_per_epoch": 10, "train_images": 640, "val_images": 100, "classes": 10, "parameters": 5,
-    "workers": 0, "versions": {},
-}  # fmt: skip
-
-
-def make_epoch(number: int, accuracy: float) -> EpochEvent:
-    return EpochEvent(
-        epoch=number,
-        step=number * 10,
-        train_loss=1.0,
-        train_accuracy=0.5,
-        val_loss=1 - accuracy,
-        val_accuracy=accuracy,
-        lr=0.1,
-        seconds=1.0,
-        images_per_second=100.0,
-    )
+START: dict[str, Any] = RUN_FIELDS | {"world_size": 1, "devices": ["cpu"], "epochs": EPOCHS}
 
 
 def main(arguments: list[str]) -> int:
@@ -69,7 +54,7 @@ def main(arguments: list[str]) -> int:
         return 1
     accuracy = float("nan") if behavior == "nan" else 1 - abs(float(values.get("optim.lr", 0.1)) - 0.1)
     for epoch in range(done + 1, EPOCHS + 1):
-        journal.append(make_epoch(epoch, accuracy))
+        journal.append(replace(make_epoch(epoch, accuracy, time=time.time()), val_loss=1 - accuracy))
     while behavior == "wait":
         for request in consume_requests(claimed.folder.control):
             journal.append(ControlEvent(request=request.request, by=request.by, outcome=""))

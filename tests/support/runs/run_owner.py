@@ -14,7 +14,8 @@ from engine.runs.events import Event, RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line
 from engine.training.job import RunResult
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 
 FAILED = RunResult("failed", RankFailed(time=1.0, rank=0, device="cpu", cause="killed", code="process-killed"))
 

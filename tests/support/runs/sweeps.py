@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings, write_settings
 from engine.sweeps.study import SweepStudy, open_study
 from engine.utils.errors import Problem
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 
 SETTINGS = SweepSettings(
     config="digits",

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from engine.gpus.snapshot import Reading, Snapshot
 from engine.runs.events import Event, GpuEvent, RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
+from support.replace import replace
 from tui.app import GputrainApp
 from tui.charts.gpu_loads import GpuLoads
 from tui.charts.history import LoadHistory

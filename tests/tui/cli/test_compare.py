@@ -10,7 +10,8 @@ import pytest
 from engine.config.yaml_io import to_yaml
 from engine.runs.events import RunFinished
 from support.messages import says
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 from support.runs.trained_run import call
 
 

@@ -16,7 +16,8 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from support.gputrain_command import wait_for
 from support.messages import says
-from support.runs.factories import append_events, make_run_folder, make_run_started
+from support.runs.event_factories import make_run_started
+from support.runs.factories import append_events, make_run_folder
 from support.runs.profiles import FAST_RANK, SLOW_RANK, make_profile, make_rank_profile, store_profile
 from tui.cli.main import app
 

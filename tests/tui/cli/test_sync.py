@@ -21,15 +21,8 @@ from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from support.gputrain_command import Gputrain, effective_events, wait_for
 from support.messages import says
-from support.runs.factories import (
-    append_events,
-    make_epoch,
-    make_losses,
-    make_run_folder,
-    make_run_resumed,
-    make_run_started,
-    write_labels,
-)
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.factories import append_events, make_losses, make_run_folder, write_labels
 from support.servers.fake_wandb_server import API_KEY, fake_wandb_server
 from support.servers.remote_runs import mlflow_points, mlflow_runs, wandb_history, wandb_records, wandb_run_id
 from tui.cli.main import app

@@ -8,7 +8,6 @@ import shlex
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +26,7 @@ from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import Problem, UsageError
 from support.gputrain_command import Gputrain, wait_for
 from support.messages import has_problem, raises_problem
+from support.replace import replace
 from support.screen.demo_app import demo_snapshot
 from tui.cli.main import app
 from tui.flags import run_arguments

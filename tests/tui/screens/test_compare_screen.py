@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,10 @@ from engine.runs.events import RunFinished, StepEvent
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
 from support.messages import says
+from support.replace import replace
 from support.runs.compared_runs import STEPS_PER_EPOCH, compared_events, make_compared_run
-from support.runs.factories import append_to_journal, make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import append_to_journal, make_run_folder
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp

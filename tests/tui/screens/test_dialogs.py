@@ -160,9 +160,9 @@ def test_run_screen_goes_on_below_dialog(demo_runs_folder: Path) -> None:
         await press(pilot, "question_mark")
         steps = run.data.last_step
         journal = RunFolder(demo_runs_folder / LIVE_RUN).journal
-        step = next(line for line in reversed(journal.read_text().splitlines()) if '"type": "step"' in line)
+        step = next(line for line in reversed(journal.read_text().splitlines()) if '"type":"step"' in line)
         with journal.open("a") as file:
-            file.write(step.replace(f'"step": {steps}', f'"step": {steps + 10}') + "\n")
+            file.write(step.replace(f'"step":{steps}', f'"step":{steps + 10}') + "\n")
         await wait_until(pilot, lambda: run.data.last_step == steps + 10)
         assert isinstance(pilot.app.screen, HelpDialog)
 

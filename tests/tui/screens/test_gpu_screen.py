@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from textual.pilot import Pilot
 from engine.gpus.snapshot import GpuProcess, Reading, Snapshot
 from support.gputrain_command import ROOT
 from support.messages import says
+from support.replace import replace
 from support.screen.demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, visible_text, wait_until_idle
 from support.screen.screen_driver import drive, press
 from tui.charts.gpu_loads import GpuLoads

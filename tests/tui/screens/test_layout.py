@@ -11,7 +11,8 @@ from textual.pilot import Pilot
 from engine.runs.folder import RunFolder
 from engine.runs.trash import move_to_trash
 from support.runs.compared_runs import make_compared_run
-from support.runs.factories import make_run_folder, make_run_started, make_step
+from support.runs.event_factories import make_run_started, make_step
+from support.runs.factories import make_run_folder
 from support.runs.profiles import PROFILE, store_profile
 from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import (

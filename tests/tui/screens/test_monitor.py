@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from textual.pilot import Pilot
 
 from engine.gpus.snapshot import Snapshot
 from support.messages import says
+from support.replace import replace
 from support.runs.sweeps import make_finished_trials
 from support.screen.demo_app import (
     FROZEN_NOW,

@@ -13,7 +13,8 @@ from engine.runs.events import Profiled
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from support.messages import says
-from support.runs.factories import append_events, make_run_folder, make_run_started, make_step
+from support.runs.event_factories import make_run_started, make_step
+from support.runs.factories import append_events, make_run_folder
 from support.runs.profiles import (
     PROFILE,
     make_profile,

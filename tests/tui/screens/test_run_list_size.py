@@ -13,7 +13,8 @@ from textual.pilot import Pilot
 
 from engine.runs.events import RunFinished
 from engine.runs.run_row import RunRow
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.palette import DARK, rich_theme

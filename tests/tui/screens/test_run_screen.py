@@ -16,7 +16,8 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
 from support.messages import says
-from support.runs.factories import make_epoch, make_run_folder, make_run_started
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import make_run_folder
 from support.screen.demo_app import demo_app, four_rank_run, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.demo.server import FINISHED_RUN, LIVE_RUN

@@ -91,9 +91,9 @@ def test_runs_screen_preview_follows_journal(demo_runs_folder: Path) -> None:
         await press(pilot, "r")
         journal = RunFolder(demo_runs_folder / LIVE_RUN).journal
         lines = journal.read_text().splitlines()
-        epoch = next(line for line in reversed(lines) if '"type": "epoch"' in line)
+        epoch = next(line for line in reversed(lines) if '"type":"epoch"' in line)
         with journal.open("a") as file:
-            file.write(epoch.replace('"epoch": 18', '"epoch": 19') + "\n")
+            file.write(epoch.replace('"epoch":18', '"epoch":19') + "\n")
         await wait_until(pilot, lambda: "epoch 19/30" in visible_text(pilot, "#run-preview"))
 
     drive(demo_app(demo_runs_folder), act, WIDE)

@@ -14,7 +14,8 @@ from textual.widgets import Input
 
 from engine.runs.folder import RunFolder
 from support.messages import says
-from support.runs.factories import append_events, make_epoch
+from support.runs.event_factories import make_epoch
+from support.runs.factories import append_events
 from support.screen.demo_app import (
     FROZEN_NOW,
     demo_app,

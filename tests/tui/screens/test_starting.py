@@ -31,12 +31,12 @@ pytestmark = pytest.mark.usefixtures("isolated_folder", "unchecked")
 
 # Owns a run folder as a supervisor does. A warning precedes the start, as that about a GPU that others use.
 SUPERVISOR = """
-import dataclasses, os, pathlib, shutil, sys, time
+import os, pathlib, shutil, sys, time
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal
 from engine.runs.ownership import Ownership
-from support.runs.factories import make_run_started
+from support.runs.event_factories import make_run_started
 what, root = sys.argv[1], pathlib.Path(os.environ["GPUTRAIN_RUNS"])
 run = RunFolder(root / "a-run")
 run.path.mkdir(parents=True, mode=0o700)
@@ -51,7 +51,7 @@ if what == "refused":
     shutil.rmtree(run.path)
     print("error: device.gpus: torch cannot use GPU 0 [sm_30]; train on the CPU with --gpus cpu", flush=True)
     sys.exit(2)
-journal.append(dataclasses.replace(make_run_started(), time=time.time()))
+journal.append(make_run_started(time.time()))
 if what == "failed":
     journal.append(RunFinished(state="failed", message="CUDA out of memory"))
     sys.exit(1)
@@ -255,7 +255,7 @@ def add_checkpoint(run: RunFolder) -> None:
 def test_resume_of_finished_run_asks_for_epochs(demo_runs_folder: Path, launches: list[tuple[list[str], str]]) -> None:
     run = RunFolder(demo_runs_folder / FINISHED_RUN)
     add_checkpoint(run)
-    run.summary.write_text('{"state": "finished", "epochs": 6}')
+    run.summary.write_text('{"format": 1, "state": "finished", "epochs": 6}')
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "j", "u")

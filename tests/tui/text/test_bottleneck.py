@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from engine.runs.journal import to_line
 from engine.runs.recorder import Recorder
 from engine.runs.run_row import RunRow, make_run_row
 from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
+from support.replace import replace
 from support.runs.factories import make_gpu_run_started, make_run_folder, make_timed_epoch
 from tui.cli.progress import PlainPrinter
 from tui.text.run_progress import bottleneck_text
@@ -46,7 +46,7 @@ def test_bottleneck_message_fits_80_columns_or_starts_with_advice() -> None:
         [GPU_RUN, make_timed_epoch()],
         [make_gpu_run_started(devices=["cpu"]), make_timed_epoch()],
         [GPU_RUN, DATA_WAIT_EPOCH],
-        [replace(GPU_RUN, least_step=0.01), make_timed_epoch()],
+        [replace(GPU_RUN, small_step_seconds=0.01), make_timed_epoch()],
     ):
         bottleneck = history_from_events(events).bottleneck
         assert bottleneck is not None
@@ -74,9 +74,11 @@ def test_run_row_of_long_journal_reads_bottleneck_from_summary(tmp_path: Path) -
         for number in range(MAX_FULL_READ_BYTES // 200)
     ]
     folder = make_run_folder(tmp_path, "a", GPU_RUN, *steps, DATA_WAIT_EPOCH)
-    folder.summary.write_text(json.dumps({"verdict": {"kind": "slowed down", "message": "GPU-0 since 14:05"}}))
+    folder.summary.write_text(
+        json.dumps({"format": 1, "bottleneck": {"kind": "slowed down", "message": "GPU-0 since 14:05"}})
+    )
     assert make_run_row(RunWatcher(folder)).bottleneck == "GPU-0 since 14:05"
-    folder.summary.write_text(json.dumps({"verdict": ["not a bottleneck"]}))
+    folder.summary.write_text(json.dumps({"format": 1, "bottleneck": ["not a bottleneck"]}))
     assert make_run_row(RunWatcher(folder)).bottleneck is None
 
 
@@ -89,7 +91,7 @@ def test_recorder_writes_bottleneck_to_summary_and_log(tmp_path: Path) -> None:
     recorder.close()
     summary = json.loads(folder.summary.read_text())
     message = "waiting for data 34% of the time; try data.workers=4"
-    assert summary["verdict"] == {"kind": "waiting for data", "message": message}
+    assert summary["bottleneck"] == {"kind": "waiting for data", "message": message}
     assert (summary["data_wait"], summary["mfu"]) == (0.34, 0.0622)
     log_lines = [line[21:] for line in folder.log.read_text().splitlines()]
     assert log_lines[-3:] == [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.gpus.nvml import THROTTLE_REASONS
 from engine.gpus.snapshot import Gpu, Reading, Snapshot
 from support.gputrain_command import ROOT
+from support.replace import replace
 from tui.text.gpu_detail import THROTTLE_MEANINGS, Plot, fact_lines, format_rate, throttle_lines
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"

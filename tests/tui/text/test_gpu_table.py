@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.gpus.snapshot import Gpu, Reading, Snapshot
 from support.gputrain_command import ROOT
+from support.replace import replace
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot, past_snapshots
 from tui.charts.gpu_loads import GpuLoads
 from tui.text.gpu_table import TableView, gpu_table

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.runs.events import EpochEvent, RunContinued, RunFinished, RunPaused, RunStarted, StepEvent
+from engine.runs.events import RunContinued, RunFinished, RunPaused, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.run_row import RunRow
+from engine.utils.codec import UNSET
+from support.replace import replace
 from tui.demo.server import FINISHED_RUN, recorded_events
 from tui.text import preview_reader
 from tui.text.config import ConfigChange, config_changes
@@ -75,15 +76,15 @@ def test_preview_reader_reads_journal_that_was_replaced(folder: RunFolder) -> No
     folder.journal.write_text("")
     preview = reader.poll()
     assert preview.started is None
-    assert preview.summary.best_epoch is None
+    assert preview.summary.best_epoch is UNSET
 
 
 def test_preview_reader_shows_step_losses_during_first_epoch(folder: RunFolder) -> None:
     lines = folder.journal.read_text().splitlines()
-    kept = [line for line in lines if json.loads(line)["type"] not in (EpochEvent.type, RunFinished.type)]
+    kept = [line for line in lines if json.loads(line)["type"] not in ("epoch", "run_finished")]
     folder.journal.write_text("\n".join(kept) + "\n")
     preview = PreviewReader(folder).poll()
-    steps = [json.loads(line) for line in kept if json.loads(line)["type"] == StepEvent.type]
+    steps = [json.loads(line) for line in kept if json.loads(line)["type"] == "step"]
     assert len(preview.curves["loss"][0].series.y) == steps[-1]["step"]
 
 

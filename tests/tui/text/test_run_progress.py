@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +20,9 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.records import GpuSample, RankDevice
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line, sample_gpus
-from support.runs.factories import make_epoch, make_gpu_run_started, make_run_folder, make_run_started, make_step
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started, make_step
+from support.runs.factories import make_gpu_run_started, make_run_folder
 from tui.charts.meter import SQUARE
 from tui.pollers import RunPoller
 from tui.text.log_lines import log_lines
@@ -103,7 +104,7 @@ def test_rank_lines_show_data_wait_of_each_rank(tmp_path: Path) -> None:
     from engine.runs.records import RankEpochTiming
 
     work = [RankEpochTiming(0, 10.0, 1.0, 4.0), RankEpochTiming(1, 10.0, 5.0, 4.0)]
-    epoch: EpochEvent = replace(make_epoch(1, time=9.0), work=work)
+    epoch: EpochEvent = replace(make_epoch(1, time=9.0), rank_timings=work)
     snapshot = polled(make_run_folder(tmp_path, "a", make_gpu_run_started(backend="nccl"), epoch))
     lines = rank_lines(snapshot.ranks, None, 100, 1)[1]
     assert "10%" in lines[1].plain and "50%" in lines[2].plain
