@@ -9,12 +9,13 @@ null is a value that is not finite, and an absent field is unknown. In Python th
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, field
@@ -39,7 +40,10 @@ Number = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 UnixTime = Annotated[float, Meta(ge=0, lt=2.0**37)]
 """A time in Unix seconds that every calendar function takes."""
+FileNumber = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""An inode or device number, as `file_number` returns it."""
 
+_ESCAPED_SURROGATE = re.compile(rb"\\udc[89a-f]")
 # JSON has such characters only in strings, where any character may be escaped.
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]+")
 
@@ -74,17 +78,40 @@ def or_none(value: T | UnsetType) -> T | None:
     return None if value is UNSET else value
 
 
+def file_number(number: int) -> int:
+    """Return an inode or device number without its highest bit: msgspec bounds no integer above 63 bits."""
+    return number & ((1 << 63) - 1)
+
+
 def encode(record: object) -> bytes:
     """Return a record, or a list or dict of records, as one line of printable ASCII JSON without a newline."""
     try:
         data = msgspec.json.encode(record, enc_hook=_plain)
     except UnicodeEncodeError:
-        # Half a character, which Python makes of a file name that is not UTF-8.
-        data = msgspec.json.encode(_with_valid_text(msgspec.to_builtins(record, enc_hook=_plain)))
+        # A path that is not UTF-8 has surrogates (PEP 383), which msgspec refuses and `json` escapes.
+        return json.dumps(_finite_values(msgspec.to_builtins(record, enc_hook=_plain)), separators=(",", ":")).encode()
     if data.isascii() and b"\x7f" not in data:
         return data
     # Terminals act on characters such as U+009B and U+202E, and people print these lines.
     return _UNPRINTABLE.sub(_escaped, data.decode()).encode()
+
+
+def encode_indented(record: object) -> bytes:
+    """Return a record as JSON for people who read it."""
+    data = encode(record)
+    try:
+        return msgspec.json.format(data, indent=2)
+    except msgspec.DecodeError:
+        # msgspec refuses escaped surrogates here, too.
+        return data
+
+
+def _finite_values(value: Any) -> Any:
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, dict):
+        return {key: _finite_values(part) for key, part in value.items()}
+    return [_finite_values(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: object) -> str | int | float:
@@ -100,14 +127,6 @@ def _escaped(match: re.Match[str]) -> str:
     return "".join(f"\\u{unit}" for unit in units)
 
 
-def _with_valid_text(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_with_valid_text(key): _with_valid_text(part) for key, part in value.items()}
-    return [_with_valid_text(part) for part in value] if isinstance(value, list | tuple) else value
-
-
 def parser(kind: type[T]) -> Callable[[bytes | str], T]:
     """Return a function that decodes many records of one kind. It raises ValueError and RecursionError."""
     return msgspec.json.Decoder(kind).decode
@@ -118,7 +137,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     try:
         if isinstance(kind, type) and issubclass(kind, FileRecord):
             _check_format(data)
-        return msgspec.json.decode(data, type=kind)
+        return _parse(data, kind)
     except (ValueError, RecursionError) as error:
         raise _invalid(error) from error
 
@@ -126,13 +145,13 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 def decode_valid_fields(data: bytes | str, kind: type[T]) -> T:
     """Return the record that `data` encodes; a field that is not valid counts as absent.
 
-    In a list of records, those are skipped that lack a required field. Raises InvalidRecordError if `data` is no JSON
-    object, has another format, or lacks a required field.
+    Of a list or dict, incomplete records are skipped, and every invalid text or record if the field is optional. Raises
+    InvalidRecordError if `data` is no JSON object, has another format, or lacks a required field.
     """
     with suppress(InvalidRecordError):
         return decode(data, kind)
     try:
-        values = msgspec.json.decode(data, type=dict[str, Any])
+        values = _parse(data, dict[str, Any])
         if issubclass(kind, FileRecord):
             _check_format(data)
         return _from_valid_fields(values, kind)
@@ -140,11 +159,41 @@ def decode_valid_fields(data: bytes | str, kind: type[T]) -> T:
         raise _invalid(error) from error
 
 
+def convert(values: object, kind: type[T]) -> T:
+    """Return the record of JSON values that were parsed already, such as an answer of a helper process.
+
+    Raises InvalidRecordError. The format is not checked: messages have none.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(error) from error
+
+
+def _parse(data: bytes | str, kind: type[T]) -> T:
+    """Raises ValueError and RecursionError."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if not _ESCAPED_SURROGATE.search(data if isinstance(data, bytes) else data.encode(errors="replace")):
+            raise
+        # `int` raises ValueError for NaN and Infinity.
+        return msgspec.convert(json.loads(data, parse_constant=int), kind)
+
+
 def _check_format(data: bytes | str) -> None:
-    found = msgspec.json.decode(data, type=_Header).format
-    if found != FORMAT or isinstance(found, bool):
-        known = f"format {found}" if isinstance(found, int) else "no format"
-        raise InvalidRecordError(f"has {known}, but this gputrain reads format {FORMAT}", code="wrong-version")
+    if (problem := format_problem(_parse(data, _Header).format)) is not None:
+        raise InvalidRecordError(problem, code="wrong-version")
+
+
+def format_problem(found: object, known: int = FORMAT) -> str | None:
+    """Return why a file of format `found` cannot be read, as a clause that follows its name; None if it can."""
+    is_number = isinstance(found, int) and not isinstance(found, bool)
+    if is_number and found == known:
+        return None
+    return f"has {f'format {found}' if is_number else 'no format'}, but this gputrain reads format {known}"
 
 
 def _invalid(error: Exception) -> InvalidRecordError:
@@ -162,28 +211,47 @@ def _from_valid_fields(values: Mapping[str, Any], kind: type[T]) -> T:
     """Raises ValidationError if a required field is missing or not valid."""
     valid: dict[str, Any] = {}
     for part in fields(kind):  # type: ignore[arg-type]  # a Struct, which a TypeVar cannot say together with decode
-        if part.encode_name not in values:
-            continue
-        value = values[part.encode_name]
-        try:
-            valid[part.encode_name] = msgspec.convert(value, part.type)
-        except ValidationError:
-            element = next((item for item in get_args(part.type) if _is_record(item)), None)
-            if element is not None and isinstance(value, list) and all(isinstance(item, dict) for item in value):
-                valid[part.encode_name] = _valid_elements(value, element)
+        if part.encode_name in values:
+            with suppress(ValidationError):
+                valid[part.encode_name] = _valid_part(values[part.encode_name], part.type, part.required)
     return msgspec.convert(valid, kind, from_attributes=True)
+
+
+def _valid_part(value: Any, kind: Any, is_required: bool) -> Any:
+    """Return a value without the elements that are not valid. Raises ValidationError."""
+    try:
+        return msgspec.convert(value, kind)
+    except ValidationError:
+        container = _without_bounds(kind)
+        if isinstance(value, dict) and _is_record(container):
+            return _from_valid_fields(value, container)
+        element = next((item for item in get_args(container)[::-1] if item is not ...), None)
+        # Numbers keep their places, which mean something.
+        if not _is_record(element) and (is_required or _without_bounds(element) is not str):
+            raise
+        if isinstance(value, list) and get_origin(container) in (list, tuple):
+            if is_required and not all(isinstance(item, dict) for item in value):
+                raise
+            valid: object = [converted for item in value for converted in _if_valid(item, element)]
+        elif isinstance(value, dict) and get_origin(container) is dict:
+            valid = {key: converted for key, item in value.items() for converted in _if_valid(item, element)}
+        else:
+            raise
+        return msgspec.convert(valid, kind, from_attributes=True)
+
+
+def _if_valid(value: Any, kind: Any) -> list[Any]:
+    with suppress(ValidationError):
+        return [_valid_part(value, kind, is_required=True)]
+    return []
+
+
+def _without_bounds(kind: Any) -> Any:
+    return kind.__origin__ if get_origin(kind) is Annotated else kind
 
 
 def _is_record(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, Struct)
-
-
-def _valid_elements(values: list[Any], kind: type[T]) -> list[T]:
-    elements = []
-    for value in values:
-        with suppress(ValidationError):
-            elements.append(_from_valid_fields(value, kind))
-    return elements
 
 
 def parse_object(data: bytes | str) -> dict[str, Any] | None:
@@ -222,8 +290,7 @@ def find_user_record(root: Path, name: str, kind: type[T], max_bytes: int = MAX_
 
 def write_record(path: Path, record: FileRecord) -> None:
     """Replace `path` atomically by a record, indented for people who read it. Raises OSError."""
-    text = msgspec.json.format(encode(record), indent=2) + b"\n"
-    replace_file(path, lambda file: file.write(text))
+    replace_file(path, lambda file: file.write(encode_indented(record) + b"\n"))
 
 
 def write_user_record(root: Path, name: str, record: FileRecord) -> None:

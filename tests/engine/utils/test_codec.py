@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -13,19 +14,26 @@ from engine.utils.codec import (
     FileRecord,
     Finite,
     InvalidRecordError,
+    Meta,
     Record,
     UnsetType,
+    convert,
     decode,
     decode_valid_fields,
     encode,
+    encode_indented,
+    field,
     find_record,
     find_user_record,
+    find_valid_fields,
     finite,
     overwrite_record,
     read_record,
     write_record,
     write_user_record,
 )
+
+Text = Annotated[str, Meta(max_length=3)]
 
 
 class Part(Record, kw_only=True, frozen=True):
@@ -37,6 +45,9 @@ class Sample(FileRecord, kw_only=True, frozen=True):
     loss: Finite | UnsetType | None = UNSET
     parts: tuple[Part, ...] = ()
     note: str = ""
+    named: dict[str, Part] = field(default_factory=dict)
+    texts: Annotated[tuple[Text, ...], Meta(max_length=3)] = ()
+    numbers: tuple[Count, ...] = ()
 
 
 @pytest.mark.parametrize("loss", [0.1 + 0.2, 5e-324, None, UNSET])
@@ -53,11 +64,20 @@ def test_codec_writes_nan_and_infinity_as_null() -> None:
 
 @pytest.mark.parametrize(
     ("text", "data"),
-    [("ä\x9b\x7f", rb"\u00e4\u009b\u007f"), ("\U0001f600\n", rb"\ud83d\ude00\n"), ("a\udcff", rb"a\\udcff")],
+    [("ä\x9b\x7f", rb"\u00e4\u009b\u007f"), ("\U0001f600\n", rb"\ud83d\ude00\n"), ("a\udcff", rb"a\udcff")],
 )
 def test_codec_writes_printable_ascii(text: str, data: bytes) -> None:
     assert data in encode(Sample(note=text))
-    assert decode(encode(Sample(note=text)), Sample).note == text.encode(errors="backslashreplace").decode()
+    assert decode(encode(Sample(note=text)), Sample).note == text
+
+
+def test_codec_keeps_path_that_is_no_utf8() -> None:
+    data = encode(Sample(note="cat/\udcff.png", loss=float("nan")))
+    assert data.isascii()
+    assert decode(encode_indented(Sample(note="cat/\udcff.png")), Sample).note == "cat/\udcff.png"
+    assert decode(data, Sample) == decode_valid_fields(data, Sample) == Sample(note="cat/\udcff.png", loss=None)
+    with pytest.raises(InvalidRecordError, match="not valid JSON"):
+        decode(data.replace(b"null", b"NaN"), Sample)
 
 
 def test_codec_ignores_unknown_fields() -> None:
@@ -106,7 +126,31 @@ def test_codec_drops_no_more_than_invalid_fields() -> None:
     assert decode_valid_fields(data, Sample) == Sample(note="a", parts=(Part(number=1), Part(number=4)))
     with pytest.raises(InvalidRecordError):
         decode_valid_fields(b'{"number":-1,"name":"a"}', Part)
-    assert decode_valid_fields(b'{"format":1,"note":"a","parts":[{"number":1},3]}', Sample) == Sample(note="a")
+
+
+def test_codec_skips_invalid_records_and_texts_of_optional_fields_and_keeps_places_of_numbers() -> None:
+    data = b'{"format":1,"named":{"a":{"number":1},"b":3},"texts":["a","long",5,"b"],"numbers":[1,"x",2]}'
+    assert decode_valid_fields(data, Sample) == Sample(named={"a": Part(number=1)}, texts=("a", "b"))
+    assert decode_valid_fields(b'{"format":1,"texts":["a","b","c","d",5],"note":"a"}', Sample) == Sample(note="a")
+
+
+class Required(Record, kw_only=True, frozen=True):
+    parts: list[Part]
+    texts: list[str]
+
+
+def test_codec_skips_only_incomplete_records_of_required_fields() -> None:
+    data = b'{"texts":[],"parts":[{"number":1},{}]}'
+    assert decode_valid_fields(data, Required) == Required(texts=[], parts=[Part(number=1)])
+    for invalid in (b'{"texts":[],"parts":[{"number":1},3]}', b'{"texts":[3],"parts":[]}'):
+        with pytest.raises(InvalidRecordError):
+            decode_valid_fields(invalid, Required)
+
+
+def test_codec_converts_parsed_values() -> None:
+    assert convert({"parts": [{"number": 1}], "later": 5}, Sample) == Sample(parts=(Part(number=1),))
+    with pytest.raises(InvalidRecordError, match=r"\$\.parts\[0\]\.number: expected int >= 0"):
+        convert({"parts": [{"number": -1}]}, Sample)
 
 
 def test_codec_writes_subclasses_of_plain_types() -> None:
@@ -130,8 +174,10 @@ def test_codec_reads_what_it_wrote(tmp_path: Path) -> None:
 
 def test_codec_finds_nothing_in_missing_large_or_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    assert find_record(path, Sample) is None
+    assert find_record(path, Sample) is find_valid_fields(path, Sample) is None
     write_record(path, Sample(note="a" * 100))
     assert find_record(path, Sample, max_bytes=100) is None
     path.write_bytes(b"{")
-    assert find_record(path, Sample) is None
+    assert find_record(path, Sample) is find_valid_fields(path, Sample) is None
+    path.write_bytes(b'{"format":1,"note":5}')
+    assert (find_record(path, Sample), find_valid_fields(path, Sample)) == (None, Sample())
