@@ -6,11 +6,6 @@ libraries, and measured rates.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
-
 import torch
 from torch.distributed import Store
 
@@ -22,21 +17,29 @@ from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
+from engine.distributed.messages import Answer, decide_on_rank_0
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import get_from_rank
 from engine.training.job import Job
-from engine.utils.errors import Problem, UsageError, problems_from_json, problems_to_json
+from engine.utils.codec import Record
+from engine.utils.errors import UsageError
+
+
+class InputChoice(Record, frozen=True, kw_only=True):
+    """The input pipeline and the decoder of a run."""
+
+    pipeline: PipelineChoice
+    decoder: DecoderChoice
 
 
 def choose_input(
     job: Job, source: ImageSource, recorded: DecoderName | None, rank_info: RankInfo, store: Store
-) -> tuple[PipelineChoice, DecoderChoice]:
+) -> InputChoice:
     """Choose the pipeline, and the decoder unless it must be measured. `recorded` is the decoder of the checkpoint.
 
     Raises UsageError on all ranks.
     """
 
-    def choose() -> dict[str, Any]:
+    def choose() -> InputChoice:
         config = job.config
         pipeline = choose_pipeline(config, source, job.plan.local_world_size)
         decoder = choose_decoder(
@@ -47,10 +50,9 @@ def choose_input(
             on_gpu=job.plan.on_gpu,
             recorded=recorded,
         )
-        return {"pipeline": asdict(pipeline), "decoder": asdict(decoder)}
+        return InputChoice(pipeline=pipeline, decoder=decoder)
 
-    chosen = _choose_on_rank_0("pipeline", choose, rank_info, store)
-    return PipelineChoice(**chosen["pipeline"]), DecoderChoice(**chosen["decoder"])
+    return decide_on_rank_0("pipeline", choose, Answer[InputChoice], rank_info, store)
 
 
 def settle_decoder(
@@ -61,10 +63,11 @@ def settle_decoder(
     The loader processes may wait for it. Raises UsageError, on a single rank if nvJPEG works on the others.
     """
     if pipeline.decoder_choice.decoder is None:
-        chosen = _choose_on_rank_0(
-            "decoder", lambda: asdict(pipeline.measure_decoders(request, device)), rank_info, store
-        )
-        pipeline.set_decoder(DecoderChoice(**chosen))
+
+        def measure() -> DecoderChoice:
+            return pipeline.measure_decoders(request, device)
+
+        pipeline.set_decoder(decide_on_rank_0("decoder", measure, Answer[DecoderChoice], rank_info, store))
         # What the measurement used is not what training needs.
         torch.cuda.empty_cache()
     if pipeline.decoder_choice.decoder == "gpu":
@@ -75,24 +78,3 @@ def settle_decoder(
             raise UsageError.one(
                 "data.decoder", f"gpu is impossible: {error}", advice, code="library-failed"
             ) from error
-
-
-def _choose_on_rank_0(
-    key: str, choose: Callable[[], dict[str, Any]], rank_info: RankInfo, store: Store
-) -> dict[str, Any]:
-    """Return the choice of rank 0, which sends it to the others under `key`. Raises UsageError on all ranks."""
-    if rank_info.rank != 0:
-        received: dict[str, Any] = json.loads(get_from_rank(store, 0, key))
-        if "refused" in received:
-            raise UsageError(problems_from_json(received["refused"]))
-        return received
-    failure = Problem("", f"rank 0 could not choose a {key}", code="rank-failed")
-    message: dict[str, Any] = {"refused": problems_to_json([failure])}
-    try:
-        message = choose()
-        return message
-    except UsageError as error:
-        message = {"refused": problems_to_json(error.problems)}
-        raise
-    finally:
-        store.set(key, json.dumps(message))

@@ -5,7 +5,6 @@ The checkpoint decides: `config.yaml` and the dataset may have been edited since
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -18,18 +17,31 @@ from engine.config.schema import Config
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
+from engine.distributed.messages import Answer, HostProblems, decide_on_rank_0, merge_problems, receive, send
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import get_from_rank
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, load_newest
-from engine.utils.errors import Problem, UsageError, collect_problems, problems_from_json, problems_to_json
+from engine.utils.codec import Record
+from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import shown_path
 from engine.utils.text import list_names
 
 PART_NOUNS: dict[Part, str] = {"train": "training", "val": "validation"}
 MAX_LISTED_CLASSES = 5
 RESTORE_DATA_ADVICE = "restore the data, or use a new name with --name to start a new run"
+
+
+class CheckpointChoice(Record, frozen=True, kw_only=True):
+    """The file name of the checkpoint that a run resumes from; None if there is none."""
+
+    name: str | None
+
+
+class RefusedResume(Record, frozen=True, kw_only=True):
+    """What any rank refuses of the config and the data of a resumed run."""
+
+    problems: tuple[Problem, ...]
 
 
 def load_for_resume(
@@ -59,25 +71,17 @@ def _choose_checkpoint_on_all_ranks(
 
     Also returns, on rank 0, its content, and why newer ones were skipped. Raises UsageError on all ranks.
     """
-    if rank_info.rank != 0:
-        received = json.loads(get_from_rank(store, 0, "checkpoint"))
-        if "refused" in received:
-            raise UsageError.one("", "rank 0 found no intact checkpoint", code="damaged")
-        return received["name"], None, []
-    message: dict[str, Any] = {"refused": True}
-    try:
+    checkpoint: dict[str, Any] | None = None
+    damaged: list[str] = []
+
+    def choose() -> CheckpointChoice:
+        nonlocal checkpoint, damaged
         path, checkpoint, damaged = load_newest(folder.checkpoints)
-        message = {"name": path.name if path else None}
-        return (
-            message["name"],
-            checkpoint,
-            [
-                Problem("", f"checkpoint {reason}; resuming from the one before it", code="damaged")
-                for reason in damaged
-            ],
-        )
-    finally:
-        store.set("checkpoint", json.dumps(message))
+        return CheckpointChoice(name=path.name if path else None)
+
+    choice = decide_on_rank_0("checkpoint", choose, Answer[CheckpointChoice], rank_info, store)
+    notes = [Problem("", f"checkpoint {reason}; resuming from the one before it", code="damaged") for reason in damaged]
+    return choice.name, checkpoint, notes
 
 
 def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
@@ -92,20 +96,16 @@ def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
 def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInfo, store: Store) -> None:
     """Raise UsageError on all ranks if one of them has problems. One found only on another host names that host."""
     if rank_info.rank == 0:
-        found = {str(problem): problem for problem in problems}
-        for rank in range(1, rank_info.world_size):
-            host, rows = json.loads(get_from_rank(store, rank, f"comparison/{rank}"))
-            for problem in problems_from_json(rows):
-                if str(problem) not in found:
-                    elsewhere = replace(problem, reason=f"{problem.reason} (on {host})")
-                    found.setdefault(str(elsewhere), elsewhere)
-        store.set("comparison", json.dumps(problems_to_json(found.values())))
-        problems = list(found.values())
+        ranks = range(1, rank_info.world_size)
+        others = [receive(store, rank, f"comparison/{rank}", HostProblems) for rank in ranks]
+        refused = RefusedResume(problems=tuple(merge_problems(problems, others)))
+        send(store, "comparison", refused)
     else:
-        store.set(f"comparison/{rank_info.rank}", json.dumps([socket.gethostname(), problems_to_json(problems)]))
-        problems = problems_from_json(json.loads(get_from_rank(store, 0, "comparison")))
-    if problems:
-        raise UsageError(problems)
+        own = HostProblems(host=socket.gethostname(), problems=tuple(problems))
+        send(store, f"comparison/{rank_info.rank}", own)
+        refused = receive(store, 0, "comparison", RefusedResume)
+    if refused.problems:
+        raise UsageError(refused.problems)
 
 
 def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:

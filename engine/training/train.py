@@ -20,8 +20,7 @@ from engine.data.augment.mixup import MixupCutmix
 from engine.data.batching import build_sampler, check_source, class_counts, sampler_warnings
 from engine.data.limits import LoaderFootprint, auto_workers, loader_warnings, uses_threads
 from engine.data.pipelines.batch import BatchDataset
-from engine.data.pipelines.choose import PipelineChoice, pipeline_warnings
-from engine.data.pipelines.choose_decoder import DecoderChoice
+from engine.data.pipelines.choose import pipeline_warnings
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.num_workers import measure_num_workers
 from engine.data.sampler import DistributedBatchSampler
@@ -48,7 +47,7 @@ from engine.optim.user_schedule import has_user_schedule, load_user_schedule
 from engine.runs.early_stop import EarlyStop
 from engine.runs.events import WarningEvent
 from engine.training.device import init_device
-from engine.training.input_choice import choose_input, settle_decoder
+from engine.training.input_choice import InputChoice, choose_input, settle_decoder
 from engine.training.job import Job, Outcome
 from engine.training.loop import forward_backward, training_loop
 from engine.training.losses import Criterion, build_loss, build_validation_loss
@@ -99,8 +98,8 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load
     # the first batches during the rest of the setup.
     recorded = checkpoint.get("decoder", "cpu") if checkpoint else None
-    choices = choose_input(job, source, recorded, rank_info, store)
-    data, pipeline_notes = _start_pipeline(job, source, sampler, position, *choices)
+    choice = choose_input(job, source, recorded, rank_info, store)
+    data, pipeline_notes = _start_pipeline(job, source, sampler, position, choice)
     warnings = [*notes, *pipeline_notes]
     try:
         # 4. Build device, model, optimizer and process group, and restore their state.
@@ -165,16 +164,15 @@ def _start_pipeline(
     source: ImageSource,
     sampler: DistributedBatchSampler,
     position: Position,
-    pipeline_choice: PipelineChoice,
-    decoder_choice: DecoderChoice,
+    choice: InputChoice,
 ) -> tuple[TrainingData, list[Problem]]:
     """Start loading the batches from a position on. Also returns warnings for the log."""
     config, plan = job.config, job.plan
     image_format = model_input_format(config, source)
     workers, max_workers = 0, None
-    if pipeline_choice.pipeline == "stream":
+    if choice.pipeline.pipeline == "stream":
         workers, max_workers = _num_workers(job, source, image_format, sampler, position.epoch)
-    warnings = [*sampler_warnings(sampler), *pipeline_warnings(config, pipeline_choice)]
+    warnings = [*sampler_warnings(sampler), *pipeline_warnings(config, choice.pipeline)]
     footprint = LoaderFootprint.from_config(
         config,
         plan.local_world_size,
@@ -188,17 +186,17 @@ def _start_pipeline(
         requests = sampler.repeated_train_requests(job.lr_range.steps)
     else:
         requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
-    if pipeline_choice.pipeline == "stream" and isinstance(source, EncodedSource):
+    if choice.pipeline.pipeline == "stream" and isinstance(source, EncodedSource):
         requests = read_ahead(requests, source, sampler.images_ahead)
     pipeline = InputPipeline(
-        pipeline_choice,
+        choice.pipeline,
         source,
         config,
         image_format,
         requests,
         workers,
         max_workers=max_workers,
-        decoder_choice=decoder_choice,
+        decoder_choice=choice.decoder,
     )
     warnings += pipeline.warnings
     return TrainingData(source, sampler, image_format, pipeline), warnings

@@ -6,7 +6,6 @@ Rank 0 chooses for all ranks of a run (`engine.training.train`). Preflight uses 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 from engine.config.pipeline import PipelineName
 from engine.config.rules import ORIGINAL_SIZE_REASONS, key_of_original_size
@@ -19,6 +18,7 @@ from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.builtin import TORCHVISION_DATASETS
 from engine.data.sources.decoded_cache import cache_write_problem, is_cached
 from engine.data.sources.formats import expected_input_format, model_input_format
+from engine.utils.codec import Record
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import cache_folder
 from engine.utils.host import format_bytes, free_bytes, free_memory
@@ -28,8 +28,7 @@ MAX_FREE_SHARE = 0.25
 _SET_BY_USER = "set by data.pipeline"
 
 
-@dataclass(frozen=True)
-class PipelineChoice:
+class PipelineChoice(Record, frozen=True):
     """An input pipeline and the reason for it. `why` is a clause to print after "memory: " or "stream: "."""
 
     pipeline: PipelineName

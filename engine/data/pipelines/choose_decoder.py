@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import time
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 from engine.config.pipeline import DecoderName, PipelineName
@@ -17,14 +16,14 @@ from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.gpu_jpeg import GPU_INTERPOLATIONS
+from engine.utils.codec import Record
 from engine.utils.errors import Problem, UsageError, not_installed
 
 _POLL_SECONDS = 0.01
 _CODES: dict[DecoderName | None, int] = {None: 0, "cpu": 1, "gpu": 2}
 
 
-@dataclass(frozen=True)
-class DecoderChoice:
+class DecoderChoice(Record, frozen=True):
     """A decoder, None while it is still to be measured. `why` is a clause to print in parentheses; "" if obvious."""
 
     decoder: DecoderName | None

@@ -1,0 +1,91 @@
+"""Messages between the ranks of a run: records in the store of their rendezvous.
+
+`engine.launch` and `engine.training` declare the records. All ranks run the same version of gputrain, which
+`engine.launch.handshake` checks for ranks that another launcher has started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from engine.distributed.rank_env import RankInfo
+from engine.distributed.rendezvous import get_from_rank
+from engine.utils.codec import InvalidRecordError, Record, decode, encode
+from engine.utils.errors import CodedError, Problem, UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+T = TypeVar("T")
+MessageT = TypeVar("MessageT", bound=Record)
+
+
+class PeerFailedError(CodedError):
+    """Another rank failed, stopped responding or sent an invalid message. The text says which one and why."""
+
+
+class HostProblems(Record, frozen=True, kw_only=True):
+    """What a rank refuses on its host."""
+
+    host: str
+    problems: tuple[Problem, ...]
+
+
+class Answer(Record, Generic[T], frozen=True, kw_only=True):
+    """What rank 0 decides for all ranks, or None and the problems that prevent it."""
+
+    value: T | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+def send(store: Store, key: str, message: Record) -> None:
+    """Store a message for other ranks under `key`, which ends in the number of its rank if each rank sends one."""
+    store.set(key, encode(message).decode())
+
+
+def receive(store: Store, rank: int, key: str, kind: type[MessageT]) -> MessageT:
+    """Return the message that a rank stores under `key`. Raises RendezvousTimeoutError and PeerFailedError."""
+    return decode_message(get_from_rank(store, rank, key), key, kind)
+
+
+def decode_message(data: bytes, key: str, kind: type[MessageT]) -> MessageT:
+    """Return the message that another rank stored under `key`. Raises PeerFailedError if it is not valid."""
+    try:
+        return decode(data, kind)
+    except InvalidRecordError as error:
+        raise PeerFailedError(
+            f"the message {key} of another rank {error}; install the same version of gputrain on all hosts",
+            code=error.code,
+        ) from error
+
+
+def decide_on_rank_0(key: str, decide: Callable[[], T], kind: type[Answer[T]], rank_info: RankInfo, store: Store) -> T:
+    """Return what rank 0 decides, which it sends to the other ranks under `key`. Raises UsageError on all ranks."""
+    if rank_info.rank != 0:
+        answer = receive(store, 0, key, kind)
+        if answer.value is None:
+            raise UsageError(answer.problems)
+        return answer.value
+    answer = kind(problems=(Problem("", f"rank 0 could not choose a {key}", code="rank-failed"),))
+    try:
+        value = decide()
+        answer = kind(value=value)
+        return value
+    except UsageError as error:
+        answer = kind(problems=tuple(error.problems))
+        raise
+    finally:
+        send(store, key, answer)
+
+
+def merge_problems(own: Iterable[Problem], others: Iterable[HostProblems]) -> list[Problem]:
+    """Return the distinct problems of all ranks. One that this rank does not have names the host that has it."""
+    problems = {str(problem): problem for problem in own}
+    for other in others:
+        for problem in other.problems:
+            if str(problem) not in problems:
+                elsewhere = replace(problem, reason=f"{problem.reason} (on {other.host})")
+                problems.setdefault(str(elsewhere), elsewhere)
+    return list(problems.values())
