@@ -13,6 +13,7 @@ from typing import Any
 from engine.gpus.current_use import Obstacle, Reason, Unavailable, find_current_use, find_doubt
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
+from engine.utils.codec import Count
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 
@@ -38,26 +39,18 @@ class CudaDevice:
     and the `pci_bus_id` of its GPU.
     """
 
-    index: int
+    index: Count
     uuid: str
     name: str
-    memory_used: int | None
+    memory_used: Count | None
     parent_uuid: str | None = None
     mig_ids: str | None = None
     unavailable: Unavailable | None = None
     physical_id: str | None = None
-    sharers: int = 0
+    sharers: Count = 0
     doubt: Reason | None = None
-    capability: tuple[int, int] | None = None
+    capability: tuple[Count, Count] | None = None
     pci_bus_id: str | None = None
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> CudaDevice:
-        stored, capability = values["unavailable"], values["capability"]
-        unavailable = None if stored is None else Unavailable(**stored | {"obstacle": Obstacle(stored["obstacle"])})
-        doubt = None if values["doubt"] is None else Reason(**values["doubt"])
-        objects = {"unavailable": unavailable, "doubt": doubt, "capability": capability and tuple(capability)}
-        return cls(**values | objects)
 
     @property
     def reservation_id(self) -> str:

@@ -6,7 +6,6 @@ what they decide through the store of their rendezvous (`handshake`, `node`).
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from engine.config.precision import with_amp
 from engine.distributed.channel import DirectChannel, StopFlag
 from engine.distributed.failures import describe_cause, describe_failure, find_cause, rank_failure
+from engine.distributed.messages import PeerFailedError, send
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import TORCHRUN_RUN_ID, RankInfo, rank_info_from_env
 from engine.distributed.rendezvous import INIT_METHOD_KEY, check_external_rendezvous, open_store, remove_rendezvous_file
@@ -30,14 +30,15 @@ from engine.launch.batch_size import with_batch_size
 from engine.launch.external_failures import find_root_cause, publish_failure, watchdog_thread
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
 from engine.launch.handshake import (
-    PeerFailedError,
+    PreparedJob,
     RankZeroEndedError,
+    check_versions,
     continue_run_of_agents,
     exit_code_of_rank_0,
     handshake,
     heartbeat,
     share_exit_code,
-    wait_for_key,
+    wait_for_message,
 )
 from engine.launch.input_keys import with_input_keys
 from engine.launch.lifecycle import OwnedRun, with_run_name
@@ -220,10 +221,13 @@ def _connect(run: OwnedRun, this_rank: _ExternalRank) -> None:
         raise _RendezvousError(cause.reason, code=cause.code) from error
     import torch.distributed as dist
 
-    name, agents = handshake(this_rank.store, rank_info, this_rank.stop_flag)
+    name, announcements = handshake(this_rank.store, rank_info, this_rank.stop_flag)
     this_rank.opened, this_rank.store_is_exclusive = dist.PrefixStore(name, this_rank.store), True
-    if rank_info.rank == 0 and _under_torchrun():
-        request = replace(run.request, agents=tuple(agents))
+    if rank_info.rank > 0:
+        return
+    check_versions(announcements)
+    if _under_torchrun():
+        request = replace(run.request, agents=tuple(rank.agent for rank in announcements))
         run.request = continue_run_of_agents(request, run.listener, this_rank.check_stop)
 
 
@@ -269,26 +273,27 @@ def _prepare_and_broadcast(run: OwnedRun, this_rank: _ExternalRank, preflight: P
     if job is None:
         this_rank.share_exit_code(ExitCode.FINISHED)
         return None
-    keys = {"batch_size": job.config.data.batch_size, "amp": job.config.precision.amp}
-    message = {"folder": None if job.folder is None else str(job.folder.path), "resumed": job.resumed, **keys}
-    this_rank.store.set("job", json.dumps(message))
+    folder = None if job.folder is None else str(job.folder.path)
+    batch_size, amp = job.config.data.batch_size, job.config.precision.amp
+    message = PreparedJob(folder=folder, resumed=job.resumed, batch_size=batch_size, amp=amp)
+    send(this_rank.store, "job", message)
     return job
 
 
 def _receive_job(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
     """Wait for the job of rank 0. Raises RankZeroEndedError if there is none."""
-    message = json.loads(wait_for_key(this_rank.store, "job", this_rank.stop_flag))
+    message = wait_for_message(this_rank.store, "job", PreparedJob, this_rank.stop_flag)
     assert preflight.plan is not None  # noqa: S101 - else rank 0 would have refused the run
-    config, folder = with_amp(with_batch_size(run.request.config, message["batch_size"]), message["amp"]), None
-    if message["folder"] is not None:
-        folder = RunFolder(Path(message["folder"]))
+    config, folder = with_amp(with_batch_size(run.request.config, message.batch_size), message.amp), None
+    if message.folder is not None:
+        folder = RunFolder(Path(message.folder))
         with suppress(OSError):
             # This host may not share the file system of rank 0.
             folder = folder.hold()
         config = with_run_name(config, folder)
         run.allocation.reservation.set_run_name(folder.name)
     plan = with_lowest_capability(preflight.plan, this_rank.rank_info, this_rank.store)
-    job = Job(config, plan, folder, message["resumed"], preflight.source, lr_range=run.request.lr_range)
+    job = Job(config, plan, folder, message.resumed, preflight.source, lr_range=run.request.lr_range)
     return replace(job, input_source=run.request.input_source)
 
 

@@ -6,22 +6,24 @@ first agree on a unique name of their attempt, the prefix of all further keys.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import psutil
 
+from engine.config.training_sections import AmpLevel
 from engine.distributed.channel import StopFlag
+from engine.distributed.messages import PeerFailedError, decode_message, send
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import keep_until_exit
 from engine.launch.preflight import RunRequest
@@ -30,7 +32,8 @@ from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.recorder import Listener
 from engine.training.job import ExitCode
-from engine.utils.errors import CodedError, UsageError
+from engine.utils.codec import Count, Record
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_json
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ EXIT_TIMEOUT_SECONDS = 5.0  # a rank that exits before the run began waits this 
 EXIT_CODE_KEY = "rank_0_exit_code"
 RECEIVED_KEY = "rank_0_exit_code/received"
 
+MessageT = TypeVar("MessageT", bound=Record)
+
 
 class RankZeroEndedError(Exception):
     """Rank 0 ended before the run started, and reports why for all ranks."""
@@ -51,8 +56,27 @@ class RankZeroEndedError(Exception):
         self.exit_code = exit_code
 
 
-class PeerFailedError(CodedError):
-    """Another rank failed or stopped responding before the run began; the text says which one and why."""
+class Announcement(Record, frozen=True, kw_only=True):
+    """A rank that waits for rank 0: its unique name, its host, its agent, and the version of its gputrain."""
+
+    name: str
+    host: str
+    agent: str
+    version: str
+
+    @classmethod
+    def of_this_process(cls) -> Announcement:
+        host, release = socket.gethostname(), version("gputrain")
+        return cls(name=uuid.uuid4().hex, host=host, agent=agent_id(), version=release)
+
+
+class PreparedJob(Record, frozen=True, kw_only=True):
+    """What rank 0 has decided: the run folder, None in a dry run, and the keys of the config that may be auto."""
+
+    folder: str | None
+    resumed: bool
+    batch_size: Count | Literal["auto"]
+    amp: AmpLevel
 
 
 @contextmanager
@@ -126,28 +150,33 @@ def wait_for_key(store: Store, key: str, stop_flag: StopFlag, sender: int = 0) -
         ) from error
 
 
-def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[str, list[str]]:
-    """Return a unique name of this attempt, the same on all ranks, and on rank 0 the agents of all ranks.
+def wait_for_message(store: Store, key: str, kind: type[MessageT], stop_flag: StopFlag, sender: int = 0) -> MessageT:
+    """Return the message that rank `sender` sends under `key`. Raises the errors of `wait_for_key`, and PeerFailedError
+    if it is not valid."""
+    return decode_message(wait_for_key(store, key, stop_flag, sender).encode(), key, kind)
+
+
+def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[str, list[Announcement]]:
+    """Return a unique name of this attempt, the same on all ranks, and on rank 0 the announcements of all ranks.
 
     Every rank announces itself under a unique name. Rank 0 answers each announcement, including those of earlier
     attempts, until all ranks have acknowledged an answer."""
-    own_name = uuid.uuid4().hex
+    own = Announcement.of_this_process()
     if rank_info.rank > 0:
-        store.set(f"announce/{rank_info.rank}", json.dumps({"name": own_name, "agent": agent_id()}))
-        attempt = wait_for_key(store, f"attempt/{own_name}", stop_flag)
+        send(store, f"announce/{rank_info.rank}", own)
+        attempt = wait_for_key(store, f"attempt/{own.name}", stop_flag)
         store.add(f"ack/{attempt}", 1)
         return attempt, []
-    answered: dict[int, str] = {}
-    agents = {0: agent_id()}
+    answered = {0: own}
     deadline = time.monotonic() + _timeout_s(store)
-    while store.add(f"ack/{own_name}", 0) < rank_info.world_size - 1:
+    while store.add(f"ack/{own.name}", 0) < rank_info.world_size - 1:
         for rank in range(1, rank_info.world_size):
-            if not store.check([f"announce/{rank}"]):
+            if not store.check([key := f"announce/{rank}"]):
                 continue
-            announcement = json.loads(store.get(f"announce/{rank}"))
-            if answered.get(rank) != announcement["name"]:
-                answered[rank], agents[rank] = announcement["name"], announcement["agent"]
-                store.set(f"attempt/{announcement['name']}", own_name)
+            announcement = decode_message(store.get(key), key, Announcement)
+            if answered.get(rank) != announcement:
+                answered[rank] = announcement
+                store.set(f"attempt/{announcement.name}", own.name)
         if stop_flag.is_set:
             # A rank without an answer would not learn that this one ends.
             deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT_SECONDS)
@@ -158,7 +187,24 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[s
                 f"not all ranks responded within {_timeout_s(store):g} s (device.timeout)", code="timed-out"
             )
         time.sleep(STORE_POLL_SECONDS)
-    return own_name, list(agents.values())
+    return own.name, list(answered.values())
+
+
+def check_versions(announcements: Sequence[Announcement]) -> None:
+    """Raises UsageError if a host has another version of gputrain than the one of rank 0, the first announcement."""
+    first, *others = announcements
+    problems = {
+        other.host: Problem(
+            "",
+            f"{other.host} has gputrain {other.version}, but {first.host}, the host of rank 0, has {first.version}",
+            "install the same version on all hosts",
+            code="wrong-version",
+        )
+        for other in others
+        if other.version != first.version
+    }
+    if problems:
+        raise UsageError(list(problems.values()))
 
 
 def share_exit_code(store: Store, code: ExitCode, world_size: int) -> None:

@@ -4,30 +4,57 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.distributed.channel import StopFlag
+from engine.distributed.messages import HostProblems, PeerFailedError, merge_problems, receive, send
 from engine.distributed.node_plan import NodePlan, lowest_capability
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.launch.gpu_usage import GpuUsagePoller
-from engine.launch.handshake import PeerFailedError, wait_for_key
+from engine.launch.handshake import wait_for_key, wait_for_message
 from engine.launch.preflight import RunRequest
 from engine.queue.place import backfill_of, fixed_terms
 from engine.runs.events import GpuEvent, RunStarted
 from engine.runs.journal import from_line, to_line
-from engine.utils.errors import Problem, UsageError, problems_from_json, problems_to_json
+from engine.utils.codec import Count, Record
+from engine.utils.errors import Problem, UsageError
 from engine.utils.process import boot_id
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+
+class NodeGpus(Record, frozen=True, kw_only=True):
+    """The GPUs that the first rank of a host allocated for all of its ranks, or why it could not.
+
+    `not_free` means that waiting may help. If the launcher shows each rank only one GPU, `devices` is that of the first
+    rank alone.
+    """
+
+    devices: tuple[CudaDevice, ...] = ()
+    one_gpu_per_rank: bool = False
+    problems: tuple[Problem, ...] = ()
+    not_free: bool = False
+
+
+class GpuCapability(Record, frozen=True, kw_only=True):
+    """The lowest compute capability of the GPUs of a rank; None on the CPU, and for GPUs of AMD."""
+
+    capability: tuple[Count, Count] | None
+
+
+class PreflightResult(HostProblems, frozen=True, kw_only=True):
+    """The preflight of a rank. `stopped` if it received a stop request, `failure` is the cause of an exception."""
+
+    stopped: bool
+    failure: str
 
 
 def allocate_node_gpus(
@@ -55,12 +82,11 @@ def allocate_node_gpus(
         return fixed_terms(request.config), ""
 
     if rank_info.local_rank > 0:
-        message = json.loads(wait_for_key(store, key, stop_flag))
-        if message.get("problems"):
-            error_type = NotFreeError if message["not_free"] else UsageError
-            raise error_type(problems_from_json(message["problems"]))
-        if not message["one_gpu_per_rank"]:
-            return GpuAllocation([CudaDevice.from_dict(device) for device in message["devices"]])
+        node_gpus = wait_for_message(store, key, NodeGpus, stop_flag)
+        if node_gpus.problems:
+            raise (NotFreeError if node_gpus.not_free else UsageError)(node_gpus.problems)
+        if not node_gpus.one_gpu_per_rank:
+            return GpuAllocation(list(node_gpus.devices))
         # Without waiting: this GPU may be the one that the first rank has reserved for all of them.
         return allocate_devices(gpus, run, wait=False, on_wait=check_stop, ranks=1, poll_terms=poll_terms)
     if rank_info.rank == 0:
@@ -79,30 +105,25 @@ def allocate_node_gpus(
             backfill=backfill_of(request.config),
         )
     except UsageError as error:
-        message = {"problems": problems_to_json(error.problems), "not_free": isinstance(error, NotFreeError)}
-        store.set(key, json.dumps(message))
+        send(store, key, NodeGpus(problems=tuple(error.problems), not_free=isinstance(error, NotFreeError)))
         raise
     one_gpu_per_rank = len(allocation.devices) == 1 < rank_info.local_world_size
-    store.set(
-        key,
-        json.dumps(
-            {"one_gpu_per_rank": one_gpu_per_rank, "devices": [asdict(device) for device in allocation.devices]}
-        ),
-    )
+    send(store, key, NodeGpus(one_gpu_per_rank=one_gpu_per_rank, devices=tuple(allocation.devices)))
     return allocation
 
 
 def share_capability(plan: NodePlan | None, rank_info: RankInfo, store: Store) -> None:
     """Publish the compute capability of this rank's GPUs for `with_lowest_capability`."""
-    store.set(f"capability/{rank_info.rank}", json.dumps(plan and plan.capability))
+    send(store, f"capability/{rank_info.rank}", GpuCapability(capability=plan.capability if plan else None))
 
 
 def with_lowest_capability(plan: NodePlan, rank_info: RankInfo, store: Store) -> NodePlan:
     """Return the plan with the lowest compute capability of all ranks, once all have published theirs.
 
     Precision and memory format follow from it, and DDP needs the same on all ranks."""
-    values = [json.loads(store.get(f"capability/{rank}")) for rank in range(rank_info.world_size)]
-    return replace(plan, capability=lowest_capability([tuple(value) if value else None for value in values]))
+    ranks = range(rank_info.world_size)
+    received = [receive(store, rank, f"capability/{rank}", GpuCapability) for rank in ranks]
+    return replace(plan, capability=lowest_capability([message.capability for message in received]))
 
 
 def share_problems(
@@ -111,13 +132,9 @@ def share_problems(
     """Send the problems of this rank's preflight to rank 0; `stopped` if it received a stop request.
 
     `failure` is the cause if the preflight raised an exception."""
-    message = {
-        "problems": problems_to_json(problems),
-        "host": socket.gethostname(),
-        "stopped": stopped,
-        "failure": failure,
-    }
-    store.set(f"preflight/{rank_info.rank}", json.dumps(message))
+    host = socket.gethostname()
+    result = PreflightResult(host=host, problems=tuple(problems), stopped=stopped, failure=failure)
+    send(store, f"preflight/{rank_info.rank}", result)
 
 
 def collect_rank_problems(
@@ -126,20 +143,17 @@ def collect_rank_problems(
     """Return the distinct problems of all ranks. A problem found only on another host names that host.
 
     Raises KeyboardInterrupt if one of the ranks received a stop request, and PeerFailedError if one failed."""
-    problems = {str(problem): problem for problem in own_problems}
+    results: list[PreflightResult] = []
     for rank in range(1, rank_info.world_size):
-        message = json.loads(wait_for_key(store, f"preflight/{rank}", stop_flag, sender=rank))
-        if message["stopped"]:
+        result = wait_for_message(store, f"preflight/{rank}", PreflightResult, stop_flag, rank)
+        if result.stopped:
             raise KeyboardInterrupt
-        if message["failure"]:
+        if result.failure:
             raise PeerFailedError(
-                f"rank {rank} failed in the preflight: {message['failure']} (on {message['host']})", code="rank-failed"
+                f"rank {rank} failed in the preflight: {result.failure} (on {result.host})", code="rank-failed"
             )
-        for problem in problems_from_json(message["problems"]):
-            if str(problem) not in problems:
-                elsewhere = replace(problem, reason=f"{problem.reason} (on {message['host']})")
-                problems.setdefault(str(elsewhere), elsewhere)
-    return list(problems.values())
+        results.append(result)
+    return merge_problems(own_problems, results)
 
 
 def node_id() -> str:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from engine.gpus.selection import CudaDevice, NotFreeError, cuda_devices, select
 from engine.gpus.visible_devices import query_cuda_uuids, visible_devices
 from engine.runs.records import RankDevice
 from engine.training.device import WrongDeviceError, check_device
+from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
 from support.gpu.fake_gpu_host import COMPILER, NO_COMPILER, UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, sample_gpus
 from support.gputrain_command import Gputrain, read_events
@@ -121,9 +121,9 @@ def test_select_waits_for_stale_gpus_and_never_selects_them(selection: str) -> N
     assert not isinstance(caught.value, NotFreeError)
 
 
-def test_cuda_device_survives_json_round_trip() -> None:
+def test_cuda_device_survives_round_trip_through_codec() -> None:
     for device in (*GPUS, LOST, *INSTANCES):
-        assert CudaDevice.from_dict(json.loads(json.dumps(asdict(device)))) == device
+        assert decode(encode(device), CudaDevice) == device
 
 
 def test_select_auto_uses_one_mig_instance_and_all_rejects_several() -> None:

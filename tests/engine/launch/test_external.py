@@ -18,12 +18,13 @@ from torch.distributed import HashStore
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.distributed.channel import StopFlag
+from engine.distributed.messages import PeerFailedError
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import NotFreeError
 from engine.launch import handshake, node, preflight
-from engine.launch.handshake import PeerFailedError, continue_run_of_agents, heartbeat, wait_for_key
+from engine.launch.handshake import continue_run_of_agents, heartbeat, wait_for_key
 from engine.launch.node import (
     allocate_node_gpus,
     collect_rank_problems,
@@ -34,8 +35,9 @@ from engine.launch.node import (
 from engine.launch.preflight import RunRequest
 from engine.runs.events import Event, WarningEvent
 from engine.training.job import ExitCode
+from engine.utils.errors import UsageError
 from support.gputrain_command import Gputrain
-from support.messages import raises_problem, says
+from support.messages import has_problem, raises_problem, says
 from support.replace import replace
 from support.runs.event_factories import make_run_started
 from support.runs.factories import find_free_port, make_run_folder
@@ -209,6 +211,28 @@ def test_handshake_of_interrupted_rank_0_answers_other_ranks() -> None:
         assert first.result(timeout=10)[0] == second.result(timeout=10)[0]
 
 
+def test_check_versions_refuses_hosts_with_another_version_of_gputrain() -> None:
+    own = handshake.Announcement.of_this_process()
+    handshake.check_versions([own, own])
+    others = [replace(own, host=host, version="9.9.9") for host in ("second", "third", "third")]
+    with pytest.raises(UsageError) as refused:
+        handshake.check_versions([own, *others])
+    assert len(refused.value.problems) == 2
+    for problem, host in zip(refused.value.problems, ("second", "third"), strict=True):
+        assert has_problem([problem], "wrong-version", "", host, "9.9.9", own.host, own.version)
+
+
+def test_handshake_returns_versions_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = iter(["1.0", "2.0"])
+    monkeypatch.setattr(handshake, "version", lambda _: next(versions))
+    store = HashStore()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(handshake.handshake, store, RankInfo(0, 2, 0, 2), StopFlag())
+        second = pool.submit(handshake.handshake, store, RankInfo(1, 2, 1, 2), StopFlag())
+        assert sorted(rank.version for rank in first.result(timeout=10)[1]) == ["1.0", "2.0"]
+        assert second.result(timeout=10)[1] == []
+
+
 def test_handshake_ends_without_other_ranks() -> None:
     with raises_problem("timed-out", None, "0.3 s", "device.timeout", kind=PeerFailedError):
         handshake.handshake(store_with_timeout(0.3), RankInfo(0, 2, 0, 2), StopFlag())
@@ -273,6 +297,14 @@ def test_collect_rank_problems_raises_failure_of_another_rank() -> None:
     store = HashStore()
     share_problems([], RankInfo(1, 2, 1, 2), store, stopped=False, failure="OSError: bad disk")
     with raises_problem("rank-failed", None, " 1 ", "OSError: bad disk", kind=PeerFailedError):
+        collect_rank_problems([], RankInfo(0, 2, 0, 2), store, StopFlag())
+
+
+@pytest.mark.parametrize("data", ["{", "[]", '{"host": 5}', '{"host": "second", "problems": []}'])
+def test_collect_rank_problems_names_invalid_message_of_another_rank(data: str) -> None:
+    store = HashStore()
+    store.set("preflight/1", data)
+    with raises_problem("damaged", None, "preflight/1", "gputrain", kind=PeerFailedError):
         collect_rank_problems([], RankInfo(0, 2, 0, 2), store, StopFlag())
 
 
