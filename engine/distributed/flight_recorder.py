@@ -8,22 +8,30 @@ the store. torch's own dumps are pickles, which are never read here.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from engine.utils.files import opened_folder, parse_json, read_bytes, replace_file
+from engine.utils.codec import (
+    FileRecord,
+    InvalidRecordError,
+    Meta,
+    Record,
+    decode,
+    decode_valid_fields,
+    encode,
+    parse_object,
+)
+from engine.utils.files import opened_folder, read_bytes, replace_file
 
 # A signal of its own, because the handler of the traceback signal writes to the log.
 DUMP_SIGNAL = signal.SIGRTMIN + 4
@@ -34,33 +42,36 @@ MAX_RECORD_BYTES = 1 << 20
 # The time for a rank to write its record, which takes up to 0.4 s on a busy host. One in an uninterruptible call writes
 # none.
 RECORD_WAIT_SECONDS, POLL_SECONDS = 2.0, 0.02
+# Collectives of all process groups in a record.
+MAX_RECORDED = 10_000
 # Ranks that a message names.
 MAX_NAMED_RANKS = 8
 
 _NCCL_BACKENDS = ("nccl", "nccl2")
-_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,80}")
 _ELEMENT_BYTES = {
     **dict.fromkeys(("Bool", "Byte", "Char", "Float8_e4m3fn", "Float8_e5m2"), 1),
     **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
     **dict.fromkeys(("Int", "Float", "UInt32"), 4),
     **dict.fromkeys(("Long", "Double", "ComplexFloat", "UInt64"), 8),
 }
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,80}\Z")]
+Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
 # Collectives in which the ranks pass tensors of the same size.
 _EQUAL_SIZES = ("allreduce", "all_reduce", "broadcast", "reduce", "barrier")
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(Record, frozen=True):
     """A collective that a rank has entered: its process group, its number in that group, and the size of its input.
 
     `created_ns` is the Unix time at which the rank entered it."""
 
-    group: str
-    sequence: int
-    operation: str
-    size_bytes: int
+    group: Name
+    sequence: Number
+    operation: Name
+    size_bytes: Number
     completed: bool
-    created_ns: int
+    created_ns: Number
 
     @property
     def label(self) -> str:
@@ -73,6 +84,12 @@ class Collective:
         """Whether two ranks that entered these two are in the same collective."""
         same_size = self.size_bytes == other.size_bytes or self.operation not in _EQUAL_SIZES
         return self.operation == other.operation and same_size
+
+
+class CollectiveRecord(FileRecord, frozen=True, kw_only=True):
+    """The last collectives of a rank, in the order of its process groups."""
+
+    collectives: Annotated[tuple[Collective, ...], Meta(max_length=MAX_RECORDED)]
 
 
 @dataclass(frozen=True)
@@ -96,7 +113,7 @@ def format_megabytes(size_bytes: int) -> str:
 
 def collectives_of_dump(dump: bytes) -> list[Collective]:
     """Return the last collectives of each process group in a JSON dump of torch's flight recorder, in their order."""
-    values = parse_json(dump) or {}
+    values = parse_object(dump) or {}
     entries = values.get("entries")
     found: dict[str, dict[int, Collective]] = {}
     for entry in entries if isinstance(entries, list) else []:
@@ -117,42 +134,10 @@ def _from_torch(entry: dict[str, Any]) -> Collective:
     # NCCL's work ends as "completed", Gloo's is only retired.
     completed = bool(entry["retired"]) or entry["state"] == "completed"
     backend, _, operation = entry["profiling_name"].partition(":")
-    return _checked(
-        Collective(
-            f"{backend}:{entry['process_group'][0]}",
-            entry["collective_seq_id"],
-            operation,
-            size_bytes,
-            completed,
-            entry["time_created_ns"],
-        )
-    )
-
-
-def _checked(collective: Collective) -> Collective:
-    """Return a collective that has the right types. Raises ValueError for another one."""
-    numbers = (collective.sequence, collective.size_bytes, collective.created_ns)
-    are_numbers = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
-    names = (collective.group, collective.operation)
-    are_names = all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
-    if not are_numbers or not are_names or type(collective.completed) is not bool:
-        raise ValueError("not a collective")
-    return collective
-
-
-def to_json(collectives: Sequence[Collective]) -> str:
-    return json.dumps({"collectives": [asdict(collective) for collective in collectives]})
-
-
-def from_json(text: bytes) -> list[Collective]:
-    """Return the collectives of `to_json`, without those that are none."""
-    values = parse_json(text) or {}
-    entries = values.get("collectives")
-    collectives = []
-    for entry in entries if isinstance(entries, list) else []:
-        with suppress(TypeError, ValueError):
-            collectives.append(_checked(Collective(**entry)))
-    return collectives
+    group, sequence, created_ns = entry["process_group"][0], entry["collective_seq_id"], entry["time_created_ns"]
+    collective = Collective(f"{backend}:{group}", sequence, operation, size_bytes, completed, created_ns)
+    # Checks the types and bounds.
+    return decode(encode(collective), Collective)
 
 
 # ---- Comparing the ranks ----
@@ -322,12 +307,14 @@ def request_records(folder: Path, pids: Mapping[int, int]) -> dict[int, list[Col
 def write_record(path: Path, collectives: Sequence[Collective]) -> None:
     """Write the record of a rank atomically. Raises OSError, also if its folder is a link."""
     with opened_folder(path.parent) as folder:
-        replace_file(folder / path.name, lambda file: file.write(to_json(collectives).encode()))
+        data = encode(CollectiveRecord(collectives=tuple(collectives)))
+        replace_file(folder / path.name, lambda file: file.write(data))
 
 
 def read_record(path: Path) -> list[Collective] | None:
-    """Return the record of a rank; None if it is missing or too large."""
+    """Return the record of a rank without its invalid entries; None if it is missing, too large or no record."""
     try:
-        return from_json(read_bytes(path, MAX_RECORD_BYTES))
-    except OSError:
+        record = decode_valid_fields(read_bytes(path, MAX_RECORD_BYTES), CollectiveRecord)
+    except (OSError, InvalidRecordError):
         return None
+    return list(record.collectives)

@@ -11,8 +11,9 @@ import os
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+
+from engine.utils.codec import Count, Record
 
 # The process group's timer starts when a rank enters a collective, the watchdog's at the last progress of any rank.
 COLLECTIVE_TIMEOUT_MARGIN_SECONDS = 60.0
@@ -54,12 +55,11 @@ _LABELS = {
 }
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(Record, frozen=True):
     """Progress of one rank: completed steps, further phases entered since then, and the current phase."""
 
-    step: int = 0
-    phase_count: int = 0
+    step: Count = 0
+    phase_count: Count = 0
     phase: Phase = Phase.SETUP
 
 

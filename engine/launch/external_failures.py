@@ -9,13 +9,11 @@ fails otherwise publishes its failure, because rank 0 sees only that the connect
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,16 +22,14 @@ from engine.distributed.flight_recorder import (
     RECORD_WAIT_SECONDS,
     Collective,
     find_divergence,
-    from_json,
     record_name,
     record_within,
-    to_json,
     write_record,
 )
+from engine.distributed.messages import decode_message, send
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import (
     Heartbeat,
-    Phase,
     Watchdog,
     describe_progress,
     describe_stall,
@@ -44,6 +40,7 @@ from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
 from engine.runs.recorder import Recorder
 from engine.training.job import ExitCode, RunResult
+from engine.utils.codec import Record, replace
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -57,10 +54,9 @@ RECORD_TIMEOUT_SECONDS = 5.0
 MAX_SHARED_COLLECTIVES = 100
 
 
-@dataclass(frozen=True)
-class StalledRank:
+class StalledRank(Record, frozen=True):
     """A rank of a run without progress: the UUID of its GPU or "cpu", its last heartbeat and its last collectives. The
-    heartbeat is None until the watchdog of the rank has published both."""
+    heartbeat is None until the watchdog of the rank has sent this."""
 
     device: str
     heartbeat: Heartbeat | None
@@ -119,14 +115,12 @@ def _exchange_heartbeats(stalled: dict[int, StalledRank], rank_info: RankInfo, s
     """Publish the heartbeat of this rank, and add the other ranks to `stalled` until all have published theirs."""
     deadline = time.monotonic() + COMPARE_SECONDS
     this_rank, missing = stalled[rank_info.rank], set(range(rank_info.world_size)) - {rank_info.rank}
-    heartbeat = this_rank.heartbeat
-    assert heartbeat is not None  # noqa: S101 - the one of this rank
     # A RuntimeError means that the host of the store has exited.
     with suppress(RuntimeError):
         # A record has one process group after the other.
         by_time = sorted(this_rank.collectives, key=lambda collective: collective.created_ns)
-        store.set(f"collectives/{rank_info.rank}", to_json(by_time[-MAX_SHARED_COLLECTIVES:]))
-        store.set(f"stalled/{rank_info.rank}", json.dumps([heartbeat.step, heartbeat.phase_count, heartbeat.phase]))
+        latest = tuple(by_time[-MAX_SHARED_COLLECTIVES:])
+        send(store, f"stalled/{rank_info.rank}", replace(this_rank, collectives=latest))
         while missing and time.monotonic() < deadline:
             for rank in missing:
                 stalled[rank] = _read_stalled_rank(rank, store)
@@ -135,12 +129,9 @@ def _exchange_heartbeats(stalled: dict[int, StalledRank], rank_info: RankInfo, s
 
 
 def _read_stalled_rank(rank: int, store: Store) -> StalledRank:
-    device = store.get(f"device/{rank}").decode()
     if not store.check([key := f"stalled/{rank}"]):
-        return StalledRank(device, None)
-    step, phase_count, phase = json.loads(store.get(key))
-    collectives = from_json(store.get(f"collectives/{rank}"))
-    return StalledRank(device, Heartbeat(step, phase_count, Phase(phase)), tuple(collectives))
+        return StalledRank(store.get(f"device/{rank}").decode(), None)
+    return decode_message(store.get(key), key, StalledRank)
 
 
 def stall_failure(stalled: dict[int, StalledRank], rank_info: RankInfo, timeout_s: float) -> RankFailed:
