@@ -10,15 +10,13 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-ODD_VALUES = st.sampled_from(
-    [
-        *(None, True, False, 0, -1, 1, 2, 10, 2**31, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e308, 5e-324),
-        *(float("nan"), float("inf"), float("-inf"), "", "0", "nan", "1e999", "\x1b[2J\r\n", "\ud800", "x" * 5000),
-        *([], {}, [[]], [{}], [None], [0] * 300, {"": None}, [[[[[[[[]]]]]]]], ["a", 1, None]),
-    ]
-)
+ODD_VALUES = [
+    *(None, True, False, 0, -1, 1, 2, 10, 2**31, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e308, 5e-324),
+    *(float("nan"), float("inf"), float("-inf"), "", "0", "nan", "1e999", "\x1b[2J\r\n", "\ud800", "x" * 5000),
+    *([], {}, [[]], [{}], [None], [0] * 300, {"": None}, [[[[[[[[]]]]]]]], ["a", 1, None]),
+]
 VALUES = st.recursive(
-    st.one_of(ODD_VALUES, st.integers(), st.floats(), st.text(max_size=8)),
+    st.one_of(st.sampled_from(ODD_VALUES), st.integers(), st.floats(), st.text(max_size=8)),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
@@ -67,6 +65,19 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, part in items:
         yield value, key
         yield from _places(part)
+
+
+def odd_documents(document: Any) -> Iterator[Any]:
+    """Yield the document without each of its values, and with each odd value in its place. Changes it in between."""
+    for parent, key in list(_places(document)):
+        value = parent[key]
+        for odd in ODD_VALUES:
+            parent[key] = odd
+            yield document
+        if isinstance(parent, dict):
+            del parent[key]
+            yield document
+        parent[key] = value
 
 
 @st.composite

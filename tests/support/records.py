@@ -21,6 +21,7 @@ def record_classes() -> list[type[Record]]:
     for path in record_modules():
         importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     found = {kind for kind in _subclasses(Record) if kind.__module__.startswith(("engine.", "tui."))}
+    found -= {kind for kind in found if kind.__module__ == Record.__module__}
     return sorted(found, key=record_name)
 
 
