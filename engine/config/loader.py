@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from engine.config.effects import NoEffect, keys_without_effect
 from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.key_names import key_hint
-from engine.config.layer_names import config_with_current_names
 from engine.config.messages import problem_from_pydantic
 from engine.config.notify_section import FILE_PREFIX, URLS_KEY
 from engine.config.rules import config_conflicts
@@ -305,7 +304,7 @@ def validate_config(values: Mapping[str, Any], files: Mapping[str, str] | None =
         return _raise_usage_error([*problems.values(), *conflicts], valid_part, error)
     if conflicts := list(config_conflicts(config)):
         return _raise_usage_error(conflicts, config)
-    return with_absolute_paths(config_with_current_names(config))
+    return with_absolute_paths(config)
 
 
 def _raise_usage_error(problems: list[Problem], valid_part: Config, cause: Exception | None = None) -> NoReturn:

@@ -38,7 +38,7 @@ KeyChange = tuple[str, Any, Any]
 def find_changes(saved: Mapping[str, Any], config: Config) -> list[KeyChange]:
     """Return the keys in which `config` differs from a saved config, in schema order.
 
-    A key that an earlier version did not save has its default value. Two spellings of one path are equal.
+    A key that is not saved, because it was added later, has its default value. Two spellings of one path are equal.
     """
     defaults, changes = as_dict(Config()), []
     for section, values in as_dict(config).items():

@@ -25,7 +25,6 @@ from engine.data.limits import auto_workers
 from engine.data.pipelines.loader import BatchLoader, LoaderProcessError
 from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
-from engine.data.sources.formats import with_val_draft
 from engine.data.sources.open import open_source
 from engine.distributed.failures import describe_cause
 from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
@@ -87,7 +86,7 @@ def evaluate_checkpoint(
     trust = evaluation_trust(checkpoint, overrides)
     trust.check(config, ("data.dataset", "model.name", "loss.name", "eval.metrics"))
     checkpoint = replace(checkpoint, image_format=evaluation_format(checkpoint, config))
-    source = with_val_draft(open_source(config), checkpoint.image_format)
+    source = open_source(config)
     class_map = class_indices(source.classes, checkpoint.classes)
     labels = np.concatenate([class_map[source.get_labels(name)] for name in expand_parts(part)])
     images_per_class = np.bincount(labels, minlength=len(checkpoint.classes))
@@ -213,14 +212,13 @@ def evaluation_config(checkpoint: TrainedCheckpoint, overrides: Sequence[str]) -
 def evaluation_format(checkpoint: TrainedCheckpoint, config: Config) -> ImageFormat:
     """Return the input format of a checkpoint with the preprocessing of a config of `evaluation_config`."""
     trained, data = checkpoint.image_format, config.data
-    image_format = replace(
+    return replace(
         trained,
         val_size=data.val_crop or trained.size,
         val_resize=data.val_resize,
         fit=data.fit or trained.fit,
         interpolation=data.interpolation or trained.interpolation,
     )
-    return image_format if image_format == trained else replace(image_format, val_draft=False)
 
 
 def _overridable_keys() -> list[str]:

@@ -17,7 +17,6 @@ _SCRIPT = '''"""Read an image file as the input of an exported model: uint8, {ch
 Needs only Pillow and NumPy. You may copy and change this file. `python preprocess.py photo.jpg` prints the shape.
 """
 
-import math
 import sys
 
 import numpy as np
@@ -27,7 +26,7 @@ from PIL import Image, ImageOps
 def load(path):
     """Return an image as uint8 of shape ({channels}, {size}, {size}). `path` is a path or an open file."""
     image = Image.open(path)
-{draft}    image = ImageOps.exif_transpose(image)
+{luma}    image = ImageOps.exif_transpose(image)
     if image.mode == "F":
         raise ValueError("floating-point pixels are not supported")
     if image.mode.startswith("I"):  # 16-bit grayscale, which Pillow's convert() would clip at 255
@@ -48,19 +47,7 @@ if __name__ == "__main__":
 _LUMA = """\
     image.draft("L", None)  # only the luma of a color JPEG
 """
-# Earlier versions decoded a JPEG at 1/2, 1/4 or 1/8 scale if that was large enough.
-_DRAFT = """\
-    edges = image.size
-    image.draft("{mode}", [math.ceil(edge * {size} / min(edges)) for edge in edges])  # a large JPEG at reduced scale
-    if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):
-        edges = edges[::-1]
-"""
-_DRAFT_SQUARE = """\
-    left, top = ((edge - min(edges)) // 2 for edge in edges)
-    box = [left, top, left + min(edges), top + min(edges)]
-    scales = (image.width / edges[0], image.height / edges[1]) * 2
-    image = image.crop([round(edge * scale) for edge, scale in zip(box, scales)])
-    image = image.resize(({size}, {size}), Image.Resampling.{filter})"""
+_LUMA_STEP = {"name": "jpeg_luma", "text": "Decode a color JPEG to its luma (Pillow: image.draft('L', None))."}
 _CENTRAL_SQUARE = """\
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
@@ -83,25 +70,21 @@ def preprocess_script(image_format: ImageFormat) -> str:
     steps, is_gray = image_format.evaluation, image_format.channels == 1
     numbers = {"size": steps.size, "resize": steps.resize, "filter": steps.interpolation.upper()}
     numbers |= {"mode": pil_mode(image_format), "channels": image_format.channels}
-    if steps.draft:
-        geometry = _DRAFT_SQUARE
-    elif steps.resize is None:
+    if steps.resize is None:
         geometry = _CENTRAL_SQUARE if steps.fit == "crop" else _SQUASH
     elif steps.fit == "crop":
         geometry = _SHORTER_EDGE
     else:
         geometry = _SQUASH_AND_CROP
         numbers |= {"offset": round((steps.resize - steps.size) / 2)}
-    draft = _DRAFT if steps.draft else _LUMA if is_gray else ""
-    script = _SCRIPT.format(
+    return _SCRIPT.format(
         **numbers,
-        draft=draft.format(**numbers),
+        luma=_LUMA if is_gray else "",
         divisor=SIXTEEN_BIT_DIVISOR,
         alpha_modes=str(ALPHA_MODES).replace("'", '"'),
         geometry=geometry.format(**numbers),
         array="np.array(image)[None]" if is_gray else "np.ascontiguousarray(np.array(image).transpose(2, 0, 1))",
     )
-    return script if steps.draft else script.replace("import math\n", "")
 
 
 def load_function(script: str) -> Callable[[Any], Any]:
@@ -117,7 +100,7 @@ def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
     steps, mode = image_format.evaluation, pil_mode(image_format)
     size = steps.size
     return [
-        *_describe_draft(steps, mode),
+        *([_LUMA_STEP] if mode == "L" else []),
         {
             "name": "exif_transpose",
             "text": "Rotate and mirror the image as its EXIF orientation says (Pillow: ImageOps.exif_transpose).",
@@ -159,21 +142,6 @@ def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
             "text": "Subtract the mean of each channel, and divide by its standard deviation.",
         },
     ]
-
-
-def _describe_draft(steps: Preprocessing, mode: str) -> list[dict[str, Any]]:
-    """Return how a JPEG is decoded, if not at full size in its own colors."""
-    size = steps.size
-    if steps.draft:
-        text = (
-            "Decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8 that keeps both edges at least as long as "
-            f"ceil(edge * {size} / min(edges)) (Pillow: image.draft('{mode}', ...)). The box of the step resize is "
-            "that of the full size, times the scale, and rounded."
-        )
-        return [{"name": "jpeg_draft", "mode": mode, "size": size, "text": text}]
-    if mode == "L":
-        return [{"name": "jpeg_luma", "text": "Decode a color JPEG to its luma (Pillow: image.draft('L', None))."}]
-    return []
 
 
 def _describe_resize(steps: Preprocessing) -> list[dict[str, Any]]:

@@ -160,7 +160,7 @@ def check_takes_images(checkpoint: TrainedCheckpoint) -> None:
 
 
 def config_from_checkpoint(values: Mapping[str, Any]) -> Config:
-    """Return the config in a checkpoint without keys that no longer exist. Raises UsageError if it is invalid."""
+    """Return the config in a checkpoint without keys that this version does not know. Raises UsageError if invalid."""
     known_sections = sections()
     known_values = {
         section: {key: value for key, value in keys.items() if key in known_sections[section].model_fields}

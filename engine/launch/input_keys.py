@@ -63,7 +63,7 @@ def with_input_keys(request: RunRequest) -> RunRequest:
 
 
 def saved_config(folder: RunFolder) -> Mapping[str, Any] | None:
-    """Return the config of a run, by section; None if it has none. Raises UsageError if `config.yaml` is invalid.
+    """Return the config of a run, by section; None if it has none. Raises UsageError if it cannot be read.
 
     That of the newest checkpoint is preferred, because `config.yaml` may have been edited."""
     saved = read_saved_config(folder.checkpoints)
@@ -84,7 +84,7 @@ def _with_saved_precision(config: Config, saved: Mapping[str, Any]) -> Config:
 
 
 def _with_saved_input(config: Config, saved: Mapping[str, Any]) -> Config:
-    """Set the input keys that are not set to those of the run. A run of an earlier version has none of them."""
+    """Set the input keys that are not set to those of the run."""
     data, model = (saved.get(name) for name in ("data", "model"))
     if not isinstance(data, Mapping) or not isinstance(model, Mapping):
         return config

@@ -36,7 +36,7 @@ class SmallResNet18(nn.Module):
     """ResNet-18 for small images: a 3x3 stem with stride 1, no max-pool, four stages of two blocks. `width` is the
     number of channels of the first stage and doubles with each stage.
 
-    Layers have the names of torchvision's ResNet-18. `engine.config.layer_names` maps their earlier names to these.
+    Layers have the names of torchvision's ResNet-18.
     """
 
     def __init__(self, channels: int, classes: int, width: int = 64) -> None:

@@ -16,14 +16,19 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
-from engine.config.layer_names import with_current_names
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.models.factory import first_convolution, resolve_model_source, timm_img_size_kwargs
 from engine.models.freeze import classifier_paths
 from engine.models.mapped_file import load_mapped
 from engine.models.weights_file import weights_file_problem
-from engine.runs.checkpoint_files import CHECKPOINT_KEYS, DamagedCheckpointError, check_expansion, verify_checksum
+from engine.runs.checkpoint_files import (
+    DamagedCheckpointError,
+    check_expansion,
+    check_format,
+    is_checkpoint,
+    verify_checksum,
+)
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import exclusive_lock
 from engine.utils.libraries import import_library
@@ -82,8 +87,7 @@ def load_weights(model: nn.Module, config: Config, image_size: int, classes: Seq
     stored = read_weights_file(Path(weights))
     other_classes = stored.classes is not None and stored.classes != list(classes)
     mismatched_classifier = _classifier_entries(model, len(classes)) if other_classes else ()
-    entries = with_current_names(config.model.name, stored.state_dict)
-    return copy_matching_weights(model, entries, f"weights of {weights}", mismatched_classifier)
+    return copy_matching_weights(model, stored.state_dict, f"weights of {weights}", mismatched_classifier)
 
 
 def _classifier_entries(model: nn.Module, num_classes: int) -> list[str]:
@@ -160,7 +164,7 @@ def read_weights_file(path: Path) -> WeightsFile:
         with path.open("rb") as file:
             check_expansion(file)
             stored = load_mapped(path)
-            if isinstance(stored, Mapping) and stored.keys() >= CHECKPOINT_KEYS:
+            if is_checkpoint(stored):
                 verify_checksum(file)
     except DamagedCheckpointError as error:
         raise UsageError.one("model.weights", f"{path} {error}", code="damaged") from error
@@ -176,6 +180,8 @@ def read_weights_file(path: Path) -> WeightsFile:
         raise UsageError.one(
             "model.weights", f"{path} is damaged or not a weights file: {text}", code="damaged"
         ) from error
+    if is_checkpoint(stored):
+        check_format(path, stored["format"])
     return _extract_state_dict(stored, path)
 
 
@@ -194,7 +200,7 @@ def _extract_state_dict(content: Any, path: Path) -> WeightsFile:
     if isinstance(content, Mapping):
         nested = next((content[key] for key in _STATE_DICT_KEYS if isinstance(content.get(key), Mapping)), content)
         if entries := {str(name): value for name, value in nested.items() if isinstance(value, Tensor)}:
-            return WeightsFile(entries, content["classes"] if content.keys() >= CHECKPOINT_KEYS else None)
+            return WeightsFile(entries, content["classes"] if is_checkpoint(content) else None)
     raise UsageError.one(
         "model.weights",
         f"{path} contains no state dict, neither at the top level nor under {', '.join(_STATE_DICT_KEYS)}",

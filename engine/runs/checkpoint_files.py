@@ -16,14 +16,18 @@ from typing import Any, BinaryIO
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from engine.runs.folder import RunFolder
+from engine.utils.codec import format_problem
 from engine.utils.errors import CodedError, UsageError
-from engine.utils.files import expand_user, is_file, open_regular_file
+from engine.utils.files import expand_user, is_file, open_regular_file, shown_path
 
-CHECKPOINT_FORMAT = 3
+CHECKPOINT_FORMAT = 1
 CHECKPOINT_KEYS = {
-    *("config", "classes", "image_format", "model", "ema", "optimizer", "scaler", "plateau", "epoch", "batch", "step"),
-    *("skipped", "skipped_in_row", "global_batch", "images", "best_epoch", "best_accuracy", "ranks"),
+    *("config", "classes", "image_format", "decoder", "tf32", "model", "ema", "optimizer", "scaler", "plateau"),
+    *("early_stop", "epoch", "step_in_epoch", "step", "skipped", "consecutive_skipped", "global_batch", "images"),
+    *("fingerprints", "best_epoch", "best_accuracy", "ranks"),
 }
+# Those that tell a checkpoint of gputrain, of any format, from one of another program.
+_IDENTIFYING_KEYS = {"format", "config", "classes", "image_format", "model"}
 CHECKSUM_PREFIX = b"gputrain sha256 "
 COMMENT_BYTES = len(CHECKSUM_PREFIX) + hashlib.sha256().digest_size * 2
 _READ_CHUNK_BYTES = 1 << 20
@@ -130,18 +134,35 @@ def check_expansion(file: BinaryIO) -> None:
 def read_saved_config(folder: Path) -> Mapping[str, Any] | None:
     """Return the config in the newest checkpoint of a folder that can be read; None if there is none.
 
-    Fast also for a large file, because neither tensors nor checksum are read.
+    Fast also for a large file, because neither tensors nor checksum are read. Raises UsageError for a checkpoint of
+    another format.
     """
     for path in list_checkpoints(folder):
+        values: Any = None
         # Damaged or foreign content can make the unpickler raise any error.
         with suppress(Exception), open_regular_file(path) as file, ZipFile(file) as archive:
             [entry] = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
             if entry.file_size <= _MAX_PICKLE_BYTES:
                 with archive.open(entry) as pickled:
                     values = _ValuesUnpickler(pickled).load()
-                if values["format"] == CHECKPOINT_FORMAT and isinstance(values["config"], dict):
-                    return values["config"]
+        if isinstance(values, dict) and "format" in values:
+            check_format(path, values["format"])
+            config: object = values.get("config")
+            if isinstance(config, dict):
+                return config
     return None
+
+
+def is_checkpoint(content: object) -> bool:
+    """Whether the content of a file is that of a checkpoint of gputrain, of any format."""
+    return isinstance(content, Mapping) and content.keys() >= _IDENTIFYING_KEYS
+
+
+def check_format(path: Path, found: object) -> None:
+    """Raise UsageError unless `found` is the format of a checkpoint that this gputrain reads."""
+    if (problem := format_problem(found, CHECKPOINT_FORMAT)) is not None:
+        advice = "use the version of gputrain that wrote it"
+        raise UsageError.one(str(shown_path(path)), problem, advice, code="wrong-version")
 
 
 class _Skipped(dict[Any, Any]):

@@ -39,15 +39,10 @@ class EarlyStop:
         """Return the progress for a checkpoint; patience and least gain come from the current config."""
         return {"reference": self.reference, "stale_epochs": self.stale_epochs}
 
-    def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore the progress from a checkpoint; from its best epoch if an earlier version wrote it."""
-        if "early_stop" in checkpoint:
-            self.reference = float(checkpoint["early_stop"]["reference"])
-            self.stale_epochs = int(checkpoint["early_stop"]["stale_epochs"])
-        elif checkpoint["best_epoch"] > 0:
-            self.reference = float(checkpoint["best_accuracy"])
-            # The checkpoint names the epoch that training continues with.
-            self.stale_epochs = int(checkpoint["epoch"]) - 1 - int(checkpoint["best_epoch"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the progress that `state_dict` returned."""
+        self.reference = float(state["reference"])
+        self.stale_epochs = int(state["stale_epochs"])
 
 
 def has_stopped_early(run: RunConfig, accuracies: Iterable[float | None]) -> bool:

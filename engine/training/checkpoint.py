@@ -5,19 +5,19 @@ everything that a run needs to resume bit-identically.
 
 A checkpoint is the ZIP archive that `torch.save` writes, with the SHA-256 of all preceding bytes as the archive comment
 (APPNOTE.TXT 4.3.16). `torch.load(path, weights_only=True)` therefore reads it unchanged, and truncation or any changed
-byte is detected. Format 3 is a dict of plain values and tensors:
+byte is detected. The content is a dict of plain values and tensors:
 
     format, config, classes         format version, config of the run, class names
-    image_format                    the fields of `ImageFormat`; those after `std` are optional
+    image_format                    the fields of `ImageFormat`
+    decoder, tf32                   what decodes JPEG files, and whether float32 math uses TF32
     model, optimizer, scaler        state dicts; the model's in float32 and without the prefix of a wrapper
     ema, plateau                    state dicts of the EMA weights (None without them) and of schedule.name=plateau
-    early_stop                      reference accuracy and stale epochs of `run.early_stop`; optional
-    epoch, batch, step              position: `batch` steps of `epoch` are done, `step` steps in all
-    skipped, skipped_in_row         steps skipped because of non-finite values: in total, and the latest in a row
+    early_stop                      reference accuracy and stale epochs of `run.early_stop`
+    epoch, step_in_epoch, step      position: `step_in_epoch` steps of `epoch` are done, `step` steps in all
+    skipped, consecutive_skipped    steps skipped because of non-finite values: in total, and up to the last step
     global_batch                    global batch size, in images
     images                          number of training and validation images
-    decoder, tf32                   what decodes JPEG files, and whether float32 math uses TF32; optional
-    data                            fingerprint of the images of each part; optional, see `engine.data.fingerprint`
+    fingerprints                    that of the images of each part, see `engine.data.fingerprint`
     best_epoch, best_accuracy       best evaluation so far; 0 and -1.0 before the first
     ranks                           per rank: random number generators, running sums of the epoch, and the losses that
                                     no `step` event has reported yet
@@ -40,7 +40,6 @@ import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from engine.config.data_sections import Fit, Interpolation
-from engine.config.layer_names import checkpoint_with_current_names
 from engine.models.mapped_file import load_mapped
 from engine.runs.checkpoint_files import (
     CHECKPOINT_FORMAT,
@@ -49,6 +48,7 @@ from engine.runs.checkpoint_files import (
     COMMENT_BYTES,
     DamagedCheckpointError,
     check_expansion,
+    check_format,
     checkpoints_by_step,
     list_checkpoints,
     verify_checksum,
@@ -155,7 +155,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     for path in list_checkpoints(folder):
         try:
             state = load_checkpoint(path)
-            if state["batch"] == 0 and 0 < state["best_epoch"] == state["epoch"] - 1:
+            if state["step_in_epoch"] == 0 and 0 < state["best_epoch"] == state["epoch"] - 1:
                 _link_best(path, state["step"], folder / "best.pt")
             return path, state, damaged
         except DamagedCheckpointError as error:
@@ -198,13 +198,12 @@ class _Format(BaseModel):
     channels: int = Field(ge=1, le=MAX_CHANNELS)
     mean: list[FiniteFloat]
     std: list[Annotated[FiniteFloat, Field(gt=0)]]
-    val_size: _Size = 1
-    val_resize: _Size | None = None
-    fit: Fit = "crop"
-    interpolation: Interpolation = "bilinear"
-    val_draft: bool = False
-    dtype: Literal["uint8", "float32"] = "uint8"
-    epoch_sizes: list[tuple[_Epoch, _Size]] = []
+    val_size: _Size
+    val_resize: _Size | None
+    fit: Fit
+    interpolation: Interpolation
+    dtype: Literal["uint8", "float32"]
+    epoch_sizes: list[tuple[_Epoch, _Size]]
 
 
 class _Content(BaseModel):
@@ -239,11 +238,11 @@ def check_content(state: Mapping[str, Any]) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Verify a checkpoint, and map its tensors into memory if the file system can.
 
-    Layers have their current names. The file is read when a tensor is: who needs only the weights does not read the
-    optimizer's state. The mapping is private, so writing to a tensor does not change the file. It holds the file, even
-    if that is renamed or deleted, until the last tensor is gone: what outlives the restoring of a state must be a copy.
-    gputrain never changes a checkpoint in place. If somebody else truncates it meanwhile, the kernel ends this process
-    (SIGBUS); only who may write to the file can do that.
+    The file is read when a tensor is: who needs only the weights does not read the optimizer's state. The mapping is
+    private, so writing to a tensor does not change the file. It holds the file, even if that is renamed or deleted,
+    until the last tensor is gone: what outlives the restoring of a state must be a copy. gputrain never changes a
+    checkpoint in place. If somebody else truncates it meanwhile, the kernel ends this process (SIGBUS); only who may
+    write to the file can do that.
 
     Raises DamagedCheckpointError, or UsageError if the file has another format or cannot be read now.
     """
@@ -254,7 +253,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             check_expansion(file)
             opened = path_of_descriptor(file.fileno())
             state: dict[str, Any] = load_mapped(opened)
-        version = state["format"]
+        found = state["format"]
     except DamagedCheckpointError:
         raise
     except (OSError, MemoryError) as error:
@@ -267,13 +266,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         # any type.
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: {reason}") from error
-    if version != CHECKPOINT_FORMAT:
-        raise UsageError.one(
-            str(shown_path(path)),
-            f"has checkpoint format {version}, but this gputrain reads format {CHECKPOINT_FORMAT}",
-            "use the version of gputrain that wrote it",
-            code="wrong-version",
-        )
+    check_format(path, found)
     if missing := CHECKPOINT_KEYS - state.keys():
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: it lacks {', '.join(sorted(missing))}")
-    return checkpoint_with_current_names(state)
+    return state

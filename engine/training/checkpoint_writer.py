@@ -148,7 +148,7 @@ class CheckpointWriter:
         if content is None or self._folder is None:
             return None
         content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy}
-        content |= {"data": self._fingerprints}
+        content |= {"fingerprints": self._fingerprints}
         live = {key: content[key] for key in LIVE_KEYS}
         copied = self._copy(live) if background else None
         content |= in_host_memory(live) if copied is None else copied

@@ -135,7 +135,7 @@ def _check_format(checkpoint: Mapping[str, Any], config: Config, source: ImageSo
     shape, saved_shape = (f"{images.channels}x{images.size}x{images.size}" for images in (current, saved))
     if shape != saved_shape:
         raise _data_error(config, f"its images are {shape} instead of {saved_shape}")
-    if replace(current, mean=(), std=(), val_draft=False) != replace(saved, mean=(), std=(), val_draft=False):
+    if replace(current, mean=(), std=()) != replace(saved, mean=(), std=()):
         evaluation, saved_evaluation = current.describe_evaluation(), saved.describe_evaluation()
         raise _data_error(config, f"the evaluation uses {evaluation} instead of {saved_evaluation}")
 
@@ -143,24 +143,13 @@ def _check_format(checkpoint: Mapping[str, Any], config: Config, source: ImageSo
 def _compare_images(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:
     """Compare number, names, labels and file sizes of the images with the checkpoint's.
 
-    Returns warnings: other file sizes are only reported. So is another number of images if an earlier
-    version, which saved no fingerprint, wrote the checkpoint. Raises UsageError.
+    Returns a warning if only file sizes differ. Raises UsageError for other differences.
     """
-    counts = [source.num_images(part) for part in PARTS]
-    if "data" not in checkpoint:
-        if counts == list(checkpoint["images"]):
-            return []
-        (train, val), (now_train, now_val) = checkpoint["images"], counts
-        reason = (
-            f"the data has changed: it had {train} training and {val} validation images, and now has {now_train} and "
-            f"{now_val}"
-        )
-        return [Problem("", reason, code="data-changed")]
     differences, resized = list[str](), list[str]()
-    for part, saved_count, count in zip(PARTS, checkpoint["images"], counts, strict=True):
-        noun, saved = PART_NOUNS[part], checkpoint["data"].get(part, {})
+    for part, saved_count in zip(PARTS, checkpoint["images"], strict=True):
+        noun, saved, count = PART_NOUNS[part], checkpoint["fingerprints"][part], source.num_images(part)
         current = asdict(source.fingerprint(part))
-        changed = {key for key, digest in current.items() if digest and saved.get(key) and saved[key] != digest}
+        changed = {key for key, digest in current.items() if digest and saved[key] and saved[key] != digest}
         if count != saved_count:
             differences.append(f"it has {count} {noun} images instead of {saved_count}")
         elif "names" in changed:

@@ -35,9 +35,9 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
     """
     local = {
         "rng": rng_state(state.device),
-        "loss": state.train_metrics.loss_sum.cpu(),
+        "loss_sum": state.train_metrics.loss_sum.cpu(),
         "counts": state.train_metrics.counts.cpu(),
-        "untold": state.step_log.unreported(),
+        "unreported": state.step_log.unreported(),
     }
     buffer = BytesIO()
     torch.save(local, buffer)
@@ -57,10 +57,10 @@ def gather_state(state: RankState, classes: Sequence[str], cpu_group: dist.Proce
         "plateau": state.plateau.state_dict(),
         "early_stop": state.early_stop.state_dict(),
         "epoch": state.position.epoch,
-        "batch": state.position.step_in_epoch,
+        "step_in_epoch": state.position.step_in_epoch,
         "step": state.position.step,
         "skipped": state.step_log.skipped.total,
-        "skipped_in_row": state.step_log.skipped.consecutive,
+        "consecutive_skipped": state.step_log.skipped.consecutive,
         "global_batch": state.sampler.global_batch,
         "images": [state.sampler.train_images, state.sampler.val_images],
         "ranks": [torch.load(BytesIO(file), weights_only=True) for file in rank_files],
@@ -100,18 +100,18 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
     if checkpoint["scaler"] and state.scaler.is_enabled():
         state.scaler.load_state_dict(checkpoint["scaler"])
     state.plateau.load_state_dict(checkpoint["plateau"])
-    state.early_stop.restore(checkpoint)
+    state.early_stop.load_state_dict(checkpoint["early_stop"])
     if checkpoint["ema"] is not None and state.ema is not None:
         state.ema.model.load_state_dict(checkpoint["ema"])
     same_ranks = len(ranks) == state.sampler.world_size
     if same_ranks:
         local = ranks[rank]
-        state.train_metrics.loss_sum += local["loss"].to(state.device)
+        state.train_metrics.loss_sum += local["loss_sum"].to(state.device)
         state.train_metrics.counts += local["counts"].to(state.device)
-        state.step_log.restore_unreported(local["untold"])
+        state.step_log.restore_unreported(local["unreported"])
         set_rng_state(local["rng"], state.device)
     elif rank == 0:
-        state.train_metrics.loss_sum += sum(saved_rank["loss"] for saved_rank in ranks).to(state.device)
+        state.train_metrics.loss_sum += sum(saved_rank["loss_sum"] for saved_rank in ranks).to(state.device)
         state.train_metrics.counts += sum(saved_rank["counts"] for saved_rank in ranks).to(state.device)
     if (checkpoint["ema"] is None) != (state.ema is None):
         reason = (
@@ -123,7 +123,7 @@ def restore_state(state: RankState, checkpoint: dict[str, Any], rank: int) -> li
     if state.config.device.parallel == "dp" and state.device.type == "cuda":
         reason = "with device.parallel=dp only the random number generator of the first GPU is restored"
         warnings.append(Problem("", reason, code="resume-differs"))
-    if checkpoint.get("tf32", state.uses_tf32) != state.uses_tf32:
+    if checkpoint["tf32"] != state.uses_tf32:
         reason = f"float32 math {'now uses TF32' if state.uses_tf32 else 'does not use TF32 any more'}"
         warnings.append(Problem("", reason, code="resume-differs"))
     saved, current = (len(ranks), checkpoint["global_batch"]), (state.sampler.world_size, state.sampler.global_batch)

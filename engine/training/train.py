@@ -26,7 +26,7 @@ from engine.data.pipelines.num_workers import measure_num_workers
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.encoded import EncodedSource
-from engine.data.sources.formats import model_input_format, with_val_draft
+from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.data.sources.readahead import read_ahead
 from engine.distributed.agreement import Agreement
@@ -91,13 +91,11 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     checkpoint, notes = None, list[Problem]()
     if job.resumed and job.folder is not None:
         checkpoint, notes = load_for_resume(job.folder, config, source, rank_info, store)
-        if checkpoint:
-            source = with_val_draft(source, ImageFormat.from_checkpoint(checkpoint["image_format"]))
     position = resume_position(checkpoint, sampler)
 
     # 3. Start the input pipeline. Its workers are forked before this process touches CUDA or starts threads, and load
     # the first batches during the rest of the setup.
-    recorded = checkpoint.get("decoder", "cpu") if checkpoint else None
+    recorded = checkpoint["decoder"] if checkpoint else None
     choice = choose_input(job, source, recorded, rank_info, store)
     data, pipeline_notes = _start_pipeline(job, source, sampler, position, choice)
     warnings = [*notes, *pipeline_notes]
@@ -313,7 +311,7 @@ def resume_position(checkpoint: dict[str, Any] | None, sampler: DistributedBatch
     """
     if not checkpoint:
         return Position()
-    steps_done = -(-checkpoint["batch"] * checkpoint["global_batch"] // sampler.global_batch)
+    steps_done = -(-checkpoint["step_in_epoch"] * checkpoint["global_batch"] // sampler.global_batch)
     return Position(checkpoint["epoch"], min(steps_done, sampler.steps_per_epoch), checkpoint["step"])
 
 
@@ -322,7 +320,7 @@ def _skipped_steps(config: Config, checkpoint: dict[str, Any] | None) -> Skipped
     limit += max_scaler_skips(config.precision)
     if not checkpoint:
         return SkippedSteps(limit)
-    return SkippedSteps(limit, checkpoint["skipped"], checkpoint["skipped_in_row"])
+    return SkippedSteps(limit, checkpoint["skipped"], checkpoint["consecutive_skipped"])
 
 
 def _num_workers(

@@ -88,10 +88,10 @@ def test_digits_run_writes_tensorboard_scalars(digits_run: FinishedRun) -> None:
 def test_digits_run_checkpoint_holds_resume_state(digits_run: FinishedRun) -> None:
     state = torch.load(digits_run.path / "checkpoints" / "last.pt", weights_only=True)
     assert state["format"] == 3
-    assert (state["epoch"], state["batch"], state["step"]) == (16, 0, 22 * 15)
+    assert (state["epoch"], state["step_in_epoch"], state["step"]) == (16, 0, 22 * 15)
     assert state["config"] == yaml.safe_load((digits_run.path / "config.yaml").read_text())
     assert len(state["ranks"]) == 2
-    assert set(state["ranks"][1]) == {"rng", "loss", "counts", "untold"}
+    assert set(state["ranks"][1]) == {"rng", "loss_sum", "counts", "unreported"}
     assert set(state["ranks"][1]["rng"]) == {"python", "numpy", "torch", "cuda"}
     assert not any(name.startswith(("module.", "_orig_mod.")) for name in state["model"])
 

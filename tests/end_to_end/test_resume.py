@@ -69,7 +69,7 @@ def test_resume_is_bit_identical_after_kill_crash_and_stop(gputrain: Gputrain) -
     assert not says(killed.stderr, "resume-differs")
     assert gputrain(*parts).returncode == 3
     stopped_at = torch.load(gputrain.runs / "parts" / "checkpoints" / "last.pt", weights_only=True)
-    assert (stopped_at["epoch"], 0 < stopped_at["batch"] < 6) == (2, True)
+    assert (stopped_at["epoch"], 0 < stopped_at["step_in_epoch"] < 6) == (2, True)
     resumed = gputrain("resume", "parts")
     assert resumed.returncode == 0, resumed.stderr
     resumes = [event for event in read_events(gputrain.runs / "parts") if event["type"] == "run_resumed"]

@@ -116,13 +116,16 @@ def cache_keys(source: EncodedSource | ArraySource, config: Config, image_format
 
 @dataclass(frozen=True)
 class _EncodedEntry:
-    """Encoded images that are decoded in the same way. With `finds_reduced`, `reduced` in the metadata lists the
-    rows of the images that were decoded at reduced scale."""
+    """Encoded images that are decoded in the same way. If it is that of both parts, `reduced` in the metadata lists
+    the rows of the images that were decoded at reduced scale."""
 
     source: EncodedSource
     parts: tuple[Part, ...]
     training: bool
-    finds_reduced: bool = False
+
+    @property
+    def is_of_both_parts(self) -> bool:
+        return self.parts == PARTS
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -144,11 +147,7 @@ class _EncodedEntry:
     @property
     def cache_key(self) -> str:
         """Raises OSError."""
-        preprocessing = self.preprocessing
-        parameters: dict[str, Any] = {"folder": [preprocessing.size, self.source.format.channels]}
-        # An entry of earlier versions has no other parameters.
-        if preprocessing != Preprocessing(preprocessing.size, None, "crop", "bilinear", draft=True):
-            parameters["preprocessing"] = asdict(preprocessing)
+        parameters = {"channels": self.source.format.channels, "preprocessing": asdict(self.preprocessing)}
         stamps = (self.source.cache_stamp(image.part, image.position) for image in self.images)
         return cache_key_of_stamps(parameters, stamps, self.source.cache_root)
 
@@ -174,7 +173,7 @@ class _EncodedEntry:
                 chunk = self.images[first : first + chunk_size]
                 loaded = list(enumerate(pool.map(self.load, chunk), first))
                 metadata["unread"] |= {str(row): image for row, image in loaded if isinstance(image, str)}
-                if self.finds_reduced:
+                if self.is_of_both_parts:
                     reduced = enumerate(pool.map(self._is_reduced, chunk), first)
                     metadata["reduced"] += [row for row, is_reduced in reduced if is_reduced]
                 yield np.stack([black if isinstance(image, str) else image for _, image in loaded])
@@ -192,8 +191,7 @@ class _EncodedEntry:
         unread, reduced = metadata.get("unread"), metadata.get("reduced")
         if not isinstance(unread, dict) or not all(isinstance(reason, str) for reason in unread.values()):
             return False
-        # Entries of earlier versions do not list them.
-        if self.finds_reduced and (not isinstance(reduced, list) or not {*map(type, reduced)} <= {int}):
+        if not isinstance(reduced, list) or not {*map(type, reduced)} <= {int}:
             return False
         # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
         by_row = {str(row): image for row, image in enumerate(self.images)} if unread else {}
@@ -209,8 +207,8 @@ class _ImageRef(NamedTuple):
 def _encoded_entries(source: EncodedSource, image_format: ImageFormat) -> list[_EncodedEntry]:
     """Return the entries of the images of a source: one of both parts if only the scale of decoding can differ."""
     training, evaluation = image_format.training, image_format.evaluation
-    if replace(training, draft=False) == replace(evaluation, draft=False):
-        return [_EncodedEntry(source, PARTS, training=True, finds_reduced=training != evaluation)]
+    if replace(training, draft=False) == evaluation:
+        return [_EncodedEntry(source, PARTS, training=True)]
     return [_EncodedEntry(source, (part,), training=part == "train") for part in PARTS]
 
 
@@ -220,7 +218,7 @@ def _load_encoded(source: EncodedSource, image_format: ImageFormat, labels: Mapp
         decoded = _LoadedEntry.load(entry)
         loaded |= dict.fromkeys(entry.parts, decoded)
     shared = loaded["val"]
-    if shared.entry.finds_reduced and set(shared.rows("val").tolist()) & set(shared.decoded.metadata["reduced"]):
+    if shared.entry.is_of_both_parts and set(shared.rows("val").tolist()) & set(shared.decoded.metadata["reduced"]):
         loaded["val"] = _LoadedEntry.load(_EncodedEntry(source, ("val",), training=False))
     warnings = [part.decoded.warning for part in loaded.values() if part.decoded.warning]
     return InMemoryImages(

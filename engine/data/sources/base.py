@@ -52,9 +52,8 @@ class ImageFormat:
     """Preprocessing, channels and normalization of square images.
 
     `mean` and `std` are per channel, on a scale of 0 to 1. `size` is the side of the input in training, `val_size`
-    (default: `size`) in evaluation. `val_resize` is `Preprocessing.resize` of the evaluation. `val_draft` is true only
-    for runs of earlier versions, whose evaluation decoded large JPEGs at reduced scale. Images of dtype float32 have
-    any number of channels; they reach the model as the user's dataset returns them. With `epoch_sizes`
+    (default: `size`) in evaluation. `val_resize` is `Preprocessing.resize` of the evaluation. Images of dtype float32
+    have any number of channels; they reach the model as the user's dataset returns them. With `epoch_sizes`
     (`DataConfig.epoch_sizes`), the size in training depends on the epoch, and `size` is the largest.
     """
 
@@ -66,7 +65,6 @@ class ImageFormat:
     val_resize: int | None = None
     fit: Fit = "crop"
     interpolation: Interpolation = "bilinear"
-    val_draft: bool = False
     dtype: Literal["uint8", "float32"] = "uint8"
     epoch_sizes: tuple[tuple[int, int], ...] = ()
 
@@ -76,10 +74,9 @@ class ImageFormat:
 
     @classmethod
     def from_checkpoint(cls, saved: Mapping[str, Any]) -> ImageFormat:
-        """Return the format that a checkpoint holds. One of an earlier version has only sizes and normalization."""
-        values = {key: saved[key] for key in cls.__dataclass_fields__ if key in saved}
-        values |= {"mean": tuple(saved["mean"]), "std": tuple(saved["std"])}
-        return cls(**{"val_draft": "val_size" not in saved} | values)
+        """Return the format that a checkpoint holds."""
+        values = {key: saved[key] for key in cls.__dataclass_fields__}
+        return cls(**values | {"mean": tuple(saved["mean"]), "std": tuple(saved["std"])})
 
     @property
     def is_float(self) -> bool:
@@ -97,7 +94,7 @@ class ImageFormat:
     @property
     def evaluation(self) -> Preprocessing:
         """Preprocessing of evaluation and prediction."""
-        return Preprocessing(self.val_size, self.val_resize, self.fit, self.interpolation, draft=self.val_draft)
+        return Preprocessing(self.val_size, self.val_resize, self.fit, self.interpolation, draft=False)
 
     @property
     def train_sizes(self) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 
@@ -45,10 +44,6 @@ class EncodedSource(ABC):
     @abstractmethod
     def cache_stamp(self, part: Part, index: int) -> bytes:
         """Return bytes that change with the name and the content of an image, for the same key. Raises OSError."""
-
-    @abstractmethod
-    def with_format(self, image_format: ImageFormat) -> Self:
-        """Return the same images in another format."""
 
     @abstractmethod
     def image_names(self, part: Part) -> Sequence[str]:

@@ -7,9 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +90,6 @@ class FolderSource(EncodedSource):
     def cache_stamp(self, part: Part, index: int) -> bytes:
         root = Path(self.root)
         return file_stamp(root / self.paths[part][index], root)
-
-    def with_format(self, image_format: ImageFormat) -> Self:
-        return replace(self, format=image_format)
 
     def image_names(self, part: Part) -> Sequence[str]:
         return self.paths[part]

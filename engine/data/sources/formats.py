@@ -9,7 +9,6 @@ from engine.config.schema import Config
 from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat, ImageSource, format_from_config
 from engine.data.sources.builtin import DIGITS_FORMAT, TORCHVISION_DATASETS, open_fake
-from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.folder import DEFAULT_IMAGE_SIZE
 
 
@@ -23,13 +22,6 @@ def expected_input_format(config: Config) -> ImageFormat:
     else:
         base = DIGITS_FORMAT if data.dataset == "digits" else TORCHVISION_DATASETS[data.dataset].format
     return format_from_config(data, base)
-
-
-def with_val_draft(source: ImageSource, image_format: ImageFormat) -> ImageSource:
-    """Return a source of encoded images that decodes validation images as a format of a checkpoint says."""
-    if isinstance(source, EncodedSource) and source.format.val_draft != image_format.val_draft:
-        return source.with_format(replace(source.format, val_draft=image_format.val_draft))
-    return source
 
 
 def model_input_format(config: Config, source: ImageSource) -> ImageFormat:

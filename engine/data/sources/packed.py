@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Self, overload
+from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,9 +77,6 @@ class PackedSource(EncodedSource):
 
     def cache_stamp(self, part: Part, index: int) -> bytes:
         return encode_name(self.image_names(part)[index])
-
-    def with_format(self, image_format: ImageFormat) -> Self:
-        return replace(self, format=image_format)
 
     def image_names(self, part: Part) -> Sequence[str]:
         return PackedNames(self.pack, self.rows[part])

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,9 +120,6 @@ class TarSource(EncodedSource):
         place = os.fsencode(os.path.realpath(shard.path)), shard.stamp.size, shard.stamp.mtime_ns, images.blocks[index]
         return b"%s\0%d\0%d\0%d" % place
 
-    def with_format(self, image_format: ImageFormat) -> Self:
-        return replace(self, format=image_format)
-
     def image_names(self, part: Part) -> list[str]:
         """Return the name of each image: the file name of its shard, and its member. They are read again each time.
 
@@ -156,7 +153,7 @@ class TarSource(EncodedSource):
         """Pickle the config if the indices are in the user's cache: a million images take 20 MB."""
         if all(shard.index is None for part in self.parts.values() for shard in part.shards):
             fingerprints = {part: self.fingerprint(part) for part in PARTS}
-            return _reopen, (self.data, self.seed, self.format, fingerprints)
+            return _reopen, (self.data, self.seed, fingerprints)
         return TarSource, (self.data, self.seed, self.format, self.classes, self.parts, self.skipped)
 
 
@@ -181,14 +178,12 @@ def class_names(data: DataConfig) -> tuple[str, ...]:
     return _class_names(data, loaded)
 
 
-def _reopen(
-    data: DataConfig, seed: int, image_format: ImageFormat, fingerprints: Mapping[Part, Fingerprint]
-) -> TarSource:
+def _reopen(data: DataConfig, seed: int, fingerprints: Mapping[Part, Fingerprint]) -> TarSource:
     source = open_webdataset(data, seed)
     if any(source.fingerprint(part) != fingerprint for part, fingerprint in fingerprints.items()):
         reason = "the shards have changed while the run was starting"
         raise UsageError.one("data.path", reason, "start it again", code="data-changed")
-    return source.with_format(image_format)
+    return source
 
 
 @dataclass

@@ -25,7 +25,6 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     "options",
     [
         {},
-        {"val_draft": True},
         {"val_size": 33, "interpolation": "nearest"},
         {"val_resize": 40, "interpolation": "bicubic"},
         {"val_resize": 27, "val_size": 24},

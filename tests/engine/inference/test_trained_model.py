@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,9 @@ def test_load_trained_rejects_weights_of_another_model(tmp_path: Path) -> None:
 
 
 def test_read_checkpoint_restores_image_format(tmp_path: Path) -> None:
-    stored = {"size": 8, "channels": 3, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
-    saved = read_trained_checkpoint(saved_run(tmp_path / "a", {"image_format": stored}))
-    assert saved.image_format == ImageFormat(8, 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), val_draft=True)
+    image_format = ImageFormat(8, 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 6, 7, "squash", "bicubic")
+    saved = read_trained_checkpoint(saved_run(tmp_path / "a", {"image_format": asdict(image_format)}))
+    assert saved.image_format == image_format
 
 
 @pytest.mark.parametrize(

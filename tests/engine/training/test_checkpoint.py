@@ -44,7 +44,7 @@ def names(folder: Path) -> list[str]:
 
 def save(folder: Path, step: int, *, best: bool = False, keep: int = 3, **more: Any) -> Path:
     state = dict.fromkeys(CHECKPOINT_KEYS) | {"step": step, "model": {"w": torch.arange(1000.0) + step}}
-    state |= {"epoch": step + 1, "batch": 0, "best_epoch": step if best else 0} | more
+    state |= {"epoch": step + 1, "step_in_epoch": 0, "best_epoch": step if best else 0} | more
     return save_checkpoint(state, folder, best=best, keep=keep)
 
 
@@ -281,10 +281,15 @@ def test_load_newest_uses_last_without_step_files(tmp_path: Path) -> None:
     assert load_newest(tmp_path / "here")[1]["step"] == 3
 
 
-def test_load_checkpoint_rejects_later_format(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, format=99)
-    with raises_problem("wrong-version", str(path), "99", "3"):
-        load_checkpoint(path)
+@pytest.mark.parametrize(
+    ("found", "shown"), [(3, "format 3"), (0, "format 0"), (True, "no format"), ("1", "no format")]
+)
+def test_checkpoint_of_another_format_is_refused(tmp_path: Path, found: object, shown: str) -> None:
+    path = save(tmp_path, 1, format=found, config={})
+    for read in (lambda: load_checkpoint(path), lambda: load_newest(tmp_path), lambda: read_saved_config(tmp_path)):
+        with raises_problem("wrong-version", str(path), shown, "reads format 1"):
+            read()
+    assert path.exists(), "it is not damaged"
 
 
 class Attack:
@@ -328,7 +333,7 @@ def test_read_saved_config_ignores_pickle_that_asks_for_much_memory(tmp_path: Pa
     save(tmp_path, 1, config={"run": {"seed": 1}})
     with ZipFile(tmp_path / "step-00000002.pt", "w") as archive:
         # An empty dict, stored as memo entry 2**27 - 1.
-        archive.writestr("a/data.pkl", b"\x80\x02}r\xff\xff\xff\x07X\x06\x00\x00\x00formatK\x03s.")
+        archive.writestr("a/data.pkl", b"\x80\x02}r\xff\xff\xff\x07X\x06\x00\x00\x00formatK\x01s.")
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert read_saved_config(tmp_path) == {"run": {"seed": 1}}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < used + (1 << 30)

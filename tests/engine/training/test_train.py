@@ -58,11 +58,11 @@ def test_train_binds_rank_to_numa_node_of_its_gpu(tmp_path: Path, monkeypatch: p
     ids=["same", "smaller", "larger", "whole epoch in one step", "shorter epoch"],
 )
 def test_resume_position_repeats_no_image_with_another_batch_size(batch_size: int, step_in_epoch: int) -> None:
-    saved = {"epoch": 3, "batch": 5, "step": 25, "global_batch": 10}
+    saved = {"epoch": 3, "step_in_epoch": 5, "step": 25, "global_batch": 10}
     position = resume_position(saved, DistributedBatchSampler(100, 10, batch_size, 0, 1, True, 0))
     assert (position.epoch, position.step_in_epoch, position.step) == (3, step_in_epoch, 25)
 
 
 def test_resume_position_ends_epoch_without_enough_images_for_a_step() -> None:
-    saved = {"epoch": 3, "batch": 9, "step": 29, "global_batch": 10}
+    saved = {"epoch": 3, "step_in_epoch": 9, "step": 29, "global_batch": 10}
     assert resume_position(saved, DistributedBatchSampler(100, 10, 40, 0, 1, True, 0)).step_in_epoch == 2

@@ -7,18 +7,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 
 
 def follow_steps(path: Path, steps: list[dict[str, Any]]) -> NDArray[np.float32]:
     """Read an image as the steps of model.json say, without code of gputrain."""
     image, pixels = Image.open(path), np.empty(0, np.float32)
-    edges = np.array(image.size)
     for step in steps:
         match step["name"]:
-            case "jpeg_draft":
-                image.draft(step["mode"], tuple(np.ceil(edges * step["size"] / min(edges)).astype(int)))
-                edges = edges[::-1] if image.getexif().get(ExifTags.Base.Orientation, 1) > 4 else edges
             case "jpeg_luma":
                 image.draft("L", None)
             case "exif_transpose":
@@ -35,10 +31,9 @@ def follow_steps(path: Path, steps: list[dict[str, Any]]) -> NDArray[np.float32]
             case "resize":
                 resampling = Image.Resampling[step["interpolation"].upper()]
                 if step["box"] == "central_square":
-                    whole = edges if steps[0]["name"] == "jpeg_draft" else np.array(image.size)
-                    offset, scale = (whole - min(whole)) // 2, image.size / whole
-                    corners = [*(offset * scale), *((offset + min(whole)) * scale)]
-                    image = image.crop(tuple(round(corner) for corner in corners))
+                    side = min(image.size)
+                    left, top = ((edge - side) // 2 for edge in image.size)
+                    image = image.crop((left, top, left + side, top + side))
                 shorter = min(image.size)
                 longer_edges = [int(step.get("shorter_edge", 0) * edge / shorter) for edge in image.size]
                 image = image.resize(step.get("size", longer_edges), resampling)

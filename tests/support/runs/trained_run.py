@@ -13,6 +13,7 @@ from engine.config.schema import as_dict
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.models.factory import build_model
+from engine.runs.checkpoint_files import CHECKPOINT_KEYS
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import save_checkpoint
 from tui.cli.main import app
@@ -32,18 +33,8 @@ def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) 
     )
     input_format = model_input_format(resolved, open_source(resolved))
     classes = open_source(resolved).classes
-    checkpoint: dict[str, Any] = dict.fromkeys(
-        ("optimizer", "scaler", "epoch", "batch", "skipped", "skipped_in_row", "global_batch", "images"), 0
-    )
-    checkpoint |= {
-        "best_epoch": 1,
-        "best_accuracy": 0.5,
-        "ranks": [],
-        "step": 7,
-        "ema": None,
-        "plateau": None,
-        "image_format": asdict(input_format),
-    }
+    checkpoint: dict[str, Any] = dict.fromkeys(CHECKPOINT_KEYS)
+    checkpoint |= {"step": 7, "best_epoch": 1, "best_accuracy": 0.5, "image_format": asdict(input_format)}
     checkpoint |= {"config": as_dict(resolved), "classes": list(classes)}
     checkpoint["model"] = build_model(resolved, input_format.channels, len(classes), input_format.size).state_dict()
     run = RunFolder(folder)
