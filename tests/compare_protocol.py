@@ -32,6 +32,7 @@ from engine.config.training_sections import ModelConfig
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.image import read_image
 from engine.models.pretrained_input import PretrainedInput, find_pretrained_input
+from engine.runs.evaluations import read_evaluations
 from engine.training.checkpoint import load_checkpoint
 from support.data.protocol_photos import DIFFERENT_ON_PURPOSE, TRUNCATED, write_photos
 
@@ -174,8 +175,7 @@ def predicted_classes(confusion: list[list[int]]) -> list[int]:
 def commands_top1(run: Path, files: dict[str, Path]) -> dict[str, list[int]]:
     """Return the class of each photo, as an index, by the way in which gputrain predicts it."""
     runs, names = run.parent, list(files)
-    stored = json.loads((run / "evaluation.json").read_text())
-    found = {"train": predicted_classes(stored["last"]["confusion"])}
+    found = {"train": predicted_classes(read_evaluations(run / "evaluation.json").last.counts.tolist())}
     evaluated = json.loads(gputrain("evaluate", run.name, "--runs-dir", runs, "--device", "cpu", "--json"))
     found["evaluate"] = predicted_classes(evaluated["confusion"])
     predicted = json.loads(

@@ -20,6 +20,7 @@ from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.index import RunIndex
 from engine.runs.run_row import RunRow, row_of_history
+from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import Problem, UsageError
 from tui.charts.gpu_loads import GpuLoads
 from tui.charts.rank_loads import RankLoads
@@ -377,7 +378,7 @@ class EvaluationPoller(Poller):
             self.latest, self.problem, self._file_stamp = None, None, None
         except OSError as error:
             self.problem = Problem("", f"{self._path.name} cannot be read: {error.strerror}", code="not-readable")
-        except ValueError as error:
-            self.problem = Problem("", f"{self._path.name} cannot be read: {error}", code="damaged")
+        except InvalidRecordError as error:
+            self.problem = Problem("", f"{self._path.name} {error}", code=error.code)
             self._file_stamp = stamp
         self.has_polled = True

@@ -18,6 +18,7 @@ from engine.runs.history import History
 from engine.runs.journal import JournalReader
 from engine.runs.reduced_curves import MAX_BLOCKS, BlockSeries, RunCurves, reduce_curves
 from engine.runs.series import Series
+from engine.utils.codec import InvalidRecordError
 from engine.utils.files import read_bytes
 
 
@@ -77,8 +78,8 @@ def read_run_evaluations(folder: RunFolder) -> tuple[RunEvaluations | None, str]
         return None, "The run has no evaluation yet: it is written at the end of each epoch."
     except OSError as error:
         return None, f"{folder.evaluation.name} cannot be read: {error.strerror}"
-    except ValueError as error:
-        return None, f"{folder.evaluation.name} is damaged: {error}"
+    except InvalidRecordError as error:
+        return None, f"{folder.evaluation.name} {error}"
 
 
 def read_config_text(folder: RunFolder) -> str:

@@ -1,27 +1,77 @@
-"""Reads evaluation.json of a run: accuracy per class and the confusion matrix of its last and its best epoch.
+"""evaluation.json of a run: accuracy per class and the confusion matrix of its last and its best epoch.
 
-`engine.training.metrics` defines the format. The screen of the confusion matrix and `engine.report` show it.
+`engine.training.trainer` writes it. The screen of the confusion matrix and `engine.report` show it.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.runs.folder import MAX_EVALUATION_BYTES
-from engine.utils.files import read_bytes
+from engine.utils.codec import (
+    UNSET,
+    Count,
+    FileRecord,
+    Finite,
+    InvalidRecordError,
+    Meta,
+    Record,
+    UnsetType,
+    field,
+    read_record,
+)
 
-# The second has confusion matrices of many classes without their zeros.
-EVALUATION_FORMATS = (1, 2)
 # The matrix of 1,000 classes has a million counts, most of them 0: 12 MB of JSON.
 MAX_DENSE_CLASSES = 100
 MAX_SPARSE_CLASSES = 4096
 ConfusionCounts = NDArray[np.int64]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class DenseConfusion(Record, frozen=True, kw_only=True, tag_field="layout", tag="dense"):
+    """A confusion matrix: for each true class, how many of its images were predicted as each class."""
+
+    rows: tuple[tuple[Count, ...], ...]
+
+
+class SparseConfusion(Record, frozen=True, kw_only=True, tag_field="layout", tag="sparse"):
+    """The counts of a confusion matrix that are not 0, and their cells in ascending order.
+
+    The cell of a count is true class x number of classes + predicted class.
+    """
+
+    cells: tuple[Count, ...]
+    counts: tuple[Count, ...]
+
+
+class StoredEvaluation(Record, frozen=True, kw_only=True):
+    """Evaluation of one epoch. `per_class` has the accuracy of each class, null for a class without images.
+
+    `confusion` is absent if there are too many classes to store it. `metrics` are the user's own.
+    """
+
+    epoch: Count
+    loss: Finite | None
+    top1: Share
+    top5: Share
+    images: Count
+    per_class: tuple[Share | None, ...]
+    confusion: DenseConfusion | SparseConfusion | UnsetType = UNSET
+    metrics: dict[str, Finite | None] = field(default_factory=dict)
+
+
+class EvaluationFile(FileRecord, frozen=True, kw_only=True):
+    """The content of evaluation.json: the class names, and the evaluations of the last and the best epoch."""
+
+    classes: Annotated[tuple[str, ...], Meta(min_length=1)]
+    last: StoredEvaluation
+    best: StoredEvaluation
 
 
 @dataclass(frozen=True)
@@ -61,69 +111,53 @@ class Mistake:
 
 
 def read_evaluations(path: Path) -> RunEvaluations:
-    """Read evaluation.json. Raises OSError, or ValueError if the content is invalid."""
+    """Read evaluation.json. Raises OSError and InvalidRecordError."""
+    stored = read_record(path, EvaluationFile, MAX_EVALUATION_BYTES)
+    last, best = (_from_stored(getattr(stored, name), name, len(stored.classes)) for name in ("last", "best"))
+    return RunEvaluations(stored.classes, last, best)
+
+
+def _from_stored(stored: StoredEvaluation, name: str, num_classes: int) -> EpochEvaluation:
     try:
-        values = json.loads(read_bytes(path, MAX_EVALUATION_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise ValueError("not JSON") from error
-    if not isinstance(values, dict) or values.get("format") not in EVALUATION_FORMATS:
-        raise ValueError("unsupported format; this gputrain reads formats 1 and 2")
-    classes = values.get("classes")
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes) or not classes:
-        raise ValueError("classes is not a list of names")
-    return RunEvaluations(
-        tuple(classes),
-        *(_parse_evaluation(values.get(epoch_name), epoch_name, len(classes)) for epoch_name in ("last", "best")),
+        counts = _counts_of(stored.confusion, num_classes)
+    except (ValueError, IndexError) as error:
+        raise InvalidRecordError(f"is damaged: $.{name}.confusion: it does not match {num_classes} classes") from error
+    if len(stored.per_class) != num_classes:
+        raise InvalidRecordError(f"is damaged: $.{name}.per_class: it does not match {num_classes} classes")
+    return EpochEvaluation(
+        epoch=stored.epoch,
+        loss=stored.loss,
+        top1=stored.top1,
+        top5=stored.top5,
+        images=stored.images,
+        per_class=np.array([np.nan if share is None else share for share in stored.per_class], np.float64),
+        counts=counts,
     )
 
 
-def _parse_evaluation(values: Any, epoch_name: str, num_classes: int) -> EpochEvaluation:
-    try:
-        counts = _parse_counts(values["confusion"], num_classes)
-        accuracies = [np.nan if share is None else share for share in values["per_class"]]
-        loss = values["loss"]
-        evaluation = EpochEvaluation(
-            epoch=int(values["epoch"]),
-            loss=None if loss is None else float(loss),
-            top1=float(values["top1"]),
-            top5=float(values["top5"]),
-            images=int(values["images"]),
-            per_class=np.array(accuracies, np.float64),
-            counts=counts,
-        )
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{epoch_name} is not an evaluation") from error
-    if (
-        evaluation.per_class.shape != (num_classes,)
-        or counts.shape not in ((num_classes, num_classes), (0, 0))
-        or (counts < 0).any()
-    ):
-        raise ValueError(f"{epoch_name} does not match {num_classes} classes")
-    return evaluation
-
-
-def confusion_to_json(counts: list[list[int]]) -> list[list[int]] | dict[str, list[int]]:
-    """Return a confusion matrix as `evaluation.json` stores it: rows, or for many classes the counts that are not 0.
-
-    `cells` are their places, true class x number of classes + predicted class, in ascending order.
-    """
+def to_confusion(counts: Sequence[Sequence[int]]) -> DenseConfusion | SparseConfusion | UnsetType:
+    """Return a confusion matrix, given by its rows, as it is stored: sparse if it has many classes."""
+    if not counts:
+        return UNSET
     if len(counts) <= MAX_DENSE_CLASSES:
-        return counts
+        return DenseConfusion(rows=tuple(map(tuple, counts)))
     flat = np.array(counts, np.int64).ravel()
     cells = np.flatnonzero(flat)
-    return {"cells": cells.tolist(), "images": flat[cells].tolist()}
+    return SparseConfusion(cells=tuple(cells.tolist()), counts=tuple(flat[cells].tolist()))
 
 
-def _parse_counts(values: Any, num_classes: int) -> ConfusionCounts:
-    """Return the matrix of `confusion_to_json`. Raises LookupError, TypeError, ValueError or OverflowError."""
-    if not isinstance(values, dict):
-        return np.array(values or np.zeros((0, 0)), np.int64)
-    cells, images = np.array(values["cells"], np.int64), np.array(values["images"], np.int64)
+def _counts_of(confusion: DenseConfusion | SparseConfusion | UnsetType, num_classes: int) -> ConfusionCounts:
+    """Return the matrix of `to_confusion`, 0 x 0 if it is not stored. Raises ValueError or IndexError."""
+    if confusion is UNSET:
+        return np.zeros((0, 0), np.int64)
+    if isinstance(confusion, DenseConfusion):
+        # Of rows of different lengths, NumPy makes no array.
+        return np.array(confusion.rows, np.int64).reshape(num_classes, num_classes)
     # Before the matrix takes memory: a file may have any number of class names.
-    if num_classes > MAX_SPARSE_CLASSES or cells.ndim != 1 or cells.shape != images.shape or (cells < 0).any():
+    if num_classes > MAX_SPARSE_CLASSES or len(confusion.cells) != len(confusion.counts):
         raise ValueError("confusion")
     counts = np.zeros(num_classes**2, np.int64)
-    counts[cells] = images
+    counts[list(confusion.cells)] = confusion.counts
     return counts.reshape(num_classes, num_classes)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from engine.distributed.collectives import all_reduce
-from engine.runs.evaluations import EVALUATION_FORMATS, confusion_to_json
+from engine.runs.evaluations import StoredEvaluation, to_confusion
 from engine.runs.events import Scores
 from engine.utils.codec import finite
 
@@ -149,20 +148,15 @@ class Evaluation:
         own = {name: finite(value) for name, value in self.own.items()}
         return Scores(loss=loss, accuracy=accuracy, top5=finite(self.top5), metrics=own)
 
-    def to_dict(self, epoch: int) -> dict[str, Any]:
-        return {
-            "epoch": epoch,
-            "loss": self.metrics.loss if math.isfinite(self.metrics.loss) else None,
-            "top1": self.metrics.accuracy,
-            "top5": self.top5,
-            "images": self.metrics.images,
-            "per_class": self.per_class,
-            "confusion": confusion_to_json(self.confusion),
-            "metrics": {name: value if math.isfinite(value) else None for name, value in self.own.items()},
-        }
-
-
-def evaluation_file_content(classes: Sequence[str], last: dict[str, Any], best: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a run's `evaluation.json`."""
-    is_dense = all(isinstance(evaluation["confusion"], list) for evaluation in (last, best))
-    return {"format": EVALUATION_FORMATS[0 if is_dense else 1], "classes": list(classes), "last": last, "best": best}
+    def to_stored(self, epoch: int) -> StoredEvaluation:
+        """Return what `evaluation.json` says of the evaluation."""
+        return StoredEvaluation(
+            epoch=epoch,
+            loss=finite(self.metrics.loss),
+            top1=self.metrics.accuracy,
+            top5=self.top5,
+            images=self.metrics.images,
+            per_class=tuple(self.per_class),
+            confusion=to_confusion(self.confusion),
+            metrics={name: finite(value) for name, value in self.own.items()},
+        )

@@ -28,6 +28,7 @@ from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Phase
 from engine.models.factory import count_parameters, weight_bytes
 from engine.runs.control import RequestCounters
+from engine.runs.evaluations import EvaluationFile
 from engine.runs.events import (
     EpochEvent,
     Event,
@@ -45,15 +46,15 @@ from engine.training.checkpoint_writer import CheckpointWriter
 from engine.training.disk import disk_warnings
 from engine.training.job import Job, Outcome
 from engine.training.memory import empty_cache, gather_peak_memory, reset_peak_memory
-from engine.training.metrics import Evaluation, Metrics, evaluation_file_content
+from engine.training.metrics import Evaluation, Metrics
 from engine.training.profile import Interruption, StepProfiler
 from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
 from engine.training.timing import EpochClock, data_wait_share, gather_timings
 from engine.training.warmup import WarmupResult
-from engine.utils.codec import UNSET, asdict, finite
+from engine.utils.codec import UNSET, asdict, find_record, finite, write_record
 from engine.utils.errors import Problem
-from engine.utils.files import read_json, replace_file, write_json
+from engine.utils.files import replace_file, write_json
 from engine.utils.text import pluralize
 
 MAX_LISTED_FILES = 10
@@ -240,12 +241,13 @@ class Trainer:
         epoch = self.state.position.epoch
         best = self._checkpoint_writer.update_best(epoch, evaluation.metrics.accuracy)
         if self.rank_info.rank == 0 and self.job.folder is not None:
-            folder, last = self.job.folder, evaluation.to_dict(epoch)
+            folder, last = self.job.folder, evaluation.to_stored(epoch)
 
             def write() -> None:
-                previous = read_json(folder.evaluation, MAX_EVALUATION_BYTES) or {}
-                best_so_far = last if best else previous.get("best", last)
-                write_json(folder.evaluation, evaluation_file_content(self.source.classes, last, best_so_far))
+                previous = find_record(folder.evaluation, EvaluationFile, MAX_EVALUATION_BYTES)
+                best_so_far = last if best or previous is None else previous.best
+                content = EvaluationFile(classes=tuple(self.source.classes), last=last, best=best_so_far)
+                write_record(folder.evaluation, content)
 
             self._evaluation_sink.attempt(write, force=best)
         return best

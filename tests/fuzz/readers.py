@@ -30,6 +30,7 @@ from run_readers import (
     EVALUATION,
     EVENT_DOCUMENTS,
     OWNERS,
+    SPARSE_EVALUATION,
     SUMMARY,
     VERDICT,
     read_evaluation,
@@ -256,7 +257,7 @@ READERS = [
     ),
     Reader(
         "evaluation.json",
-        json_files([{"format": 1, "classes": ["a", "b"], "last": EVALUATION, "best": EVALUATION}]),
+        json_files([{"format": 1, "classes": ["a", "b"], "last": EVALUATION, "best": SPARSE_EVALUATION}]),
         run_file("evaluation.json"),
         read_evaluation,
     ),

@@ -63,8 +63,9 @@ SUMMARY = History().summary().to_dict() | {"epochs": 3, "best_epoch": 2, "best_v
 VERDICT = {"kind": "data", "message": "slow", "share": 0.5, "advice": "more workers"}
 EVALUATION = {
     "epoch": 1, "loss": 0.5, "top1": 0.5, "top5": 1.0, "images": 4, "per_class": [0.5, None],
-    "confusion": [[1, 1], [0, 2]],
+    "confusion": {"layout": "dense", "rows": [[1, 1], [0, 2]]},
 }  # fmt: skip
+SPARSE_EVALUATION = EVALUATION | {"confusion": {"layout": "sparse", "cells": [0, 3], "counts": [2, 2]}}
 
 
 def run_file(name: str) -> Callable[[Path], Path]:

@@ -8,13 +8,11 @@ They are in `tui/demo/data/`. Rerun after a change of a format: `python tests/re
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from make_eight_gpus import GIB, gpu, known_reading, process, values
@@ -24,12 +22,14 @@ from engine.config.schema import Config, as_dict
 from engine.config.yaml_io import to_yaml
 from engine.gpus.snapshot import Gpu, Snapshot, SnapshotSource
 from engine.optim.lr_schedule import lr_factor
+from engine.runs.evaluations import DenseConfusion, StoredEvaluation, to_confusion
 from engine.runs.events import CheckpointSaved, EpochEvent, Event, GpuEvent, RunFinished, RunStarted, StepEvent
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import PART_NAMES, Inspection, InspectionInfo
 from engine.runs.inspection_file import write_inspection
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample, RankDevice, RankEpochTiming
+from engine.utils.codec import encode
 from support.replace import replace
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +149,7 @@ def gpu_use(rank: int, busy: int) -> GpuSample:
     )  # fmt: skip
 
 
-def evaluation(epoch: EpochEvent, num_classes: int) -> dict[str, Any]:
+def evaluation(epoch: EpochEvent, num_classes: int) -> StoredEvaluation:
     """Generate an evaluation that is consistent with the accuracy of the epoch event."""
     rng = random.Random(epoch.epoch)  # noqa: S311 (not for cryptography)
     images = IMAGES_PER_CLASS * num_classes
@@ -167,21 +167,22 @@ def evaluation(epoch: EpochEvent, num_classes: int) -> dict[str, Any]:
         predicted = predicted if predicted != true else confused_classes[0]
         counts[true][true] -= 1
         counts[true][predicted] += 1
-    return {
-        "epoch": epoch.epoch,
-        "loss": epoch.val_loss,
-        "top1": 1 - wrong / images,
-        "top5": 1 - wrong / 20 / images,
-        "images": images,
-        "per_class": [row[number] / IMAGES_PER_CLASS for number, row in enumerate(counts)],
-        "confusion": counts,
-    }
+    return StoredEvaluation(
+        epoch=epoch.epoch,
+        loss=epoch.val_loss,
+        top1=1 - wrong / images,
+        top5=1 - wrong / 20 / images,
+        images=images,
+        per_class=tuple(row[number] / IMAGES_PER_CLASS for number, row in enumerate(counts)),
+        confusion=to_confusion(counts),
+    )
 
 
-def inspection(run: Training, evaluation: dict[str, Any]) -> Inspection:
+def inspection(run: Training, evaluation: StoredEvaluation) -> Inspection:
     """Generate results of single images with the confusion matrix of an evaluation, and pictures of the mistakes."""
     rng = np.random.default_rng(run.seed)
-    counts = np.array(evaluation["confusion"])
+    assert isinstance(evaluation.confusion, DenseConfusion)
+    counts = np.array(evaluation.confusion.rows)
     label, predicted = np.repeat(np.indices(counts.shape).reshape(2, -1), counts.reshape(-1), axis=1)
     is_wrong = label != predicted
     # Rounded, so that the file is small.
@@ -197,7 +198,7 @@ def inspection(run: Training, evaluation: dict[str, Any]) -> Inspection:
     pictures = [rng.choice(np.flatnonzero(labels == label[row])) for row in rows]
     return Inspection(
         InspectionInfo(
-            checkpoint="best.pt", digest="", step=evaluation["epoch"] * run.steps_per_epoch, epoch=evaluation["epoch"],
+            checkpoint="best.pt", digest="", step=evaluation.epoch * run.steps_per_epoch, epoch=evaluation.epoch,
             raw=False, part="val", dataset="digits", classes=run.classes,
         ),
         part=np.full(len(label), PART_NAMES.index("val"), np.uint8), index=np.arange(len(label)),
@@ -241,8 +242,8 @@ if __name__ == "__main__":
         recorded = list(events(run))
         write_lines(folder / "events.jsonl.gz", map(to_line, recorded))
         evaluations = [evaluation(event, len(run.classes)) for event in recorded if isinstance(event, EpochEvent)]
-        write_lines(folder / "evaluations.json.gz", [json.dumps({"classes": run.classes, "epochs": evaluations})])
+        write_lines(folder / "evaluations.json.gz", [encode({"classes": run.classes, "epochs": evaluations}).decode()])
         if run.name.startswith("digits"):
-            best = max(evaluations, key=lambda evaluation: evaluation["top1"])
+            best = max(evaluations, key=lambda evaluation: evaluation.top1)
             write_inspection(RunFolder(folder), inspection(run, best))
     write_lines(DATA / "gpus.jsonl.gz", (snapshot(second).to_line() for second in range(RECORDED_SECONDS)))

@@ -7,7 +7,6 @@ real server; every screen shows `DEMO_NOTICE`.
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from engine.gpus.recording import RecordingMonitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.runs.control import RequestCounters, consume_requests
+from engine.runs.evaluations import EvaluationFile, StoredEvaluation
 from engine.runs.event_lines import event_line
 from engine.runs.events import (
     CheckpointSaved,
@@ -36,7 +36,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal, from_line
 from engine.runs.ownership import Ownership
 from engine.utils import codec
-from engine.utils.files import write_json
+from engine.utils.codec import Record, decode, write_record
 
 DEMO_NOTICE = "DEMO: simulated server"
 DATA = Path(__file__).with_name("data")
@@ -47,6 +47,13 @@ DONE_AGE_SECONDS = 7300.0
 REPLAY_INTERVAL_SECONDS = 0.2
 GPU_PAST_SECONDS, GPU_PAST_INTERVAL_SECONDS = 600, 2
 """Past of the GPUs that the demo opens with."""
+
+
+class RecordedEvaluations(Record, frozen=True, kw_only=True):
+    """The class names of a recorded run, and the evaluation of each epoch."""
+
+    classes: tuple[str, ...]
+    epochs: tuple[StoredEvaluation, ...]
 
 
 def recorded(name: str) -> str:
@@ -72,7 +79,7 @@ class ReplayedRun:
         with suppress(FileNotFoundError):
             shutil.copyfile(DATA / recording / "inspection.npz", folder.inspection)
         folder.lock.touch()
-        self._evaluations = json.loads(recorded(f"{recording}/evaluations.json"))
+        self._evaluations = decode(recorded(f"{recording}/evaluations.json"), RecordedEvaluations)
         self._journal = Journal(folder.journal)
         self.append(*past_events)
 
@@ -84,10 +91,10 @@ class ReplayedRun:
                 if (line := event_line(event)) is not None:
                     log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(event.time))}  {line}\n")
         if epochs := [event.epoch for event in events if isinstance(event, EpochEvent)]:
-            evaluated = self._evaluations["epochs"][: max(epochs)]
-            best = max(evaluated, key=lambda evaluation: evaluation["top1"])
-            classes = self._evaluations["classes"]
-            write_json(self.folder.evaluation, {"format": 1, "classes": classes, "last": evaluated[-1], "best": best})
+            evaluated = self._evaluations.epochs[: max(epochs)]
+            best = max(evaluated, key=lambda evaluation: evaluation.top1)
+            content = EvaluationFile(classes=self._evaluations.classes, last=evaluated[-1], best=best)
+            write_record(self.folder.evaluation, content)
 
     def close(self) -> None:
         self._journal.close()

@@ -105,7 +105,7 @@ def test_page_shows_hostile_names_as_text(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path, "a", *events, RunFinished(time=9.0, state="failed", message=HOSTILE))
     run.config.write_text(to_yaml({"data": {"path": HOSTILE}}))
     evaluation = {"epoch": 1, "loss": 1.0, "top1": 0.5, "top5": 1.0, "images": 4, "per_class": [0.5, 0.5]}
-    evaluation |= {"confusion": [[1, 1], [1, 1]]}
+    evaluation |= {"confusion": {"layout": "dense", "rows": [[1, 1], [1, 1]]}}
     classes = [HOSTILE, "cat"]
     content = {"format": 1, "classes": classes, "last": evaluation, "best": evaluation}
     run.evaluation.write_text(json.dumps(content))
@@ -157,7 +157,8 @@ def test_page_of_many_classes_has_picture_of_matrix(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path, "a", make_run_started(), make_epoch(1))
     counts = np.diag(np.full(300, 9)).tolist()
     counts[7][8] = 4
-    best = {"epoch": 1, "loss": 1.0, "top1": 0.9, "top5": 1.0, "images": 2704, "confusion": counts}
+    best = {"epoch": 1, "loss": 1.0, "top1": 0.9, "top5": 1.0, "images": 2704}
+    best |= {"confusion": {"layout": "dense", "rows": counts}}
     best["per_class"] = [1.0] * 300
     names = [f"class {number}" for number in range(300)]
     run.evaluation.write_text(json.dumps({"format": 1, "classes": names, "last": best, "best": best}))

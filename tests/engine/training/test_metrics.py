@@ -11,14 +11,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from engine.runs.evaluations import read_evaluations
+from engine.runs.evaluations import EvaluationFile, SparseConfusion, read_evaluations
 from engine.training.metrics import (
     MAX_CONFUSION_CLASSES,
     Evaluation,
     EvaluationAccumulator,
-    evaluation_file_content,
 )
-from engine.utils.files import write_json
+from engine.utils.codec import write_record
 from support.runs.in_process import train_in_process
 
 CPU = torch.device("cpu")
@@ -71,11 +70,12 @@ def test_evaluation_file_of_many_classes_stores_only_counts_above_zero(tmp_path:
     torch.manual_seed(0)
     labels = torch.arange(5000) % 1000
     evaluation = evaluation_of(F.one_hot((labels + (torch.rand(5000) < 0.2)) % 1000, 1000).float(), labels, 1000)
-    content = evaluation_file_content([str(label) for label in range(1000)], *[evaluation.to_dict(1)] * 2)
-    write_json(tmp_path / "evaluation.json", content)
+    stored = evaluation.to_stored(1)
+    content = EvaluationFile(classes=tuple(map(str, range(1000))), last=stored, best=stored)
+    write_record(tmp_path / "evaluation.json", content)
     assert (tmp_path / "evaluation.json").stat().st_size < 200_000, "24 MB with all counts"
     assert read_evaluations(tmp_path / "evaluation.json").best.counts.tolist() == evaluation.confusion
-    assert content["format"] == 2
+    assert isinstance(stored.confusion, SparseConfusion)
 
 
 def test_evaluation_top5_with_few_classes_is_one() -> None:
@@ -90,5 +90,6 @@ def test_run_writes_last_and_best_evaluation(tmp_path: Path) -> None:
     for name, epoch in (("last", epochs[-1]), ("best", best)):
         saved = saved_file[name]
         assert (saved["epoch"], saved["top1"], saved["top5"]) == (epoch.epoch, epoch.val_accuracy, epoch.val_top5)
-        assert sum(map(sum, saved["confusion"])) == saved["images"] == 359
-        assert sum(row[n] for n, row in enumerate(saved["confusion"])) == round(saved["top1"] * 359)
+        rows = saved["confusion"]["rows"]
+        assert sum(map(sum, rows)) == saved["images"] == 359
+        assert sum(row[n] for n, row in enumerate(rows)) == round(saved["top1"] * 359)

@@ -49,7 +49,7 @@ def inspected_run(root: Path, photos: Path) -> RunFolder:
     run = RunFolder(root / FINISHED_RUN)
     result = {
         "epoch": 7, "loss": 0.9, "top1": 0.5, "top5": 1.0, "images": 6, "per_class": [1 / 3, 1.0, 0.5],
-        "confusion": COUNTS,
+        "confusion": {"layout": "dense", "rows": COUNTS},
     }  # fmt: skip
     write_json(run.evaluation, {"format": 1, "classes": CLASSES, "last": result, "best": result})
     write_inspection(run, six_images(photos))

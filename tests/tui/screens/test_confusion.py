@@ -17,6 +17,7 @@ from textual.pilot import Pilot
 from engine.runs.evaluations import mistakes, read_evaluations, worst_first
 from engine.runs.folder import RunFolder
 from engine.training.metrics import MAX_CONFUSION_CLASSES
+from engine.utils.codec import InvalidRecordError
 from engine.utils.files import write_json
 from support.messages import says
 from support.screen.demo_app import clipped_widgets, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
@@ -39,8 +40,16 @@ def make_result(counts: list[list[int]], epoch: int = 3) -> dict[str, Any]:
         "top5": 1.0,
         "images": int(table.sum()),
         "per_class": [float(row[n] / sums[n]) if sums[n] else None for n, row in enumerate(table)],
-        "confusion": counts,
+        "confusion": {"layout": "dense", "rows": counts},
     }
+
+
+def make_dense(rows: list[list[int]]) -> dict[str, Any]:
+    return make_result(BEST) | {"confusion": {"layout": "dense", "rows": rows}}
+
+
+def make_sparse(cells: list[int], counts: list[int]) -> dict[str, Any]:
+    return make_result(BEST) | {"confusion": {"layout": "sparse", "cells": cells, "counts": counts}}
 
 
 BEST = [[8, 2, 0], [0, 9, 1], [5, 0, 5]]
@@ -124,39 +133,35 @@ def test_read_evaluations_refuses_file_that_is_too_large(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("content", "code", "place"),
     [
-        ("{", "not JSON"),
-        ("[]", "unsupported format; this gputrain reads formats 1 and 2"),
-        (evaluation(format=3), "unsupported format; this gputrain reads formats 1 and 2"),
-        (evaluation(classes=[1, 2]), "classes is not a list of names"),
-        (evaluation(classes=[]), "classes is not a list of names"),
-        (evaluation(best=None), "best is not an evaluation"),
-        (evaluation(last={"epoch": 1}), "last is not an evaluation"),
-        (evaluation(best=make_result(BEST) | {"confusion": [[1, 2], [3]]}), "best is not an evaluation"),
-        (evaluation(best=make_result(BEST) | {"confusion": [[10**30] * 3] * 3}), "best is not an evaluation"),
-        (evaluation(best=make_result(BEST) | {"confusion": "many"}), "best is not an evaluation"),
-        (
-            evaluation(best=make_result(BEST) | {"confusion": {"cells": [9], "images": [1]}}),
-            "best is not an evaluation",
-        ),
-        (
-            evaluation(best=make_result(BEST) | {"confusion": {"cells": [-1], "images": [1]}}),
-            "best is not an evaluation",
-        ),
-        (evaluation(best=make_result(BEST) | {"confusion": {"cells": [1, 2]}}), "best is not an evaluation"),
-        (evaluation(best=make_result(BEST[:2])), "best does not match 3 classes"),
-        (evaluation(best=make_result(BEST) | {"per_class": [0.5]}), "does not match 3 classes"),
-        (evaluation(best=make_result([[1, -1, 0], [0, 1, 0], [0, 0, 1]])), "does not match 3 classes"),
+        ("{", "damaged", "JSON"),
+        ("[]", "damaged", "$"),
+        (evaluation(format=3), "wrong-version", "format 3"),
+        (evaluation(classes=[1, 2]), "damaged", "$.classes[0]"),
+        (evaluation(classes=[]), "damaged", "$.classes"),
+        (evaluation(best=None), "damaged", "$.best"),
+        (evaluation(last={"epoch": 1}), "damaged", "$.last"),
+        (evaluation(best=make_dense([[1, 2], [3]])), "damaged", "$.best.confusion: "),
+        (evaluation(best=make_dense([[10**30] * 3] * 3)), "damaged", "$.best.confusion.rows[0][0]"),
+        (evaluation(best=make_result(BEST) | {"confusion": "many"}), "damaged", "$.best.confusion"),
+        (evaluation(best=make_sparse([9], [1])), "damaged", "$.best.confusion: "),
+        (evaluation(best=make_sparse([-1], [1])), "damaged", "$.best.confusion.cells[0]"),
+        (evaluation(best=make_sparse([1, 2], [1])), "damaged", "$.best.confusion: "),
+        (evaluation(best=make_dense(BEST[:2])), "damaged", "$.best.confusion: "),
+        (evaluation(best=make_result(BEST) | {"per_class": [0.5]}), "damaged", "$.best.per_class: "),
+        (evaluation(best=make_dense([[1, -1, 0], [0, 1, 0], [0, 0, 1]])), "damaged", "$.best.confusion.rows[0][1]"),
     ],
     ids=str,
 )
-def test_read_evaluations_reports_malformed_file_in_one_sentence(tmp_path: Path, content: Any, expected: str) -> None:
+def test_read_evaluations_reports_malformed_file_in_one_sentence(
+    tmp_path: Path, content: Any, code: str, place: str
+) -> None:
     path = tmp_path / "a.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(ValueError, match=expected) as error:
+    with pytest.raises(InvalidRecordError) as error:
         read_evaluations(path)
-    assert "\n" not in str(error.value)
+    assert (error.value.code, place in str(error.value), "\n" in str(error.value)) == (code, True, False)
 
 
 def test_mistakes_are_sorted_worst_first() -> None:
@@ -289,7 +294,7 @@ def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -
         demo_run.evaluation.write_text('{"format": 1, "classes": 7}')
         await wait_until(pilot, lambda: screen.evaluation_poller.problem is not None)
         await drawn(pilot)
-        assert says(visible_text(pilot, "#scores"), "damaged", "evaluation.json ", ": classes is not a list of names")
+        assert says(visible_text(pilot, "#scores"), "damaged", "evaluation.json ", "$.classes: expected array")
         assert "owl" in visible_text(pilot, "#matrix")
         write_json(demo_run.evaluation, evaluation(best=make_result(BEST, 5)))
         await wait_until(pilot, lambda: screen.evaluation_poller.problem is None)
@@ -321,7 +326,8 @@ def test_confusion_screen_with_1000_classes_shows_worst_first_and_reaches_all(de
 
 
 def test_confusion_screen_without_matrix_shows_class_accuracies(demo_run: RunFolder) -> None:
-    result = make_result(BEST) | {"confusion": []}
+    result = make_result(BEST)
+    del result["confusion"]
     write_json(demo_run.evaluation, evaluation(best=result, last=result))
 
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
