@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.inference.export_description import describe_file, describe_model
+from engine.inference.export_description import EXPORT_FORMAT, describe_file, describe_model
 from engine.inference.export_program import MODEL_FILES, ExportFormat, write_model_file
 from engine.inference.export_proof import DEFAULT_IMAGES, Proof, proof_config, prove_export
 from engine.inference.model_card import model_card
 from engine.inference.preprocess_script import preprocess_script
 from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_trained_model, check_takes_images
 from engine.runs.folder import RunFolder
+from engine.utils.codec import format_problem
 from engine.utils.errors import UsageError
 from engine.utils.files import fsync_folder, read_json, replace_file, shown_path, write_json
 
@@ -112,7 +113,7 @@ def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *,
     """
     names = (*MODEL_FILES.values(), DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE)
     existing = [name for name in names if (folder / name).exists()]
-    previous = read_json(folder / DESCRIPTION_FILE) or {}
+    previous = _previous_description(folder / DESCRIPTION_FILE, force=force)
     files, companions = (_object(previous.get(key)) for key in ("files", "companions"))
     is_same_run = previous.get("gputrain") is not None and previous.get("run") == description["run"]
     is_same_weights = is_same_run and previous.get("weights_sha256") == description["weights_sha256"]
@@ -140,6 +141,19 @@ def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *,
             code="name-in-use",
         )
     return kept
+
+
+def _previous_description(path: Path, *, force: bool) -> dict[str, Any]:
+    """Return what an earlier export wrote to model.json, {} if nothing. Raises UsageError if it has another format."""
+    previous = read_json(path) or {}
+    problem = format_problem(previous.get("format"), EXPORT_FORMAT)
+    if problem is None or previous.get("gputrain") is None:
+        return previous
+    if force:
+        return {}
+    raise UsageError.one(
+        str(shown_path(path)), problem, "set another --output, or overwrite with --force", code="wrong-version"
+    )
 
 
 @contextmanager

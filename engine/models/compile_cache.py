@@ -35,6 +35,8 @@ from engine.utils.files import (
 from engine.utils.host import format_bytes
 
 FOLDER = "compiled"
+# Part of the key: a file of another format is not found.
+COMPILE_FORMAT = 1
 MAX_FILE_BYTES = 1 << 29
 MAX_TOTAL_BYTES = 1 << 31
 _ARTIFACTS, _LIBRARIES = "artifacts", "libraries/"
@@ -58,7 +60,8 @@ def cache_key(parts: dict[str, Any]) -> str:
 
     torch compares each graph with the cached one, so a key that is too coarse costs time and never correctness.
     """
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    versioned = {"format": COMPILE_FORMAT, **parts}
+    return hashlib.sha256(json.dumps(versioned, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def cache_path(key: str) -> Path:

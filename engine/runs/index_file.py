@@ -28,7 +28,7 @@ from engine.utils.files import (
     user_path_problem,
 )
 
-INDEX_FORMAT = 2
+INDEX_FORMAT = 1
 INDEX_FOLDER = "runs"
 # 10,000 rows take 4 MB.
 MAX_INDEX_BYTES = 1 << 28

@@ -15,6 +15,7 @@ import yaml
 from engine.config.resume import PATH_KEYS
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, to_yaml, yaml_error
 from engine.sweeps.space import Range, Space, parse_space, split_choices
+from engine.utils.codec import format_problem
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
 from engine.utils.files import expand_user, is_file, open_regular_file, read_bytes, replace_file
 from engine.utils.trust import foreign_path_reason
@@ -175,12 +176,8 @@ def write_settings(path: Path, settings: SweepSettings) -> None:
 def read_settings(path: Path) -> SweepSettings:
     """Read the `sweep.yaml` of a sweep's folder. Raises UsageError if it is not valid."""
     values = _read_mapping(path)
-    if values.pop("format", 1) != SETTINGS_FORMAT:
-        raise UsageError.one(
-            str(path),
-            "was written by another version of gputrain, whose sweeps this one cannot read",
-            code="wrong-version",
-        )
+    if (problem := format_problem(values.get("format"), SETTINGS_FORMAT)) is not None:
+        raise UsageError.one(str(path), problem, "use the version of gputrain that wrote it", code="wrong-version")
     known = {part.name for part in fields(SweepSettings)}
     return _from_values(path, {key: value for key, value in values.items() if key in known})
 

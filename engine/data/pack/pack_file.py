@@ -56,6 +56,7 @@ from numpy.typing import NDArray
 
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.image_file import MAX_IMAGE_BYTES
+from engine.utils.codec import format_problem
 from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import open_regular_file, parse_json
 
@@ -187,10 +188,8 @@ class Pack:
             raise InvalidPackError("is truncated", code="damaged")
         fields = _HEADER.unpack(header)
         version, info_bytes, size, self.index_offset, self.num_train, self.num_val, names_bytes, _, digest = fields[1:]
-        if version != VERSION:
-            raise InvalidPackError(
-                f"has format {version}, which this version of gputrain does not know", code="wrong-version"
-            )
+        if (problem := format_problem(version, VERSION)) is not None:
+            raise InvalidPackError(problem, code="wrong-version")
         if file_bytes < size:
             raise InvalidPackError(f"is truncated: {file_bytes:,} of {size:,} bytes", code="damaged")
         self._header = header[:-_DIGEST_BYTES]

@@ -93,6 +93,15 @@ def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder,
     assert json.loads((output / "model.json").read_text())["run"] == "short"
 
 
+def test_export_command_overwrites_export_of_another_format_only_with_force(run: RunFolder, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({"format": 2, "gputrain": "0.1.0", "run": run.name}))
+    done = call("export", run.path, "--output", tmp_path)
+    assert says(done.stderr, "wrong-version", path, "format 2", "reads format 1", "--force")
+    assert call("export", run.path, "--output", tmp_path, "--images", "0", "--force").exit_code == 0
+    assert json.loads(path.read_text())["format"] == 1
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -100,7 +109,7 @@ def test_export_command_overwrites_foreign_files_only_with_force(run: RunFolder,
         b"\xff",
         b"[" * 100_000,
         b'{"gputrain": NaN, "run": "short"}',
-        b'{"gputrain": 1, "run": ["short"]}',
+        b'{"format": 1, "gputrain": 1, "run": ["short"]}',
         b"\0" * (1 << 25),
     ],
     ids=["list", "bytes", "nested", "nan", "other run", "large"],

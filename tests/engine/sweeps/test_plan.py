@@ -194,11 +194,12 @@ def test_trials_take_one_gpu_and_wait_for_it_unless_the_user_chooses(
     assert device_overrides(on_cpu, 4) == {"device.gpus": "cpu", "device.threads": "2"}
 
 
-def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "found"), [("format: 2", "format 2"), ("", "no format")])
+def test_settings_of_another_format_are_refused(tmp_path: Path, line: str, found: str) -> None:
     path = tmp_path / "sweep.yaml"
     write_settings(path, SweepSettings(space={"optim.lr": "0..1"}))
-    path.write_text(path.read_text().replace("format: 1", "format: 2"))
-    with raises_problem("wrong-version", str(path)):
+    path.write_text(path.read_text().replace("format: 1", line))
+    with raises_problem("wrong-version", str(path), found, "reads format 1"):
         read_settings(path)
 
 
