@@ -8,6 +8,7 @@ from engine.utils.errors import UsageError
 from engine.utils.files import read_user_json, state_folder, write_user_json
 
 SETTINGS_FILE = "run-list.json"
+SETTINGS_FORMAT = 1
 MAX_COLUMNS, MAX_NAME_LENGTH = 60, 80
 
 
@@ -27,6 +28,8 @@ class ListSettings:
 def read_list_settings() -> ListSettings:
     """Return the settings that the user chose last; the defaults for those that are missing or invalid."""
     stored = read_user_json(state_folder(), SETTINGS_FILE) or {}
+    if stored.get("format") != SETTINGS_FORMAT:
+        return ListSettings()
     columns, sort_key = stored.get("columns"), stored.get("sort")
     valid = [name for name in columns[:MAX_COLUMNS] if _is_name(name)] if isinstance(columns, list) else None
     return ListSettings(
@@ -43,7 +46,7 @@ def _is_name(value: object) -> bool:
 def save_list_settings(settings: ListSettings) -> None:
     """Remember the settings. Raises UsageError if they cannot be written."""
     columns = list(settings.columns) if settings.columns is not None else None
-    values = {"columns": columns, "sort": settings.sort_key, "reverse": settings.reverse}
+    values = {"format": SETTINGS_FORMAT, "columns": columns, "sort": settings.sort_key, "reverse": settings.reverse}
     try:
         write_user_json(state_folder(), SETTINGS_FILE, values)
     except OSError as error:

@@ -37,7 +37,12 @@ def test_initial_palette_is_the_saved_one() -> None:
     assert initial_palette() is LIGHT
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"theme": "another"}', '{"theme": 3}'])
+SAVED_IN_FORMAT_2 = f'{{"format": 2, "theme": "{LIGHT.name}"}}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 1, "theme": "another"}', '{"format": 1, "theme": 3}', SAVED_IN_FORMAT_2]
+)
 def test_initial_palette_ignores_invalid_file(text: str) -> None:
     save_palette(LIGHT)
     (state_folder() / THEME_FILE).write_text(text)

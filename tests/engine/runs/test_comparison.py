@@ -209,3 +209,11 @@ def test_compare_runs_limits_their_number(count: int, code: str) -> None:
     run = ComparedRun("a", "/a", "finished", None, RunFigures())
     with raises_problem(code, "compare"):
         compare_runs([run] * count)
+
+
+def test_comparison_reads_a_real_run() -> None:
+    folder = RunFolder(Path(__file__).parents[2] / "recordings/format-1/kept")
+    run = read_run(folder)
+    assert run.problem is None
+    assert run.figures.best_val_accuracy is not None
+    assert compare_runs([run, run]).differences == ()

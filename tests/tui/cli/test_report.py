@@ -40,8 +40,8 @@ def test_page_loads_in_browser_without_message_and_prints(tmp_path: Path, monkey
     if chromium is None:
         pytest.skip("chromium is not installed")
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "tests/recordings/earlier-run/run", tmp_path / "runs" / "earlier")
-    invoke("report", "earlier")
+    shutil.copytree(ROOT / "tests/recordings/format-1/kept", tmp_path / "runs" / "kept")
+    invoke("report", "kept")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     # No name resolves, so a page that needed the network would log an error.
     options += ["--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=900,600"]
