@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.gpus.snapshot import GpuProcess, Missing, Reading
+from engine.gpus.snapshot import GpuProcess, Missing, Reading, current_time
 from tui.charts.history import LoadHistory
 from tui.pollers import Poller
 from tui.text.host import HostLoad
@@ -63,7 +63,7 @@ class HostPoller(Poller):
     def _read_ranks(self) -> Iterator[GpuProcess]:
         import psutil
 
-        now, known = time.time(), self._rank_processes
+        now, known = current_time(), self._rank_processes
         self._rank_processes = {}
         for run, rank in self._find_ranks():
             try:
@@ -79,9 +79,9 @@ class HostPoller(Poller):
                 instance=None,
                 user=Reading(user, now),
                 command=Reading(command, now),
-                gpu_memory=Reading(None, now, Missing.NOT_SUPPORTED),
-                cpu=Reading(cpu, now, None if cpu is not None else Missing.NOT_REQUESTED),
-                memory=Reading(memory, now),
+                gpu_memory=Reading(None, now, Missing.NOT_SUPPORTED, unit="B"),
+                cpu=Reading(cpu, now, None if cpu is not None else Missing.NOT_REQUESTED, unit="%"),
+                memory=Reading(memory, now, unit="B"),
                 run=run,
                 rank=rank.rank,
             )

@@ -122,7 +122,7 @@ class GpuPoller(Poller):
 
     def __init__(self, interval_s: float = POLL_INTERVAL_SECONDS, monitor: GpuMonitor | None = None) -> None:
         super().__init__("gpus", 0.0)
-        self._options = SamplerOptions(interval_s)
+        self._options = SamplerOptions(period=interval_s)
         self._monitor = monitor
         self.snapshot: Snapshot | None = None
         self.loads = GpuLoads()

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from engine.gpus.snapshot import Reading, SamplerOptions, Snapshot
+from engine.gpus.snapshot import Reading, SamplerOptions, Snapshot, current_time
 from engine.gpus.start_sampler import start_sampler, take_prestarted_sampler
+from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user
 from engine.utils.helper_process import HelperExitedError, HelperProcess, HelperTimeoutError
@@ -58,13 +59,13 @@ class DriverMonitor:
     def __init__(self, options: SamplerOptions, process: HelperProcess | None = None) -> None:
         self._options = options
         self._latest: Snapshot | None = None
-        self._process: HelperProcess | None = process or start_sampler(options.to_line())
+        self._process: HelperProcess | None = process or start_sampler(encode(options).decode())
         self._started_at = self._last_received_at = time.monotonic()
         self._restart_delay_s = RESTART_DELAY_SECONDS
         self._closed = False
 
     def _start(self) -> None:
-        self._process = start_sampler(self._options.to_line())
+        self._process = start_sampler(encode(self._options).decode())
         self._started_at = self._last_received_at = time.monotonic()
 
     def read(self, timeout_s: float) -> Snapshot | None:
@@ -89,7 +90,7 @@ class DriverMonitor:
             self._process = None
             return self._ended(error.exit_code)
         self._last_received_at = time.monotonic()
-        self._latest = Snapshot.from_line(line)
+        self._latest = decode(line, Snapshot)
         if self._latest.error is None:
             self._restart_delay_s = RESTART_DELAY_SECONDS
         return self._latest
@@ -150,5 +151,6 @@ def open_monitor(options: SamplerOptions) -> GpuMonitor:
 
 
 def _error_snapshot(error: str) -> Snapshot:
-    unknown: Reading[str] = Reading(None, time.time(), error)
-    return Snapshot(time.time(), os.uname().nodename, unknown, unknown, (), error)
+    now = current_time()
+    unknown: Reading[str] = Reading(None, now, error)
+    return Snapshot(time=now, host=os.uname().nodename, driver=unknown, cuda=unknown, error=error, gpus=())

@@ -1,12 +1,11 @@
 """NVML queries, called only by `sampler`. A failed query returns a reading with the reason instead of raising.
 
-`readings.UNITS` defines each reading, its unit and its `nvidia-smi --query-gpu=` field. NVML reference:
+`snapshot.Gpu` declares each reading, its unit and its `nvidia-smi --query-gpu=` field. NVML reference:
 https://docs.nvidia.com/deploy/nvml-api/
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import Any
 
 import pynvml as nv
 
-from engine.gpus.snapshot import MigInstance, Missing, Reading
+from engine.gpus.snapshot import MigInstance, Missing, Reading, current_time, with_units
 from engine.utils.errors import CodedError
 
 # NVML_VALUE_NOT_AVAILABLE is -1, so unsigned 32-bit and 64-bit fields without a value have all bits set.
 VALUES_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
+MAX_VALUE = 2**53  # of a `Count`; a snapshot with a larger one cannot be read
 WSL_DEVICE = Path("/dev/dxg")  # the GPUs of WSL 2
 # Bits of nvmlClocksThrottleReason*; nvidia-smi shows them as `clocks_throttle_reasons.*`.
 THROTTLE_REASONS = {
@@ -67,7 +67,7 @@ def error_message(error: Exception) -> str:
 
 def query(call: Callable[..., Any], *args: Any) -> Reading[Any]:
     """Call an NVML function and return its result as a reading. Raises DriverUnavailableError if NVML is unusable."""
-    now = time.time()
+    now = current_time()
     try:
         return Reading(call(*args), now)
     except ImplausibleValueError as error:
@@ -82,9 +82,11 @@ class ImplausibleValueError(Exception):
 
 
 def require_available(value: float) -> float:
-    """Return `value`. Raises ImplausibleValueError if it is NVML's placeholder for "not available"."""
+    """Return `value`. Raises ImplausibleValueError if it is NVML's placeholder for "not available", or too large."""
     if value in VALUES_NOT_AVAILABLE:
         raise ImplausibleValueError("not available")
+    if value > MAX_VALUE:
+        raise ImplausibleValueError(f"implausible value from the driver: {value}")
     return value
 
 
@@ -104,11 +106,11 @@ def decode(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def throttle_reason_names(mask: int) -> list[str]:
+def throttle_reason_names(mask: int) -> tuple[str, ...]:
     """Return the names of the throttle reasons in an NVML bit mask, including "idle"."""
-    names = [name for bit, name in THROTTLE_REASONS.items() if mask & bit]
+    names = tuple(name for bit, name in THROTTLE_REASONS.items() if mask & bit)
     unknown_bits = mask & ~sum(THROTTLE_REASONS)
-    return [*names, f"unknown (0x{unknown_bits:x})"] if unknown_bits else names
+    return (*names, f"unknown (0x{unknown_bits:x})") if unknown_bits else names
 
 
 def first_supported(*calls: Callable[[], Any]) -> Any:
@@ -132,10 +134,14 @@ def memory_info(handle: Any) -> tuple[int, int, int | None]:
     """
     try:
         info = nv.nvmlDeviceGetMemoryInfo(handle, nv.nvmlMemory_v2)
-        return int(info.used), int(require_available(info.total)), int(info.reserved)
+        return (
+            int(require_available(info.used)),
+            int(require_available(info.total)),
+            int(require_available(info.reserved)),
+        )
     except (nv.NVMLError_FunctionNotFound, AttributeError):
         info = nv.nvmlDeviceGetMemoryInfo(handle)
-        return int(info.used), int(require_available(info.total)), None
+        return int(require_available(info.used)), int(require_available(info.total)), None
 
 
 def utilization_rates(handle: Any) -> Any:
@@ -167,10 +173,10 @@ def ecc_errors(handle: Any, kind: int) -> int:
 
     `kind` is ``NVML_MEMORY_ERROR_TYPE_CORRECTED`` or ``NVML_MEMORY_ERROR_TYPE_UNCORRECTED``.
     """
-    return int(nv.nvmlDeviceGetTotalEccErrors(handle, kind, nv.NVML_VOLATILE_ECC))
+    return int(require_available(nv.nvmlDeviceGetTotalEccErrors(handle, kind, nv.NVML_VOLATILE_ECC)))
 
 
-def throttle_reasons(handle: Any) -> list[str]:
+def throttle_reasons(handle: Any) -> tuple[str, ...]:
     """Return the reasons that currently limit the clocks (nvidia-smi `clocks_throttle_reasons.active`).
 
     ``nvmlDeviceGetCurrentClocksEventReasons``, or its older name ``nvmlDeviceGetCurrentClocksThrottleReasons``.
@@ -293,12 +299,11 @@ def _query_mig_device(handle: Any, index: int) -> tuple[Any, MigInstance]:
     mig_handle = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
     readings = query_utilization_and_memory(mig_handle)
     return mig_handle, MigInstance(
-        decode(nv.nvmlDeviceGetUUID(mig_handle)),
-        nv.nvmlDeviceGetGpuInstanceId(mig_handle),
-        nv.nvmlDeviceGetComputeInstanceId(mig_handle),
-        query(lambda: decode(nv.nvmlDeviceGetName(mig_handle))),
-        readings["memory_used"],
-        readings["memory_total"],
+        uuid=decode(nv.nvmlDeviceGetUUID(mig_handle)),
+        gpu_instance=nv.nvmlDeviceGetGpuInstanceId(mig_handle),
+        compute_instance=nv.nvmlDeviceGetComputeInstanceId(mig_handle),
+        name=query(lambda: decode(nv.nvmlDeviceGetName(mig_handle))),
+        **with_units({name: readings[name] for name in ("memory_used", "memory_total")}),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pynvml as nv
 
-from engine.gpus.nvml import VALUES_NOT_AVAILABLE, query
+from engine.gpus.nvml import MAX_VALUE, VALUES_NOT_AVAILABLE, query
 from engine.gpus.snapshot import MigInstance, Reading
 
 
@@ -56,9 +56,12 @@ def _listed_processes(handle: Any, instance: MigInstance | None = None) -> Readi
     for kind, reading in (("compute", compute), ("compute", mps), ("graphics", graphics)):
         for process in reading.value or []:
             used_bytes = process.usedGpuMemory
-            is_known = used_bytes is not None and used_bytes not in VALUES_NOT_AVAILABLE
+            is_known = used_bytes is not None and used_bytes not in VALUES_NOT_AVAILABLE and used_bytes <= MAX_VALUE
             gpu_memory: Reading[int] = Reading(
-                int(used_bytes) if is_known else None, reading.time, None if is_known else "not reported by the driver"
+                int(used_bytes) if is_known else None,
+                reading.time,
+                None if is_known else "not reported by the driver",
+                unit="B",
             )
             ids = _known_id(process.gpuInstanceId), _known_id(process.computeInstanceId)
             if instance is not None and ids[0] is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -88,7 +87,7 @@ class GpmReader:
         self._previous_sample, self._next_sample = self._next_sample, self._previous_sample
         return {
             name: round(metric.value * GPM_SCALE.get(name, 1.0), 1)
-            if metric.nvmlReturn == nv.NVML_SUCCESS and math.isfinite(metric.value)
+            if metric.nvmlReturn == nv.NVML_SUCCESS and abs(metric.value) < nvml.MAX_VALUE
             else None
             for name, metric in zip(GPM_METRICS, request.metrics, strict=False)
         }

@@ -5,17 +5,17 @@ Called by `sampler`; the ranks come from `reservation_reader`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from engine.gpus.nvml_processes import NvmlProcess
 from engine.gpus.reservation_reader import ReservationInfo, ReservedRank
-from engine.gpus.snapshot import GpuProcess, Missing, Reading
+from engine.gpus.snapshot import GpuProcess, Missing, Reading, current_time
+from engine.utils.codec import replace
 
 UNKNOWN_PID_REASON = "no such process here; it may be in another container"
 MAX_COMMAND_CHARS = 400
@@ -68,7 +68,9 @@ class ProcessTable:
                 pid=nvml_processes[position].pid,
             )
         else:
-            unlisted_memory: Reading[int] = Reading(None, time.time(), "the driver does not list this process")
+            unlisted_memory: Reading[int] = Reading(
+                None, current_time(), "the driver does not list this process", unit="B"
+            )
             described += [
                 self._describe_process(rank.pid, NvmlProcess(rank.pid, "compute", None, None, unlisted_memory), rank)
                 for rank in unlisted_ranks
@@ -76,11 +78,11 @@ class ProcessTable:
         return tuple(described)
 
     def _describe_process(self, pid: int, nvml_process: NvmlProcess, rank: ReservedRank | None) -> GpuProcess:
-        now = time.time()
+        now = current_time()
         user: Reading[str] = Reading(None, now, UNKNOWN_PID_REASON)
         command: Reading[str] = user
-        cpu: Reading[float] = Reading(None, now, UNKNOWN_PID_REASON)
-        memory: Reading[int] = Reading(None, now, UNKNOWN_PID_REASON)
+        cpu: Reading[float] = Reading(None, now, UNKNOWN_PID_REASON, unit="%")
+        memory: Reading[int] = Reading(None, now, UNKNOWN_PID_REASON, unit="B")
         kind: Any = nvml_process.kind
         with suppress(psutil.NoSuchProcess):
             is_new = pid not in self._identities
@@ -88,9 +90,10 @@ class ProcessTable:
             user, command = identity.user, identity.command
             if kind == "compute" and rank is None and identity.name.value == MPS_SERVER_NAME:
                 kind = "mps server"
-            cpu_percent = _read_if_permitted(identity.process.cpu_percent)
-            cpu = Reading(None, now, "needs a second sample") if is_new and cpu_percent.reason is None else cpu_percent
-            memory = _read_if_permitted(lambda: identity.process.memory_info().rss)
+            cpu = _read_if_permitted(identity.process.cpu_percent, "%")
+            if is_new and cpu.reason is None:
+                cpu = cpu.without_value("needs a second sample")
+            memory = _read_if_permitted(lambda: identity.process.memory_info().rss, "B")
         run, rank_number = (rank.run, rank.rank) if rank else (None, None)
         return GpuProcess(
             pid=pid,
@@ -121,16 +124,18 @@ class ProcessTable:
 
 def _command(process: psutil.Process) -> str:
     # Kernel threads and zombies have an empty command line.
-    return (" ".join(process.cmdline()) or process.name())[:MAX_COMMAND_CHARS]
+    command = (" ".join(process.cmdline()) or process.name())[:MAX_COMMAND_CHARS]
+    # An argument may be no UTF-8.
+    return command.encode(errors="backslashreplace").decode()
 
 
-def _read_if_permitted(call: Any) -> Reading[Any]:
+def _read_if_permitted(call: Any, unit: str = "") -> Reading[Any]:
     """Return the result as a reading, without a value if access is denied. Raises psutil.NoSuchProcess."""
-    now = time.time()
+    now = current_time()
     try:
-        return Reading(call(), now)
+        return Reading(call(), now, unit=unit)
     except (psutil.AccessDenied, KeyError):
-        return Reading(None, now, Missing.NO_PERMISSION)
+        return Reading(None, now, Missing.NO_PERMISSION, unit)
 
 
 def ranks_on(uuids: Sequence[str], reservations: Sequence[ReservationInfo]) -> list[ReservedRank]:

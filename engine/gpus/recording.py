@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.snapshot import Snapshot, SnapshotSource
+from engine.gpus.snapshot import Snapshot
+from engine.utils.codec import InvalidRecordError, Record, decode, replace
 from engine.utils.errors import UsageError
 
 MIN_INTERVAL_SECONDS = 0.05
@@ -26,14 +26,14 @@ def read_recording(path: Path) -> list[Snapshot]:
     snapshots = []
     for number, line in enumerate(lines, 1):
         try:
-            snapshot = Snapshot.from_line(line)
-            snapshots.append(replace(snapshot, source=SnapshotSource("recording", snapshot.source.made_up)))
-        except ValueError as error:
+            snapshot = decode(line, Snapshot)
+            snapshots.append(replace(snapshot, source=replace(snapshot.source, kind="recording")))
+        except InvalidRecordError as error:
             # A partial last line is left when the recorder was killed.
             if number == len(lines) and snapshots:
                 break
             raise UsageError.one(
-                str(path), f"is not a GPU recording: line {number}: {error}", code="wrong-format"
+                str(path), f"is not a GPU recording: line {number} {error}", code="wrong-format"
             ) from error
     if not snapshots:
         raise UsageError.one(str(path), "is not a GPU recording: the file is empty", code="wrong-format")
@@ -66,19 +66,24 @@ class RecordingMonitor:
             return None
         snapshot = self._snapshots[self._position]
         shift = self._next_at - self._intervals_s[self._position] + time.time() - time.monotonic() - snapshot.time
-        return Snapshot.from_dict(shift_times(snapshot.to_dict(), shift)).as_of(time.time(), self._stale_after_s)
+        return shift_times(snapshot, shift).as_of(time.time(), self._stale_after_s)
 
     def close(self) -> None:
         """Do nothing: a recording holds no resources."""
 
 
-def shift_times(values: Any, offset_s: float) -> Any:
-    """Return a copy of the JSON `values` with `offset_s` added to every number under a key ``time``."""
-    if isinstance(values, list):
-        return [shift_times(value, offset_s) for value in values]
-    if not isinstance(values, dict):
-        return values
-    return {
-        key: value + offset_s if key == "time" and isinstance(value, int | float) else shift_times(value, offset_s)
-        for key, value in values.items()
-    }
+def shift_times(snapshot: Snapshot, offset_s: float) -> Snapshot:
+    """Return a copy of the snapshot with `offset_s` added to every time."""
+    shifted: Snapshot = _shifted(snapshot, offset_s)
+    return shifted
+
+
+def _shifted(value: Any, offset_s: float) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_shifted(element, offset_s) for element in value)
+    if not isinstance(value, Record):
+        return value
+    changed = {name: _shifted(getattr(value, name), offset_s) for name in value.__struct_fields__}
+    if changed.get("time") is not None:
+        changed["time"] = round(changed["time"] + offset_s, 3)
+    return replace(value, **changed)

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.gpus import nvml, nvml_processes, nvml_rates
-from engine.gpus.readings import STATIC_READINGS, UNITS
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.snapshot import (
+    STATIC_READINGS,
+    UNITS,
     Gpu,
     GpuProcess,
     GpuState,
@@ -29,7 +30,10 @@ from engine.gpus.snapshot import (
     Reading,
     SamplerOptions,
     Snapshot,
+    current_time,
+    with_units,
 )
+from engine.utils.codec import decode, encode
 
 if TYPE_CHECKING:
     from engine.gpus.processes import ProcessTable
@@ -92,7 +96,7 @@ class GpuThread(threading.Thread):
         self._pcie_at = time.monotonic()
         self._pcie_readings: dict[str, Reading[Any]] = {}
         self._process_table: ProcessTable | None = None
-        self._processes: Reading[tuple[GpuProcess, ...]] = Reading(None, time.time(), Missing.NOT_REQUESTED)
+        self._processes: Reading[tuple[GpuProcess, ...]] = Reading(None, current_time(), Missing.NOT_REQUESTED)
         self._processes_at = float("-inf")
 
     def run(self) -> None:
@@ -142,10 +146,10 @@ class GpuThread(threading.Thread):
             answers |= self._gpm.read(handle)
             self._query_mig_activity(handle)
         answers |= self._query_links(handle, answers)
-        not_requested: Reading[Any] = Reading(None, time.time(), Missing.NOT_REQUESTED)
+        not_requested: Reading[Any] = Reading(None, current_time(), Missing.NOT_REQUESTED)
         readings = {name: answers.get(name, not_requested) for name in UNITS}
         lost = Missing.LOST in (readings["busy"].reason, readings["memory_used"].reason)
-        return self._build_gpu("lost" if lost else "ok", 0.0, time.time(), readings, self._processes)
+        return self._build_gpu("lost" if lost else "ok", 0.0, current_time(), readings, self._processes)
 
     @property
     def _mig_instances(self) -> tuple[MigInstance, ...]:
@@ -242,9 +246,9 @@ class GpuThread(threading.Thread):
             index=self.index,
             uuid=self._uuid,
             state=state,
-            age=age,
+            age=round(age, 3),
             time=time_s,
-            readings=readings,
+            **with_units(readings),
             processes=processes,
             instances=self._mig_instances,
             runs=runs,
@@ -252,7 +256,7 @@ class GpuThread(threading.Thread):
 
     def _gpu_without_readings(self, state: GpuState, reason: str, age: float = 0.0) -> Gpu:
         """Return the GPU with only its cached static readings."""
-        now = time.time()
+        now = current_time()
         missing: Reading[Any] = Reading(None, now, reason)
         readings = {
             name: self._cached_readings.get(name, missing) if name in STATIC_READINGS else missing for name in UNITS
@@ -356,7 +360,7 @@ class GpuSampler:
                 os._exit(0)
 
     def _snapshot(self, error: str | None) -> Snapshot:
-        now = time.time()
+        now = current_time()
         waited_s = time.monotonic() - self._started_at
         driver = self._driver_thread.driver
         if driver is None and error is None:
@@ -367,16 +371,24 @@ class GpuSampler:
             if self._state.driver_error
             else [thread.report() for thread in self._driver_thread.gpu_threads if not thread.excluded]
         )
-        versions = (driver.version, driver.cuda) if driver and not self._state.driver_error else (unknown, unknown)
+        version, cuda = (driver.version, driver.cuda) if driver and not self._state.driver_error else (unknown, unknown)
         all_answered = self._driver_thread.enumerated and all(
             thread.has_answered() for thread in self._driver_thread.gpu_threads
         )
         pending = self._state.driver_error is None and not all_answered
-        return Snapshot(now, os.uname().nodename, *versions, tuple(gpus), error, pending=pending)
+        return Snapshot(
+            time=now,
+            host=os.uname().nodename,
+            driver=version,
+            cuda=cuda,
+            error=error,
+            pending=pending,
+            gpus=tuple(gpus),
+        )
 
     @staticmethod
     def _emit(snapshot: Snapshot) -> None:
-        data = snapshot.to_line().encode() + b"\n"
+        data = encode(snapshot) + b"\n"
         try:
             while data:
                 data = data[os.write(1, data) :]
@@ -388,7 +400,7 @@ def main() -> None:
     # Interpreter shutdown may crash while a daemon thread is inside an NVML call; os._exit() skips it.
     code = 1
     try:
-        GpuSampler(SamplerOptions.from_line(sys.argv[1])).run()
+        GpuSampler(decode(sys.argv[1], SamplerOptions)).run()
         code = 0
     finally:
         os._exit(code)

@@ -1,21 +1,17 @@
-"""Snapshot of a host's GPUs: typed records and their JSON format.
+"""Snapshot of a host's GPUs: the records that `sampler` prints, `monitor` reads and recordings store, one a line.
 
-`sampler` prints this format, `monitor` parses it, `gputrain gpus --json` prints it to users, and recordings store it.
-
-A reading is a value with its unit and time, or the reason there is none. An unknown value is never 0.
+`gputrain gpus --json` prints them to users. A reading is a value with its unit and time, or the reason there is none.
+An unknown value is never 0.
 """
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
 
-from engine.gpus.readings import STATIC_READINGS, UNITS
-
-SNAPSHOT_FORMAT = 1
+from engine.utils.codec import Count, FileRecord, Integer, Number, Record, Seconds, UnixTime, field, replace
 
 T = TypeVar("T")
 GpuState = Literal["ok", "stale", "lost"]
@@ -26,35 +22,37 @@ class Missing(StrEnum):
 
     LOST = "lost"
     NO_PERMISSION = "no permission"
+    NOT_RECORDED = "not in this recording"
     NOT_REQUESTED = "not requested"
     NOT_SUPPORTED = "not supported"
     NOT_SUPPORTED_BY_DRIVER = "not supported by this driver"
 
 
-@dataclass(frozen=True, slots=True)
-class Reading(Generic[T]):
+class Reading(Record, Generic[T], frozen=True, omit_defaults=True):
     """A value, or None and the `reason`. `time` is the time of the query in Unix seconds."""
 
     value: T | None
-    time: float
+    time: UnixTime
     reason: str | None = None
-
-    def to_dict(self, unit: str = "") -> dict[str, Any]:
-        """Return the reading as JSON, with ``reason`` only if there is no value."""
-        values: dict[str, Any] = {"value": self.value, "unit": unit, "time": round(self.time, 3)}
-        return values if self.reason is None else values | {"reason": self.reason}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Reading[T]:
-        return cls(values["value"], values["time"], values.get("reason"))
+    # Unlike a default, the result of a factory is always written.
+    unit: str = field(default_factory=str)
 
     def without_value(self, reason: str) -> Reading[T]:
         """Return a copy with the value replaced by `reason`."""
-        return Reading(None, self.time, reason)
+        return Reading(None, self.time, reason, self.unit)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
+def current_time() -> float:
+    """Return the time in Unix seconds as readings store it, in milliseconds."""
+    return round(time.time(), 3)
+
+
+def _absent(unit: str, reason: Missing = Missing.NOT_RECORDED) -> Any:
+    """Return the default of a reading, which also declares its unit."""
+    return Reading(None, 0.0, reason, unit)
+
+
+class GpuProcess(Record, frozen=True, kw_only=True):
     """A process that uses a GPU, as `nvidia-smi --query-compute-apps` lists it, with its host metrics.
 
     `pid` is NVML's, which inside a container may be the PID on the host. `instance` is the MIG GPU instance ID,
@@ -64,179 +62,186 @@ class GpuProcess:
     `run` and `rank` are set if the process is a rank of a gputrain run.
     """
 
-    pid: int
+    pid: Count
     kind: Literal["compute", "graphics", "mps server"]
-    instance: int | None
+    instance: Count | None
+    compute_instance: Count | None = None
+    run: str | None = None
+    rank: Count | None = None
     user: Reading[str]
     command: Reading[str]
-    gpu_memory: Reading[int]
-    cpu: Reading[float]
-    memory: Reading[int]
-    run: str | None = None
-    rank: int | None = None
-    compute_instance: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "pid": self.pid,
-            "kind": self.kind,
-            "instance": self.instance,
-            "compute_instance": self.compute_instance,
-            "run": self.run,
-            "rank": self.rank,
-            "user": self.user.to_dict(),
-            "command": self.command.to_dict(),
-            "gpu_memory": self.gpu_memory.to_dict("B"),
-            "cpu": self.cpu.to_dict("%"),
-            "memory": self.memory.to_dict("B"),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> GpuProcess:
-        readings: dict[str, Any] = {
-            key: Reading.from_dict(values[key]) for key in ("user", "command", "gpu_memory", "cpu", "memory")
-        }
-        scalars = {key: values[key] for key in ("pid", "kind", "instance", "run", "rank")}
-        return cls(**scalars, **readings, compute_instance=values.get("compute_instance"))
+    gpu_memory: Reading[Count]
+    cpu: Reading[Number]
+    memory: Reading[Count]
 
 
 ACTIVITY_READINGS = ("sm_active", "tensor_active", "dram_active")
 INSTANCE_READINGS = ("memory_used", "memory_total", *ACTIVITY_READINGS)
 
 
-@dataclass(frozen=True, slots=True)
-class MigInstance:
+class MigInstance(Record, frozen=True, kw_only=True):
     """A MIG device: a compute instance within a GPU instance, which CUDA exposes as a device of its own.
 
-    Its memory and activity are those of the GPU instance, in the units of `UNITS`.
+    Its memory and activity are those of the GPU instance, as in `Gpu`.
     """
 
     uuid: str
-    gpu_instance: int
-    compute_instance: int
+    gpu_instance: Count
+    compute_instance: Count
     name: Reading[str]
-    memory_used: Reading[int]
-    memory_total: Reading[int]
-    sm_active: Reading[float] = field(default_factory=lambda: Reading(None, 0.0, Missing.NOT_REQUESTED))
-    tensor_active: Reading[float] = field(default_factory=lambda: Reading(None, 0.0, Missing.NOT_REQUESTED))
-    dram_active: Reading[float] = field(default_factory=lambda: Reading(None, 0.0, Missing.NOT_REQUESTED))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "uuid": self.uuid,
-            "gpu_instance": self.gpu_instance,
-            "compute_instance": self.compute_instance,
-            "name": self.name.to_dict(),
-            **{name: getattr(self, name).to_dict(UNITS[name]) for name in INSTANCE_READINGS},
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> MigInstance:
-        # Old recordings have no activity.
-        recorded = [name for name in ("name", *INSTANCE_READINGS) if name in values]
-        readings: dict[str, Any] = {name: Reading.from_dict(values[name]) for name in recorded}
-        return cls(values["uuid"], values["gpu_instance"], values["compute_instance"], **readings)
+    memory_used: Reading[Count]
+    memory_total: Reading[Count]
+    sm_active: Reading[Number] = _absent("%", Missing.NOT_REQUESTED)
+    tensor_active: Reading[Number] = _absent("%", Missing.NOT_REQUESTED)
+    dram_active: Reading[Number] = _absent("%", Missing.NOT_REQUESTED)
 
     def with_activity(self, readings: Mapping[str, Reading[Any]]) -> MigInstance:
         """Return a copy with the activity in `readings`, those of its GPU instance by name."""
-        activity: dict[str, Any] = {name: readings[name] for name in ACTIVITY_READINGS}
-        return replace(self, **activity)
+        return replace(self, **with_units({name: readings[name] for name in ACTIVITY_READINGS}))
 
     def without_values(self, reason: str) -> MigInstance:
         """Return a copy with the value of every reading replaced by `reason`."""
-        readings: dict[str, Any] = {name: getattr(self, name).without_value(reason) for name in INSTANCE_READINGS}
-        return replace(self, **readings)
+        return replace(self, **{name: getattr(self, name).without_value(reason) for name in INSTANCE_READINGS})
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Record, frozen=True, kw_only=True):
     """Readings and processes of one GPU.
 
     `index` is the position in PCI bus order. `uuid` is None if NVML never reported it. `time` is the Unix time of the
     last answer, None if there was none. `age` is the number of seconds since the last answer, or since the first query.
+    In backticks, the field of `nvidia-smi --query-gpu=` with the same meaning; `engine.gpus.nvml` has the NVML calls.
     """
 
-    index: int
+    index: Count
     uuid: str | None
     state: GpuState
-    age: float
-    time: float | None
-    readings: Mapping[str, Reading[Any]]
-    processes: Reading[tuple[GpuProcess, ...]]
+    age: Seconds
+    time: UnixTime | None
+    # Product name (`name`).
+    name: Reading[str] = _absent("")
+    # domain:bus:device.function (`pci.bus_id`).
+    pci_bus_id: Reading[str] = _absent("")
+    # Compute capability of CUDA, such as 9.0 (`compute_cap`).
+    compute_capability: Reading[str] = _absent("")
+    # Percent of the sampling period with at least one kernel running (`utilization.gpu`). NVML's sampling period is
+    # 1/6 s to 1 s, depending on the product.
+    busy: Reading[Count] = _absent("%")
+    # Percent of the sampling period in which device memory was read or written (`utilization.memory`).
+    memory_busy: Reading[Count] = _absent("%")
+    # Percent of SMs that were busy, averaged over the sampling interval (GPM metric 2).
+    sm_active: Reading[Number] = _absent("%")
+    # Percent of time that the SMs executed tensor core operations of any type (GPM metric 5).
+    tensor_active: Reading[Number] = _absent("%")
+    # Percent of the theoretical DRAM bandwidth in use (GPM metric 10).
+    dram_active: Reading[Number] = _absent("%")
+    # Allocated device memory, without `memory_reserved` (`memory.used`).
+    memory_used: Reading[Count] = _absent("B")
+    # Physical device memory (`memory.total`).
+    memory_total: Reading[Count] = _absent("B")
+    # Device memory reserved by the driver and firmware (`memory.reserved`).
+    memory_reserved: Reading[Count] = _absent("B")
+    # Core temperature (`temperature.gpu`).
+    temperature: Reading[Integer] = _absent("°C")
+    # Temperature of the device memory (`temperature.memory`).
+    memory_temperature: Reading[Integer] = _absent("°C")
+    # Power draw of the GPU and its memory (`power.draw`).
+    power: Reading[Number] = _absent("W")
+    # Power limit in force, the lowest of all that apply (`enforced.power.limit`).
+    power_limit: Reading[Number] = _absent("W")
+    # Current SM clock (`clocks.sm`).
+    sm_clock: Reading[Count] = _absent("MHz")
+    # Current memory clock (`clocks.mem`).
+    memory_clock: Reading[Count] = _absent("MHz")
+    # Highest possible SM clock (`clocks.max.sm`).
+    max_sm_clock: Reading[Count] = _absent("MHz")
+    # Highest possible memory clock (`clocks.max.mem`).
+    max_memory_clock: Reading[Count] = _absent("MHz")
+    # Intended fan speed, in percent of the maximum; not measured (`fan.speed`).
+    fan: Reading[Count] = _absent("%")
+    # P0 (highest performance) to P15 (`pstate`).
+    performance_state: Reading[str] = _absent("")
+    # List of the active throttle reasons, as named in `nvml.THROTTLE_REASONS` (`clocks_throttle_reasons.active`).
+    throttle: Reading[tuple[str, ...]] = _absent("")
+    # ECC errors since the driver was loaded (`ecc.errors.corrected.volatile.total`, and `uncorrected`).
+    ecc_corrected: Reading[Count] = _absent("errors")
+    ecc_uncorrected: Reading[Count] = _absent("errors")
+    # Current PCIe link (`pcie.link.gen.current` and `pcie.link.width.current`); it drops when the GPU is idle.
+    pcie_generation: Reading[Count] = _absent("")
+    pcie_width: Reading[Count] = _absent("lanes")
+    # Highest PCIe link that this GPU and the host support (`pcie.link.gen.max` and `pcie.link.width.max`).
+    max_pcie_generation: Reading[Count] = _absent("")
+    max_pcie_width: Reading[Count] = _absent("lanes")
+    # PCIe packets that were sent again (`Replays Since Reset` of `nvidia-smi -q`).
+    pcie_replays: Reading[Count] = _absent("replays")
+    # PCIe throughput from and to the GPU, 1 KB = 1000 B. With GPM: since the last sample (metrics 20 and 21). Without
+    # GPM: over 20 ms (`txpci` and `rxpci` of `nvidia-smi dmon -s t`).
+    pcie_sent: Reading[Number] = _absent("KB/s")
+    pcie_received: Reading[Number] = _absent("KB/s")
+    # Number of active NVLinks (`nvidia-smi nvlink --status`).
+    nvlinks: Reading[Count] = _absent("links")
+    # Throughput of all NVLinks from and to the GPU since the last sample, 1 KB = 1000 B. With GPM: metrics 61 and 60.
+    # Without GPM: change of the data counters (`nvidia-smi nvlink -gt d`).
+    nvlink_sent: Reading[Number] = _absent("KB/s")
+    nvlink_received: Reading[Number] = _absent("KB/s")
+    # Current MIG mode, "on" or "off" (`mig.mode.current`).
+    mig: Reading[str] = _absent("")
+    # Who may use the GPU for graphics: "desktop" (`display_active`), "Windows" in WSL 2, or "none".
+    display: Reading[str] = _absent("")
+
     instances: tuple[MigInstance, ...] = ()
+    processes: Reading[tuple[GpuProcess, ...]]
     runs: tuple[str, ...] = ()
     """Names of the runs that have reserved this GPU or one of its MIG instances."""
 
     def __getitem__(self, name: str) -> Reading[Any]:
-        return self.readings[name]
+        reading: Reading[Any] = getattr(self, name)
+        return reading
 
     def value(self, name: str) -> Any:
         """Return the value of a reading by its name in `UNITS`, None if unknown."""
-        return self.readings[name].value
+        return self[name].value
 
     @property
     def mig_enabled(self) -> bool:
         """Whether the GPU is in MIG mode."""
-        return bool(self.value("mig") == "on")
-
-    def to_dict(self) -> dict[str, Any]:
-        processes = self.processes.to_dict()
-        if self.processes.value is not None:
-            processes["value"] = [process.to_dict() for process in self.processes.value]
-        return {
-            "index": self.index,
-            "uuid": self.uuid,
-            "state": self.state,
-            "age": round(self.age, 3),
-            "time": None if self.time is None else round(self.time, 3),
-            **{name: reading.to_dict(UNITS[name]) for name, reading in self.readings.items()},
-            "instances": [instance.to_dict() for instance in self.instances],
-            "processes": processes,
-            "runs": list(self.runs),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Gpu:
-        not_recorded = {"value": None, "time": values["time"] or 0.0, "reason": "not in this recording"}
-        processes: Reading[tuple[GpuProcess, ...]] = Reading.from_dict(values["processes"])
-        if processes.value is not None:
-            parsed = tuple(GpuProcess.from_dict(process) for process in values["processes"]["value"])
-            processes = replace(processes, value=parsed)
-        return cls(
-            index=values["index"],
-            uuid=values["uuid"],
-            state=values["state"],
-            age=values["age"],
-            time=values["time"],
-            readings={name: Reading.from_dict(values.get(name, not_recorded)) for name in UNITS},
-            processes=processes,
-            instances=tuple(MigInstance.from_dict(instance) for instance in values["instances"]),
-            runs=tuple(values["runs"]),
-        )
+        return self.mig.value == "on"
 
     def with_age(self, age: float) -> Gpu:
-        return replace(self, age=age)
+        return replace(self, age=round(age, 3))
 
     def as_stale(self, age: float) -> Gpu:
         """Return a copy marked stale after `age` seconds without an answer: only static readings keep their values."""
         reason = f"stale: no answer for {age:.0f} s"
-        readings = {
-            name: reading if name in STATIC_READINGS else reading.without_value(reason)
-            for name, reading in self.readings.items()
-        }
-        instances = tuple(instance.without_values(reason) for instance in self.instances)
         return replace(
-            self,
+            self.with_age(age),
             state="stale",
-            age=age,
-            readings=readings,
             processes=self.processes.without_value(reason),
-            instances=instances,
+            instances=tuple(instance.without_values(reason) for instance in self.instances),
+            **{name: self[name].without_value(reason) for name in UNITS if name not in STATIC_READINGS},
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotSource:
+UNITS: dict[str, str] = {
+    name: default.unit
+    for name, default in zip(
+        Gpu.__struct_fields__[-len(Gpu.__struct_defaults__) :], Gpu.__struct_defaults__, strict=True
+    )
+    if isinstance(default, Reading)
+}
+"""Every reading of a GPU and its unit."""
+# Independent of the load, so still valid for a GPU that does not answer.
+STATIC_READINGS = {
+    "name", "pci_bus_id", "compute_capability", "max_sm_clock", "max_memory_clock", "max_pcie_generation",
+    "max_pcie_width",
+}  # fmt: skip
+
+
+def with_units(readings: Mapping[str, Reading[Any]]) -> dict[str, Reading[Any]]:
+    """Return readings by name with their units."""
+    return {name: Reading(each.value, each.time, each.reason, UNITS[name]) for name, each in readings.items()}
+
+
+class SnapshotSource(Record, frozen=True, kw_only=True):
     """Origin of a snapshot: the driver, or a recording. `made_up` marks a recording of GPUs that do not exist."""
 
     kind: Literal["driver", "recording"] = "driver"
@@ -250,63 +255,21 @@ class SnapshotSource:
         return "SIMULATED: these GPUs do not exist" if self.made_up else "recording: not the current state of the GPUs"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(FileRecord, frozen=True, kw_only=True):
     """All GPUs of a host, in PCI bus order. `error` is one sentence if the driver cannot be queried at all.
 
     `driver` is the driver version, `cuda` the newest CUDA version that the driver supports.
     """
 
-    time: float
+    time: UnixTime
     host: str
+    source: SnapshotSource = SnapshotSource()
     driver: Reading[str]
     cuda: Reading[str]
-    gpus: tuple[Gpu, ...]
     error: str | None = None
-    source: SnapshotSource = field(default_factory=SnapshotSource)
     pending: bool = False
     """True until the driver and every GPU have answered once."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "format": SNAPSHOT_FORMAT,
-            "time": round(self.time, 3),
-            "host": self.host,
-            "source": {"kind": self.source.kind, "made_up": self.source.made_up},
-            "driver": self.driver.to_dict(),
-            "cuda": self.cuda.to_dict(),
-            "error": self.error,
-            "pending": self.pending,
-            "gpus": [gpu.to_dict() for gpu in self.gpus],
-        }
-
-    def to_line(self) -> str:
-        """Return the snapshot as one line of JSON without a newline."""
-        return json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))
-
-    @classmethod
-    def from_line(cls, line: str | bytes) -> Snapshot:
-        """Parse a line of JSON. Raises ValueError if it is not a snapshot of the supported format."""
-        return cls.from_dict(json.loads(line))
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Snapshot:
-        """Build a snapshot from parsed JSON. Raises ValueError if it is not a snapshot of the supported format."""
-        try:
-            if values["format"] != SNAPSHOT_FORMAT:
-                raise ValueError(f"format {values['format']} is not supported, expected {SNAPSHOT_FORMAT}")
-            return cls(
-                time=values["time"],
-                host=values["host"],
-                driver=Reading.from_dict(values["driver"]),
-                cuda=Reading.from_dict(values["cuda"]),
-                gpus=tuple(Gpu.from_dict(gpu) for gpu in values["gpus"]),
-                error=values["error"],
-                source=SnapshotSource(values["source"]["kind"], bool(values["source"]["made_up"])),
-                pending=bool(values.get("pending")),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError("not a GPU snapshot") from error
+    gpus: tuple[Gpu, ...]
 
     def as_of(self, now: float, stale_after_s: float) -> Snapshot:
         """Return the snapshot aged to `now` (Unix seconds). GPUs older than `stale_after_s` seconds become stale."""
@@ -324,8 +287,7 @@ MIN_PERIOD_SECONDS = 0.25
 MIN_STALE_AFTER_SECONDS = 2.0
 
 
-@dataclass
-class SamplerOptions:
+class SamplerOptions(Record, frozen=True, kw_only=True):
     """What the sampler queries, and how often. Passed to its process as one line of JSON.
 
     `period` is in seconds. `activity` adds the activity of the SMs and of the links, `processes` the processes. `links`
@@ -333,21 +295,13 @@ class SamplerOptions:
     `gpus` limits sampling to these UUIDs; None means all GPUs.
     """
 
-    period: float = 1.0
+    period: Seconds = 1.0
     activity: bool = True
     links: bool = False
     processes: bool = True
-    gpus: list[str] | None = None
+    gpus: tuple[str, ...] | None = None
 
     @property
     def stale_after_s(self) -> float:
         """Seconds without an answer after which a GPU is stale."""
         return max(MIN_STALE_AFTER_SECONDS, 2.5 * self.period)
-
-    def to_line(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_line(cls, line: str) -> SamplerOptions:
-        names = {option.name for option in fields(cls)}
-        return cls(**{key: value for key, value in json.loads(line).items() if key in names})

@@ -38,7 +38,7 @@ class GpuUsagePoller:
         if uuids and has_driver_library():
             with suppress(OSError):
                 self._monitor = DriverMonitor(
-                    SamplerOptions(period=USAGE_INTERVAL_SECONDS, processes=False, gpus=list(uuids))
+                    SamplerOptions(period=USAGE_INTERVAL_SECONDS, processes=False, gpus=tuple(uuids))
                 )
 
     def poll(self) -> GpuEvent | None:

@@ -20,6 +20,7 @@ from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import Preflight, RunRequest, run_preflight
+from engine.utils.codec import decode
 from engine.utils.errors import UsageError, problems_from_json, problems_to_json
 from engine.utils.helper_process import ParentPipe
 
@@ -61,7 +62,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
     def choose_gpus(wait: bool) -> list[CudaDevice]:
         nonlocal allocation
         device = request.config.device
-        snapshot = Snapshot.from_line(values["snapshot"]) if values["snapshot"] else None
+        snapshot = decode(values["snapshot"], Snapshot) if values["snapshot"] else None
         try:
             allocation = preview_allocation(
                 device.gpus, snapshot, wait=request.config.waits, share=request.config.queue.share

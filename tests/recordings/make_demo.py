@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from make_eight_gpus import GIB, gpu, known_reading, process, values
+from make_eight_gpus import BEGIN, GIB, gpu, known_reading, process, values
 
 from engine.config.loader import validate_config
 from engine.config.schema import Config, as_dict
@@ -210,7 +210,7 @@ def inspection(run: Training, evaluation: StoredEvaluation) -> Inspection:
 
 def snapshot(second: int) -> Snapshot:
     """Snapshot at one second. The readings of the last GPU are stale."""
-    now = float(second)
+    now = float(BEGIN + second)
     gpus = []
     for index, busy, memory, power, temperature, user, command, run in GPU_TABLE:
         wave = round(6 * math.sin((second + 11) / 3 + index)) if busy else 0
@@ -223,10 +223,16 @@ def snapshot(second: int) -> Snapshot:
             more = {"run": run, "rank": index if run else None, "cpu": 100.0 + wave}
             processes.append(process(now, FIRST_PID + index, user, command, memory, **more))
         gpus.append(gpu(index, now, readings, *processes, runs=(run,) if run else ()))
-    gpus.append(gpu(7, -4.0, values(7, -4.0, 0)).as_stale(4.0 + second))
+    gpus.append(gpu(7, BEGIN - 4.0, values(7, BEGIN - 4.0, 0)).as_stale(4.0 + second))
     named: list[Gpu] = [replace(gpu, uuid=gpu_uuid(gpu.index)) for gpu in gpus]
-    source = SnapshotSource("recording", made_up=True)
-    return Snapshot(now, HOST, known_reading("580.95", now), known_reading("13.0", now), tuple(named), None, source)
+    return Snapshot(
+        time=now,
+        host=HOST,
+        source=SnapshotSource(kind="recording", made_up=True),
+        driver=known_reading("580.95", now),
+        cuda=known_reading("13.0", now),
+        gpus=tuple(named),
+    )
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -246,4 +252,4 @@ if __name__ == "__main__":
         if run.name.startswith("digits"):
             best = max(evaluations, key=lambda evaluation: evaluation.top1)
             write_inspection(RunFolder(folder), inspection(run, best))
-    write_lines(DATA / "gpus.jsonl.gz", (snapshot(second).to_line() for second in range(RECORDED_SECONDS)))
+    write_lines(DATA / "gpus.jsonl.gz", (encode(snapshot(second)).decode() for second in range(RECORDED_SECONDS)))

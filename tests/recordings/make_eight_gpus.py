@@ -9,8 +9,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.readings import STATIC_READINGS, UNITS
-from engine.gpus.snapshot import Gpu, GpuProcess, MigInstance, Reading, Snapshot, SnapshotSource
+from engine.gpus.snapshot import (
+    STATIC_READINGS,
+    UNITS,
+    Gpu,
+    GpuProcess,
+    MigInstance,
+    Reading,
+    Snapshot,
+    SnapshotSource,
+    with_units,
+)
+from engine.utils.codec import encode
 
 BEGIN = 1_760_000_000.0
 SECONDS = 12
@@ -18,8 +28,8 @@ GIB = 2**30
 NAME = "NVIDIA H100 80GB HBM3"
 
 
-def known_reading(value: Any, now: float) -> Reading[Any]:
-    return Reading(value, now)
+def known_reading(value: Any, now: float, unit: str = "") -> Reading[Any]:
+    return Reading(value, now, unit=unit)
 
 
 def values(index: int, now: float, busy: float, **changes: Any) -> dict[str, Reading[Any]]:
@@ -61,30 +71,35 @@ def values(index: int, now: float, busy: float, **changes: Any) -> dict[str, Rea
         "mig": "off",
     }
     plain |= changes
-    return {
-        name: known_reading(plain[name], now) if plain.get(name) is not None else Reading(None, now, "not supported")
-        for name in UNITS
-    }
+    return with_units(
+        {
+            name: known_reading(plain[name], now)
+            if plain.get(name) is not None
+            else Reading(None, now, "not supported")
+            for name in UNITS
+        }
+    )
 
 
 def process(now: float, pid: int, user: str, command: str, used: float, **more: Any) -> GpuProcess:
     return GpuProcess(
-        pid,
-        more.get("kind", "compute"),
-        more.get("instance"),
-        known_reading(user, now),
-        known_reading(command, now),
-        known_reading(int(used * GIB), now),
-        known_reading(more.get("cpu", 104.0), now),
-        known_reading(int(5.2 * GIB), now),
-        more.get("run"),
-        more.get("rank"),
+        pid=pid,
+        kind=more.get("kind", "compute"),
+        instance=more.get("instance"),
+        user=known_reading(user, now),
+        command=known_reading(command, now),
+        gpu_memory=known_reading(int(used * GIB), now, "B"),
+        cpu=known_reading(more.get("cpu", 104.0), now, "%"),
+        memory=known_reading(int(5.2 * GIB), now, "B"),
+        run=more.get("run"),
+        rank=more.get("rank"),
     )
 
 
 def gpu(index: int, now: float, readings: dict[str, Reading[Any]], *processes: GpuProcess, **more: Any) -> Gpu:
     uuid = f"GPU-{index:08x}-5f1e-4c2d-9a7b-0123456789ab"
-    return Gpu(index, uuid, "ok", 0.01, now, readings, known_reading(processes, now), **more)
+    state = {"index": index, "uuid": uuid, "state": "ok", "age": 0.01, "time": now}
+    return Gpu(**(state | readings | {"processes": known_reading(processes, now)} | more))
 
 
 def wave(now: float, index: int, low: float, high: float) -> float:
@@ -109,28 +124,34 @@ def snapshot(second: int) -> Snapshot:
         name: reading if name in STATIC_READINGS else reading.without_value("lost")
         for name, reading in values(6, now, 0).items()
     }
-    gpus.append(Gpu(6, gpus[5].uuid.replace("5", "6", 1), "lost", 0.01, now, lost, Reading(None, now, "lost")))  # type: ignore[union-attr]
+    gpus.append(gpu(6, now, lost, state="lost", processes=Reading(None, now, "lost")))
     parts = tuple(
         MigInstance(
-            f"MIG-{instance:08x}-77aa-4c2d-9a7b-0123456789ab",
-            instance,
-            0,
-            known_reading(f"{NAME} MIG 3g.40gb", now),
-            known_reading(int(used * GIB), now),
-            known_reading(int(39.5 * GIB), now),
+            uuid=f"MIG-{instance:08x}-77aa-4c2d-9a7b-0123456789ab",
+            gpu_instance=instance,
+            compute_instance=0,
+            name=known_reading(f"{NAME} MIG 3g.40gb", now),
+            memory_used=known_reading(int(used * GIB), now, "B"),
+            memory_total=known_reading(int(39.5 * GIB), now, "B"),
         )
         for instance, used in ((1, 11.0), (2, 0.1))
     )
     divided = values(7, now, 0, mig="on", memory_busy=None, memory_used=int(11.1 * GIB))
-    divided |= dict.fromkeys(("busy", "sm_active", "tensor_active", "dram_active"), Reading(None, now, "not supported"))
+    divided |= dict.fromkeys(
+        ("busy", "sm_active", "tensor_active", "dram_active"), Reading(None, now, "not supported", "%")
+    )
     notebook = process(now, 5120, "carol", "jupyter-lab", 11, instance=1, cpu=3.0)
     gpus.append(gpu(7, now, divided, notebook, instances=parts))
-    source = SnapshotSource("recording", made_up=True)
     return Snapshot(
-        now, "made-up-host", known_reading("580.95.05", now), known_reading("13.0", now), tuple(gpus), None, source
+        time=now,
+        host="made-up-host",
+        source=SnapshotSource(kind="recording", made_up=True),
+        driver=known_reading("580.95.05", now),
+        cuda=known_reading("13.0", now),
+        gpus=tuple(gpus),
     )
 
 
 if __name__ == "__main__":
-    lines = [snapshot(second).to_line() for second in range(SECONDS)]
-    Path(__file__).with_name("eight-gpus.jsonl").write_text("\n".join(lines) + "\n")
+    lines = [encode(snapshot(second)) + b"\n" for second in range(SECONDS)]
+    Path(__file__).with_name("eight-gpus.jsonl").write_bytes(b"".join(lines))

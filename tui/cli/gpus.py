@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -13,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import typer
 
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import MIN_PERIOD_SECONDS, SamplerOptions, Snapshot
+from engine.utils.codec import encode, encode_indented
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user
 
@@ -52,7 +52,9 @@ def show_gpus(options: GpusOptions) -> None:
     """Print snapshots until the requested number, Ctrl-C or `q`. Raises UsageError."""
     # CPU usage of a process is a difference between two samples, so the first sample has none.
     quick = options.sample_count == 1 and options.processes
-    monitor = open_monitor(SamplerOptions(MIN_PERIOD_SECONDS if quick else options.interval_s, links=options.links))
+    monitor = open_monitor(
+        SamplerOptions(period=MIN_PERIOD_SECONDS if quick else options.interval_s, links=options.links)
+    )
     try:
         with _open_recording(options.record) as record:
             if quick:
@@ -67,7 +69,7 @@ def show_gpus(options: GpusOptions) -> None:
         monitor.close()
 
 
-def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: IO[str] | None) -> None:
+def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: BinaryIO | None) -> None:
     output = _SnapshotPrinter(options)
     reported_error: str | None = None
     remaining = options.sample_count
@@ -83,7 +85,7 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: IO[str] | N
                 typer.echo(str(no_driver_problem(snapshot)), err=True)
             reported_error = snapshot.error
             if record is not None:
-                record.write(snapshot.to_line() + "\n")
+                record.write(encode(snapshot) + b"\n")
                 record.flush()
             output.show(snapshot)
             remaining = None if remaining is None else remaining - 1
@@ -141,7 +143,7 @@ class _SnapshotPrinter:
             return
         if self._options.json:
             single = self._options.sample_count == 1
-            print(json.dumps(snapshot.to_dict(), indent=2) if single else snapshot.to_line(), flush=True)
+            typer.echo(encode_indented(snapshot) if single else encode(snapshot))
             return
         lines = _snapshot_lines(snapshot, self._options, self._console.width, instances=True)
         if self._live is not None and len(lines) > self._console.height:
@@ -168,13 +170,13 @@ def _snapshot_lines(snapshot: Snapshot, options: GpusOptions, width: int, *, ins
 
 
 @contextmanager
-def _open_recording(path: str | None) -> Iterator[IO[str] | None]:
+def _open_recording(path: str | None) -> Iterator[BinaryIO | None]:
     """Create the recording file. Raises UsageError if it exists or cannot be written."""
     if path is None:
         yield None
         return
     try:
-        with Path(expand_user(path)).open("x", encoding="utf-8") as file:
+        with Path(expand_user(path)).open("xb") as file:
             yield file
     except FileExistsError as error:
         raise UsageError.one("--record", f"{path} exists; use another file or remove it", code="name-in-use") from error

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from engine.gpus.recording import RecordingMonitor
@@ -133,20 +132,20 @@ class DemoServer:
         """Return a monitor that replays the recorded GPUs in a loop."""
         path = self._folder / "gpus.jsonl"
         path.write_text(recorded("gpus.jsonl"))
-        return RecordingMonitor(path, SamplerOptions(interval_s).stale_after_s)
+        return RecordingMonitor(path, SamplerOptions(period=interval_s).stale_after_s)
 
     def past_gpus(self) -> Iterator[Snapshot]:
         """Yield snapshots of the time before the demo opened: the recording, repeated.
 
         The last GPU, which does not answer in the recording, did what the one before it did.
         """
-        recording, now = [Snapshot.from_line(line) for line in recorded("gpus.jsonl").splitlines()], time.time()
+        recording, now = [decode(line, Snapshot) for line in recorded("gpus.jsonl").splitlines()], time.time()
         for seconds in range(GPU_PAST_SECONDS, 0, -GPU_PAST_INTERVAL_SECONDS):
             snapshot = recording[-seconds % len(recording)]
             *others, neighbor, silent = snapshot.gpus
             if seconds >= silent.age:
-                silent = replace(neighbor, index=silent.index, uuid=silent.uuid, time=now - seconds)
-            yield replace(snapshot, time=now - seconds, gpus=(*others, neighbor, silent))
+                silent = codec.replace(neighbor, index=silent.index, uuid=silent.uuid, time=now - seconds)
+            yield codec.replace(snapshot, time=now - seconds, gpus=(*others, neighbor, silent))
 
     def _continue_live_run(self) -> None:
         """Append events when they are due; answer checkpoint, pause, continue and stop requests."""

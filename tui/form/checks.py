@@ -18,6 +18,7 @@ from engine.gpus.snapshot import Snapshot
 from engine.launch.batch_size import with_batch_size
 from engine.launch.preflight_process import scan_key
 from engine.optim.user_schedule import SampledSchedule
+from engine.utils.codec import encode
 from engine.utils.errors import Problem, problems_from_json, problems_to_json
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 
@@ -107,7 +108,7 @@ class FormChecker:
             "problems": problems_to_json(problems),
             "typed": list(typed),
             "warnings": problems_to_json(warnings),
-            "snapshot": None if snapshot is None else snapshot.to_line(),
+            "snapshot": None if snapshot is None else encode(snapshot).decode(),
         }
         answer = self._ask("preflight", canceled, request)
         if answer is None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from rich.text import Text
@@ -14,6 +13,7 @@ from textual.app import ComposeResult
 from textual.containers import Grid
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Missing, Snapshot
+from engine.utils.codec import replace
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.charts.history import SPANS, automatic_span, shown_seconds

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from engine.gpus.current_use import find_current_use, processes_on
-from engine.gpus.snapshot import INSTANCE_READINGS, Gpu, GpuProcess, MigInstance, Missing, Reading, Snapshot
+from engine.gpus.snapshot import INSTANCE_READINGS, UNITS, Gpu, GpuProcess, MigInstance, Missing, Reading, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
+from engine.utils.codec import replace
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from tui.palette import BAD, GOOD, MUTED, NOTICE, STRONG, WARNING
@@ -193,10 +194,10 @@ def _instance_cells(gpu: Gpu, instance: MigInstance, columns: Sequence[Column]) 
         processes = replace(processes, value=tuple(processes_on(gpu, instance)))
     view = replace(
         gpu,
-        readings=dict.fromkeys(gpu.readings, unknown) | known,
         processes=processes,
         instances=(),
         runs=(),
+        **(dict.fromkeys(UNITS, unknown) | known),
     )
     return [Cell(f"{gpu.index}:{instance.gpu_instance}"), *(column.make_cell(view) for column in columns[1:])]
 

@@ -29,6 +29,7 @@ from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.selection import CudaDevice, select
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.launch.preflight import RunRequest, run_preflight
+from engine.utils.codec import decode
 from engine.utils.errors import Problem
 from engine.utils.trust import name_of_user
 from support.gpu.fake_gpu_host import (
@@ -59,14 +60,14 @@ def config(*overrides: str) -> Config:
 
 
 def recorded() -> Snapshot:
-    return Snapshot.from_line(RECORDING.read_text().splitlines()[0])
+    return decode(RECORDING.read_text().splitlines()[0], Snapshot)
 
 
 def idle() -> Gpu:
     """Return the first recorded GPU, without processes."""
     gpu = recorded().gpus[0]
-    nothing = {"throttle": replace(gpu["throttle"], value=[]), "memory_used": replace(gpu["memory_used"], value=0)}
-    return replace(gpu, readings=dict(gpu.readings) | nothing, processes=replace(gpu.processes, value=()), runs=())
+    nothing = {"throttle": replace(gpu["throttle"], value=()), "memory_used": replace(gpu["memory_used"], value=0)}
+    return replace(gpu, processes=replace(gpu.processes, value=()), runs=(), **nothing)
 
 
 def held_by(uid: int, uuid: str | None) -> ReservationInfo:

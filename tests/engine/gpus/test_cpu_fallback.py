@@ -17,6 +17,7 @@ from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.runs.events import WarningEvent
 from engine.runs.history import RunSummary, history_from_events
+from engine.utils.codec import decode
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem
@@ -26,7 +27,7 @@ from support.runs.factories import make_gpu_run_started
 from tui.form.checks import FormCheckResult
 from tui.form.plan import plan_text
 
-EIGHT_GPUS = Snapshot.from_line((ROOT / "tests" / "recordings" / "eight-gpus.jsonl").read_text().splitlines()[0])
+EIGHT_GPUS = decode((ROOT / "tests" / "recordings" / "eight-gpus.jsonl").read_text().splitlines()[0], Snapshot)
 NO_GPUS = replace(EIGHT_GPUS, gpus=())
 BROKEN = replace(NO_GPUS, error="driver/library version mismatch")
 RESERVED = CudaDevice(0, "GPU-1", "H100", 0, unavailable=Unavailable(Obstacle.RESERVED, "reserved by run a (user b)"))

@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 from engine.gpus.monitor import DriverMonitor
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import SamplerOptions
+from engine.utils.codec import encode
 from support.gpu.fake_gpu_host import (
     COMPILER,
     NO_COMPILER,
@@ -278,7 +279,7 @@ class Watch:
         self._environment = pytest.MonkeyPatch()
         for name, value in environment.items():
             self._environment.setenv(name, value)
-        self._monitor = DriverMonitor(SamplerOptions(0.25))
+        self._monitor = DriverMonitor(SamplerOptions(period=0.25))
         self.snapshot: dict[str, Any] = {}
 
     def until(self, predicate: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
@@ -286,7 +287,7 @@ class Watch:
         while True:
             snapshot = self._monitor.read(1.0)
             if snapshot is not None:
-                self.snapshot = json.loads(snapshot.to_line())
+                self.snapshot = json.loads(encode(snapshot))
                 gpus: list[dict[str, Any]] = self.snapshot["gpus"]
                 if predicate(gpus):
                     return gpus

@@ -13,6 +13,7 @@ from engine.gpus import nvml, sampler
 from engine.gpus.nvml_rates import NvlinkReader
 from engine.gpus.sampler import GpuThread, SamplerState
 from engine.gpus.snapshot import Gpu, SamplerOptions, Snapshot
+from engine.utils.codec import decode
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 
 RECORDING = Path(__file__).parents[2] / "recordings" / "eight-gpus.jsonl"
@@ -77,6 +78,6 @@ def test_snapshot_of_earlier_recording_has_unknown_links() -> None:
     for gpu in snapshot["gpus"]:
         for name in (*THROUGHPUT, "nvlinks", "max_pcie_width"):
             del gpu[name]
-    gpu = Snapshot.from_dict(snapshot).gpus[0]
+    gpu = decode(json.dumps(snapshot), Snapshot).gpus[0]
     assert {gpu[name].reason for name in THROUGHPUT} == {"not in this recording"}
     assert gpu.value("busy") is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import cuda_devices
 from engine.gpus.snapshot import Missing, Snapshot
+from engine.utils.codec import decode, encode
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 
 INSTANCES = [
@@ -70,7 +71,7 @@ def test_mig_activity_is_unknown_without_the_function_of_the_driver(loaded_gpu_h
 
 def test_mig_readings_survive_json_and_end_when_stale(loaded_gpu_host: FakeGpuHost) -> None:
     loaded_gpu_host.set_scene(gpu_line(0, mig=1), INSTANCES, f"process 0 {UNKNOWN_PID} 90 compute 2 0")
-    snapshot = Snapshot.from_line(sample_gpus().to_line())
+    snapshot = decode(encode(sample_gpus()), Snapshot)
     [gpu] = snapshot.gpus
     assert [mig.sm_active.value for mig in gpu.instances] == [30, 80]
     assert [process.compute_instance for process in gpu.processes.value or ()] == [0]

@@ -43,7 +43,7 @@ def test_gpu_usage_poller_samples_only_gpus_of_run(loaded_gpu_host: FakeGpuHost)
     usage.close()
     assert [gpu.uuid for gpu in event.gpus] == [gpu_uuid(2), gpu_uuid(5)]
     assert [gpu.busy for gpu in event.gpus] == [92, 95]
-    assert event.gpus[0].throttle == ["idle", "power cap"]
+    assert [*event.gpus[0].throttle] == ["idle", "power cap"]
     assert event.gpus[0].memory_used == 61000 << 20
 
 
@@ -72,7 +72,7 @@ def test_gpu_usage_poller_samples_mig_instance_of_run_and_not_its_gpu(loaded_gpu
     usage.close()
     assert (sample.uuid, sample.memory_used, sample.sm_active, sample.tensor_active) == ("MIG-2", 2000 << 20, 20, 2)
     assert (sample.busy, sample.power) == (None, None)
-    assert (sample.temperature, sample.throttle) == (71, ["power cap"])
+    assert (sample.temperature, [*sample.throttle]) == (71, ["power cap"])
 
 
 def test_gpu_usage_poller_waits_for_mig_instance_that_is_unknown_for_a_moment(

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from engine.gpus.snapshot import Snapshot
+from engine.gpus.snapshot import Reading, Snapshot
 from engine.queue.listing import interrupted_rows
+from engine.utils.codec import decode, replace
 from support.gputrain_command import ROOT, wait_for
 from support.runs.queue_users import QueuedUserRun, SharedHost, double_bookings, in_child, overtakings
 
@@ -44,11 +45,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedHost]:
 def four_gpus() -> Snapshot:
     """Four free GPUs of the recorded host."""
     with (ROOT / "tests/recordings/eight-gpus.jsonl").open() as recording:
-        values = json.loads(recording.readline())
-    gpus = values["gpus"][:4]
-    for gpu in gpus:
-        gpu["processes"]["value"], gpu["memory_used"]["value"] = [], 0
-    return Snapshot.from_line(json.dumps(values | {"gpus": gpus}))
+        snapshot = decode(recording.readline(), Snapshot)
+    nothing = {"processes": Reading((), snapshot.time), "memory_used": Reading(0, snapshot.time)}
+    return replace(snapshot, gpus=tuple(replace(gpu, **nothing) for gpu in snapshot.gpus[:4]))
 
 
 def wait_for_all(host: SharedHost, runs: list[QueuedUserRun], seconds: float) -> None:

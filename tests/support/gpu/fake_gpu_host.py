@@ -109,7 +109,7 @@ def sample_gpus() -> Snapshot:
     for thread in threads:
         thread.join()
     pynvml.nvmlShutdown()
-    return Snapshot(time.time(), "h", versions.version, versions.cuda, tuple(gpus))
+    return Snapshot(time=time.time(), host="h", driver=versions.version, cuda=versions.cuda, gpus=tuple(gpus))
 
 
 def parse_gpus_json(output: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -16,10 +15,11 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from engine.gpus.recording import shift_times
-from engine.gpus.snapshot import Reading, Snapshot
+from engine.gpus.snapshot import UNITS, Reading, Snapshot
 from engine.runs.events import Event, GpuEvent, RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
+from engine.utils.codec import decode
 from support.replace import replace
 from tui.app import GputrainApp
 from tui.charts.gpu_loads import GpuLoads
@@ -105,14 +105,16 @@ def past_snapshots(latest: Snapshot) -> Iterator[Snapshot]:
             if seconds > gpu.age:
                 answered = latest.time - seconds
                 past = replace(gpu, state="ok", age=0.0, time=answered, processes=source.processes)
-                gpus.append(replace(past, readings={**source.readings, **changed}))
+                gpus.append(replace(past, **({name: source[name] for name in UNITS} | changed)))
         yield replace(latest, time=latest.time - seconds, gpus=tuple(gpus))
     yield latest
 
 
 def no_gpu_feed() -> FrozenGpuFeed:
     unknown: Reading[str] = Reading(None, FROZEN_NOW, NO_GPU_REASON)
-    return FrozenGpuFeed(Snapshot(FROZEN_NOW, "a-host", unknown, unknown, (), NO_GPU_REASON))
+    return FrozenGpuFeed(
+        Snapshot(time=FROZEN_NOW, host="a-host", driver=unknown, cuda=unknown, error=NO_GPU_REASON, gpus=())
+    )
 
 
 def demo_runs(root: Path) -> list[Ownership]:
@@ -183,14 +185,13 @@ def gpu_uuid(index: int) -> str:
 
 def demo_snapshot(time: float) -> Snapshot:
     """First snapshot of the demo recording, shifted to `time` (Unix seconds)."""
-    values = json.loads(recorded("gpus.jsonl").partition("\n")[0])
-    return Snapshot.from_dict(shift_times(values, time - values["time"]))
+    snapshot = decode(recorded("gpus.jsonl").partition("\n")[0], Snapshot)
+    return shift_times(snapshot, time - snapshot.time)
 
 
 def with_first_gpu_idle(snapshot: Snapshot) -> Snapshot:
     first, *others = snapshot.gpus
-    readings = {**first.readings, "busy": replace(first["busy"], value=0)}
-    return replace(snapshot, gpus=(replace(first, readings=readings), *others))
+    return replace(snapshot, gpus=(replace(first, busy=replace(first.busy, value=0)), *others))
 
 
 def demo_app(

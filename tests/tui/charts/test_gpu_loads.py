@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.gpus.snapshot import Snapshot
+from engine.utils.codec import decode
 from support.replace import replace
 from tui.charts.gpu_loads import LOAD_METRICS, GpuLoads
 
@@ -15,7 +16,7 @@ RECORDING = Path(__file__).parents[2] / "recordings" / "eight-gpus.jsonl"
 
 @pytest.fixture
 def snapshot() -> Snapshot:
-    return Snapshot.from_line(RECORDING.read_text().splitlines()[0])
+    return decode(RECORDING.read_text().splitlines()[0], Snapshot)
 
 
 def test_loads_record_shares_of_memory_and_power(snapshot: Snapshot) -> None:

@@ -12,7 +12,7 @@ import time
 import pytest
 from rich.cells import cell_len
 
-from engine.gpus.readings import UNITS
+from engine.gpus.snapshot import UNITS
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, eight_gpu_lines, gpu_line, parse_gpus_json
 from support.gputrain_command import GPUTRAIN, ROOT, Gputrain
 from support.messages import says
@@ -136,7 +136,7 @@ def test_run_rejects_recorded_gpus(gputrain: Gputrain) -> None:
     [
         ("record:x", "invalid-value", "GPUTRAIN_NVML", "'record:x'"),
         ("replay:none", "not-readable", "none", "No such file"),
-        ("replay:text", "wrong-format", "text", " 1: "),
+        ("replay:text", "wrong-format", "text", " 1 "),
         ("replay:empty", "wrong-format", "empty", ""),
     ],
 )

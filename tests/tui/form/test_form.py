@@ -20,14 +20,14 @@ from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
 from engine.config.section import Section
 from engine.gpus.current_use import find_current_use
-from engine.gpus.snapshot import Snapshot
+from engine.gpus.snapshot import Reading, Snapshot
 from engine.launch.preflight import RunRequest
 from engine.optim.lr_schedule import lr_factor
 from engine.utils.errors import Problem, UsageError
 from support.gputrain_command import Gputrain, wait_for
 from support.messages import has_problem, raises_problem
 from support.replace import replace
-from support.screen.demo_app import demo_snapshot
+from support.screen.demo_app import FROZEN_NOW, demo_snapshot
 from tui.cli.main import app
 from tui.flags import run_arguments
 from tui.form.checks import FormChecker
@@ -270,7 +270,7 @@ def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
     checked = checker.check(checker.begin(config), config, None)
     assert checked is not None and checked.sampler is not None
     assert (checked.total_ranks, checked.sampler.steps_per_epoch, checked.sampler.train_images) == (2, 22, 1438)
-    assert check(checker, demo_snapshot(0.0), device__gpus="2,3") == (2, [])
+    assert check(checker, demo_snapshot(FROZEN_NOW), device__gpus="2,3") == (2, [])
     config = Form("digits", {"device.gpus": "cpu", "precision.amp": "O2"}).config()
     warned = checker.check(checker.begin(config), config, None)
     assert warned is not None and has_problem([*warned.warnings], "slow-precision", "precision.amp", "O2")
@@ -281,10 +281,9 @@ def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
 
 def test_plan_says_in_one_line_what_gpus_compute_in(checker: FormChecker) -> None:
     config = Form("digits", {"device.gpus": "2,3", "precision.amp": "auto"}).config()
-    values = demo_snapshot(0.0).to_dict()
-    for gpu in values["gpus"]:
-        gpu["compute_capability"] = {"value": "9.0", "unit": "", "time": gpu["time"]}
-    checked = checker.check(checker.begin(config), config, Snapshot.from_dict(values))
+    snapshot = demo_snapshot(FROZEN_NOW)
+    gpus = tuple(replace(gpu, compute_capability=Reading("9.0", 0.0)) for gpu in snapshot.gpus)
+    checked = checker.check(checker.begin(config), config, replace(snapshot, gpus=gpus))
     assert "Precision: bf16 AMP (auto), TF32" in plan_text(config, [], checked).plain.splitlines()
 
 
@@ -300,7 +299,7 @@ def test_checker_warns_of_keys_without_effect(checker: FormChecker) -> None:
 
 
 def test_checker_reports_missing_host_resources(checker: FormChecker) -> None:
-    snapshot = demo_snapshot(0.0)
+    snapshot = demo_snapshot(FROZEN_NOW)
     assert has_problem(check(checker, snapshot, device__gpus="9")[1][:1], "gpu-not-found", "device.gpus", "'9'")
     assert has_problem(check(checker, model__name="cnnn")[1][:1], "unknown-value", "model.name", "did you mean cnn?")
     assert has_problem(check(checker, data__batch_size="2000")[1][:1], "too-large", "data.batch_size", "4000")
@@ -384,8 +383,8 @@ def test_checker_gives_up_hanging_transform_for_other_transform(
 @pytest.mark.usefixtures("preflight_in_process")
 def test_checker_knows_no_devices_before_first_snapshot_or_while_run_waits(checker: FormChecker) -> None:
     needs_gpus = {"model__sync_bn": "true", "model__name": "resnet18", "device__backend": "nccl"}
-    pending = replace(demo_snapshot(0.0), gpus=(), error="no answer yet", pending=True)
-    busy = demo_snapshot(0.0)
+    pending = replace(demo_snapshot(FROZEN_NOW), gpus=(), error="no answer yet", pending=True)
+    busy = demo_snapshot(FROZEN_NOW)
     busy = replace(busy, gpus=tuple(gpu for gpu in busy.gpus if find_current_use(gpu) is not None))
     assert check(checker, device__gpus="auto", **needs_gpus)[1] == []
     assert check(checker, pending, device__gpus="auto", **needs_gpus)[1] == []

@@ -13,6 +13,7 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.gpus.snapshot import GpuProcess, Reading, Snapshot
+from engine.utils.codec import decode
 from support.gputrain_command import ROOT
 from support.messages import says
 from support.replace import replace
@@ -46,7 +47,14 @@ def process_of(pid: int, number: int = 0) -> GpuProcess:
 
     # The more memory, the higher in the list.
     return GpuProcess(
-        pid, "compute", None, known("me"), known(f"sleep {number}"), known((100 - number) << 20), known(1.0), known(1)
+        pid=pid,
+        kind="compute",
+        instance=None,
+        user=known("me"),
+        command=known(f"sleep {number}"),
+        gpu_memory=known((100 - number) << 20),
+        cpu=known(1.0),
+        memory=known(1),
     )
 
 
@@ -58,7 +66,7 @@ def snapshot_with(*processes: GpuProcess) -> Snapshot:
 
 
 def recorded_snapshot() -> Snapshot:
-    return Snapshot.from_line(RECORDING.read_text().splitlines()[-1])
+    return decode(RECORDING.read_text().splitlines()[-1], Snapshot)
 
 
 def title(pilot: Pilot[None]) -> str:

@@ -350,7 +350,7 @@ def test_monitor_names_each_gpu_of_mixed_models(demo_runs_folder: Path) -> None:
     def renamed(snapshot: Snapshot) -> Snapshot:
         last = snapshot.gpus[6]
         name = replace(last["name"], value="NVIDIA GeForce RTX 4090")
-        gpus = (*snapshot.gpus[:6], replace(last, readings={**last.readings, "name": name}), snapshot.gpus[7])
+        gpus = (*snapshot.gpus[:6], replace(last, name=name), snapshot.gpus[7])
         return replace(snapshot, gpus=gpus)
 
     async def act(pilot: Pilot[None]) -> None:

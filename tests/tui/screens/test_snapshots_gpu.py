@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.gpus.snapshot import Snapshot
+from engine.utils.codec import decode
 from support.gputrain_command import ROOT
 from support.screen.demo_app import FrozenGpuFeed, demo_app, demo_runs
 from support.screen.screen_snapshots import Compare, matches_snapshot
@@ -24,5 +25,5 @@ def test_gpu(snap_compare: Compare) -> None:
 
 def test_gpu_with_instances(snap_compare: Compare) -> None:
     demo_runs(Path("runs"))[0].release()
-    snapshot = Snapshot.from_line(RECORDING.read_text().splitlines()[0])
+    snapshot = decode(RECORDING.read_text().splitlines()[0], Snapshot)
     assert matches_snapshot(snap_compare, demo_app(Path("runs"), FrozenGpuFeed(snapshot)), "enter left")

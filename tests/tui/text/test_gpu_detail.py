@@ -6,6 +6,7 @@ import pytest
 
 from engine.gpus.nvml import THROTTLE_REASONS
 from engine.gpus.snapshot import Gpu, Reading, Snapshot
+from engine.utils.codec import decode
 from support.gputrain_command import ROOT
 from support.replace import replace
 from tui.text.gpu_detail import THROTTLE_MEANINGS, Plot, fact_lines, format_rate, throttle_lines
@@ -14,8 +15,8 @@ RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
 
 
 def gpu_with(**readings: Reading[object]) -> Gpu:
-    gpu = Snapshot.from_line(RECORDING.read_text().splitlines()[0]).gpus[0]
-    return replace(gpu, readings={**gpu.readings, **readings})
+    gpu = decode(RECORDING.read_text().splitlines()[0], Snapshot).gpus[0]
+    return replace(gpu, **readings)
 
 
 def text_of(gpu: Gpu, width: int) -> str:
@@ -27,7 +28,7 @@ def test_every_throttle_reason_has_a_meaning() -> None:
 
 
 def test_throttle_lines_explain_each_reason() -> None:
-    gpu = gpu_with(throttle=Reading(["power cap", "unknown (0x8000)"], 0.0))
+    gpu = gpu_with(throttle=Reading(("power cap", "unknown (0x8000)"), 0.0))
     assert [line.plain for line in throttle_lines(gpu)] == [
         "throttling  power cap: the power draw is at its limit, which lowers the clocks",
         "throttling  unknown (0x8000)",

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.gpus.snapshot import Snapshot
+from engine.utils.codec import decode
 from tui.text.gpu_names import gpu_name
 
 RECORDING = Path(__file__).parents[2] / "recordings" / "eight-gpus.jsonl"
@@ -12,7 +13,7 @@ RECORDING = Path(__file__).parents[2] / "recordings" / "eight-gpus.jsonl"
 
 @pytest.fixture
 def snapshot() -> Snapshot:
-    return Snapshot.from_line(RECORDING.read_text().splitlines()[0])
+    return decode(RECORDING.read_text().splitlines()[0], Snapshot)
 
 
 def test_gpu_name_is_index_on_this_host(snapshot: Snapshot) -> None:

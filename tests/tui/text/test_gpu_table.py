@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.gpus.snapshot import Gpu, Reading, Snapshot
+from engine.utils.codec import decode
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot, past_snapshots
@@ -18,11 +19,11 @@ RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
 
 
 def recorded() -> Snapshot:
-    return Snapshot.from_line(RECORDING.read_text().splitlines()[0])
+    return decode(RECORDING.read_text().splitlines()[0], Snapshot)
 
 
 def with_readings(gpu: Gpu, **values: Any) -> Gpu:
-    return replace(gpu, readings={**gpu.readings, **{key: Reading(value, FROZEN_NOW) for key, value in values.items()}})
+    return replace(gpu, **{key: Reading(value, FROZEN_NOW) for key, value in values.items()})
 
 
 def table(snapshot: Snapshot, width: int, lines: int) -> list[list[str]]:

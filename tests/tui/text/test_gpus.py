@@ -16,7 +16,9 @@ def test_no_driver_problem_names_gpus_of_torch_only_if_possible(
 ) -> None:
     monkeypatch.setattr("tui.text.gpus.torch_may_see_gpus", lambda: other_driver)
     unknown: Reading[str] = Reading(None, 0.0, "no driver")
-    problem = no_driver_problem(Snapshot(0.0, "host", unknown, unknown, (), "no driver"))
+    problem = no_driver_problem(
+        Snapshot(time=0.0, host="host", driver=unknown, cuda=unknown, error="no driver", gpus=())
+    )
     assert has_problem([problem], "driver-unavailable", "", "host", "(no driver)")
     assert ("GPUs" in problem.message) is other_driver
     assert problem.message.endswith((" core.", " cores."))
