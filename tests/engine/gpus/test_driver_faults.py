@@ -240,9 +240,11 @@ def test_gpus_watch_follows_added_and_removed_gpus(gputrain: Gputrain, gpu_host:
         assert remaining["index"] == 0
 
 
-def test_gpu_utilization_above_100_percent_is_rejected(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0, busy=137), gpu_line(1, busy=60))
+def test_implausible_values_are_rejected(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
+    gpu_host.set_scene(gpu_line(0, busy=137, corrected=1 << 60), gpu_line(1, busy=60))
     gpus = gpus_json(gputrain, gpu_host)
+    errors = gpus[0]["ecc_corrected"]
+    assert (errors["value"], errors["reason"]) == (None, f"implausible value from the driver: {1 << 60}")
     assert gpus[0]["busy"] == {**gpus[0]["busy"], "value": None, "reason": "implausible value from the driver: 137 %"}
     assert_healthy(gpus[1], 60)
 

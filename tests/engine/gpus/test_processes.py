@@ -1,0 +1,18 @@
+"""Processes on a GPU as the host describes them."""
+
+from __future__ import annotations
+
+import subprocess
+
+from engine.gpus.nvml_processes import NvmlProcess
+from engine.gpus.processes import ProcessTable
+from engine.gpus.snapshot import GpuProcess, Reading
+from engine.utils.codec import decode, encode
+
+
+def test_process_table_escapes_command_that_is_no_utf8() -> None:
+    with subprocess.Popen(["cat", "-", b"\xff"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        listed = NvmlProcess(process.pid, "compute", None, None, Reading(1 << 20, 1.0, unit="B"))
+        [described] = ProcessTable().describe([listed], [])
+    assert described.command.value == "cat - \\udcff"
+    assert decode(encode(described), GpuProcess) == described
