@@ -16,6 +16,7 @@ from engine.gpus.nvml_processes import NvmlProcess
 from engine.gpus.reservation_reader import ReservationInfo, ReservedRank
 from engine.gpus.snapshot import GpuProcess, Missing, Reading, current_time
 from engine.utils.codec import replace
+from engine.utils.text import as_utf8
 
 UNKNOWN_PID_REASON = "no such process here; it may be in another container"
 MAX_COMMAND_CHARS = 400
@@ -124,9 +125,7 @@ class ProcessTable:
 
 def _command(process: psutil.Process) -> str:
     # Kernel threads and zombies have an empty command line.
-    command = (" ".join(process.cmdline()) or process.name())[:MAX_COMMAND_CHARS]
-    # An argument may be no UTF-8.
-    return command.encode(errors="backslashreplace").decode()
+    return as_utf8((" ".join(process.cmdline()) or process.name())[:MAX_COMMAND_CHARS])
 
 
 def _read_if_permitted(call: Any, unit: str = "") -> Reading[Any]:

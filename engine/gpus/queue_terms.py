@@ -7,33 +7,40 @@ The supervisor of a run chooses its terms (`engine.queue`), `reservation` publis
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from engine.utils.codec import UNSET, Meta, Record, UnsetType
 
 if TYPE_CHECKING:
     from engine.gpus.reservation_reader import ReservationInfo
 
+MAX_STRING_CHARS = 1024
+MAX_PATH_CHARS = 4096  # PATH_MAX of Linux
+MAX_DEVICES = 1024
+MAX_PRIORITY = 1 << 20
+MAX_TIME = 1e11  # in Unix seconds
+
+Text = Annotated[str, Meta(max_length=MAX_STRING_CHARS)]
+QueuePosition = Annotated[float, Meta(ge=-MAX_TIME, le=MAX_TIME)]
+"""A Unix time, or an order that is comparable with one."""
 # What a run waits for before it waits for GPUs.
 Blocked = Literal["", "held", "dependency"]
 
 
-@dataclass(frozen=True)
-class QueueTerms:
+class QueueTerms(Record, frozen=True, kw_only=True):
     """How a run waits. Among the runs of one user, the highest `priority` is first, then the lowest `position`.
 
-    `position` is the Unix time at which the run was submitted, unless the user has moved it. A `blocked` run claims no
-    devices. Up to `share` runs may use one device if all of them allow it. `folder` is the run folder.
+    `position` is the Unix time at which the run was submitted, unless the user has moved it; an unknown one is that of
+    arrival. A run that is `blocked` for a reason of `Blocked` claims no devices. Up to `share` runs may use one device
+    if all of them allow it. `folder` is the run folder.
     """
 
-    priority: int = 0
-    position: float | None = None
-    blocked: Blocked = ""
-    share: int = 1
-    folder: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of the reservation file. An unknown position is that of arrival."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    position: QueuePosition | UnsetType = UNSET
+    blocked: Text = ""
+    share: Annotated[int, Meta(ge=1, le=MAX_DEVICES)] = 1
+    folder: Annotated[str, Meta(max_length=MAX_PATH_CHARS)] = ""
 
 
 @dataclass(frozen=True)

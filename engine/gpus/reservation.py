@@ -15,30 +15,28 @@ same GPU at the same time: `allocation` reads the reservations again after it ha
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.gpus.queue_terms import QueueTerms
+from engine.gpus.queue_terms import MAX_PATH_CHARS, MAX_STRING_CHARS, QueueTerms
 from engine.gpus.reservation_reader import (
-    MAX_STRING_CHARS,
+    ReservationEntry,
     ReservedRank,
     remove_entry,
     reservations_root,
     take_write_lock,
 )
+from engine.utils.codec import asdict, encode, replace
 from engine.utils.errors import UsageError
 from engine.utils.files import open_regular_file, replace_file
-from engine.utils.process import user_name
+from engine.utils.text import as_utf8
 
-RESERVATION_FORMAT = 1
 LOCK_TIMEOUT_SECONDS = 5.0  # a run holds the lock for milliseconds
 # By default systemd-tmpfiles deletes files from /tmp that have not been touched for 10 days.
 TOUCH_INTERVAL_SECONDS = 3600.0
@@ -50,25 +48,24 @@ class Reservation:
     def __init__(self) -> None:
         self._lock_path: Path | None = None
         self._lock_fd = -1
-        self._values: dict[str, Any] = {}
-        self._terms: dict[str, Any] = QueueTerms().to_dict()
+        self._entry: ReservationEntry | None = None
+        self._terms: dict[str, Any] = asdict(QueueTerms())
+        """Fields of the entry that may be set before there is one."""
         self._touched_at = 0.0
 
     def set_terms(self, terms: QueueTerms, reason: str | None = None) -> None:
         """Publish the terms on which the run waits, and why it waits. Before `enqueue`, only keep them."""
-        values = self._terms | terms.to_dict()
+        values = self._terms | asdict(terms) | {"folder": as_utf8(terms.folder)[:MAX_PATH_CHARS]}
         if reason is not None:
-            values["reason"] = reason[:MAX_STRING_CHARS]
+            values["reason"] = as_utf8(reason)[:MAX_STRING_CHARS]
         if values != self._terms:
             self._terms = values
-            if self._lock_path is not None:
-                self._values |= values
-                self._write_best_effort()
+            self._publish(**values)
 
     def set_backfill_until(self, backfill_until: float) -> None:
         """Publish until when (Unix time) runs behind this one may use the devices that it claims."""
-        self._terms["backfill_until"] = self._values["backfill_until"] = backfill_until
-        self._write_best_effort()
+        self._terms["backfill_until"] = backfill_until
+        self._publish(backfill_until=backfill_until)
 
     @property
     def backfill_until(self) -> float:
@@ -78,7 +75,7 @@ class Reservation:
         """Leave the queue and join it again at its end. Raises UsageError if it cannot be written.
 
         The time of arrival is that of the lock file, so this needs a new one."""
-        old_path, old_fd, old_values = self._lock_path, self._lock_fd, self._values
+        old_path, old_fd, old_entry = self._lock_path, self._lock_fd, self._entry
         self._lock_path = None
         try:
             self._create(selection, visible, run)
@@ -86,7 +83,7 @@ class Reservation:
         except UsageError:
             # The new lock file, if it is only the entry that could not be written.
             self.release()
-            self._lock_path, self._lock_fd, self._values = old_path, old_fd, old_values
+            self._lock_path, self._lock_fd, self._entry = old_path, old_fd, old_entry
             raise
         if old_path is not None:
             remove_entry(old_path.parent, old_path.name)
@@ -98,11 +95,12 @@ class Reservation:
 
     def reserve(self, gpus: Sequence[str], selection: str, visible: Sequence[str], run: str) -> None:
         """Reserve devices by `reservation_id`. Raises UsageError if it cannot be written."""
-        if self._lock_path is None:
+        devices = tuple(gpus), tuple(visible)
+        if self._entry is None:
             self._create(selection, visible, run)
-        elif (self._values["gpus"], self._values["visible"]) == (list(gpus), list(visible)):
+        elif (self._entry.gpus, self._entry.visible) == devices:
             return
-        self._values |= {"gpus": list(gpus), "visible": list(visible)}
+        self._update(gpus=devices[0], visible=devices[1])
         self._write()
 
     def _create(self, selection: str, visible: Sequence[str], run: str) -> None:
@@ -120,19 +118,16 @@ class Reservation:
             os.close(self._lock_fd)
             raise _unusable(lock_path, error) from error
         self._lock_path = lock_path
-        self._values = {
-            "format": RESERVATION_FORMAT,
-            "run": run,
-            "user": user_name(),
-            "pid": os.getpid(),
-            "since": time.time(),
-            "wants": selection,
-            "visible": list(visible),
-            "gpus": [],
-            "ranks": [],
-            "write_lock": has_write_lock,
+        self._entry = ReservationEntry(
+            run=run,
+            since=time.time(),
+            selection=selection,
+            visible=tuple(visible),
+            gpus=(),
+            ranks=(),
+            write_lock=has_write_lock,
             **self._terms,
-        }
+        )
 
     def _create_lock(self) -> Path:
         """Create and open a lock file of a unique name. Raises OSError or UsageError."""
@@ -154,17 +149,16 @@ class Reservation:
 
     @property
     def since(self) -> float:
-        return float(self._values["since"])
+        """Unix time at which the run joined the queue, 0 before."""
+        return 0.0 if self._entry is None else self._entry.since
 
     def set_run_name(self, run: str) -> None:
         """Update the run name that other processes see."""
-        self._values["run"] = run
-        self._write_best_effort()
+        self._publish(run=run)
 
     def publish_ranks(self, ranks: Sequence[ReservedRank]) -> None:
         """Publish the PIDs and devices of the ranks, so that the sampler can attribute GPU processes to this run."""
-        self._values["ranks"] = [asdict(rank) for rank in ranks]
-        self._write_best_effort()
+        self._publish(ranks=tuple(ranks))
 
     def touch(self) -> None:
         """Update the modification times once per TOUCH_INTERVAL_SECONDS, so that /tmp cleaners keep the files."""
@@ -178,22 +172,27 @@ class Reservation:
         """Release the devices and remove all files. Idempotent."""
         if self._lock_path is None:
             return
-        lock, self._lock_path = self._lock_path, None
+        lock, self._lock_path, self._entry = self._lock_path, None, None
         remove_entry(lock.parent, lock.name)
         os.close(self._lock_fd)
 
-    def _write_best_effort(self) -> None:
-        """Write, ignoring errors: information for other users is not worth failing a run."""
+    def _update(self, **changes: Any) -> None:
+        if self._entry is not None:
+            self._entry = replace(self._entry, **changes)
+
+    def _publish(self, **changes: Any) -> None:
+        """Change the entry, ignoring errors: information for other users is not worth failing a run."""
+        self._update(**changes)
         with suppress(UsageError):
             self._write()
 
     def _write(self) -> None:
         """Write the JSON file atomically. Raises UsageError if it cannot be written."""
-        if self._lock_path is None:
+        if self._lock_path is None or self._entry is None:
             return
         path = self._lock_path.with_suffix(".json")
+        data = encode(self._entry)
         try:
-            data = json.dumps(self._values).encode()
             replace_file(path, lambda file: _write_world_readable(file, data))
         except OSError as error:
             raise _unusable(path, error) from error

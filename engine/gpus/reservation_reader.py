@@ -6,7 +6,8 @@ file claims about its user:
 - An entry is a regular file that belongs to the user in the name of its folder. So does the folder.
 - Its size, the number of entries of a user and the types of its values are limited.
 - A run is live if the process that created its lock file holds a write lock on it. Other users cannot: the file is
-  writable only by its owner. Entries of an earlier version hold only an flock, which any reader of the file can take.
+  writable only by its owner. Where there are no such locks, it holds only an flock, which any reader of the file can
+  take.
 - A run joined the queue when its lock file was created, or later.
 - The order in which a user wants their runs to start, and `blocked`, only permute or disable runs of that user.
 - A rank belongs to the run only if its process belongs to the same user.
@@ -29,71 +30,74 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from engine.gpus.queue_terms import MAX_DEVICES, MAX_TIME, QueuePosition, QueueTerms, Text
+from engine.utils.codec import FileRecord, Meta, Record, UnsetType, asdict, decode, replace
 from engine.utils.errors import Problem
-from engine.utils.files import open_regular_file, parse_json
+from engine.utils.files import open_regular_file
 from engine.utils.text import pluralize, printable
 from engine.utils.trust import describe_user, name_of_user
 
 MAX_ENTRY_BYTES = 1 << 16  # eight GPUs with seven MIG instances each need 16 KiB
 MAX_FILES_PER_FOLDER = 512  # two per run
 MAX_FOLDERS_PER_USER = 4
-MAX_DEVICES = 1024
 MAX_RANKS_PER_USER = 1024
-MAX_STRING_CHARS = 1024
-MAX_PATH_CHARS = 4096  # PATH_MAX of Linux
 MAX_SHOWN_CHARS = 100
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 MAX_RANK = 1 << 20
-MAX_TIME = 1e11  # in Unix seconds
-MAX_PRIORITY = 1 << 20
 UNPUBLISHED_SECONDS = 60.0
 FOLDER_NAME = re.compile(r"gputrain-([0-9]{1,10})(-.*)?", re.DOTALL)
 # struct flock of fcntl(2): l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi")
 
 
-@dataclass(frozen=True)
-class ReservedRank:
+Devices = Annotated[tuple[str, ...], Meta(max_length=MAX_DEVICES)]
+ArrivalTime = Annotated[float, Meta(ge=0, le=MAX_TIME)]
+
+
+class ReservedRank(Record, frozen=True):
     """A rank of a run: its PID, and the UUID of its CUDA device."""
 
-    run: str
-    rank: int
-    pid: int
-    uuid: str
+    run: Text
+    rank: Annotated[int, Meta(ge=0, le=MAX_RANK)]
+    pid: Annotated[int, Meta(ge=0, le=MAX_PID)]
+    uuid: Text
 
 
-@dataclass(frozen=True)
-class ReservationInfo:
-    """The reservation of a live run.
+class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
+    """The file of a reservation.
 
-    `uid` is the user who owns its files, `lock_name` the name of its lock file. `since` is the Unix time at which it
-    joined the queue, `selection` its `device.gpus`. `gpus` contains the `CudaDevice.reservation_id` of each of its
-    devices, and is empty while it waits. `visible` contains that of each device that is visible to it.
+    `since` is the Unix time at which the run joined the queue, `selection` its `device.gpus`. `gpus` contains the
+    `CudaDevice.reservation_id` of each of its devices, and is empty while it waits. `visible` contains that of each
+    device that is visible to it. `write_lock` says whether it holds the write lock on its lock file.
 
-    The other fields are those of `queue_terms.QueueTerms`. `reason` is why it waits, `backfill_until` the Unix time
-    until which runs behind it may use the devices that it claims. Entries of earlier versions have the defaults.
+    `reason` is why it waits, `backfill_until` the Unix time until which runs behind it may use the devices that it
+    claims.
     """
 
-    run: str
-    uid: int
+    run: Text
+    since: ArrivalTime
+    selection: Text
+    visible: Devices
+    gpus: Devices
+    ranks: Annotated[tuple[ReservedRank, ...], Meta(max_length=MAX_RANKS_PER_USER)]
+    write_lock: bool
+    backfill_until: QueuePosition = 0.0
+    reason: Text = ""
+
+
+class ReservationInfo(ReservationEntry, frozen=True, kw_only=True):
+    """The reservation of a live run: its file, as far as other users can trust it, and what the file system says.
+
+    `uid` is the user who owns its files, `lock_name` the name of its lock file.
+    """
+
+    uid: Annotated[int, Meta(ge=0, lt=1 << 32)]
     lock_name: str
-    since: float
-    selection: str
-    visible: tuple[str, ...]
-    gpus: tuple[str, ...]
-    ranks: tuple[ReservedRank, ...]
-    priority: int = 0
-    position: float = 0.0
-    blocked: str = ""
-    share: int = 1
-    backfill_until: float = 0.0
-    reason: str = ""
-    folder: str = ""
+    position: QueuePosition
 
     @property
     def user(self) -> str:
@@ -264,21 +268,31 @@ class _Reader:
             if status.st_uid != uid:
                 raise OSError(errno.EINVAL, f"belongs to {describe_user(status.st_uid)}")
             is_live = _is_locked(lock.fileno())
-            values = _read_values(folder, _json_name(lock_name), uid) if is_live else {}
+            entry = _read_file(folder, _json_name(lock_name), uid) if is_live else None
             # Another user may hold the flock of a dead run.
-            if values.get("write_lock") is True:
-                is_live = has_write_lock(lock.fileno())
-        if is_live:
-            reservation = _parse(values, uid, lock_name, status.st_ctime)
-            self._num_ranks[uid] = self._num_ranks.get(uid, 0) + len(reservation.ranks)
-            if self._num_ranks[uid] > MAX_RANKS_PER_USER:
-                raise ValueError(f"exceeds {MAX_RANKS_PER_USER} ranks")
-            ranks = tuple(rank for rank in reservation.ranks if _may_be_process_of(rank.pid, uid))
-            return replace(reservation, ranks=ranks)
+            if entry is not None and (not entry.write_lock or has_write_lock(lock.fileno())):
+                return self._info(entry, uid, lock_name, status.st_ctime)
         is_published = status.st_mode & stat.S_IROTH or time.time() - status.st_ctime > UNPUBLISHED_SECONDS
         if self._remove_stale and uid == os.getuid() and is_published:
             remove_entry(path, lock_name)
         return None
+
+    def _info(self, entry: ReservationEntry, uid: int, lock_name: str, created_at: float) -> ReservationInfo:
+        """Raises ValueError if the user has too many ranks."""
+        self._num_ranks[uid] = self._num_ranks.get(uid, 0) + len(entry.ranks)
+        if self._num_ranks[uid] > MAX_RANKS_PER_USER:
+            raise ValueError(f"exceeds {MAX_RANKS_PER_USER} ranks")
+        # All names that gputrain gives to runs are unchanged by this.
+        run = re.sub(r"[^\w.+-]", "_", entry.run)[:MAX_SHOWN_CHARS]
+        trusted = {
+            "run": run,
+            "uid": uid,
+            "lock_name": lock_name,
+            "since": max(entry.since, created_at),
+            "ranks": tuple(replace(rank, run=run) for rank in entry.ranks if _may_be_process_of(rank.pid, uid)),
+            "position": entry.since if isinstance(entry.position, UnsetType) else entry.position,
+        }
+        return ReservationInfo(**(asdict(entry) | trusted))
 
 
 def _json_name(lock_name: str) -> str:
@@ -302,85 +316,17 @@ def _is_locked(lock_fd: int) -> bool:
     return False
 
 
-def _read_values(folder: int, name: str, uid: int) -> dict[str, Any]:
-    """Return the JSON object in a file of a user. Raises OSError and ValueError."""
+def _read_file(folder: int, name: str, uid: int) -> ReservationEntry:
+    """Return the entry in a file of a user. Raises OSError and ValueError."""
     try:
         with open_regular_file(name, MAX_ENTRY_BYTES, dir_fd=folder) as file:
             if os.fstat(file.fileno()).st_uid != uid:
                 raise ValueError("belongs to another user")
-            values = parse_json(file.read(MAX_ENTRY_BYTES))
+            return decode(file.read(MAX_ENTRY_BYTES), ReservationEntry)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ValueError(f"cannot be used ({error.strerror})") from error
-    if values is None:
-        raise ValueError("is not a JSON object")
-    return values
-
-
-def _parse(values: dict[str, Any], uid: int, lock_name: str, created_at: float) -> ReservationInfo:
-    """Return the parsed reservation. Raises ValueError if it is malformed."""
-    # All names that gputrain gives to runs are unchanged by this.
-    run = re.sub(r"[^\w.+-]", "_", _string(values, "run"))[:MAX_SHOWN_CHARS]
-    since = _time(values, "since")
-    if since < 0:
-        raise ValueError("has no valid since")
-    ranks = [
-        ReservedRank(run, _integer(rank, "rank", MAX_RANK), _integer(rank, "pid", MAX_PID), _string(rank, "uuid"))
-        for rank in _list(values, "ranks", dict, MAX_RANKS_PER_USER)
-    ]
-    return ReservationInfo(
-        run=run,
-        uid=uid,
-        lock_name=lock_name,
-        since=max(since, created_at),
-        selection=_string(values, "wants"),
-        visible=tuple(_list(values, "visible", str, MAX_DEVICES)),
-        gpus=tuple(_list(values, "gpus", str, MAX_DEVICES)),
-        ranks=tuple(ranks),
-        priority=_integer(values, "priority", MAX_PRIORITY, minimum=-MAX_PRIORITY, default=0),
-        position=_time(values, "position", default=since),
-        blocked=_string(values, "blocked", default=""),
-        share=_integer(values, "share", MAX_DEVICES, minimum=1, default=1),
-        backfill_until=_time(values, "backfill_until", default=0.0),
-        reason=_string(values, "reason", default=""),
-        folder=_string(values, "folder", default="", max_chars=MAX_PATH_CHARS),
-    )
-
-
-def _string(values: dict[str, Any], key: str, default: str | None = None, *, max_chars: int = MAX_STRING_CHARS) -> str:
-    value = values.get(key, default)
-    if not isinstance(value, str) or len(value) > max_chars:
-        raise ValueError(f"has no valid {key}")
-    return value
-
-
-def _integer(values: dict[str, Any], key: str, maximum: int, *, minimum: int = 0, default: int | None = None) -> int:
-    value = values.get(key, default)
-    # bool is a subclass of int.
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise ValueError(f"has no valid {key}")
-    return value
-
-
-def _time(values: dict[str, Any], key: str, default: float | None = None) -> float:
-    """Return a Unix time, or an order that is comparable with one."""
-    value = values.get(key, default)
-    # NaN and infinity are out of range, too.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_TIME <= value <= MAX_TIME:
-        raise ValueError(f"has no valid {key}")
-    return value
-
-
-def _list(values: dict[str, Any], key: str, element_type: type, max_length: int) -> list[Any]:
-    value = values.get(key)
-    if (
-        not isinstance(value, list)
-        or len(value) > max_length
-        or not all(isinstance(element, element_type) for element in value)
-    ):
-        raise ValueError(f"has no valid {key}")
-    return value
 
 
 def _may_be_process_of(pid: int, uid: int) -> bool:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from engine.gpus.reservation_reader import MAX_PRIORITY, MAX_TIME
+from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME
 from engine.runs.folder import RunFolder
 from engine.utils.files import read_json, write_json
 

@@ -32,8 +32,8 @@ def lock(path):
     fcntl.flock(locks[-1], fcntl.LOCK_EX)
 def entry(folder=own, name="1-1", text=None, **changes):
     folder.mkdir(exist_ok=True)
-    values = {"format": 1, "run": "evil", "user": "root", "pid": 1, "since": 1.0, "wants": "all", "visible": gpus,
-              "gpus": [], "ranks": [], **changes}
+    values = {"format": 1, "run": "evil", "since": 1.0, "selection": "all", "visible": gpus, "gpus": [],
+              "ranks": [], "write_lock": False, **changes}
     (folder / f"{name}.json").write_text(json.dumps(values) if text is None else text)
     lock(folder / f"{name}.lock")
 exec(sys.argv[3])
@@ -60,7 +60,7 @@ def tick(number):
 ENTRIES = {
     "an infinite PID": 'entry(text=\'{"run": "a", "since": 1, "gpus": [], "ranks": [], "pid": Infinity}\')',
     "an infinite time": 'entry(text=json.dumps({"run": "a", "since": 1}).replace("1", "1e999"))',
-    "a rank with a large PID": 'entry(gpus=["x"], ranks=[{"rank": 0, "pid": 1 << 70, "uuid": gpus[0]}])',
+    "a rank with a large PID": 'entry(gpus=["x"], ranks=[{"run": "a", "rank": 0, "pid": 1 << 70, "uuid": gpus[0]}])',
     "a deep list": 'entry(text="[" * 60000)',
     "a sparse file": 'entry(); os.truncate(own / "1-1.json", 30 << 30)',
     "a pipe as entry": 'entry(); (own / "1-1.json").unlink(); os.mkfifo(own / "1-1.json")',
@@ -76,8 +76,8 @@ ENTRIES = {
     "a run that waits for ever": "entry()",
     "many runs that wait for ever": '[entry(name=f"1-{number}") for number in range(50)]',
     "runs that wait for ever in turn": ROTATING_WAITER,
-    "a run that waits for too many GPUs": 'entry(wants="free:1000")',
-    "a run that waits for a GPU that does not exist": 'entry(wants="free:3", visible=[*gpus, "GPU-x"])',
+    "a run that waits for too many GPUs": 'entry(selection="free:1000")',
+    "a run that waits for a GPU that does not exist": 'entry(selection="free:3", visible=[*gpus, "GPU-x"])',
     "hundreds of entries": '[entry(name=f"1-{number}", text="{") for number in range(300)]',
     "thousands of folders": '[os.mkdir(f"{own}-{number}") for number in range(2000)]',
 }

@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog
 from engine.optim import timm_optimizers
+from engine.utils.codec import encode
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import MAX_JSON_BYTES, cache_folder, config_folder, make_user_folder, state_folder
 from engine.utils.helper_process import HelperError
@@ -83,7 +84,7 @@ class Reader:
 # ---- Reservations ----
 
 RESERVATION = {
-    "format": 1, "run": "a", "user": "u", "pid": 7, "since": 1.0, "wants": "all", "visible": ["GPU-1"],
+    "format": 1, "run": "a", "since": 1.0, "selection": "all", "visible": ["GPU-1"],
     "gpus": ["GPU-1"], "ranks": [{"run": "a", "rank": 0, "pid": 8, "uuid": "GPU-1"}], "write_lock": True,
 }  # fmt: skip
 _HELD: list[Reservation] = []
@@ -104,7 +105,7 @@ def _check_printable(problem: Problem) -> None:
 def read_all_reservations(_: Path) -> None:
     for reservation in read_reservations(report=_check_printable):
         assert reservation.key is not None
-        json.dumps(asdict(reservation))
+        encode(reservation)
 
 
 # ---- User folders ----

@@ -41,6 +41,7 @@ from support.gpu.fake_gpu_host import (
     gpu_uuid,
     load_fake_driver,
 )
+from support.gpu.reservations import make_reservation
 from support.gputrain_command import ROOT, Gputrain, wait_for
 from support.messages import says
 from support.replace import replace
@@ -71,7 +72,7 @@ def idle() -> Gpu:
 
 
 def held_by(uid: int, uuid: str | None) -> ReservationInfo:
-    return ReservationInfo("big", uid, "1-2.lock", 0.0, "all", (), (uuid or "",), ())
+    return make_reservation("big", uid, gpus=(uuid or "",))
 
 
 def stub(folder: Path, package: str, program: str) -> str:

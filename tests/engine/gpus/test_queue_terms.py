@@ -6,13 +6,13 @@ from typing import Any
 
 from engine.gpus.queue_terms import queue_order
 from engine.gpus.reservation_reader import ReservationInfo
+from support.gpu.reservations import make_reservation
 
 MINE, THEIRS = 1001, 1002
 
 
 def make_entry(run: str, since: float, uid: int = MINE, **terms: Any) -> ReservationInfo:
-    values = {"selection": "free:1", "visible": (), "gpus": (), "ranks": (), "position": since} | terms
-    return ReservationInfo(run=run, uid=uid, lock_name=f"{run}.lock", since=since, **values)
+    return make_reservation(run, uid, since=since, selection="free:1", **terms)
 
 
 def names(*entries: ReservationInfo) -> list[str]:

@@ -246,8 +246,8 @@ import fcntl, json, os, sys
 from pathlib import Path
 folder = Path(sys.argv[1]) / f"gputrain-{os.getuid()}"
 folder.mkdir(exist_ok=True)
-values = {"run": "idle", "since": 1.0, "wants": sys.argv[2], "visible": json.loads(sys.argv[3])}
-values |= {"gpus": [], "ranks": []}
+values = {"format": 1, "run": "idle", "since": 1.0, "selection": sys.argv[2], "visible": json.loads(sys.argv[3])}
+values |= {"gpus": [], "ranks": [], "write_lock": False}
 (folder / "1-1.json").write_text(json.dumps(values))
 lock = (folder / "1-1.lock").open("w")
 fcntl.flock(lock, fcntl.LOCK_EX)

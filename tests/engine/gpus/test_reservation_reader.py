@@ -22,14 +22,15 @@ from engine.gpus import reservation_reader
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import ReservationInfo, ReservedRank, read_reservations
+from engine.utils.codec import asdict
 from engine.utils.errors import Problem
 from engine.utils.trust import name_of_user
 from support.messages import has_problem, raises_problem
 
 SOMEONE = 12345
 ENTRY = {
-    "format": 1, "run": "planted", "user": "root", "pid": 1, "since": 1.0, "wants": "all", "visible": ["GPU-1"],
-    "gpus": ["GPU-1"], "ranks": [],
+    "format": 1, "run": "planted", "uid": 0, "lock_name": "x", "since": 1.0, "selection": "all", "visible": ["GPU-1"],
+    "gpus": ["GPU-1"], "ranks": [], "write_lock": False,
 }  # fmt: skip
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of another user")
 
@@ -67,7 +68,7 @@ def close_locks() -> Iterator[None]:
 
 
 def plant(folder: Path, values: Any, name: str = "1-2") -> None:
-    """Write an entry, and lock it as a version without write locks does."""
+    """Write an entry, and lock it as on a host without write locks."""
     (folder / f"{name}.json").write_text(values if isinstance(values, str) else json.dumps(values))
     lock_fd = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.flock(lock_fd, fcntl.LOCK_EX)
@@ -79,19 +80,20 @@ def read() -> tuple[list[ReservationInfo], list[Problem]]:
     return read_reservations(report=ignored.append), ignored
 
 
-def test_entry_of_version_without_write_lock_is_read(folder: Path) -> None:
+def test_entry_without_write_lock_is_read(folder: Path) -> None:
     plant(folder, ENTRY)
     [found], ignored = read()
     assert (found.run, found.user, found.gpus, ignored) == ("planted", name_of_user(os.getuid()), ("GPU-1",), [])
-    terms = QueueTerms(position=ENTRY["since"])
-    assert {name: getattr(found, name) for name in terms.to_dict()} == terms.to_dict()
+    terms = asdict(QueueTerms(position=1.0))
+    assert {name: getattr(found, name) for name in terms} == terms
+    assert found.key == (os.getuid(), "1-2.lock")
 
 
 @pytest.mark.parametrize(
     ("change", "key"),
     [
         ({"since": math.inf}, "JSON"),
-        ({"pid": math.inf}, "JSON"),
+        ({"later": math.inf}, "JSON"),
         ({"since": True}, "since"),
         ({"since": 10**400}, "since"),
         ({"since": -1}, "since"),
@@ -99,9 +101,9 @@ def test_entry_of_version_without_write_lock_is_read(folder: Path) -> None:
         ({"gpus": [1]}, "gpus"),
         ({"visible": ["GPU-1"] * 2000}, "visible"),
         ({"run": "a" * 2000}, "run"),
-        ({"wants": None}, "wants"),
-        ({"ranks": [{"rank": 0, "pid": True, "uuid": "GPU-1"}]}, "pid"),
-        ({"ranks": [{"rank": 0, "pid": 1 << 40, "uuid": "GPU-1"}]}, "pid"),
+        ({"selection": None}, "selection"),
+        ({"ranks": [{"run": "a", "rank": 0, "pid": True, "uuid": "GPU-1"}]}, "pid"),
+        ({"ranks": [{"run": "a", "rank": 0, "pid": 1 << 40, "uuid": "GPU-1"}]}, "pid"),
         ({"ranks": [[]]}, "ranks"),
         ({"priority": 1 << 40}, "priority"),
         ({"priority": True}, "priority"),
@@ -199,7 +201,7 @@ def test_number_of_entries_is_limited_and_reports_are_combined(
 
 def test_number_of_ranks_of_a_user_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reservation_reader, "MAX_RANKS_PER_USER", 3)
-    ranks = [{"rank": number, "pid": os.getpid(), "uuid": "GPU-1"} for number in range(2)]
+    ranks = [{"run": "a", "rank": number, "pid": os.getpid(), "uuid": "GPU-1"} for number in range(2)]
     for name in ("1-1", "1-2"):
         plant(folder, ENTRY | {"ranks": ranks}, name)
     [found], [ignored] = read()
@@ -219,7 +221,9 @@ def test_rank_of_process_of_another_user_is_ignored(folder: Path) -> None:
     sleeper = subprocess.Popen(["sleep", "100"], **({"user": SOMEONE} if os.geteuid() == 0 else {}))
     try:
         foreign = sleeper.pid if os.geteuid() == 0 else 1
-        ranks = [{"rank": number, "pid": pid, "uuid": "GPU-1"} for number, pid in enumerate([*pids, foreign])]
+        ranks = [
+            {"run": "other", "rank": number, "pid": pid, "uuid": "GPU-1"} for number, pid in enumerate([*pids, foreign])
+        ]
         plant(folder, ENTRY | {"ranks": ranks})
         [found], _ = read()
         assert found.ranks == tuple(ReservedRank("planted", number, pid, "GPU-1") for number, pid in enumerate(pids))

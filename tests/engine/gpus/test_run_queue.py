@@ -13,6 +13,7 @@ from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.run_queue import CLAIM_TIMEOUT_SECONDS, RunQueue
 from engine.gpus.selection import CudaDevice
+from support.gpu.reservations import make_reservation
 
 GPUS = ("GPU-0", "GPU-1")
 USER, OTHER_USER = 1001, 1002
@@ -38,9 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def make_waiter(
     name: str = "1-1", uid: int = USER, selection: str = "all", visible: tuple[str, ...] = GPUS
 ) -> ReservationInfo:
-    return ReservationInfo(
-        run=name, uid=uid, lock_name=f"{name}.lock", since=1.0, selection=selection, visible=visible, gpus=(), ranks=()
-    )
+    return make_reservation(name, uid, selection=selection, visible=visible)
 
 
 def claimed(queue: RunQueue, *waiters: ReservationInfo, in_use: str | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.gpus.reservation_reader import MAX_TIME
+from engine.gpus.queue_terms import MAX_TIME
 from engine.queue.state import (
     Dependency,
     QueueStage,

@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 
 from engine.gpus.reservation import Reservation
-from engine.gpus.reservation_reader import ReservationInfo
 from engine.queue.listing import QueueRow, RowState, describe_wait
+from support.gpu.reservations import make_reservation
 from tui.text.queue import format_queue_table
 from tui.text.tables import format_table
 from tui.text.waiting import WaitingRun, read_waiting_runs, wait_message
@@ -37,7 +37,7 @@ def make_row(name: str = "a", **values: Any) -> QueueRow:
     ],
 )
 def test_describe_wait_names_gpus_and_position(selection: str, wanted: str) -> None:
-    run = ReservationInfo("a", os.geteuid(), "1.lock", 1.0, selection, (), (), ())
+    run = make_reservation("a", os.geteuid(), selection=selection)
     assert describe_wait(run, [run]) == f"waits for {wanted}, 1 run ahead"
     assert describe_wait(run, []) == f"waits for {wanted}, next in the queue"
 

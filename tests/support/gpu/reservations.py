@@ -1,0 +1,14 @@
+"""Reservations as other processes see them, without files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.gpus.reservation_reader import ReservationInfo
+
+
+def make_reservation(run: str, uid: int, **changes: Any) -> ReservationInfo:
+    """A run that waits for GPUs; `changes` are by field."""
+    values: dict[str, Any] = {"since": 1.0, "selection": "all", "visible": (), "gpus": (), "ranks": ()}
+    values |= {"lock_name": f"{run}.lock", "write_lock": True} | changes
+    return ReservationInfo(run=run, uid=uid, **({"position": values["since"]} | values))
