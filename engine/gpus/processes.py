@@ -16,7 +16,6 @@ from engine.gpus.nvml_processes import NvmlProcess
 from engine.gpus.reservation_reader import ReservationInfo, ReservedRank
 from engine.gpus.snapshot import GpuProcess, Missing, Reading, current_time
 from engine.utils.codec import replace
-from engine.utils.text import as_utf8
 
 UNKNOWN_PID_REASON = "no such process here; it may be in another container"
 MAX_COMMAND_CHARS = 400
@@ -125,7 +124,7 @@ class ProcessTable:
 
 def _command(process: psutil.Process) -> str:
     # Kernel threads and zombies have an empty command line.
-    return as_utf8((" ".join(process.cmdline()) or process.name())[:MAX_COMMAND_CHARS])
+    return (" ".join(process.cmdline()) or process.name())[:MAX_COMMAND_CHARS]
 
 
 def _read_if_permitted(call: Any, unit: str = "") -> Reading[Any]:

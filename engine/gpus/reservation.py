@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.gpus.queue_terms import MAX_PATH_CHARS, MAX_STRING_CHARS, QueueTerms
+from engine.gpus.queue_terms import MAX_STRING_CHARS, QueueTerms
 from engine.gpus.reservation_reader import (
     ReservationEntry,
     ReservedRank,
@@ -35,7 +35,6 @@ from engine.gpus.reservation_reader import (
 from engine.utils.codec import asdict, encode, replace
 from engine.utils.errors import UsageError
 from engine.utils.files import open_regular_file, replace_file
-from engine.utils.text import as_utf8
 
 LOCK_TIMEOUT_SECONDS = 5.0  # a run holds the lock for milliseconds
 # By default systemd-tmpfiles deletes files from /tmp that have not been touched for 10 days.
@@ -55,9 +54,9 @@ class Reservation:
 
     def set_terms(self, terms: QueueTerms, reason: str | None = None) -> None:
         """Publish the terms on which the run waits, and why it waits. Before `enqueue`, only keep them."""
-        values = self._terms | asdict(terms) | {"folder": as_utf8(terms.folder)[:MAX_PATH_CHARS]}
+        values = self._terms | asdict(terms)
         if reason is not None:
-            values["reason"] = as_utf8(reason)[:MAX_STRING_CHARS]
+            values["reason"] = reason[:MAX_STRING_CHARS]
         if values != self._terms:
             self._terms = values
             self._publish(**values)

@@ -12,11 +12,6 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def as_utf8(text: str) -> str:
-    """Return the text with bytes that are not UTF-8, as paths and commands may contain, escaped like `\\udcff`."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 def pluralize(count: int, noun: str) -> str:
     """Return the count and the noun, with a plural s unless the count is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -10,9 +10,9 @@ from engine.gpus.snapshot import GpuProcess, Reading
 from engine.utils.codec import decode, encode
 
 
-def test_process_table_escapes_command_that_is_no_utf8() -> None:
+def test_process_table_keeps_command_that_is_no_utf8() -> None:
     with subprocess.Popen(["cat", "-", b"\xff"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         listed = NvmlProcess(process.pid, "compute", None, None, Reading(1 << 20, 1.0, unit="B"))
         [described] = ProcessTable().describe([listed], [])
-    assert described.command.value == "cat - \\udcff"
+    assert described.command.value == "cat - \udcff"
     assert decode(encode(described), GpuProcess) == described
