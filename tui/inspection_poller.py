@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -112,7 +113,7 @@ class InspectCommand:
             return
         try:
             while True:
-                process.receive()
+                process.read_lines(math.inf)
         except HelperExitedError as error:
             if error.exit_code != 0 and not self._canceled:
                 reason = error.last_line.removeprefix("error: ") or str(error)

@@ -31,13 +31,12 @@ from engine.config.user_errors import (
     shadowed_package_hint,
     user_location,
 )
+from engine.utils.codec import Record
 from engine.utils.errors import (
     Problem,
     UsageError,
     collect_problems,
     did_you_mean,
-    problems_from_json,
-    problems_to_json,
 )
 from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
@@ -273,6 +272,14 @@ def describe_value(value: Any) -> str:
     return f"{article} {name} of {str(value.dtype).removeprefix('torch.')}{shape}"
 
 
+class UserCodeRequest(Record, frozen=True):
+    """Request to the helper process: import the user code with these config keys and names."""
+
+    names: tuple[tuple[str, str], ...]
+    folder: str | None
+    packages: tuple[str, ...]
+
+
 def check_user_code(config: Config) -> list[Problem]:
     """Return the problems of importing the user code in a config.
 
@@ -284,10 +291,10 @@ def check_user_code(config: Config) -> list[Problem]:
     deadline = time.monotonic() + _IMPORT_TIMEOUT_SECONDS
     problems: list[Problem] = []
     with start_helper("engine.config.user_code", keep_stderr=False) as helper:
-        helper.send({"names": names, "folder": config.run.code, "packages": config.run.code_packages})
+        helper.send(UserCodeRequest(tuple(names), config.run.code, config.run.code_packages))
         for key, name in names:
             try:
-                problems += problems_from_json(helper.receive(deadline - time.monotonic()))
+                problems += helper.receive(list[Problem], deadline - time.monotonic())
             except HelperTimeoutError:
                 reason = f"{name} is still being imported after {_IMPORT_TIMEOUT_SECONDS:.0f} s"
                 return [*problems, Problem(key, reason, "move work out of the module's top level", code="timed-out")]
@@ -301,8 +308,8 @@ def main(parent: ParentPipe) -> None:
     """Entry point of the helper process of `check_user_code`: send the problems of each name."""
     # Leave no __pycache__ in the user's folder.
     sys.dont_write_bytecode = True
-    request = parent.receive()
-    for key, name in request["names"]:
+    request = parent.receive(UserCodeRequest)
+    for key, name in request.names:
         with collect_problems(problems := list[Problem]()):
-            load_user_code(key, name, request["folder"], request["packages"])
-        parent.send(problems_to_json(problems))
+            load_user_code(key, name, request.folder, request.packages)
+        parent.send(problems)

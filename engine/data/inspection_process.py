@@ -6,8 +6,7 @@ process must not import it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +18,9 @@ from engine.data.sampler import PARTS, BatchRequest
 from engine.data.sources.base import ItemFormat, UnreadableImageError
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.utils.errors import UsageError, problems_from_json, problems_to_json
+from engine.utils.answers import Answer
+from engine.utils.codec import Count, Record
+from engine.utils.errors import UsageError
 from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 
@@ -27,12 +28,22 @@ from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, P
 USER_CODE_TIMEOUT_SECONDS = 600.0
 
 
-@dataclass(frozen=True)
-class ImageCounts:
+T = TypeVar("T")
+
+
+class ImageCounts(Record, frozen=True):
     """Number of training and validation images."""
 
-    train: int
-    val: int
+    train: Count
+    val: Count
+
+
+class InspectionRequest(Record, frozen=True):
+    """Request to the helper process: load the first images for a run of so many ranks, or without ranks, find the
+    format of the first item."""
+
+    config: dict[str, Any]
+    ranks: Count = 0
 
 
 def check_user_data_code(config: Config, world_size: int) -> ImageCounts | None:
@@ -45,16 +56,15 @@ def check_user_data_code(config: Config, world_size: int) -> ImageCounts | None:
         return None
     key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
     name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
-    reply = _ask_process(key, name, {"config": config.model_dump(mode="json"), "ranks": world_size})
-    return ImageCounts(reply["train"], reply["val"])
+    return _ask_process(key, name, InspectionRequest(config.model_dump(mode="json"), world_size), Answer[ImageCounts])
 
 
-def _ask_process(key: str, name: str | None, request: dict[str, Any]) -> dict[str, Any]:
+def _ask_process(key: str, name: str | None, request: InspectionRequest, kind: type[Answer[T]]) -> T:
     """Return the reply of the helper process that runs the code `name`, the value of a key. Raises UsageError."""
     try:
         with start_helper("engine.data.inspection_process", keep_stderr=False) as helper:
             helper.send(request)
-            reply: dict[str, Any] = helper.receive(USER_CODE_TIMEOUT_SECONDS)
+            answer = helper.receive(kind, USER_CODE_TIMEOUT_SECONDS)
     except HelperTimeoutError as error:
         reason = f"{name} has not loaded the first images after {USER_CODE_TIMEOUT_SECONDS:.0f} s"
         raise UsageError.one(key, reason, RUN_USER_CODE_ADVICE, code="timed-out") from error
@@ -65,16 +75,14 @@ def _ask_process(key: str, name: str | None, request: dict[str, Any]) -> dict[st
             RUN_USER_CODE_ADVICE,
             code="user-code-failed",
         ) from error
-    if "problems" in reply:
-        raise UsageError(problems_from_json(reply["problems"]))
-    return reply
+    return answer.get()
 
 
 def find_item_format(config: Config) -> ItemFormat:
     """Return the size and the channels of the first item of a user dataset. Raises UsageError as
     `check_user_data_code`."""
-    reply = _ask_process("data.dataset", config.data.dataset, {"config": config.model_dump(mode="json"), "ranks": 0})
-    return ItemFormat(reply["size"], reply["channels"], reply["is_float"])
+    request = InspectionRequest(config.model_dump(mode="json"))
+    return _ask_process("data.dataset", config.data.dataset, request, Answer[ItemFormat])
 
 
 def try_first_images(config: Config, world_size: int) -> ImageCounts:
@@ -101,16 +109,15 @@ def main(parent: ParentPipe) -> None:
     """Entry point of the helper process: reply with the number of images, or with the problems of a config.
 
     Without ranks, reply with the format of the first item instead."""
-    request = parent.receive()
+    request = parent.receive(InspectionRequest)
     try:
-        if not request["ranks"]:
+        config = validate_config(request.config)
+        if not request.ranks:
             # It imports torch.
             from engine.data.sources.user_dataset import first_item_format
 
-            config = validate_config(request["config"])
-            parent.send(asdict(first_item_format(config.data, config.run)))
+            parent.send(Answer(first_item_format(config.data, config.run)))
             return
-        images = try_first_images(validate_config(request["config"]), request["ranks"])
-        parent.send({"train": images.train, "val": images.val})
+        parent.send(Answer(try_first_images(config, request.ranks)))
     except UsageError as error:
-        parent.send({"problems": problems_to_json(error.problems)})
+        parent.send(Answer.refuse(error))

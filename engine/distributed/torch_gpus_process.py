@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from engine.gpus.unmonitored import TorchGpu
 from engine.utils.helper_process import ParentPipe
 
 
@@ -14,12 +15,9 @@ def main(parent: ParentPipe) -> None:
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     parent.send(
         [
-            {
-                "name": gpu.name,
-                "uuid": None if torch.version.hip else f"GPU-{gpu.uuid}",
-                "physical_id": physical_id(gpu) if torch.version.hip else None,
-                "capability": None if torch.version.hip else [gpu.major, gpu.minor],
-            }
+            TorchGpu(name=gpu.name, physical_id=physical_id(gpu))
+            if torch.version.hip
+            else TorchGpu(name=gpu.name, uuid=f"GPU-{gpu.uuid}", capability=(gpu.major, gpu.minor))
             for gpu in gpus
         ]
     )

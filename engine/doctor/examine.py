@@ -18,7 +18,7 @@ from engine.doctor.run import (
     preflight_checks,
     problem_check,
 )
-from engine.doctor.software import compatibility_checks, no_answer_check, python_check, torch_checks
+from engine.doctor.software import ProbeAnswer, compatibility_checks, no_answer_check, python_check, torch_checks
 from engine.gpus.allocation import (
     UNMONITORED_WARNING,
     GpuAllocation,
@@ -108,7 +108,7 @@ class _Examination:
     def torch(self) -> list[Check]:
         checks = [python_check()]
         try:
-            self._torch_info = self._probe.receive(IMPORT_TIMEOUT_SECONDS)
+            self._torch_info = self._probe.receive(ProbeAnswer, IMPORT_TIMEOUT_SECONDS)
         except HelperError as error:
             self._probe.close()
             self._skip_reason = "torch does not work"
@@ -118,7 +118,7 @@ class _Examination:
             self._skip_reason = "torch does not work"
             return checks
         try:
-            self._cuda_info = self._probe.receive(CUDA_INIT_TIMEOUT_SECONDS)
+            self._cuda_info = self._probe.receive(ProbeAnswer, CUDA_INIT_TIMEOUT_SECONDS)
         except HelperError as error:
             self._probe.close()
             self._skip_reason = "torch cannot initialize CUDA"
@@ -158,7 +158,7 @@ class _Examination:
         try:
             if "torchvision" in self._torch_info and self._cuda_info:
                 self._probe.send({"config": as_dict(self._config), "on_gpu": on_gpu})
-                answer = self._probe.receive(MODEL_TIMEOUT_SECONDS)
+                answer = self._probe.receive(ProbeAnswer, MODEL_TIMEOUT_SECONDS)
                 if answer.get("problems"):
                     return [problem_check(problem) for problem in problems_from_json(answer["problems"])]
                 if "weight_bytes" in answer:
@@ -190,6 +190,6 @@ class _Examination:
             return Check("run", "all-reduce", "unknown", f"skipped: {reason}", code="not-examined")
         self._probe.send({"devices": devices})
         try:
-            return all_reduce_check(devices, self._probe.receive(ALL_REDUCE_TIMEOUT_SECONDS))
+            return all_reduce_check(devices, self._probe.receive(ProbeAnswer, ALL_REDUCE_TIMEOUT_SECONDS))
         except HelperError as error:
             return all_reduce_check(devices, {"error": str(error)})

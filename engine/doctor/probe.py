@@ -42,7 +42,7 @@ def main(parent: ParentPipe) -> None:
     """Send the versions of torch and its GPUs, then answer requests to check a model or to run an all-reduce."""
     parent.send(torch_info())
     parent.send(run_in_child(cuda_info))
-    for request in parent:
+    for request in parent.requests(JsonObject):
         if "config" in request:
             parent.send(run_in_child(partial(check_model, request)))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,7 +11,7 @@ from engine.doctor.check import Check
 from engine.gpus.snapshot import Snapshot
 from engine.utils.text import pluralize
 
-ProbeAnswer = Mapping[str, Any]
+ProbeAnswer = dict[str, Any]
 TORCHVISION_ADVICE = (
     "install both from the same index: `pip install --force-reinstall torch torchvision`; for the CPU with "
     "`--index-url https://download.pytorch.org/whl/cpu`"

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.selection import CudaDevice, reserved_by, shared_with
+from engine.utils.codec import Count, Record
 from engine.utils.helper_process import HelperError, ask_helper
 
 QUERY_TIMEOUT_SECONDS = 60.0
@@ -29,7 +29,18 @@ VISIBILITY_VARIABLES = (
     "GPU_DEVICE_ORDINAL",
     "CUDA_DEVICE_ORDER",
 )
-_answers: dict[tuple[str | None, ...], list[dict[str, Any]]] = {}
+
+
+class TorchGpu(Record, frozen=True, kw_only=True):
+    """A GPU as torch sees it. ROCm cannot select one by its UUID, so there `physical_id` identifies it."""
+
+    name: str
+    uuid: str | None = None
+    physical_id: str | None = None
+    capability: tuple[Count, Count] | None = None
+
+
+_answers: dict[tuple[str | None, ...], list[TorchGpu]] = {}
 
 
 def unmonitored_gpus(environ: Mapping[str, str]) -> list[CudaDevice]:
@@ -45,7 +56,7 @@ def unmonitored_gpus(environ: Mapping[str, str]) -> list[CudaDevice]:
         # Once per process: importing torch takes 2 s, and the form asks for each check of an edited config.
         try:
             _answers[key] = ask_helper(
-                "engine.distributed.torch_gpus_process", timeout_s=QUERY_TIMEOUT_SECONDS, env=environ
+                "engine.distributed.torch_gpus_process", list[TorchGpu], timeout_s=QUERY_TIMEOUT_SECONDS, env=environ
             )
         except (OSError, HelperError):
             return []
@@ -67,22 +78,21 @@ def gpu_device_files() -> list[Path]:
     return [*files, ROCM_DRIVER] if ROCM_DRIVER.exists() else files
 
 
-def devices_from_answer(answer: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> list[CudaDevice]:
-    """Return the devices that the helper process describes: "name", "uuid" or None, "physical_id" or None, "capability"
-    or None of each GPU.
+def devices_from_answer(answer: Sequence[TorchGpu], environ: Mapping[str, str]) -> list[CudaDevice]:
+    """Return the devices that the helper process describes.
 
     Physical IDs that are not unique are ignored: partitions of an AMD GPU may have the same."""
     variable = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
     entries = [entry.strip() for entry in variable.split(",")] if variable else list(map(str, range(len(answer))))
-    physical_ids = [gpu["physical_id"] for gpu in answer]
+    physical_ids = [gpu.physical_id for gpu in answer]
     return [
         CudaDevice(
             index,
-            gpu["uuid"] or entry,
-            gpu["name"],
+            gpu.uuid or entry,
+            gpu.name,
             None,
-            capability=gpu["capability"] and tuple(gpu["capability"]),
-            physical_id=gpu["physical_id"] if physical_ids.count(gpu["physical_id"]) == 1 else None,
+            capability=gpu.capability,
+            physical_id=gpu.physical_id if physical_ids.count(gpu.physical_id) == 1 else None,
         )
         for index, (gpu, entry) in enumerate(zip(answer, entries, strict=False))
     ]

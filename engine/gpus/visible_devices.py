@@ -81,10 +81,7 @@ def query_cuda_uuids(environ: Mapping[str, str]) -> list[str]:
     Runs in a child process, because cuInit() cannot be undone. Raises UsageError if CUDA cannot be queried.
     """
     try:
-        return [
-            str(cuda_uuid)
-            for cuda_uuid in ask_helper("engine.gpus.visible_devices", timeout_s=QUERY_TIMEOUT_SECONDS, env=environ)
-        ]
+        return ask_helper("engine.gpus.visible_devices", list[str], timeout_s=QUERY_TIMEOUT_SECONDS, env=environ)
     except (OSError, HelperError) as error:
         raise UsageError.one(
             "CUDA_VISIBLE_DEVICES",

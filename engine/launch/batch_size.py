@@ -8,18 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_dict
 from engine.data.pipelines.in_memory_images import in_memory_bytes
 from engine.data.sampler import PARTS
-from engine.data.sources.base import ImageSource
+from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
 from engine.distributed.node_plan import NodePlan, prepare_environment
 from engine.runs.folder import RunFolder
-from engine.utils.errors import UsageError, problems_from_json
+from engine.utils.answers import Answer
+from engine.utils.codec import Count, Record
+from engine.utils.errors import UsageError
 from engine.utils.exits import describe_exit
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, start_helper
 from engine.utils.host import free_memory
@@ -39,11 +41,10 @@ MAX_CPU_STEP_SECONDS = 2.0
 BatchSizeLimit = Literal["memory", "data", "time"]
 
 
-@dataclass(frozen=True)
-class BatchSizeResult:
+class BatchSizeResult(Record, frozen=True):
     """The batch size per device, and what keeps it from being larger."""
 
-    batch_size: int
+    batch_size: Count
     limited_by: BatchSizeLimit
 
     def describe(self, config: Config) -> str:
@@ -54,6 +55,25 @@ class BatchSizeResult:
             "time": f"the limit on the CPU is {MAX_CPU_BATCH_SIZE} images or {MAX_CPU_STEP_SECONDS:g} s per step",
         }[self.limited_by]
         return f"{BATCH_SIZE_KEY} auto: {pluralize(self.batch_size, 'image')} per {unit}, {reason}"
+
+
+class ImageMetadata(Record, frozen=True, kw_only=True):
+    """What the trials need to know of the images of a dataset. `bytes` is the size of the dataset in memory."""
+
+    format: ImageFormat
+    bytes: Count
+    classes: Count
+    train: Count
+
+
+class BatchSizeRequest(Record, frozen=True, kw_only=True):
+    """Request to the helper process. Without `images` it opens the dataset."""
+
+    config: dict[str, Any]
+    plan: NodePlan
+    world_size: Count
+    images: ImageMetadata | None
+    memory_bytes: Count
 
 
 def with_batch_size(config: Config, batch_size: int | Literal["auto"]) -> Config:
@@ -92,13 +112,13 @@ def find_batch_size(
     Without a `source` the helper process opens the dataset. `memory_bytes` limits a rank on the CPU; the default is its
     share of the free memory. `on_tick` is called repeatedly during the search. Raises UsageError if not one image fits.
     """
-    request = {
-        "config": as_dict(config),
-        "plan": asdict(replace(plan, local_world_size=1)),
-        "world_size": world_size,
-        "images": None if source is None else image_metadata(config, source),
-        "memory": free_memory()[0] // plan.local_world_size if memory_bytes is None else memory_bytes,
-    }
+    request = BatchSizeRequest(
+        config=as_dict(config),
+        plan=replace(plan, local_world_size=1),
+        world_size=world_size,
+        images=None if source is None else image_metadata(config, source),
+        memory_bytes=free_memory()[0] // plan.local_world_size if memory_bytes is None else memory_bytes,
+    )
     environment = dict(os.environ)
     prepare_environment(plan, environment)
     helper = start_helper("engine.launch.batch_size_process", env=environment)
@@ -108,10 +128,8 @@ def find_batch_size(
         while True:
             on_tick()
             with suppress(HelperTimeoutError):
-                answer = helper.receive(POLL_SECONDS)
-                if "problems" in answer:
-                    raise UsageError(problems_from_json(answer["problems"]))
-                result = BatchSizeResult(**answer)
+                answer = helper.receive(Answer[BatchSizeResult], POLL_SECONDS)
+                result = answer.get()
     except HelperExitedError as error:
         # Each answer is better than the one before, so one that crashed on a too large batch has still answered.
         if result is None:
@@ -123,13 +141,13 @@ def find_batch_size(
     return result
 
 
-def image_metadata(config: Config, source: ImageSource) -> dict[str, Any]:
+def image_metadata(config: Config, source: ImageSource) -> ImageMetadata:
     """Describe the images of a source, so that `synthetic_source` can imitate them without the dataset."""
     image_format = model_input_format(config, source)
-    return {
+    return ImageMetadata(
         # The largest size decides.
-        "format": asdict(replace(image_format, epoch_sizes=())),
-        "bytes": in_memory_bytes([source.num_images(part) for part in PARTS], config, source.format, image_format),
-        "classes": len(source.classes),
-        "train": source.num_images("train"),
-    }
+        format=replace(image_format, epoch_sizes=()),
+        bytes=in_memory_bytes([source.num_images(part) for part in PARTS], config, source.format, image_format),
+        classes=len(source.classes),
+        train=source.num_images("train"),
+    )

@@ -9,10 +9,10 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from engine.config.schema import Config
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.pipelines.memory import MAX_FREE_GPU_MEMORY_SHARE
 from engine.data.sampler import BatchRequest
-from engine.data.sources.base import ImageFormat
 from engine.data.sources.builtin import FakeSource
 from engine.data.sources.open import open_source
 from engine.distributed.failures import find_cause, oom_location
@@ -36,7 +35,9 @@ from engine.launch.batch_size import (
     MAX_MEMORY_SHARE,
     NCCL_BYTES,
     BatchSizeLimit,
+    BatchSizeRequest,
     BatchSizeResult,
+    ImageMetadata,
     image_metadata,
     with_batch_size,
 )
@@ -44,7 +45,9 @@ from engine.launch.model_check import FIXED_PIPELINE, MIN_TRIAL_BATCH_SIZE, buil
 from engine.training.loop import train_step
 from engine.training.rank_state import Position, RankState
 from engine.training.warmup import evaluate_random_batch
-from engine.utils.errors import Problem, UsageError, problems_to_json
+from engine.utils.answers import Answer
+from engine.utils.codec import replace as replace_record
+from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import ParentPipe
 from engine.utils.host import format_bytes
 
@@ -55,46 +58,44 @@ TrialOutcome = Literal["fits", "full", "slow"]
 
 def main(parent: ParentPipe) -> None:
     """Answer a request with batch sizes that fit, in increasing order, or with the problems of its config."""
-    request = parent.receive()
+    request = parent.receive(BatchSizeRequest)
     try:
-        config, plan = validate_config(request["config"]), NodePlan(**request["plan"])
-        if plan.capability is not None:
-            # JSON has no tuples, and a list compares with none.
-            plan = replace(plan, capability=(plan.capability[0], plan.capability[1]))
-        images = request["images"] or image_metadata(config, open_source(config))
-        world_size = request["world_size"]
+        config, plan = validate_config(request.config), request.plan
+        images = request.images or image_metadata(config, open_source(config))
+        world_size = request.world_size
         step_images = world_size * plan.devices_per_rank * config.optim.accumulate
-        max_batch_size = max(images["train"] // step_images, 1)
-        source = synthetic_source(images | {"train": max(images["train"], MIN_TRIAL_BATCH_SIZE * step_images)})
-        trials = BatchSizeTrials(config, plan, source, request["memory"], images["bytes"], world_size=world_size)
+        max_batch_size = max(images.train // step_images, 1)
+        enough = max(images.train, MIN_TRIAL_BATCH_SIZE * step_images)
+        source = synthetic_source(replace_record(images, train=enough))
+        trials = BatchSizeTrials(config, plan, source, request.memory_bytes, images.bytes, world_size=world_size)
         result: BatchSizeResult | None = None
         limit: BatchSizeLimit = "data"
         if max_batch_size > MAX_CPU_BATCH_SIZE and not plan.on_gpu:
             max_batch_size, limit = MAX_CPU_BATCH_SIZE, "time"
         for result in search_batch_size(trials, max_batch_size, limit):
             if not config.model.compile:
-                parent.send(asdict(result))
+                parent.send(Answer(result))
         if config.model.compile and result is not None:
             # Compiling takes minutes per batch size, so the search without it chooses the first size.
             trials.compile_model()
             first, result = result.batch_size, None
             for result in search_batch_size(trials, max_batch_size, limit, first):
-                parent.send(asdict(result))
+                parent.send(Answer(result))
         if result is None:
             memory = "the free memory of a GPU"
             advice = "reduce data.image_size, or use another model.name"
             if not plan.on_gpu:
-                memory = f"the {format_bytes(request['memory'])} available to a rank"
+                memory = f"the {format_bytes(request.memory_bytes)} available to a rank"
                 advice = "reduce data.image_size or device.ranks, or use another model.name"
             raise UsageError.one(
                 BATCH_SIZE_KEY, f"auto: not even one image fits into {memory}", advice, code="out-of-memory"
             )
     except UsageError as error:
-        parent.send({"problems": problems_to_json(error.problems)})
+        parent.send(Answer.refuse(error))
     except Exception as error:
         cause = find_cause(error)
         problem = Problem(BATCH_SIZE_KEY, f"auto failed: {cause.reason}", "set a number", code=cause.code)
-        parent.send({"problems": problems_to_json([problem])})
+        parent.send(Answer(problems=(problem,)))
 
 
 def search_batch_size(
@@ -133,10 +134,10 @@ def search_batch_size(
             full = middle
 
 
-def synthetic_source(metadata: dict[str, Any]) -> FakeSource:
+def synthetic_source(metadata: ImageMetadata) -> FakeSource:
     """Return generated images of the format that `image_metadata` describes, at least one per class."""
-    images_format, classes = ImageFormat(**metadata["format"]), tuple(map(str, range(metadata["classes"])))
-    return FakeSource(images_format, classes, {"train": max(metadata["train"], len(classes)), "val": 1}, seed=0)
+    classes = tuple(map(str, range(metadata.classes)))
+    return FakeSource(metadata.format, classes, {"train": max(metadata.train, len(classes)), "val": 1}, seed=0)
 
 
 class BatchSizeTrials:

@@ -40,7 +40,7 @@ def scan_key(config: Config) -> str:
 def main(parent: ParentPipe) -> None:
     """Answer each request: the problems of its config, and the images and ranks of the run."""
     sources: dict[str, ImageSource | None] = {}
-    for request in parent:
+    for request in parent.requests(dict[str, Any]):
         parent.send(_check_model(request) if request["task"] == "model" else _check_request(request, sources))
 
 

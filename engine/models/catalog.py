@@ -17,7 +17,9 @@ from typing import Any, Literal, TypeVar
 
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
-from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed, problems_from_json
+from engine.utils.answers import Answer
+from engine.utils.codec import Count
+from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ask_helper, start_helper
 
@@ -122,13 +124,12 @@ def read_listing(source: str, kind: Literal["models", "inputs"], parse: Callable
     except (KeyError, TypeError, ValueError):
         pass
     try:
-        listing = ask_helper(_HELPER_MODULE, {"task": kind, "source": source})
+        answer = ask_helper(_HELPER_MODULE, Answer[dict[str, Any]], {"task": kind, "source": source})
     except HelperError as error:
         raise UsageError.one(
             "model.source", f"the models of {source} cannot be listed: {error}", code="library-failed"
         ) from error
-    if "problems" in listing:
-        raise UsageError(problems_from_json(listing["problems"]))
+    listing = answer.get()
     _write_cache(name, listing)
     return parse(listing)
 
@@ -204,12 +205,11 @@ def count_model_parameters(
                 count = None
                 # After the helper has exited, every remaining count fails like this.
                 with suppress(HelperError):
-                    count = helper.receive()
-                if isinstance(count, dict):
+                    answer = helper.receive(Answer[Count])
+                    count = answer.value
                     # The last answer of the helper, which then exits.
-                    for problem in problems_from_json(count["problems"]):
+                    for problem in answer.problems:
                         on_problem(problem)
-                    count = None
                 if count is not None:
                     counted[name] = count
                 yield count

@@ -6,10 +6,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.models.input_listing import INPUT_LISTERS
-from engine.utils.errors import UsageError, problems_to_json
+from engine.utils.answers import Answer
+from engine.utils.codec import Record
+from engine.utils.errors import UsageError
 from engine.utils.helper_process import ParentPipe
 from engine.utils.host import available_cores
 from engine.utils.libraries import import_library
@@ -23,28 +25,36 @@ MAX_PROCESSES = 8
 MIN_MODELS_PER_PROCESS = 10
 
 
-def main(parent: ParentPipe) -> None:
-    """Answer the tasks `models` and `inputs` with one JSON object, the task `count` with one line per name: its
-    parameters or null.
+class CatalogRequest(Record, frozen=True, kw_only=True):
+    """Request to the helper process about the models of a library."""
 
-    If the library cannot be imported, the only answer is an object with the `problems`."""
-    request = parent.receive()
-    source = request["source"]
+    task: Literal["models", "inputs", "count"]
+    source: str
+    names: tuple[str, ...] = ()
+
+
+def main(parent: ParentPipe) -> None:
+    """Answer the tasks `models` and `inputs` with a listing, the task `count` with the parameters of each name, None if
+    it cannot be built.
+
+    If the library cannot be imported, the only answer has the problems."""
+    request = parent.receive(CatalogRequest)
+    source = request.source
     try:
         if source != "builtin":
             # Before the fork of `parameter_counts`, so that it is imported once.
             import_library(source, "model.source")
     except UsageError as error:
-        parent.send({"problems": problems_to_json(error.problems)})
+        parent.send(Answer.refuse(error))
         return
-    if request["task"] == "models":
-        parent.send({"known": MODEL_LISTERS[source]()})
+    if request.task == "models":
+        parent.send(Answer({"known": MODEL_LISTERS[source]()}))
         return
-    if request["task"] == "inputs":
-        parent.send({"inputs": INPUT_LISTERS[source]()})
+    if request.task == "inputs":
+        parent.send(Answer({"inputs": INPUT_LISTERS[source]()}))
         return
-    for count in parameter_counts(source, request["names"]):
-        parent.send(count)
+    for count in parameter_counts(source, request.names):
+        parent.send(Answer(count))
 
 
 def list_torchvision_models() -> list[dict[str, Any]]:

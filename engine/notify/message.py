@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from engine.utils.text import format_duration, pluralize, printable
 
@@ -43,10 +43,6 @@ class Message:
     title: str
     body: str
     level: Level
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the values for the sender process."""
-        return asdict(self)
 
 
 def make_message(

@@ -10,10 +10,12 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.notify.destinations import Destination, read_destinations
+from engine.notify.message import Message
+from engine.utils.codec import Record
 from engine.utils.errors import CodedError, Problem, not_installed
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 from engine.utils.process import lower_priority
@@ -59,6 +61,15 @@ class Delivery:
         return f"{name}: {outcome}" if outcome else name
 
 
+class SendRequest(Record, frozen=True):
+    """Request to the helper process: send a message to the destinations with these labels."""
+
+    message: Message
+    references: tuple[str, ...]
+    labels: tuple[str, ...]
+    in_background: bool
+
+
 def send_message(
     message: Message,
     references: Iterable[str],
@@ -83,18 +94,11 @@ def send_message(
     try:
         with start_helper("engine.notify.sender") as helper:
             # The helper reads the URLs itself, so that they pass through no pipe.
-            helper.send(
-                {
-                    "message": message.to_json(),
-                    "references": references,
-                    "labels": list(waiting),
-                    "in_background": in_background,
-                }
-            )
+            helper.send(SendRequest(message, tuple(references), tuple(waiting), in_background))
             while waiting:
-                answer = helper.receive(max(deadline - time.monotonic(), 0.0))
-                waiting.pop(answer["label"], None)
-                deliveries.append(Delivery(**answer))
+                delivery = helper.receive(Delivery, max(deadline - time.monotonic(), 0.0))
+                waiting.pop(delivery.label, None)
+                deliveries.append(delivery)
     except HelperTimeoutError:
         pass
     except (HelperExitedError, OSError) as error:
@@ -108,12 +112,12 @@ def main(parent: ParentPipe) -> None:
     import queue
     import threading
 
-    request = parent.receive()
-    if request["in_background"]:
+    request = parent.receive(SendRequest)
+    if request.in_background:
         # apprise takes a second of CPU time to import its services, and training has the CPU first.
         lower_priority()
-    found = read_destinations(request["references"]).found
-    destinations = [destination for destination in found if destination.label in request["labels"]]
+    found = read_destinations(request.references).found
+    destinations = [destination for destination in found if destination.label in request.labels]
     results: queue.Queue[Delivery] = queue.Queue()
     try:
         import apprise  # noqa: F401
@@ -125,11 +129,10 @@ def main(parent: ParentPipe) -> None:
     else:
         log = _ReasonLog()
         for destination in destinations:
-            arguments = (destination, request["message"], log, results)
+            arguments = (destination, request.message, log, results)
             threading.Thread(target=_send, args=arguments, daemon=True).start()
     for _ in destinations:
-        delivery = results.get()
-        parent.send(asdict(delivery))
+        parent.send(results.get())
 
 
 class _UnusableUrlError(CodedError):
@@ -154,7 +157,7 @@ class _ReasonLog:
         self.reasons[self.current.get()] = record.getMessage()
 
 
-def _send(destination: Destination, message: dict[str, Any], log: _ReasonLog, results: Any) -> None:
+def _send(destination: Destination, message: Message, log: _ReasonLog, results: Any) -> None:
     """Send a message to one destination, and put the delivery into the queue `results`."""
     log.current.set(destination.label)
     sent, service, can_retry, code = False, "", True, "connection-failed"
@@ -197,7 +200,7 @@ def _make_service(url: str, asset: Any) -> Any:
     return plugin
 
 
-def _notify(plugin: Any, asset: Any, message: dict[str, Any]) -> bool:
+def _notify(plugin: Any, asset: Any, message: Message) -> bool:
     """Return whether the service took the message."""
     import apprise
 
@@ -205,10 +208,10 @@ def _notify(plugin: Any, asset: Any, message: dict[str, Any]) -> bool:
     sender.add(plugin)
     return bool(
         sender.notify(
-            body=message["body"],
-            title=message["title"],
+            body=message.body,
+            title=message.title,
             # apprise 1.9.0 has a class of strings, later releases an enumeration.
-            notify_type=getattr(apprise.NotifyType, message["level"].upper()),
+            notify_type=getattr(apprise.NotifyType, message.level.upper()),
             body_format=apprise.NotifyFormat.TEXT,
         )
     )

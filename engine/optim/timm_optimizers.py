@@ -21,7 +21,8 @@ from engine.config.optimizer_options import (
     option_problems,
 )
 from engine.config.training_sections import TIMM_PREFIX, OptimConfig
-from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed, problems_from_json, problems_to_json
+from engine.utils.answers import Answer
+from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder, read_user_json, write_user_json
 from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 from engine.utils.libraries import import_library
@@ -102,13 +103,12 @@ def _catalog() -> dict[str, Any]:
     if cached is not None and _is_catalog(cached.get("optimizers")):
         return dict(cached["optimizers"])
     try:
-        catalog: dict[str, Any] = ask_helper("engine.optim.timm_optimizers")
+        answer = ask_helper("engine.optim.timm_optimizers", Answer[dict[str, Any]])
     except HelperError as error:
         raise UsageError.one(
             "optim.name", f"timm's optimizers cannot be listed: {error}", code="library-failed"
         ) from error
-    if "problems" in catalog:
-        raise UsageError(problems_from_json(catalog["problems"]))
+    catalog = answer.get()
     try:
         write_user_json(cache_folder(), name, {"optimizers": catalog})
     except OSError:
@@ -133,13 +133,13 @@ def _are_options(value: object) -> bool:
 
 
 def main(parent: ParentPipe) -> None:
-    """Entry point of the helper process, which imports timm: send its optimizers, or the `problems` of the import."""
+    """Entry point of the helper process, which imports timm: send its optimizers, or the problems of the import."""
     try:
         import_library("timm.optim", "optim.name")
     except UsageError as error:
-        parent.send({"problems": problems_to_json(error.problems)})
+        parent.send(Answer.refuse(error))
         return
-    parent.send(describe_optimizers())
+    parent.send(Answer(describe_optimizers()))
 
 
 def describe_optimizers() -> dict[str, Any]:

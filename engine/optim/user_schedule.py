@@ -12,15 +12,16 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from engine.config.loader import validate_config
 from engine.config.schema import Config
 from engine.config.training_sections import by_epoch
 from engine.config.user_code import RUN_USER_CODE_ADVICE, describe_value, is_user_code, load_user_code
 from engine.config.user_errors import describe_exception
-from engine.utils.errors import UsageError, problems_from_json, problems_to_json
+from engine.utils.answers import Answer
+from engine.utils.codec import Count, Meta, Record
+from engine.utils.errors import UsageError
 from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
 
@@ -32,13 +33,12 @@ MAX_CURVE_POINTS = 2000
 EVALUATION_TIMEOUT_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class SampledSchedule:
+class SampledSchedule(Record, frozen=True):
     """Factors of a user schedule at some of its positions, in increasing order, for a curve."""
 
     name: str
-    positions: Sequence[int]
-    factors: Sequence[float]
+    positions: tuple[Count, ...]
+    factors: tuple[Annotated[float, Meta(ge=0, le=sys.float_info.max)], ...]
 
     def factor_at(self, position: int) -> float:
         """Return the factor at a position: that of the last sampled position before it."""
@@ -108,6 +108,13 @@ def _factor(config: Config, function: Callable[[int], Any], position: int) -> fl
     return factor
 
 
+class ScheduleRequest(Record, frozen=True):
+    """Request to the helper process: evaluate the schedule of a config."""
+
+    config: dict[str, Any]
+    steps_per_epoch: Count
+
+
 def check_user_schedule(config: Config, steps_per_epoch: int | None) -> SampledSchedule | None:
     """Evaluate the user's schedule for a whole run in a helper process.
 
@@ -119,29 +126,29 @@ def check_user_schedule(config: Config, steps_per_epoch: int | None) -> SampledS
     name = config.schedule.name
     try:
         with start_helper("engine.optim.user_schedule", keep_stderr=False) as helper:
-            helper.send({"config": config.model_dump(mode="json"), "steps_per_epoch": steps_per_epoch or 1})
-            reply = helper.receive(EVALUATION_TIMEOUT_SECONDS)
+            helper.send(ScheduleRequest(config.model_dump(mode="json"), steps_per_epoch or 1))
+            answer = helper.receive(Answer[SampledSchedule], EVALUATION_TIMEOUT_SECONDS)
     except HelperTimeoutError as error:
         reason = f"{name} has not returned all factors after {EVALUATION_TIMEOUT_SECONDS:.0f} s"
         raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE, code="timed-out") from error
     except HelperExitedError as error:
         reason = f"the process that called {name} {exit_status(error.exit_code or 0)}"
         raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE, code="user-code-failed") from error
-    if "problems" in reply:
-        raise UsageError(problems_from_json(reply["problems"]))
-    return SampledSchedule(name, reply["positions"], reply["factors"])
+    return answer.get()
 
 
 def main(parent: ParentPipe) -> None:
     """Entry point of the helper process: reply with factors of the schedule, or with its problems."""
     # Leave no __pycache__ in the user's folder.
     sys.dont_write_bytecode = True
-    request = parent.receive()
+    request = parent.receive(ScheduleRequest)
     try:
-        factors = load_user_schedule(validate_config(request["config"]), request["steps_per_epoch"])
+        config = validate_config(request.config)
+        factors = load_user_schedule(config, request.steps_per_epoch)
     except UsageError as error:
-        parent.send({"problems": problems_to_json(error.problems)})
+        parent.send(Answer.refuse(error))
         return
     count = min(len(factors), MAX_CURVE_POINTS)
-    positions = [index * len(factors) // count for index in range(count)]
-    parent.send({"positions": positions, "factors": [factors[position] for position in positions]})
+    positions = tuple(index * len(factors) // count for index in range(count))
+    sampled = SampledSchedule(config.schedule.name, positions, tuple(factors[position] for position in positions))
+    parent.send(Answer(sampled))

@@ -1,8 +1,8 @@
 """Python child processes for work that this process must not do itself: importing torch or user code, calling NVML.
 
 `HelperProcess` is the parent's side: it starts the child and reads its output with timeouts. `start_helper` starts a
-module whose ``main(parent)`` answers requests through the child's side, `ParentPipe`. Requests and answers are JSON,
-one value a line.
+module whose ``main(parent)`` answers requests through the child's side, `ParentPipe`. Requests and answers are records
+of `engine.utils.codec`, or lists of them, one a line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-# typing and json take 5 ms to import, so they are imported where they are used: the GPU sampler starts before
+# typing and the codec take 10 ms to import, so they are imported where they are used: the GPU sampler starts before
 # everything else and needs neither.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Self
+    from typing import Self, TypeVar
+
+    T = TypeVar("T")
 
 # A killed process that is blocked in a driver or on a dead disk does not end. close() waits no longer for it.
 END_SECONDS = 1.0
@@ -95,10 +97,10 @@ class HelperProcess:
         self._at_eof = False
 
     def send(self, request: object) -> None:
-        """Send a JSON value. Never blocks: what does not fit into the pipe is sent while waiting for an answer."""
-        import json
+        """Send a request. Never blocks: what does not fit into the pipe is sent while waiting for an answer."""
+        from engine.utils.codec import encode
 
-        self._unsent += json.dumps(request).encode() + b"\n"
+        self._unsent += encode(request) + b"\n"
         self._flush()
 
     def _flush(self) -> None:
@@ -111,16 +113,19 @@ class HelperProcess:
             # The process has ended; the next read raises HelperExitedError.
             self._unsent = b""
 
-    def receive(self, timeout_s: float = math.inf) -> Any:
-        """Return the next JSON value; lines that are not JSON are skipped. Without a timeout it waits until the process
-        ends. Raises the same errors as `read_lines`."""
-        import json
+    def receive(self, kind: type[T], timeout_s: float = math.inf) -> T:
+        """Return the next answer; lines that are not JSON are skipped. Without a timeout it waits until the process
+        ends. Raises the same errors as `read_lines`, and InvalidRecordError if the answer is of another kind."""
+        from engine.utils.codec import InvalidRecordError, ValidationError, decode
 
         deadline = time.monotonic() + timeout_s
         while True:
             while self._lines:
-                with suppress(ValueError):
-                    return json.loads(self._lines.popleft())
+                try:
+                    return decode(self._lines.popleft(), kind)
+                except InvalidRecordError as error:
+                    if isinstance(error.__cause__, ValidationError):
+                        raise
             self._lines += self._read_until(deadline)
             if not self._lines:
                 raise HelperTimeoutError(timeout_s)
@@ -210,19 +215,20 @@ def start_helper(module: str, *, env: Mapping[str, str] | None = None, keep_stde
 
 def ask_helper(
     module: str,
+    kind: type[T],
     request: object = None,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
     env: Mapping[str, str] | None = None,
-) -> Any:
-    """Start a helper for one request and return its answer. Raises HelperError."""
+) -> T:
+    """Start a helper for one request and return its answer, which is of this `kind`. Raises HelperError."""
     with start_helper(module, env=env) as helper:
         helper.send(request)
-        return helper.receive(timeout_s)
+        return helper.receive(kind, timeout_s)
 
 
 class ParentPipe:
-    """The child's side: iterate over the requests, send answers.
+    """The child's side: receive requests, send answers.
 
     Both pipes move to private file descriptors: what a library prints goes to stderr, and stdin is empty.
     """
@@ -230,26 +236,27 @@ class ParentPipe:
     def __init__(self) -> None:
         from engine.utils.process import redirect_output
 
-        self._requests, self._answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+        self._requests, self._answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
         devnull = os.open(os.devnull, os.O_RDONLY)
         os.dup2(devnull, 0)
         os.close(devnull)
         redirect_output(None)
 
-    def __iter__(self) -> Iterator[Any]:
-        import json
+    def requests(self, kind: type[T]) -> Iterator[T]:
+        """Yield the requests until the parent closes the pipe."""
+        from engine.utils.codec import decode
 
-        return map(json.loads, self._requests)
+        return (decode(line, kind) for line in self._requests)
 
-    def receive(self) -> Any:
+    def receive(self, kind: type[T]) -> T:
         """Return the next request. Raises StopIteration if the parent has closed the pipe."""
-        return next(iter(self))
+        return next(self.requests(kind))
 
     def send(self, answer: object) -> None:
-        """Send a JSON value to the parent."""
-        import json
+        from engine.utils.codec import encode
 
-        print(json.dumps(answer), file=self._answers, flush=True)
+        self._answers.write(encode(answer) + b"\n")
+        self._answers.flush()
 
 
 def run_helper(module: str) -> None:

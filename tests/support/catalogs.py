@@ -5,7 +5,6 @@ The product builds each catalog in a process that imports its library, and each 
 
 from __future__ import annotations
 
-import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +14,7 @@ from unittest.mock import patch
 from engine.config.training_sections import ModelConfig
 from engine.models import catalog, pretrained_input
 from engine.optim import timm_optimizers
+from engine.utils.codec import decode, encode
 from engine.utils.files import exclusive_lock
 
 
@@ -24,17 +24,17 @@ class AnswerOfHelper:
     def __init__(self, request: object) -> None:
         self.request = request
 
-    def receive(self) -> Any:
-        return self.request
+    def receive(self, kind: type[Any]) -> Any:
+        return decode(encode(self.request), kind)
 
     def send(self, answer: object) -> None:
-        self.answer = json.loads(json.dumps(answer))
+        self.answer = encode(answer)
 
 
-def request_in_process(module: str, request: object = None) -> Any:
+def request_in_process(module: str, kind: type[Any], request: object = None) -> Any:
     pipe = AnswerOfHelper(request)
     import_module(module).main(pipe)
-    return pipe.answer
+    return decode(pipe.answer, kind)
 
 
 def fill_catalogs(folder: Path) -> None:

@@ -39,7 +39,7 @@ class PreflightInProcess:
     def send(self, request: dict[str, Any]) -> None:
         self._answer = json.dumps(preflight_process._check_request(json.loads(json.dumps(request)), self._sources))
 
-    def receive(self) -> Any:
+    def receive(self, _: type[object]) -> Any:
         return json.loads(self._answer)
 
     def kill(self) -> None:

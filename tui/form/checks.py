@@ -183,8 +183,7 @@ class FormChecker:
                 helper = self._helpers[task]
             try:
                 helper.send({"task": task, **request})
-                answer: dict[str, Any] = helper.receive()
-                return answer
+                return helper.receive(dict[str, Any])
             except HelperError:
                 helper.close()
                 with self._lock:

@@ -64,9 +64,9 @@ class LrTest:
             )
         try:
             while True:
-                line = process.receive()
+                line = process.receive(dict[str, Any])
                 with self._lock:
-                    self._consume(line if isinstance(line, dict) else {})
+                    self._consume(line)
         except HelperExitedError as error:
             with self._lock:
                 if self._result.suggestion is None and not self._canceled:

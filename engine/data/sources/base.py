@@ -13,6 +13,7 @@ from engine.config.data_sections import DataConfig, Fit, Interpolation
 from engine.config.rules import val_resize_problem
 from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import Indices, Part
+from engine.utils.codec import Count, Record
 from engine.utils.errors import CodedError, UsageError
 
 # uint8, or float32 for user datasets whose items are floating-point tensors, see `ImageFormat.dtype`.
@@ -160,13 +161,12 @@ class CropSpec:
     interpolation: Interpolation = "bilinear"
 
 
-@dataclass(frozen=True)
-class ItemFormat:
+class ItemFormat(Record, frozen=True):
     """What the first item of a user dataset shows: its size if it is square, its channels, and whether it is a
     floating-point tensor."""
 
-    size: int | None
-    channels: int
+    size: Count | None
+    channels: Count
     is_float: bool = False
 
 

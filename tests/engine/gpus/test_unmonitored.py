@@ -14,9 +14,10 @@ from engine.distributed.torch_gpus_process import physical_id
 from engine.gpus.allocation import GpuAllocation, allocate_devices
 from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice
-from engine.gpus.unmonitored import devices_from_answer, mark_reserved, torch_may_see_gpus, unmonitored_gpus
+from engine.gpus.unmonitored import TorchGpu, devices_from_answer, mark_reserved, torch_may_see_gpus, unmonitored_gpus
+from engine.utils.codec import replace
 
-AMD = {"name": "AMD Instinct MI300X", "uuid": None, "physical_id": None, "capability": None}
+AMD = TorchGpu(name="AMD Instinct MI300X")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_amd_gpus_are_selected_by_their_entry(variables: dict[str, str], entries
 
 
 def test_nvidia_gpus_keep_their_uuid() -> None:
-    answer = {"name": "Orin", "uuid": "GPU-1", "physical_id": None, "capability": [8, 7]}
+    answer = TorchGpu(name="Orin", uuid="GPU-1", capability=(8, 7))
     [device] = devices_from_answer([answer], {"CUDA_VISIBLE_DEVICES": "0"})
     assert device == CudaDevice(0, "GPU-1", "Orin", None, capability=(8, 7))
 
@@ -63,7 +64,7 @@ def test_amd_gpus_with_same_index_are_reserved_by_physical_id(monkeypatch: pytes
     monkeypatch.setattr("engine.gpus.allocation.has_driver_library", lambda: False)
 
     def allocate(*physical_ids: str) -> GpuAllocation:
-        gpus = devices_from_answer([AMD | {"physical_id": name} for name in physical_ids], {})
+        gpus = devices_from_answer([replace(AMD, physical_id=name) for name in physical_ids], {})
         monkeypatch.setattr("engine.gpus.allocation.unmonitored_gpus", lambda _: gpus)
         return allocate_devices("auto", "run", wait=False, on_wait=print)
 
@@ -76,7 +77,7 @@ def test_amd_gpus_with_same_index_are_reserved_by_physical_id(monkeypatch: pytes
 
 
 def test_physical_ids_that_are_not_unique_are_ignored() -> None:
-    devices = devices_from_answer([AMD | {"physical_id": "PCI-0"}] * 2, {})
+    devices = devices_from_answer([replace(AMD, physical_id="PCI-0")] * 2, {})
     assert [device.reservation_id for device in devices] == ["0", "1"]
 
 
@@ -118,7 +119,7 @@ def test_torch_is_not_asked_without_a_driver(monkeypatch: pytest.MonkeyPatch) ->
 def test_torch_is_asked_once_per_value_of_the_visibility_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def answer(*_: object, env: dict[str, str], **__: object) -> list[dict[str, str | None]]:
+    def answer(*_: object, env: dict[str, str], **__: object) -> list[TorchGpu]:
         asked.append(env.get("ROCR_VISIBLE_DEVICES", ""))
         return [AMD]
 
@@ -126,5 +127,5 @@ def test_torch_is_asked_once_per_value_of_the_visibility_variables(monkeypatch: 
     monkeypatch.setattr("engine.gpus.unmonitored.ask_helper", answer)
     monkeypatch.setattr("engine.gpus.unmonitored._answers", {})
     for environ in ({}, {"HOME": "/"}, {"ROCR_VISIBLE_DEVICES": "1"}, {}):
-        assert [device.name for device in unmonitored_gpus(environ)] == [AMD["name"]]
+        assert [device.name for device in unmonitored_gpus(environ)] == [AMD.name]
     assert asked == ["", "1"]

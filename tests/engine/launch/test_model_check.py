@@ -37,7 +37,7 @@ class RecordingPipe:
     def __init__(self, request: dict[str, Any]) -> None:
         self._request, self.answer = request, ""
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def requests(self, _: type[object]) -> Iterator[dict[str, Any]]:
         yield json.loads(json.dumps(self._request))
 
     def send(self, answer: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def check_model(base: str | None, *overrides: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("preset", ["mnist", pytest.param("cifar10", marks=pytest.mark.nightly)])
 def test_model_check_downloads_and_writes_nothing(preset: str, folder: Path) -> None:
-    answer = ask_helper("engine.launch.preflight_process", model_request(preset))
+    answer = ask_helper("engine.launch.preflight_process", dict[str, Any], model_request(preset))
     assert answer["problems"] == [] and answer["weight_bytes"] > 0
     assert list(folder.rglob("*")) == []
 

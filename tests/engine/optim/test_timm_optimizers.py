@@ -17,6 +17,7 @@ from engine.config.training_sections import OptimConfig
 from engine.optim import timm_optimizers
 from engine.optim.optimizers import build_optimizer, optimizer_step
 from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
+from engine.utils.answers import Answer
 from support.messages import has_problem, raises_problem
 from support.models.small_model import refused, resumes_identically, same, small, train
 
@@ -127,7 +128,7 @@ def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, mon
     path.parent.mkdir()
     path.write_text(json.dumps({"optimizers": damaged}))
     described = {"lamb": {"options": {"eps": {"default": 1e-6, "optional": False}}}}
-    monkeypatch.setattr(timm_optimizers, "ask_helper", lambda _: described)
+    monkeypatch.setattr(timm_optimizers, "ask_helper", lambda *_: Answer(described))
     assert timm_options("timm:lamb")["eps"].default == 1e-6
     assert json.loads(path.read_text()) == {"optimizers": described}
 

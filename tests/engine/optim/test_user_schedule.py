@@ -103,7 +103,7 @@ def test_user_schedule_that_does_not_work_is_refused(code: Path, name: str, prob
 
 def test_check_user_schedule_samples_curve_and_reports_problem_of_helper(code: Path) -> None:
     sampled = check_user_schedule(config(code, "decay", "run.epochs=5"), None)
-    assert sampled is not None and sampled.positions == [0, 1, 2, 3, 4]
+    assert sampled is not None and sampled.positions == (0, 1, 2, 3, 4)
     assert [sampled.factor_at(epoch) for epoch in range(5)] == [0.9**epoch for epoch in range(5)]
     with raises_problem("invalid-value", "schedule.name", " -1 ", "epoch 3 "):
         check_user_schedule(config(code, "negative", "run.epochs=5"), 10)

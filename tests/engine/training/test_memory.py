@@ -21,7 +21,13 @@ from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
 from engine.distributed.failures import describe_cause, describe_failure, find_cause, oom_location, rank_failure
 from engine.distributed.node_plan import plan_node
-from engine.launch.batch_size import MAX_MEMORY_SHARE, BatchSizeResult, find_batch_size, previous_batch_size
+from engine.launch.batch_size import (
+    MAX_MEMORY_SHARE,
+    BatchSizeResult,
+    ImageMetadata,
+    find_batch_size,
+    previous_batch_size,
+)
 from engine.launch.batch_size_process import (
     BatchSizeTrials,
     TrialOutcome,
@@ -175,7 +181,7 @@ def batch_size_trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchSizeTria
     monkeypatch.setattr("engine.launch.batch_size_process.MAX_CPU_STEP_SECONDS", float("inf"))
     cfg = config("device.ranks=1", "data.dataset=fake", "data.image_size=32", "model.name=cnn", "optim.name=adam")
     source = open_source(cfg)
-    metadata = {"format": vars(model_input_format(cfg, source)), "classes": 10, "train": 10_000}
+    metadata = ImageMetadata(format=model_input_format(cfg, source), bytes=0, classes=10, train=10_000)
     plan, images = plan_node(cfg, []), synthetic_source(metadata)
     assert BatchSizeTrials(cfg, plan, images, 1 << 60)(2) == "fits"
     dist.destroy_process_group()

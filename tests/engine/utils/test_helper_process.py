@@ -13,6 +13,7 @@ from threading import Timer
 import psutil
 import pytest
 
+from engine.utils.codec import InvalidRecordError
 from engine.utils.helper_process import (
     HelperExitedError,
     HelperProcess,
@@ -44,27 +45,27 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 def assert_exits(helper: HelperProcess, value: str) -> HelperExitedError:
     with helper, pytest.raises(HelperExitedError) as error:
-        helper.receive(PATIENCE_SECONDS)
+        helper.receive(str, PATIENCE_SECONDS)
     assert value in str(error.value)
     return error.value
 
 
 def test_helper_answers_each_request(start: Start) -> None:
-    with start("for request in parent: parent.send({'twice': 2 * request})") as helper:
+    with start("for request in parent.requests(int): parent.send({'twice': 2 * request})") as helper:
         for number in (1, 2):
             helper.send(number)
-            assert helper.receive(PATIENCE_SECONDS) == {"twice": 2 * number}
+            assert helper.receive(dict[str, int], PATIENCE_SECONDS) == {"twice": 2 * number}
 
 
 def test_ask_helper_returns_answer(start: Start) -> None:
-    start("parent.send(parent.receive())").close()
-    assert ask_helper("helper_stub", ["ä", None]) == ["ä", None]
+    start("parent.send(parent.receive(list[str | None]))").close()
+    assert ask_helper("helper_stub", list[str | None], ["ä", None]) == ["ä", None]
 
 
 def test_helper_receive_times_out_and_hung_helper_is_killed_on_exit(start: Start) -> None:
     with start("time.sleep(1000)") as helper:
         with pytest.raises(HelperTimeoutError, match="0 s"):
-            helper.receive(0.1)
+            helper.receive(str, 0.1)
         child = psutil.Process(helper._process.pid)
     assert not child.is_running()
     assert helper.exit_code() == -signal.SIGKILL
@@ -72,18 +73,18 @@ def test_helper_receive_times_out_and_hung_helper_is_killed_on_exit(start: Start
 
 def test_helper_close_kills_grandchildren(start: Start) -> None:
     with start("import subprocess\nparent.send(subprocess.Popen(['sleep', '1000']).pid)\ntime.sleep(1000)") as helper:
-        grandchild = psutil.Process(helper.receive(PATIENCE_SECONDS))
+        grandchild = psutil.Process(helper.receive(int, PATIENCE_SECONDS))
     wait_for(
         lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE, "the end of the grandchild"
     )
 
 
 def test_helper_late_answer_is_returned_by_later_receive(start: Start) -> None:
-    with start("parent.receive()\nparent.send('late')") as helper:
+    with start("parent.receive(str)\nparent.send('late')") as helper:
         with pytest.raises(HelperTimeoutError):
-            helper.receive(0.1)
-        helper.send(None)
-        assert helper.receive(PATIENCE_SECONDS) == "late"
+            helper.receive(str, 0.1)
+        helper.send("")
+        assert helper.receive(str, PATIENCE_SECONDS) == "late"
 
 
 def test_helper_error_names_signal(start: Start) -> None:
@@ -111,24 +112,29 @@ def test_helper_receive_reports_exit_before_request(start: Start) -> None:
 def test_helper_answers_are_separate_from_stdout_and_stdin(start: Start) -> None:
     lines = "print('hello')\nos.write(1, b'{')\nparent.send(sys.stdin.read())\nos.system('echo [1]')\nparent.send(2)"
     with start(lines) as helper:
-        assert helper.receive(PATIENCE_SECONDS) == ""
-        assert helper.receive(PATIENCE_SECONDS) == 2
+        assert helper.receive(str, PATIENCE_SECONDS) == ""
+        assert helper.receive(int, PATIENCE_SECONDS) == 2
 
 
 def test_helper_receive_skips_lines_that_are_not_json() -> None:
     with HelperProcess(r"import os; os.write(1, b'rubbish\n\n\xff\n[1]\n')") as helper:
-        assert helper.receive(PATIENCE_SECONDS) == [1]
+        assert helper.receive(list[int], PATIENCE_SECONDS) == [1]
+
+
+def test_helper_receive_refuses_answer_of_another_kind() -> None:
+    with HelperProcess(r"import os; os.write(1, b'[1]\n')") as helper, pytest.raises(InvalidRecordError):
+        helper.receive(str, PATIENCE_SECONDS)
 
 
 def test_helper_receive_waits_for_complete_line() -> None:
     program = "import sys; print('[1, ', end='', flush=True); sys.stdin.readline(); print('2]\\n[3', end='')"
     with HelperProcess(program) as helper:
         with pytest.raises(HelperTimeoutError):
-            helper.receive(1.0)
+            helper.receive(list[int], 1.0)
         helper.send(None)
-        assert helper.receive(PATIENCE_SECONDS) == [1, 2]
+        assert helper.receive(list[int], PATIENCE_SECONDS) == [1, 2]
         with pytest.raises(HelperExitedError) as ended:
-            helper.receive(PATIENCE_SECONDS)
+            helper.receive(list[int], PATIENCE_SECONDS)
         assert ended.value.exit_code == 0
 
 
@@ -141,13 +147,13 @@ def test_helper_read_lines_returns_all_complete_lines() -> None:
 
 def test_helper_send_never_blocks_on_request_larger_than_pipe(start: Start) -> None:
     large = "x" * (1 << 20)
-    with start("time.sleep(0.2)\nparent.send(len(parent.receive()))") as helper:
+    with start("time.sleep(0.2)\nparent.send(len(parent.receive(str)))") as helper:
         helper.send(large)
-        assert helper.receive(PATIENCE_SECONDS) == len(large)
+        assert helper.receive(int, PATIENCE_SECONDS) == len(large)
     with start("time.sleep(1000)") as helper:
         helper.send(large)
         with pytest.raises(HelperTimeoutError):
-            helper.receive(0.1)
+            helper.receive(str, 0.1)
 
 
 def test_helper_kill_from_another_thread_ends_receive(start: Start) -> None:
@@ -158,7 +164,7 @@ def test_helper_kill_from_another_thread_ends_receive(start: Start) -> None:
 
 def test_helper_dies_with_its_parent(start: Start, tmp_path: Path) -> None:
     start("open('pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)").close()
-    program = "from engine.utils.helper_process import start_helper; start_helper('helper_stub').receive()"
+    program = "from engine.utils.helper_process import start_helper; start_helper('helper_stub').receive(str)"
     parent = psutil.Popen([sys.executable, "-c", program], cwd=tmp_path)
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the helper")
     helper = psutil.Process(int((tmp_path / "pid").read_text()))
@@ -174,7 +180,7 @@ def test_helper_imports_nothing_from_working_folder(
     (tmp_path / "work" / "json.py").write_text("raise ImportError('not the library')\n")
     monkeypatch.chdir(tmp_path / "work")
     with start("parent.send(sys.argv)") as helper:
-        assert helper.receive(PATIENCE_SECONDS) == ["-c"]
+        assert helper.receive(list[str], PATIENCE_SECONDS) == ["-c"]
 
 
 def test_helper_works_beyond_1024_descriptors(start: Start) -> None:
@@ -187,7 +193,7 @@ def test_helper_works_beyond_1024_descriptors(start: Start) -> None:
     descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
         with start("parent.send(1)") as helper:
-            assert helper.receive(PATIENCE_SECONDS) == 1
+            assert helper.receive(int, PATIENCE_SECONDS) == 1
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -199,5 +205,5 @@ def test_helper_receive_timeout_ignores_lines_that_are_not_json(start: Start) ->
     with HelperProcess("import time\nwhile True: print('rubbish', flush=True); time.sleep(0.05)") as helper:
         start_time = time.monotonic()
         with pytest.raises(HelperTimeoutError):
-            helper.receive(0.5)
+            helper.receive(str, 0.5)
         assert time.monotonic() - start_time < 10

@@ -1,0 +1,28 @@
+"""The answer of a helper process to a request that may have problems. Modules with a ``main(parent)`` send it."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from engine.utils.codec import Record
+from engine.utils.errors import Problem, UsageError
+
+T = TypeVar("T")
+
+
+class Answer(Record, Generic[T], frozen=True):
+    """A value, or the problems of the request."""
+
+    value: T | None = None
+    problems: tuple[Problem, ...] = ()
+
+    def get(self) -> T:
+        """Return the value. Raises UsageError if there is none."""
+        if self.problems or self.value is None:
+            raise UsageError(self.problems)
+        return self.value
+
+    @classmethod
+    def refuse(cls, error: UsageError) -> Answer[T]:
+        """Return the answer with the problems of an error."""
+        return cls(problems=tuple(error.problems))
