@@ -167,12 +167,12 @@ def test_readings_compare_with_columns_of_dmon() -> None:
 
     dmon = readings.dmon_medians(DMON, with_gpm=True)
     assert (dmon["pwr"], dmon["mtemp"], dmon["tensor_active"]) == (601, 70, 61)
-    ours = {"power": 640.0, "busy": 80.0, "memory_used": 8000.0 * 2**20, "pcie_received": 1.1e6, "tensor_active": 60.0}
+    ours = {"power": 640.0, "util": 80.0, "memory_used": 8000.0 * 2**20, "pcie_received": 1.1e6, "tensor_active": 60.0}
     agrees = {name: agree for name, _, agree in readings.compare(ours, dmon)}
     assert agrees["power"]
     assert agrees["memory_used"]
     assert agrees["pcie_received"]
     assert agrees["tensor_active"]
-    assert not agrees["busy"]
+    assert not agrees["util"]
     # Only nvidia-smi knows it.
     assert not agrees["temperature"]

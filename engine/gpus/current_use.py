@@ -18,7 +18,7 @@ MAX_UNATTRIBUTED_BYTES = 1 << 30
 # The same for a GPU that a desktop may use, or whose driver lists no processes: such memory, at so little utilization,
 # is that of a desktop and its browser. A training takes more of either.
 MAX_DESKTOP_MEMORY_SHARE, MAX_DESKTOP_BYTES = 0.25, 4 << 30
-MAX_DESKTOP_BUSY_PERCENT = 30.0
+MAX_DESKTOP_UTIL_PERCENT = 30.0
 DESKTOP_USERS = {"desktop": "the desktop", "Windows": "Windows"}  # of the reading `display`
 NO_EVIDENCE = "the driver reports neither its processes nor its memory use"
 
@@ -120,10 +120,10 @@ def _memory_used(gpu: Gpu, instance: MigInstance | None) -> int | None:
 
 def _is_busy(gpu: Gpu) -> bool:
     """Whether the GPU may compute more than for a desktop. In WSL 2 the driver may not tell its utilization."""
-    busy: float | None = gpu.value("busy")
-    if busy is None:
+    util: float | None = gpu.value("util")
+    if util is None:
         return bool(gpu.value("display") != "Windows")
-    return busy > MAX_DESKTOP_BUSY_PERCENT
+    return util > MAX_DESKTOP_UTIL_PERCENT
 
 
 def _may_have_desktop(gpu: Gpu) -> bool:

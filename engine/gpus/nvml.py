@@ -285,7 +285,7 @@ def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
     memory = query(memory_info, handle)
     answers = {
         name: rates if rates.value is None else query(checked_percent, getattr(rates.value, field))
-        for name, field in (("busy", "gpu"), ("memory_busy", "memory"))
+        for name, field in (("util", "gpu"), ("memory_util", "memory"))
     }
     for index, name in enumerate(("memory_used", "memory_total", "memory_reserved")):
         value = None if memory.value is None else memory.value[index]

@@ -148,7 +148,7 @@ class GpuThread(threading.Thread):
         answers |= self._query_links(handle, answers)
         not_requested: Reading[Any] = Reading(None, current_time(), Missing.NOT_REQUESTED)
         readings = {name: answers.get(name, not_requested) for name in UNITS}
-        lost = Missing.LOST in (readings["busy"].reason, readings["memory_used"].reason)
+        lost = Missing.LOST in (readings["util"].reason, readings["memory_used"].reason)
         return self._build_gpu("lost" if lost else "ok", 0.0, current_time(), readings, self._processes)
 
     @property

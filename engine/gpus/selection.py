@@ -163,7 +163,7 @@ def _unresponsive(gpu: Gpu) -> Unavailable | None:
     if gpu.state == "ok":
         return None
     obstacle = Obstacle.STALE if gpu.state == "stale" else Obstacle.LOST
-    return Unavailable(obstacle, gpu["busy"].reason or gpu.state)
+    return Unavailable(obstacle, gpu["util"].reason or gpu.state)
 
 
 def reserved_by(uuid: str, reservations: Sequence[ReservationInfo]) -> Unavailable | None:

@@ -125,9 +125,9 @@ class Gpu(Record, frozen=True, kw_only=True):
     compute_capability: Reading[str] = _absent("")
     # Percent of the sampling period with at least one kernel running (`utilization.gpu`). NVML's sampling period is
     # 1/6 s to 1 s, depending on the product.
-    busy: Reading[Count] = _absent("%")
+    util: Reading[Count] = _absent("%")
     # Percent of the sampling period in which device memory was read or written (`utilization.memory`).
-    memory_busy: Reading[Count] = _absent("%")
+    memory_util: Reading[Count] = _absent("%")
     # Percent of SMs that were busy, averaged over the sampling interval (GPM metric 2).
     sm_active: Reading[Number] = _absent("%")
     # Percent of time that the SMs executed tensor core operations of any type (GPM metric 5).

@@ -16,7 +16,7 @@ from engine.runs.records import GpuSample
 
 USAGE_INTERVAL_SECONDS = 5.0
 RECORDED_READINGS = (
-    "busy",
+    "util",
     "sm_active",
     "tensor_active",
     "memory_used",
@@ -72,7 +72,7 @@ def _samples(gpu: Gpu, host: str, uuids: Collection[str]) -> list[GpuSample]:
     if not instances and not gpu.mig_enabled:
         return [GpuSample(gpu.uuid, host, gpu.state, **readings)]
     # Heat and clocks are common to all instances. NVML has no utilization of an instance, and no power draw.
-    unknown = {"busy": None, "power": None}
+    unknown = {"util": None, "power": None}
     return [
         GpuSample(
             instance.uuid,

@@ -390,8 +390,8 @@ def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> Ex
         message = f"best accuracy {best.selection_accuracy:.4f} in epoch {best.epoch}" if best else ""
         if early_stop := describe_early_stop(recorder.history):
             message = f"{early_stop}; {message}"
-        busy = [mean for use in recorder.history.gpus.values() if (mean := use.mean("busy")) is not None]
-        message += f"; GPU utilization {sum(busy) / len(busy):.0f}%" if busy else ""
+        util = [mean for use in recorder.history.gpus.values() if (mean := use.mean("util")) is not None]
+        message += f"; GPU utilization {sum(util) / len(util):.0f}%" if util else ""
         recorder.record(RunFinished(state="finished", message=message))
         return ExitCode.FINISHED
     reason = f"{result.reason}; " if result.reason else ""

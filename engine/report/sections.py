@@ -211,13 +211,13 @@ def gpu_table(run: ReportedRun) -> Table:
         memory, heat = stats.maxima.get("memory_used"), stats.maxima.get("temperature")
         cells = [uuid, stats.host]
         cells += [
-            _unit(stats.mean("busy"), " %"),
+            _unit(stats.mean("util"), " %"),
             _unit(stats.mean("sm_active"), " %"),
             _unit(stats.mean("power"), " W"),
         ]
         cells += [UNKNOWN if memory is None else format_bytes(memory), _unit(heat, " °C")]
         rows.append(Row((*cells, ", ".join(sorted(stats.throttle_reasons)) or "none")))
-    heads = ("GPU", "host", "busy", "SM active", "power", "most memory", "highest temperature", "throttled")
+    heads = ("GPU", "host", "util", "SM active", "power", "most memory", "highest temperature", "throttled")
     return Table(heads, tuple(rows), len(run.history.gpus) - len(rows))
 
 

@@ -44,7 +44,7 @@ from engine.utils.codec import UNSET, Count, FileRecord, Finite, Number, Record,
 # Events of the ranks are recorded up to seconds after later ones of the supervisor.
 CLOCK_STEP_SECONDS = 10.0
 # Readings of which a summary has the mean; of memory and temperature it has the maximum.
-MEAN_READINGS = ("busy", "sm_active", "tensor_active", "power")
+MEAN_READINGS = ("util", "sm_active", "tensor_active", "power")
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
 
     uuid: str
     host: str
-    busy: Number | UnsetType = UNSET
+    util: Number | UnsetType = UNSET
     """Mean GPU utilization in percent."""
     sm_active: Number | UnsetType = UNSET
     """Mean SM activity in percent."""

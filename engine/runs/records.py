@@ -61,7 +61,7 @@ class GpuSample(Record, frozen=True, omit_defaults=True):
     """Host name of the GPU's node."""
     state: str | None = None
     """State of the readings: ok, stale or lost."""
-    busy: Number | None = None
+    util: Number | None = None
     """GPU utilization in percent: share of the time in which any kernel ran."""
     sm_active: Number | None = None
     """SM activity in percent (GPM)."""

@@ -48,7 +48,7 @@ CLIENT_DEFAULTS = {
 STATUSES = {RunState.FINISHED: "FINISHED", RunState.STOPPED: "KILLED"}
 # A metric under `system/` with these names is on MLflow's page of system metrics.
 SYSTEM_METRICS = {
-    "busy_percent": "utilization_percentage",
+    "util_percent": "utilization_percentage",
     "memory_used_bytes": "memory_usage_bytes",
     "power_watts": "power_usage_watts",
 }

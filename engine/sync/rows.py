@@ -17,7 +17,7 @@ from engine.utils.codec import UNSET
 MAX_GPUS = 64
 # Readings of a GPU, and the names of their metrics behind `gpu/N/`.
 GPU_METRICS = {
-    "busy": "busy_percent",
+    "util": "util_percent",
     "sm_active": "sm_active_percent",
     "tensor_active": "tensor_active_percent",
     "memory_used": "memory_used_bytes",

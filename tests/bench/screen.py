@@ -91,13 +91,13 @@ class Server:
         self._make_runs()
 
     def _set_load(self, now: float) -> None:
-        busy = [round(70 + 25 * math.sin(now / 3 + index)) if index < 6 else 0 for index in range(GPUS)]
+        util = [round(70 + 25 * math.sin(now / 3 + index)) if index < 6 else 0 for index in range(GPUS)]
         lines = [
             gpu_line(
-                index, name="NVIDIA_H100_80GB_HBM3", busy=load, sm=round(0.8 * load), tensor=round(0.4 * load),
-                used=MEMORY_MIB, power=100 + 5 * load, temperature=30 + load // 3, memory_busy=load // 2,
+                index, name="NVIDIA_H100_80GB_HBM3", util=load, sm=round(0.8 * load), tensor=round(0.4 * load),
+                used=MEMORY_MIB, power=100 + 5 * load, temperature=30 + load // 3, memory_util=load // 2,
             )
-            for index, load in enumerate(busy)
+            for index, load in enumerate(util)
         ]  # fmt: skip
         self._host.set_scene(lines, [f"process {index} {os.getpid()} 60000 compute" for index in range(6)])
 
@@ -147,7 +147,7 @@ class Server:
         journal.append(StepEvent(step=step, epoch=epoch, losses=losses, lr=0.1, images_per_second=30e3, data_wait=0.01))
         if step % (6 * LOG_EVERY) == 0:
             samples = [
-                GpuSample(uuid, os.uname().nodename, "ok", busy=95, memory_used=MEMORY_MIB << 20, power=600.0)
+                GpuSample(uuid, os.uname().nodename, "ok", util=95, memory_used=MEMORY_MIB << 20, power=600.0)
                 for uuid in self._devices
             ]
             journal.append(GpuEvent(gpus=samples))

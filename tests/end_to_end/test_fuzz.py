@@ -178,7 +178,7 @@ EVENTS: list[Event] = [
     ),
     RunPaused(step=4, epoch=2),
     RankFailed(rank=0, device="cpu", cause="why", code="rank-failed"),
-    GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
+    GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", util=3.0, memory_used=5, throttle=["power"])]),
     RunFinished(state="finished"),
 ]
 LINES = [to_line(event) for event in EVENTS]

@@ -40,7 +40,7 @@ MINUTES = (11, 31)
 PER_EPOCH, SLACK = 1500, 25_000
 GPUS = [
     GpuSample(
-        uuid=f"GPU-{number}", host="h", state="ok", busy=97.0, sm_active=81.5, tensor_active=40.2,
+        uuid=f"GPU-{number}", host="h", state="ok", util=97.0, sm_active=81.5, tensor_active=40.2,
         memory_used=61 << 30, temperature=64.0, power=512.5, sm_clock=1980.0, throttle=["power"],
     )
     for number in range(4)

@@ -50,7 +50,7 @@ EVENTS = [
         ControlEvent(request="stop", by="me", outcome="yes"),
         RankFailed(rank=0, device="cpu", cause="why", code="rank-failed"),
     ),
-    GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", busy=3.0, memory_used=5, throttle=["power"])]),
+    GpuEvent(gpus=[GpuSample("GPU-1", "h", "ok", util=3.0, memory_used=5, throttle=["power"])]),
     RunFinished(state="finished"),
 ]
 EVENT_DOCUMENTS = [json.loads(to_line(event)) for event in EVENTS]

@@ -41,7 +41,7 @@ def compare_readings(context: Context) -> list[Row]:
     if ours.returncode != 0 or not samples or not output:
         raise StepFailedError(f"no readings: gputrain {last_line(ours.stderr)}; dmon.log has {len(output)} columns")
     if output.get("sm", 0) < MIN_LOAD_PERCENT:
-        raise StepFailedError(f"nvidia-smi's GPU 0 is not the one under load: {output.get('sm')}% busy")
+        raise StepFailedError(f"nvidia-smi's GPU 0 is not the one under load: {output.get('sm')}% utilization")
     compared = readings.compare(samples, output)
     return [Row(f"reading {name}", values, {}, "ok" if agree else "failed") for name, values, agree in compared]
 

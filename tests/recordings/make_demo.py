@@ -142,9 +142,9 @@ def events(run: Training) -> Iterator[Event]:
     yield RunFinished(time=total * SECONDS_PER_STEP, state="finished", message="made up")
 
 
-def gpu_use(rank: int, busy: int) -> GpuSample:
+def gpu_use(rank: int, util: int) -> GpuSample:
     return GpuSample(
-        gpu_uuid(rank), HOST, "ok", busy=busy, sm_active=81.0 + rank, tensor_active=43.0, memory_used=int(61.2 * GIB),
+        gpu_uuid(rank), HOST, "ok", util=util, sm_active=81.0 + rank, tensor_active=43.0, memory_used=int(61.2 * GIB),
         temperature=64, power=612.0, sm_clock=1980, max_sm_clock=1980, throttle=[],
     )  # fmt: skip
 
@@ -212,10 +212,10 @@ def snapshot(second: int) -> Snapshot:
     """Snapshot at one second. The readings of the last GPU are stale."""
     now = float(BEGIN + second)
     gpus = []
-    for index, busy, memory, power, temperature, user, command, run in GPU_TABLE:
-        wave = round(6 * math.sin((second + 11) / 3 + index)) if busy else 0
+    for index, util, memory, power, temperature, user, command, run in GPU_TABLE:
+        wave = round(6 * math.sin((second + 11) / 3 + index)) if util else 0
         readings = values(
-            index, now, min(max(busy + wave, 0), 100), memory_used=int(memory * GIB), temperature=temperature,
+            index, now, min(max(util + wave, 0), 100), memory_used=int(memory * GIB), temperature=temperature,
             power=power, throttle=["thermal"] if temperature > 85 else [],
         )  # fmt: skip
         processes = []

@@ -32,29 +32,29 @@ def known_reading(value: Any, now: float, unit: str = "") -> Reading[Any]:
     return Reading(value, now, unit=unit)
 
 
-def values(index: int, now: float, busy: float, **changes: Any) -> dict[str, Reading[Any]]:
-    """Readings of an H100 at `busy` % utilization; `changes` override them."""
-    load = busy / 100
+def values(index: int, now: float, util: float, **changes: Any) -> dict[str, Reading[Any]]:
+    """Readings of an H100 at `util` % utilization; `changes` override them."""
+    load = util / 100
     plain: dict[str, Any] = {
         "name": NAME,
         "pci_bus_id": f"00000000:{0x19 + 0x10 * index:02X}:00.0",
-        "busy": round(busy),
-        "memory_busy": round(0.6 * busy),
-        "sm_active": round(0.84 * busy, 1),
-        "tensor_active": round(0.45 * busy, 1),
-        "dram_active": round(0.4 * busy, 1),
+        "util": round(util),
+        "memory_util": round(0.6 * util),
+        "sm_active": round(0.84 * util, 1),
+        "tensor_active": round(0.45 * util, 1),
+        "dram_active": round(0.4 * util, 1),
         "memory_used": int((0.5 + 60 * load) * GIB),
         "memory_total": 85520809984,
         "memory_reserved": 614 << 20,
         "temperature": round(33 + 32 * load),
         "power": round(71 + 560 * load, 1),
         "power_limit": 700.0,
-        "sm_clock": 1980 if busy else 345,
+        "sm_clock": 1980 if util else 345,
         "memory_clock": 2619,
         "max_sm_clock": 1980,
         "max_memory_clock": 2619,
         "performance_state": "P0",
-        "throttle": [] if busy else ["idle"],
+        "throttle": [] if util else ["idle"],
         "ecc_corrected": 0,
         "ecc_uncorrected": 0,
         "pcie_generation": 5,
@@ -136,9 +136,9 @@ def snapshot(second: int) -> Snapshot:
         )
         for instance, used in ((1, 11.0), (2, 0.1))
     )
-    divided = values(7, now, 0, mig="on", memory_busy=None, memory_used=int(11.1 * GIB))
+    divided = values(7, now, 0, mig="on", memory_util=None, memory_used=int(11.1 * GIB))
     divided |= dict.fromkeys(
-        ("busy", "sm_active", "tensor_active", "dram_active"), Reading(None, now, "not supported", "%")
+        ("util", "sm_active", "tensor_active", "dram_active"), Reading(None, now, "not supported", "%")
     )
     notebook = process(now, 5120, "carol", "jupyter-lab", 11, instance=1, cpu=3.0)
     gpus.append(gpu(7, now, divided, notebook, instances=parts))

@@ -240,4 +240,4 @@ def test_gpu_poller_records_loads_of_each_snapshot() -> None:
     poller.poll()
     assert poller.snapshot is not None
     gpu = poller.snapshot.gpus[0]
-    assert poller.loads.columns(gpu.uuid, "busy", 1.0, 1, poller.snapshot.time) == [gpu.value("busy")]
+    assert poller.loads.columns(gpu.uuid, "util", 1.0, 1, poller.snapshot.time) == [gpu.value("util")]

@@ -96,7 +96,7 @@ def runs() -> None:
 
 
 SCREENS = {
-    "": "#gpus", "enter": "#busy", "Q": "#queue", "n": "#fields", "r": "#all-runs", "r question_mark": ".dialog",
+    "": "#gpus", "enter": "#util", "Q": "#queue", "n": "#fields", "r": "#all-runs", "r question_mark": ".dialog",
     "r s": "#all-runs", "r space j space c": "#compared-runs", "r enter": "#loss", "r enter l": ".dialog",
     "r enter d": ".dialog", "r enter v": "#matrix",
 }  # fmt: skip

@@ -16,7 +16,7 @@ def share_percent(gpu: Gpu, used: str, limit: str) -> float | None:
 
 # In percent, except for the temperature in °C.
 LOAD_METRICS: Mapping[str, Callable[[Gpu], float | None]] = {
-    "busy": lambda gpu: gpu.value("busy"),
+    "util": lambda gpu: gpu.value("util"),
     "sm_active": lambda gpu: gpu.value("sm_active"),
     "tensor_active": lambda gpu: gpu.value("tensor_active"),
     "memory": lambda gpu: share_percent(gpu, "memory_used", "memory_total"),

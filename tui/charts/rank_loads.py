@@ -28,7 +28,7 @@ class RankLoads:
     def add(self, event: GpuEvent) -> None:
         """Add the readings of a `gpus` event."""
         for sample in event.gpus:
-            self._add(str(sample.uuid), event.time, sample.busy)
+            self._add(str(sample.uuid), event.time, sample.util)
 
     def measure_cpu(self, started: RunStarted, time: float) -> None:
         """Add the CPU utilization of the ranks on this host since the previous call, in percent of their cores."""

@@ -136,7 +136,7 @@ class GpuScreen(GputrainScreen):
         panel = self.query_one("#facts", Lines)
         lines = fact_lines(known, panel.text_width)
         if gpu.state != "ok":
-            reason = f"no answer for {format_duration(gpu.age)}" if gpu.state == "stale" else gpu["busy"].reason
+            reason = f"no answer for {format_duration(gpu.age)}" if gpu.state == "stale" else gpu["util"].reason
             if known is gpu:
                 lines = [Text(printable(f"{reason}; it has not answered since this program started"), BAD)]
             else:

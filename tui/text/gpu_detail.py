@@ -86,7 +86,7 @@ def _fact_groups(gpu: Gpu) -> list[Facts]:
         ]),
         _facts("memory", gpu, [
             ("reserved", ("memory_reserved",), lambda gpu: f"{gpu.value('memory_reserved') / GIB:.1f} GiB"),
-            ("busy", ("memory_busy",), lambda gpu: f"{gpu.value('memory_busy')}%"),
+            ("util", ("memory_util",), lambda gpu: f"{gpu.value('memory_util')}%"),
             ("bandwidth", ("dram_active",), lambda gpu: f"{gpu.value('dram_active'):.0f}%"),
         ]),
         _facts("PCIe", gpu, [
@@ -280,7 +280,7 @@ def _full_percent(gpu: Gpu) -> str:
 
 
 GRAPHS = (
-    Graph("busy", "busy", "busy", _percent("busy"), _full_percent),
+    Graph("util", "util", "util", _percent("util"), _full_percent),
     Graph(
         "memory",
         "memory_used",

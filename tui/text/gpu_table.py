@@ -116,9 +116,9 @@ def _silence(gpu: Gpu, last: Gpu | None) -> Text:
     """Return why a GPU does not answer, and its last readings, if there are any."""
     line = Text.assemble((silence_reason(gpu), BAD), no_wrap=True, end="")
     if last is not None:
-        busy, used = last.value("busy"), last.value("memory_used")
+        util, used = last.value("util"), last.value("memory_used")
         readings = [
-            "" if busy is None else f"{busy:.0f}% busy",
+            "" if util is None else f"{util:.0f}% util",
             "" if used is None else f"{used / GIB:.1f} GiB",
             ", ".join(users(last)) or "free",
         ]
@@ -209,7 +209,7 @@ def _line_zones(snapshot: Snapshot, answers: Answers, view: TableView) -> list[Z
     makers: list[tuple[str, bool, Callable[[Gpu], Text]]] = []
     if common_name(snapshot) is None:
         makers.append(("name", False, lambda gpu: Text(shorten_middle(short_name(gpu), 10 if width < 100 else 18))))
-    makers.append(("busy", False, lambda gpu: _metered(gpu.value("busy"), load_columns, _percent("busy")(gpu), 4)))
+    makers.append(("util", False, lambda gpu: _metered(gpu.value("util"), load_columns, _percent("util")(gpu), 4)))
     if width >= METERS_MIN_WIDTH:
         makers.append(("SM", True, _percent("sm_active")))
     if width >= POWER_METER_MIN_WIDTH:
@@ -289,9 +289,9 @@ def _meter_lines(gpu: Gpu, columns: int) -> list[Text]:
             end="",
         )
 
-    readings = {name: gpu.value(name) for name in ("busy", "sm_active", "tensor_active", "dram_active")}
+    readings = {name: gpu.value(name) for name in ("util", "sm_active", "tensor_active", "dram_active")}
     lines = [
-        line("busy", readings["busy"], _number(readings["busy"], "%")),
+        line("util", readings["util"], _number(readings["util"], "%")),
         line("memory", share_percent(gpu, "memory_used", "memory_total"), f"{_memory_text(gpu)} GiB"),
         line("power", share_percent(gpu, "power", "power_limit"), f"{_power_text(gpu)} W"),
     ]
@@ -345,7 +345,7 @@ def _graph_zone(snapshot: Snapshot, loads: GpuLoads, view: TableView, columns: i
     if columns < MIN_GRAPH_COLUMNS:
         return Zone("", [[Text()] * view.lines for _ in snapshot.gpus])
     two = view.lines > 1 and columns >= TWO_GRAPHS_MIN_COLUMNS
-    metrics = ("busy", "memory") if two else ("busy",)
+    metrics = ("util", "memory") if two else ("util",)
     each = (columns - GAP * (len(metrics) - 1)) // len(metrics)
     shown = shown_seconds(view.seconds, each * DOTS_PER_COLUMN)
     titles = []

@@ -68,4 +68,4 @@ def notes(gpu: Gpu) -> list[str]:
 
 def silence_reason(gpu: Gpu) -> str:
     """Return why a GPU does not answer, or since when."""
-    return f"no answer for {gpu.age:.0f} s" if gpu.state == "stale" else printable(str(gpu["busy"].reason))
+    return f"no answer for {gpu.age:.0f} s" if gpu.state == "stale" else printable(str(gpu["util"].reason))

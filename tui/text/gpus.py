@@ -128,7 +128,7 @@ def _used_by_cell(gpu: Gpu) -> Cell:
 
 GPU_COLUMN = Column("GPU", lambda gpu: Cell(str(gpu.index)))
 NAME_COLUMN = Column("NAME", _short_name_cell, align_right=False)
-BUSY_COLUMN = Column("BUSY", lambda gpu: _percent_cell(gpu, "busy"))
+UTIL_COLUMN = Column("UTIL", lambda gpu: _percent_cell(gpu, "util"))
 ACTIVITY_COLUMNS = [
     Column("SM", lambda gpu: _percent_cell(gpu, "sm_active")),
     Column("TENSOR", lambda gpu: _percent_cell(gpu, "tensor_active")),
@@ -162,7 +162,7 @@ def gpu_lines(snapshot: Snapshot, width: int, *, instances: bool = False) -> lis
     columns = [
         GPU_COLUMN,
         Column("NAME", _full_name_cell, align_right=False) if wide else NAME_COLUMN,
-        BUSY_COLUMN,
+        UTIL_COLUMN,
         *ACTIVITY_COLUMNS,
         *LOAD_COLUMNS,
         *(WIDE_COLUMNS if wide else []),
@@ -179,8 +179,8 @@ def gpu_lines(snapshot: Snapshot, width: int, *, instances: bool = False) -> lis
 def _cells(gpu: Gpu, columns: Sequence[Column]) -> list[Cell]:
     if gpu.state == "ok":
         return [column.make_cell(gpu) for column in columns]
-    reason = f"stale: no answer for {gpu.age:.0f} s" if gpu.state == "stale" else str(gpu["busy"].reason)
-    first_reading = columns.index(BUSY_COLUMN)
+    reason = f"stale: no answer for {gpu.age:.0f} s" if gpu.state == "stale" else str(gpu["util"].reason)
+    first_reading = columns.index(UTIL_COLUMN)
     return [*(column.make_cell(gpu) for column in columns[:first_reading]), Cell(printable(reason), BAD)]
 
 

@@ -43,7 +43,7 @@ WARM_CELSIUS, HOT_CELSIUS = 75, 85
 class GpuFigures:
     """Statistics of one GPU over the whole run; None if unknown."""
 
-    busy: float | None = None
+    util: float | None = None
     """Mean GPU utilization in percent."""
     power: float | None = None
     """Mean power draw in watts."""
@@ -94,7 +94,7 @@ def rank_readings(history: History, loads: RankLoads, *, live: bool) -> RankRead
         samples_time=latest.time if latest else 0.0,
         figures={
             uuid: GpuFigures(
-                busy=stats.mean("busy"),
+                util=stats.mean("util"),
                 power=stats.mean("power"),
                 memory_used=stats.maxima.get("memory_used"),
                 temperature=stats.maxima.get("temperature"),
@@ -211,12 +211,12 @@ def _gpu_cells(readings: RankReadings, snapshot: Snapshot | None, rank: RankDevi
     if readings.live and sample is not None and sample.state not in (None, "ok"):
         return [*cells, _Cell("", 20, Text(printable(str(sample.state)), BAD))]
     values = sample if readings.live else readings.figures.get(rank.device)
-    busy, memory, power, temperature = (
-        getattr(values, metric, None) for metric in ("busy", "memory_used", "power", "temperature")
+    util, memory, power, temperature = (
+        getattr(values, metric, None) for metric in ("util", "memory_used", "power", "temperature")
     )
     total, limit = _capacity(rank.device, snapshot)
     bar = min(max((width - 40) // 6, MIN_METER_COLUMNS), MAX_METER_COLUMNS)
-    cells.append(_metered("busy", None if busy is None else busy / 100, _format(busy, "%"), bar, 4))
+    cells.append(_metered("util", None if util is None else util / 100, _format(util, "%"), bar, 4))
     memory_text = UNKNOWN if memory is None else f"{memory / GIB:.1f}"
     memory_share = memory / total if memory is not None and total else None
     if width >= 90 and total:

@@ -28,7 +28,7 @@ def first_device() -> CudaDevice:
     "driver", [{"display": 1, "scene": XORG}, {"display": -1, "scene": NO_PROCESS_LIST}], ids=["X11", "unlisted"]
 )
 def test_auto_uses_gpu_of_desktop_and_says_so(loaded_gpu_host: FakeGpuHost, driver: dict[str, object]) -> None:
-    gpu = gpu_line(0, total=24576, used=2500, busy=12, display=driver["display"])
+    gpu = gpu_line(0, total=24576, used=2500, util=12, display=driver["display"])
     loaded_gpu_host.set_scene(gpu, str(driver["scene"]))
     allocation = preview_allocation("auto", sample_gpus(), wait=False)
     assert [device.index for device in allocation.devices] == [0]
@@ -40,13 +40,13 @@ def test_auto_uses_gpu_of_desktop_and_says_so(loaded_gpu_host: FakeGpuHost, driv
 def test_free_gpu_of_windows_is_chosen_in_wsl(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "WSL_DEVICE", Path("/dev/null"))
     # Xwayland has no memory of its own, and Windows may use a GPU without a display.
-    loaded_gpu_host.set_scene(gpu_line(0, total=24576, used=2500, busy=-1), f"process 0 {UNKNOWN_PID} -1 graphics")
+    loaded_gpu_host.set_scene(gpu_line(0, total=24576, used=2500, util=-1), f"process 0 {UNKNOWN_PID} -1 graphics")
     allocation = preview_allocation("free:1", sample_gpus(), wait=False)
     assert [device.index for device in allocation.devices] == [0]
     assert has_problem(allocation.warnings, "gpu-in-use", "", "GPU 0: ", "Windows")
 
 
-@pytest.mark.parametrize("values", [{"used": 9000}, {"used": 2500, "busy": 97}], ids=["memory", "busy"])
+@pytest.mark.parametrize("values", [{"used": 9000}, {"used": 2500, "util": 97}], ids=["memory", "util"])
 def test_gpu_of_desktop_that_may_train_is_named_in_the_advice(
     loaded_gpu_host: FakeGpuHost, values: dict[str, object]
 ) -> None:
@@ -67,20 +67,20 @@ def test_unlisted_memory_of_gpu_without_desktop_is_use(loaded_gpu_host: FakeGpuH
 
 
 def test_unlisted_memory_of_large_gpu_is_more_than_a_desktop(loaded_gpu_host: FakeGpuHost) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, used=12000, busy=25), NO_PROCESS_LIST)
+    loaded_gpu_host.set_scene(gpu_line(0, used=12000, util=25), NO_PROCESS_LIST)
     assert not first_device().is_free
 
 
 def test_unlisted_memory_in_container_is_use_beside_active_display(loaded_gpu_host: FakeGpuHost) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, used=18000, busy=20, display=1))
+    loaded_gpu_host.set_scene(gpu_line(0, used=18000, util=20, display=1))
     assert not first_device().is_free
 
 
-@pytest.mark.parametrize(("busy", "is_free"), [(-1, False), (5, True), (95, False)])
+@pytest.mark.parametrize(("util", "is_free"), [(-1, False), (5, True), (95, False)])
 def test_gpu_whose_driver_reports_no_use_is_free_while_idle(
-    loaded_gpu_host: FakeGpuHost, busy: int, is_free: bool
+    loaded_gpu_host: FakeGpuHost, util: int, is_free: bool
 ) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, busy=busy), NO_PROCESS_LIST, NO_MEMORY)
+    loaded_gpu_host.set_scene(gpu_line(0, util=util), NO_PROCESS_LIST, NO_MEMORY)
     device = first_device()
     assert device.is_free is is_free
     assert (device.doubt and device.doubt.message) == (

@@ -37,7 +37,7 @@ from support.gputrain_command import Gputrain
 from support.messages import says
 from tui.cli.main import app
 
-DYNAMIC = ("busy", "memory_used", "power", "temperature", "sm_clock", "throttle")
+DYNAMIC = ("util", "memory_used", "power", "temperature", "sm_clock", "throttle")
 
 
 def run_gpus(gputrain: Gputrain, host: FakeGpuHost, *arguments: str) -> Result:
@@ -51,10 +51,10 @@ def gpus_json(gputrain: Gputrain, host: FakeGpuHost) -> list[dict[str, Any]]:
     return parse_gpus_json(run_gpus(gputrain, host, "--json").stdout)
 
 
-def assert_healthy(gpu: dict[str, Any], busy: int) -> None:
-    assert (gpu["state"], gpu["busy"]["value"]) == ("ok", busy)
+def assert_healthy(gpu: dict[str, Any], util: int) -> None:
+    assert (gpu["state"], gpu["util"]["value"]) == ("ok", util)
     assert gpu["age"] <= 2.0
-    assert time.time() - gpu["busy"]["time"] < 10.0
+    assert time.time() - gpu["util"]["time"] < 10.0
 
 
 def row(output: str, index: int) -> str:
@@ -104,7 +104,7 @@ def test_gpus_command_with_driver_library_version_mismatch(gputrain: Gputrain, g
 
 def test_gpu_lost_before_first_sample(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(
-        gpu_line(0, busy=50), gpu_line(1), gpu_line(2, busy=70), "fault 1 nvmlDeviceGetHandleByIndex_v2 15"
+        gpu_line(0, util=50), gpu_line(1), gpu_line(2, util=70), "fault 1 nvmlDeviceGetHandleByIndex_v2 15"
     )
     gpus = gpus_json(gputrain, gpu_host)
     assert [gpu["state"] for gpu in gpus] == ["ok", "lost", "ok"]
@@ -116,10 +116,10 @@ def test_gpu_lost_before_first_sample(gputrain: Gputrain, gpu_host: FakeGpuHost)
 
 
 def test_gpu_lost_while_watched_recovers(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    healthy = [gpu_line(0, busy=50), gpu_line(1, busy=60)]
+    healthy = [gpu_line(0, util=50), gpu_line(1, util=60)]
     gpu_host.set_scene(healthy)
     with start_watch(gputrain, gpu_host) as watch:
-        assert watch.until(lambda gpus: gpus[1]["busy"]["value"] == 60)
+        assert watch.until(lambda gpus: gpus[1]["util"]["value"] == 60)
         gpu_host.set_scene(healthy, "fault 1 * 15")
         gpus_with_lost = watch.until(lambda gpus: gpus[1]["state"] == "lost")
         assert all(gpus_with_lost[1][name]["reason"] == "lost" for name in DYNAMIC)
@@ -131,19 +131,19 @@ def test_gpu_lost_while_watched_recovers(gputrain: Gputrain, gpu_host: FakeGpuHo
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetHandleByIndex_v2"])
 def test_gpu_call_hanging_from_start_is_stale(gputrain: Gputrain, gpu_host: FakeGpuHost, function: str) -> None:
-    gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1), f"fault 1 {function} hang")
+    gpu_host.set_scene(gpu_line(0, util=50), gpu_line(1), f"fault 1 {function} hang")
     start = time.monotonic()
     gpus = gpus_json(gputrain, gpu_host)
     assert time.monotonic() - start < 10.0
     assert gpus[1]["state"] == "stale"
     assert all(gpus[1][name]["value"] is None for name in DYNAMIC)
-    assert gpus[1]["busy"]["reason"].startswith("stale: no answer for ")
+    assert gpus[1]["util"]["reason"].startswith("stale: no answer for ")
     assert_healthy(gpus[0], 50)
     assert "stale: no answer for " in row(run_gpus(gputrain, gpu_host).stdout, 1)
 
 
 def test_gpu_call_hanging_later_is_stale_and_recovers(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    healthy = [gpu_line(0, busy=50), gpu_line(1, busy=60)]
+    healthy = [gpu_line(0, util=50), gpu_line(1, util=60)]
     gpu_host.set_scene(healthy)
     with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: gpus[1]["state"] == "ok")
@@ -177,7 +177,7 @@ def test_gpus_watch_with_hanging_driver_exits_on_ctrl_c(gputrain: Gputrain, gpu_
 
 
 def test_slow_gpu_call_does_not_delay_other_gpus(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1, busy=60), "fault 1 nvmlDeviceGetPowerUsage slow=1500")
+    gpu_host.set_scene(gpu_line(0, util=50), gpu_line(1, util=60), "fault 1 nvmlDeviceGetPowerUsage slow=1500")
     with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: all(gpu["state"] == "ok" for gpu in gpus))
         assert_healthy(watch.until(lambda gpus: gpus[0]["time"] - gpus[1]["time"] > 0.5)[0], 50)
@@ -186,7 +186,7 @@ def test_slow_gpu_call_does_not_delay_other_gpus(gputrain: Gputrain, gpu_host: F
 
 
 def test_gpu_without_supported_readings(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1), "fault 1 * 3")
+    gpu_host.set_scene(gpu_line(0, util=50), gpu_line(1), "fault 1 * 3")
     gpus = gpus_json(gputrain, gpu_host)
     assert all(gpus[1][name] == {**gpus[1][name], "value": None, "reason": "not supported"} for name in DYNAMIC)
     assert gpus[1]["processes"]["value"] is None
@@ -199,7 +199,7 @@ def test_gpu_without_supported_readings(gputrain: Gputrain, gpu_host: FakeGpuHos
 
 def test_gpu_without_permission(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     functions = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlGpmSampleGet")
-    gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1, busy=60), [f"fault 1 {function} 4" for function in functions])
+    gpu_host.set_scene(gpu_line(0, util=50), gpu_line(1, util=60), [f"fault 1 {function} 4" for function in functions])
     gpus = gpus_json(gputrain, gpu_host)
     assert gpus[1]["processes"]["reason"] == "no permission"
     assert gpus[1]["sm_active"]["reason"] == "no permission"
@@ -208,7 +208,7 @@ def test_gpu_without_permission(gputrain: Gputrain, gpu_host: FakeGpuHost) -> No
 
 def test_driver_with_missing_functions(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.driver = build_fake_driver(gputrain.folder, "-DOLD_DRIVER")
-    gpu_host.set_scene(gpu_line(0, busy=50, used=500, reserved=600, throttle=4))
+    gpu_host.set_scene(gpu_line(0, util=50, used=500, reserved=600, throttle=4))
     [gpu] = gpus_json(gputrain, gpu_host)
     assert gpu["memory_used"]["value"] == 1100 << 20
     assert gpu["memory_reserved"]["reason"] == "not supported"
@@ -230,27 +230,27 @@ def test_gpu_process_with_unknown_pid(gputrain: Gputrain, gpu_host: FakeGpuHost)
 
 
 def test_gpus_watch_follows_added_and_removed_gpus(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0, busy=50))
+    gpu_host.set_scene(gpu_line(0, util=50))
     with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: len(gpus) == 1)
-        gpu_host.set_scene(gpu_line(0, busy=50), gpu_line(1, busy=60))
+        gpu_host.set_scene(gpu_line(0, util=50), gpu_line(1, util=60))
         assert_healthy(watch.until(lambda gpus: len(gpus) == 2 and gpus[1]["state"] == "ok")[1], 60)
-        gpu_host.set_scene(gpu_line(1, busy=60))
+        gpu_host.set_scene(gpu_line(1, util=60))
         [remaining] = watch.until(lambda gpus: len(gpus) == 1 and gpus[0]["uuid"] == gpu_uuid(1))
         assert remaining["index"] == 0
 
 
 def test_implausible_values_are_rejected(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0, busy=137, corrected=1 << 60), gpu_line(1, busy=60))
+    gpu_host.set_scene(gpu_line(0, util=137, corrected=1 << 60), gpu_line(1, util=60))
     gpus = gpus_json(gputrain, gpu_host)
     errors = gpus[0]["ecc_corrected"]
     assert (errors["value"], errors["reason"]) == (None, f"implausible value from the driver: {1 << 60}")
-    assert gpus[0]["busy"] == {**gpus[0]["busy"], "value": None, "reason": "implausible value from the driver: 137 %"}
+    assert gpus[0]["util"] == {**gpus[0]["util"], "value": None, "reason": "implausible value from the driver: 137 %"}
     assert_healthy(gpus[1], 60)
 
 
 def test_driver_reload_is_detected(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    healthy = [gpu_line(0, busy=50)]
+    healthy = [gpu_line(0, util=50)]
     gpu_host.set_scene(healthy)
     with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: len(gpus) == 1)
@@ -262,7 +262,7 @@ def test_driver_reload_is_detected(gputrain: Gputrain, gpu_host: FakeGpuHost) ->
 
 
 def test_sampler_process_crash_is_reported_and_restarted(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0, busy=50))
+    gpu_host.set_scene(gpu_line(0, util=50))
     with start_watch(gputrain, gpu_host) as watch:
         watch.until(lambda gpus: len(gpus) == 1)
         [sampler] = [

@@ -80,4 +80,4 @@ def test_snapshot_of_earlier_recording_has_unknown_links() -> None:
             del gpu[name]
     gpu = decode(json.dumps(snapshot), Snapshot).gpus[0]
     assert {gpu[name].reason for name in THROUGHPUT} == {"not in this recording"}
-    assert gpu.value("busy") is not None
+    assert gpu.value("util") is not None

@@ -42,7 +42,7 @@ def test_gpu_usage_poller_samples_only_gpus_of_run(loaded_gpu_host: FakeGpuHost)
     event = first_event(usage)
     usage.close()
     assert [gpu.uuid for gpu in event.gpus] == [gpu_uuid(2), gpu_uuid(5)]
-    assert [gpu.busy for gpu in event.gpus] == [92, 95]
+    assert [gpu.util for gpu in event.gpus] == [92, 95]
     assert [*event.gpus[0].throttle] == ["idle", "power cap"]
     assert event.gpus[0].memory_used == 61000 << 20
 
@@ -71,7 +71,7 @@ def test_gpu_usage_poller_samples_mig_instance_of_run_and_not_its_gpu(loaded_gpu
     [sample] = first_event(usage).gpus
     usage.close()
     assert (sample.uuid, sample.memory_used, sample.sm_active, sample.tensor_active) == ("MIG-2", 2000 << 20, 20, 2)
-    assert (sample.busy, sample.power) == (None, None)
+    assert (sample.util, sample.power) == (None, None)
     assert (sample.temperature, [*sample.throttle]) == (71, ["power cap"])
 
 
@@ -95,28 +95,28 @@ def test_gpu_usage_poller_without_gpus_samples_nothing() -> None:
 
 def test_summary_aggregates_gpu_usage() -> None:
     samples = [
-        GpuEvent(gpus=[GpuSample("a", "h", busy=90, memory_used=5, throttle=["idle"])]),
-        GpuEvent(gpus=[GpuSample("a", "h", busy=100, memory_used=7, throttle=["thermal"])]),
+        GpuEvent(gpus=[GpuSample("a", "h", util=90, memory_used=5, throttle=["idle"])]),
+        GpuEvent(gpus=[GpuSample("a", "h", util=100, memory_used=7, throttle=["thermal"])]),
         GpuEvent(gpus=[GpuSample("a", "h")]),
     ]
     [used] = history_from_events([make_run_started(), *samples]).summary().gpus
-    assert (used.uuid, used.busy, used.max_memory_used) == ("a", 95.0, 7)
+    assert (used.uuid, used.util, used.max_memory_used) == ("a", 95.0, 7)
     assert (used.throttled, used.power) == (["thermal"], UNSET)
 
 
 def test_owned_run_records_gpu_samples_behind_run_started(tmp_path: Path) -> None:
     events: list[Event] = []
     run = OwnedRun(RunRequest(Config(), tmp_path, "digits"), events.append)
-    for busy in (1, 2):
-        run.emit(GpuEvent(time=1.0, gpus=[GpuSample("a", "h", busy=busy)]))
+    for util in (1, 2):
+        run.emit(GpuEvent(time=1.0, gpus=[GpuSample("a", "h", util=util)]))
     run.emit(make_run_started(5.0))
-    run.emit(GpuEvent(time=6.0, gpus=[GpuSample("a", "h", busy=3)]))
+    run.emit(GpuEvent(time=6.0, gpus=[GpuSample("a", "h", util=3)]))
     assert [(event.type, event.time) for event in events] == [("run_started", 5.0), ("gpus", 5.0), ("gpus", 6.0)]
-    assert [event.gpus[0].busy for event in events if isinstance(event, GpuEvent)] == [2, 3]
+    assert [event.gpus[0].util for event in events if isinstance(event, GpuEvent)] == [2, 3]
 
 
 def test_multi_node_usage_collects_samples_of_other_nodes(loaded_gpu_host: FakeGpuHost) -> None:
-    loaded_gpu_host.set_scene(gpu_line(0, busy=50))
+    loaded_gpu_host.set_scene(gpu_line(0, util=50))
     store, remote = HashStore(), GpuUsagePoller([gpu_uuid(0)])
     ranks = [RankDevice(rank, host, 1, "cpu") for rank, host in enumerate("aabb")]
     nodes = MultiNodeGpuUsage(GpuUsagePoller([]), store)
@@ -127,7 +127,7 @@ def test_multi_node_usage_collects_samples_of_other_nodes(loaded_gpu_host: FakeG
         time.sleep(0.02)
     remote.close()
     [event] = nodes.poll()
-    assert event.gpus[0].busy == 50
+    assert event.gpus[0].util == 50
     assert nodes.poll() == []
 
 

@@ -37,7 +37,7 @@ from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 
 RECORDS = (
-    '{"type":"gpus","time":5.0,"gpus":[{"uuid":"GPU-1","host":"h","state":"ok","busy":97.0,"sm_active":81.5,'
+    '{"type":"gpus","time":5.0,"gpus":[{"uuid":"GPU-1","host":"h","state":"ok","util":97.0,"sm_active":81.5,'
     '"memory_used":65498251264.0,"temperature":64.0,"power":512.5,"sm_clock":1980.0,"max_sm_clock":1980.0,'
     '"throttle":["power cap"]}]}',
     '{"type":"epoch","time":5.0,"epoch":1,"step":10,"train_loss":1.0,"train_accuracy":0.4,"val_loss":1.1,'
@@ -70,7 +70,7 @@ def test_run_started_ranks_round_trip() -> None:
 
 
 def test_gpu_sample_has_none_for_missing_or_invalid_values() -> None:
-    malformed = {"uuid": 5, "host": None, "state": [], "busy": "97", "power": 10**400, "throttle": "heat", "new": 1}
+    malformed = {"uuid": 5, "host": None, "state": [], "util": "97", "power": 10**400, "throttle": "heat", "new": 1}
     event = from_line(json.dumps({"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1"}, malformed]}))
     assert isinstance(event, GpuEvent)
     assert event.gpus == [GpuSample("GPU-1"), GpuSample(None)]

@@ -69,7 +69,7 @@ def test_run_watcher_reads_only_new_lines(tmp_path: Path) -> None:
 def test_run_watcher_reports_long_pause(tmp_path: Path) -> None:
     folder = long_run(tmp_path)
     append_to_journal(folder, to_line(RunPaused(step=120_000, epoch=1)) + "\n")
-    append_to_journal(folder, (to_line(GpuEvent(gpus=[GpuSample("GPU-1", busy=0)] * 8)) + "\n") * 3000)
+    append_to_journal(folder, (to_line(GpuEvent(gpus=[GpuSample("GPU-1", util=0)] * 8)) + "\n") * 3000)
     assert RunWatcher(folder).poll().paused
     append_to_journal(folder, to_line(RunContinued(step=120_000, epoch=1)) + "\n")
     assert not RunWatcher(folder).poll().paused

@@ -87,10 +87,10 @@ def test_loss_that_is_not_finite_is_nan_after_reading_journal() -> None:
 
 def test_readings_of_gpus_of_run_join_next_losses_once() -> None:
     started = replace(make_run_started(), devices=["GPU-a", "GPU-b"])
-    sample = GpuEvent(time=5.0, gpus=[GpuSample("GPU-b", busy=90.0, power=None), GpuSample("GPU-other", busy=1.0)])
+    sample = GpuEvent(time=5.0, gpus=[GpuSample("GPU-b", util=90.0, power=None), GpuSample("GPU-other", util=1.0)])
     rows = rows_of([started, sample, losses(2, 2), losses(4, 2)])
     readings = [{name: value for name, value in row.metrics.items() if name.startswith("gpu/")} for row in rows]
-    assert readings == [{}, {"gpu/1/busy_percent": 90.0}, {}, {}]
+    assert readings == [{}, {"gpu/1/util_percent": 90.0}, {}, {}]
 
 
 def test_damaged_journal_yields_increasing_steps() -> None:

@@ -39,7 +39,7 @@ def gpu_line(index: int, **values: object) -> str:
 
 
 def eight_gpu_lines(**values: object) -> list[str]:
-    return [gpu_line(index, busy=90 + index, sm=80, tensor=40, used=61000, **values) for index in range(8)]
+    return [gpu_line(index, util=90 + index, sm=80, tensor=40, used=61000, **values) for index in range(8)]
 
 
 def build_fake_driver(folder: Path, *flags: str) -> dict[str, str]:

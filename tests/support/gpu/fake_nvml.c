@@ -176,8 +176,8 @@ nvmlReturn_t nvmlDeviceGetFieldValues(void *device, int count, struct field_valu
 }
 nvmlReturn_t nvmlDeviceGetUtilizationRates(void *device, unsigned rates[2]) {
   GPU_ONLY;
-  WHERE(gpu->mig != 1 && gpu->busy >= 0 && gpu->memory_busy >= 0);
-  rates[0] = (unsigned)gpu->busy, rates[1] = (unsigned)gpu->memory_busy;
+  WHERE(gpu->mig != 1 && gpu->util >= 0 && gpu->memory_util >= 0);
+  rates[0] = (unsigned)gpu->util, rates[1] = (unsigned)gpu->memory_util;
   return SUCCESS;
 }
 

@@ -225,8 +225,8 @@ def field_values(call: Call, count: int, values: Any) -> None:
 
 @add("nvmlDeviceGetUtilizationRates", "gpu")
 def utilization(call: Call, rates: Any) -> None:
-    need(call.gpu.mig != 1 and call.gpu.busy >= 0 and call.gpu.memory_busy >= 0)
-    rates.gpu, rates.memory = int(call.gpu.busy), int(call.gpu.memory_busy)
+    need(call.gpu.mig != 1 and call.gpu.util >= 0 and call.gpu.memory_util >= 0)
+    rates.gpu, rates.memory = int(call.gpu.util), int(call.gpu.memory_util)
 
 
 @add("nvmlDeviceGetPciInfo_v3", "gpu")

@@ -45,7 +45,7 @@ enum { GPUS = 16, INSTANCES = 32, PROCESSES = 64, FAULTS = 64, HANDLES = 256, TE
 static const unsigned nothing = -1u;
 
 #define DEFAULTS(X)                                                                                                    \
-  X(total, 81559) X(used, 500) X(reserved, 600) X(busy, 0) X(memory_busy, 0) X(temperature, 40) X(power, 100)          \
+  X(total, 81559) X(used, 500) X(reserved, 600) X(util, 0) X(memory_util, 0) X(temperature, 40) X(power, 100)          \
   X(limit, 700) X(sm_clock, 1200) X(memory_clock, 2600) X(max_sm_clock, 1980) X(max_memory_clock, 2619) X(fan, -1)     \
   X(pstate, 0) X(throttle, 0) X(ecc, 1) X(corrected, 0) X(uncorrected, 0) X(pcie_gen, 5) X(pcie_width, 16)             \
   X(replays, 0) X(tx, 1000) X(rx, 2000) X(nvlinks, 18) X(nvlink_tx, 3000) X(nvlink_rx, 4000)                           \

@@ -16,7 +16,7 @@ DRIVER_NOT_LOADED, GPU_IS_LOST, ARGUMENT_VERSION_MISMATCH = 9, 15, 25
 NOTHING = 0xFFFFFFFF
 
 GPU_DEFAULTS: dict[str, str | float] = {
-    "name": "Fake_H100_80GB", "total": 81559, "used": 500, "reserved": 600, "busy": 0, "memory_busy": 0,
+    "name": "Fake_H100_80GB", "total": 81559, "used": 500, "reserved": 600, "util": 0, "memory_util": 0,
     "temperature": 40, "power": 100, "limit": 700, "sm_clock": 1200, "memory_clock": 2600, "max_sm_clock": 1980,
     "max_memory_clock": 2619, "fan": -1, "pstate": 0, "throttle": 0, "ecc": 1, "corrected": 0, "uncorrected": 0,
     "pcie_gen": 5, "pcie_width": 16, "replays": 0, "tx": 1000, "rx": 2000, "nvlinks": 18, "nvlink_tx": 3000,

@@ -99,7 +99,7 @@ def past_snapshots(latest: Snapshot) -> Iterator[Snapshot]:
             source = latest.gpus[0] if gpu.state == "stale" else gpu
             changed = {
                 name: replace(source[name], value=source.value(name) * load)
-                for name in ("busy", "sm_active", "tensor_active", "memory_used", "power")
+                for name in ("util", "sm_active", "tensor_active", "memory_used", "power")
                 if source.value(name) is not None
             }
             if seconds > gpu.age:
@@ -170,7 +170,7 @@ def _on_four_ranks(event: Event) -> Event:
         loads = [1.0, 0.9, 0.75, 0.6 + 0.4 * math.sin(event.time / 60)]
         sample = event.gpus[0]
         samples = [
-            replace(sample, uuid=uuid, busy=round((sample.busy or 0) * abs(load)))
+            replace(sample, uuid=uuid, util=round((sample.util or 0) * abs(load)))
             for uuid, load in zip(uuids, loads, strict=True)
         ]
         return replace(event, gpus=samples)
@@ -191,7 +191,7 @@ def demo_snapshot(time: float) -> Snapshot:
 
 def with_first_gpu_idle(snapshot: Snapshot) -> Snapshot:
     first, *others = snapshot.gpus
-    return replace(snapshot, gpus=(replace(first, busy=replace(first.busy, value=0)), *others))
+    return replace(snapshot, gpus=(replace(first, util=replace(first.util, value=0)), *others))
 
 
 def demo_app(

@@ -23,7 +23,7 @@ def test_loads_record_shares_of_memory_and_power(snapshot: Snapshot) -> None:
     loads, gpu = GpuLoads(), snapshot.gpus[2]
     loads.record(snapshot)
     latest = {metric: loads.columns(gpu.uuid, metric, 1.0, 1, snapshot.time)[0] for metric in LOAD_METRICS}
-    assert latest["busy"] == 100
+    assert latest["util"] == 100
     assert latest["memory"] == pytest.approx(100 * gpu.value("memory_used") / gpu.value("memory_total"))
     assert latest["power"] == pytest.approx(100 * 699.2 / 700)
     assert latest["temperature"] == 71
@@ -34,8 +34,8 @@ def test_loads_leave_gap_while_gpu_does_not_answer(snapshot: Snapshot) -> None:
     loads.record(snapshot)
     silent = replace(snapshot, time=snapshot.time + 1, gpus=(snapshot.gpus[0].as_stale(1.0),))
     loads.record(silent)
-    busy = snapshot.gpus[0].value("busy")
-    assert loads.columns(uuid, "busy", 2.0, 2, silent.time) == [busy, None]
+    util = snapshot.gpus[0].value("util")
+    assert loads.columns(uuid, "util", 2.0, 2, silent.time) == [util, None]
 
 
 def test_loads_keep_last_answer_of_silent_gpu(snapshot: Snapshot) -> None:
@@ -47,4 +47,4 @@ def test_loads_keep_last_answer_of_silent_gpu(snapshot: Snapshot) -> None:
 
 
 def test_loads_of_unknown_gpu_are_gaps() -> None:
-    assert GpuLoads().columns(None, "busy", 60.0, 3, 0.0) == [None, None, None]
+    assert GpuLoads().columns(None, "util", 60.0, 3, 0.0) == [None, None, None]

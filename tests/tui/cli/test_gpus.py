@@ -27,7 +27,7 @@ def test_gpus_table_fits_80_columns_without_color(gputrain: Gputrain, gpu_host: 
     assert "\x1b" not in done.stdout
     assert max(map(cell_len, done.stdout.splitlines())) <= 80
     titles, *rows = done.stdout.splitlines()[1:10]
-    assert titles.split()[:8] == ["GPU", "NAME", "BUSY", "SM", "TENSOR", "MEMORY", "GiB", "POWER"]
+    assert titles.split()[:8] == ["GPU", "NAME", "UTIL", "SM", "TENSOR", "MEMORY", "GiB", "POWER"]
     assert [line.split()[0] for line in rows] == [str(index) for index in range(8)]
     assert "  93%  80%     40%   59.6/79.6  699/700  40°C  power cap, " in rows[3]
 
@@ -43,7 +43,7 @@ def test_gpus_table_marks_gpu_free_in_use_or_unknown(gputrain: Gputrain, gpu_hos
 
 
 def test_gpus_json_has_unit_time_and_reason_for_every_reading(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
-    gpu_host.set_scene(gpu_line(0, busy=50, corrected=3), f"process 0 {UNKNOWN_PID} -1 compute")
+    gpu_host.set_scene(gpu_line(0, util=50, corrected=3), f"process 0 {UNKNOWN_PID} -1 compute")
     before = time.time()
     done = gputrain("gpus", "--json", **gpu_host.environment)
     snapshot = json.loads(done.stdout)
@@ -115,8 +115,8 @@ def test_gpus_recording_replays_samples(gputrain: Gputrain, gpu_host: FakeGpuHos
     replay = {"GPUTRAIN_NVML": "replay:seen.jsonl"}
     snapshot = json.loads(gputrain("gpus", "--json", **replay).stdout)
     assert snapshot["source"] == {"kind": "recording", "made_up": False}
-    assert [gpu["busy"]["value"] for gpu in snapshot["gpus"]] == list(range(90, 98))
-    assert time.time() - snapshot["gpus"][0]["busy"]["time"] < 20
+    assert [gpu["util"]["value"] for gpu in snapshot["gpus"]] == list(range(90, 98))
+    assert time.time() - snapshot["gpus"][0]["util"]["time"] < 20
     assert "recording: not the current state of the GPUs" in gputrain("gpus", **replay).stdout
 
 

@@ -86,8 +86,8 @@ def test_gpu_screen_opens_with_enter_and_shows_readings_and_past(demo_runs_folde
         facts = visible_text(pilot, "#facts")
         for text in ("1980/1980 MHz", "5.0 x16", "162 GB/s", "ECC corrected  0", "throttling  none"):
             assert text in facts
-        assert visible_text(pilot, "#busy").count("⣿") > 100
-        assert "-10 min" in visible_text(pilot, "#busy")
+        assert visible_text(pilot, "#util").count("⣿") > 100
+        assert "-10 min" in visible_text(pilot, "#util")
         assert "fashion-17 rank 0: python" in visible_text(pilot, "#processes")
         await press(pilot, "escape")
         assert isinstance(pilot.app.screen, MonitorScreen)
@@ -130,13 +130,13 @@ def test_gpu_screen_shows_previous_and_next_gpu(demo_runs_folder: Path) -> None:
 def test_gpu_screen_zooms_time(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "enter", "minus")
-        assert "-30 min" in visible_text(pilot, "#busy")
+        assert "-30 min" in visible_text(pilot, "#util")
         await press(pilot, "plus", "plus")
-        assert "-4 min" in visible_text(pilot, "#busy")
+        assert "-4 min" in visible_text(pilot, "#util")
         await press(pilot, "0")
-        assert "-10 min" in visible_text(pilot, "#busy")
+        assert "-10 min" in visible_text(pilot, "#util")
         await press(pilot, *["minus"] * 9)
-        assert "-48 h" in visible_text(pilot, "#busy")
+        assert "-48 h" in visible_text(pilot, "#util")
         assert "zoom out" not in visible_text(pilot, "Keys")
         assert "Longer times cannot be shown" in toasts(pilot)
 
@@ -151,8 +151,8 @@ def test_gpu_screen_shows_little_more_than_past_that_there_is(demo_runs_folder: 
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "enter")
-        assert "-4 min" in visible_text(pilot, "#busy")
-        assert "-10 min" not in visible_text(pilot, "#busy")
+        assert "-4 min" in visible_text(pilot, "#util")
+        assert "-10 min" not in visible_text(pilot, "#util")
 
     drive(demo_app(demo_runs_folder, feed), act, SIZE)
 
@@ -256,7 +256,7 @@ def test_gpu_screen_lists_mig_instances_and_omits_unsupported_graphs(demo_runs_f
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "end", "enter")
         assert "7:1  MIG 3g.40gb  11.0/39.5 GiB  SM    –  tensor    –" in visible_text(pilot, "#instances")
-        assert not pilot.app.screen.query_one("#busy").display
+        assert not pilot.app.screen.query_one("#util").display
         assert pilot.app.screen.query_one("#power").display
 
     drive(demo_app(demo_runs_folder, FrozenGpuFeed(recorded_snapshot())), act, SIZE)

@@ -40,7 +40,7 @@ SIZES = SMALLEST, SMALL, MEDIUM, LARGE, LARGEST = (60, 20), (80, 24), (120, 34),
 def test_monitor_puts_panels_side_by_side_and_shows_more_of_each_gpu(demo_runs_folder: Path) -> None:
     stacked, beside = "gpus / processes / runs", "gpus / processes runs / preview / host"
     layouts = {SMALLEST: stacked, SMALL: stacked, MEDIUM: beside, LARGE: beside, LARGEST: beside}
-    gpus = {SMALLEST: "GPU busy memory GiB °C used by 10 min", SMALL: "GPU busy SM memory GiB W °C used by 10 min"}
+    gpus = {SMALLEST: "GPU util memory GiB °C used by 10 min", SMALL: "GPU util SM memory GiB W °C used by 10 min"}
     readings = {MEDIUM: "temp power tensor", LARGE: "temp power tensor clock", LARGEST: "temp power clock PCIe state"}
     with_host_memory = {SMALL, LARGE, LARGEST}
 
@@ -84,7 +84,7 @@ def test_run_shows_more_charts_and_the_past_of_the_ranks_with_more_room(demo_run
     async def act(pilot: Pilot[None]) -> None:
         async for size in each_layout(pilot, layouts):
             ranks = header_of(pilot, "ranks")
-            assert ranks.startswith("rank GPU busy memory power temp data")
+            assert ranks.startswith("rank GPU util memory power temp data")
             assert ranks.endswith(past.get(size, "-4 min -2 min now"))
             assert ("step 278/469" in visible_text(pilot, "#progress")) is (size != SMALLEST)
 
@@ -157,8 +157,8 @@ def test_form_hides_chart_and_command_in_narrow_terminal(demo_runs_folder: Path)
 
 
 def test_gpu_shows_six_graphs_unless_the_terminal_is_small(demo_runs_folder: Path) -> None:
-    graphs = "busy memory power / sm_active tensor_active temperature"
-    layouts = {SMALLEST: "busy memory power / facts / processes"} | dict.fromkeys(
+    graphs = "util memory power / sm_active tensor_active temperature"
+    layouts = {SMALLEST: "util memory power / facts / processes"} | dict.fromkeys(
         SIZES[1:], f"{graphs} / facts / processes"
     )
 
@@ -168,8 +168,8 @@ def test_gpu_shows_six_graphs_unless_the_terminal_is_small(demo_runs_folder: Pat
             # A low terminal has one group of readings per line, without a frame.
             assert visible_text(pilot, "#facts").startswith("╭") is (size >= MEDIUM)
             # A graph that is wide enough has its mean in the frame, one that is high enough its axis.
-            assert ("mean" in visible_text(pilot, "#busy")) is (size >= MEDIUM)
-            assert ("┤" in visible_text(pilot, "#busy")) is (size >= MEDIUM)
+            assert ("mean" in visible_text(pilot, "#util")) is (size >= MEDIUM)
+            assert ("┤" in visible_text(pilot, "#util")) is (size >= MEDIUM)
 
     drive(demo_app(demo_runs_folder), act)
 

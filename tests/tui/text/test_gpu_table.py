@@ -47,7 +47,7 @@ def test_gpu_table_fits_width(width: int, lines: int) -> None:
 @pytest.mark.parametrize(("width", "lines"), [(78, 1), (158, 3)])
 def test_gpu_table_shows_unknown_readings_as_unknown(width: int, lines: int) -> None:
     snapshot = demo_snapshot(FROZEN_NOW)
-    names = ("busy", "sm_active", "tensor_active", "memory_used", "power", "temperature", "sm_clock")
+    names = ("util", "sm_active", "tensor_active", "memory_used", "power", "temperature", "sm_clock")
     unknown = with_readings(snapshot.gpus[0], **dict.fromkeys(names))
     _, block = table(replace(snapshot, gpus=(unknown,)), width, lines)
     text = "\n".join(block)

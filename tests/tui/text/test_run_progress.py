@@ -49,10 +49,10 @@ def live_progress(root: Path, *events: Event) -> str:
         owner.release()
 
 
-def busy_at(time: float, busy: float) -> GpuEvent:
+def util_at(time: float, util: float) -> GpuEvent:
     return GpuEvent(
         time=time,
-        gpus=[GpuSample("GPU-0", "h", "ok", busy=busy, memory_used=30 * GIB, temperature=60, power=300.0)],
+        gpus=[GpuSample("GPU-0", "h", "ok", util=util, memory_used=30 * GIB, temperature=60, power=300.0)],
     )
 
 
@@ -92,7 +92,7 @@ def test_rank_lines_show_unknown_readings_without_gpu_samples(tmp_path: Path) ->
 
 
 def test_rank_lines_of_ended_run_show_mean_and_maximum(tmp_path: Path) -> None:
-    events = [make_gpu_run_started(backend="nccl"), busy_at(5.0, 100.0), busy_at(10.0, 50.0)]
+    events = [make_gpu_run_started(backend="nccl"), util_at(5.0, 100.0), util_at(10.0, 50.0)]
     snapshot = polled(make_run_folder(tmp_path, "done", *events, RunFinished(time=12.0, state="finished")))
     title, lines = rank_lines(snapshot.ranks, None, 100, 2)
     assert title == "ranks ─ mean and maximum of the whole run"
@@ -121,10 +121,10 @@ def test_rank_lines_compare_memory_of_mig_instance_with_its_own(tmp_path: Path, 
 
 
 def test_rank_lines_begin_title_of_meter_at_meter(tmp_path: Path) -> None:
-    events = [make_gpu_run_started(backend="nccl"), busy_at(5.0, 100.0), RunFinished(time=12.0, state="finished")]
+    events = [make_gpu_run_started(backend="nccl"), util_at(5.0, 100.0), RunFinished(time=12.0, state="finished")]
     snapshot = polled(make_run_folder(tmp_path, "done", *events))
     header, first = (line.plain for line in rank_lines(snapshot.ranks, None, 100, 1)[1][:2])
-    assert header.index("busy") == first.index(SQUARE)
+    assert header.index("util") == first.index(SQUARE)
 
 
 def test_failure_lines_name_rank_host_and_gpu_once(tmp_path: Path) -> None:
