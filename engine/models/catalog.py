@@ -10,7 +10,6 @@ import fnmatch
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,31 +17,49 @@ from typing import Any, Literal, TypeVar
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
 from engine.utils.answers import Answer
-from engine.utils.codec import Count
+from engine.utils.codec import (
+    Count,
+    FileRecord,
+    InvalidRecordError,
+    Number,
+    Record,
+    convert,
+    find_user_record,
+    replace,
+    write_user_record,
+)
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
-from engine.utils.files import cache_folder, read_user_json, write_user_json
+from engine.utils.files import cache_folder
 from engine.utils.helper_process import HelperError, ask_helper, start_helper
 
-T = TypeVar("T")
+Listing = TypeVar("Listing", bound=FileRecord)
 # In the search order of model.source=auto.
 MODEL_SOURCES = ("builtin", "torchvision", "timm")
 _HELPER_MODULE = "engine.models.catalog_process"
 
 
-@dataclass(frozen=True)
-class CatalogModel:
+class CatalogModel(Record, frozen=True, kw_only=True):
     """A model of one of `MODEL_SOURCES`. `parameters` is the count of the default model, None before it is counted.
     `weights` are the names of its pretrained weights, the default first. `top1` is their ImageNet accuracy in percent,
     if the library reports it."""
 
     source: str
     name: str
-    parameters: int | None = None
+    parameters: Count | None = None
     weights: tuple[str, ...] = ()
-    top1: float | None = None
+    top1: Number | None = None
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
+
+class ModelListing(FileRecord, frozen=True, kw_only=True):
+    """The classification models of one installed version of a library, in the user's cache."""
+
+    models: tuple[CatalogModel, ...]
+
+
+class ParameterCounts(FileRecord, frozen=True, kw_only=True):
+    """The parameter counts of models of one installed version of a library by name, in the user's cache."""
+
+    counts: dict[str, Count]
 
 
 def check_model_name(model: ModelConfig) -> None:
@@ -107,47 +124,32 @@ def library_version(source: str) -> str | None:
 def library_models(source: str) -> list[CatalogModel]:
     """Return all classification models of torchvision or timm. Raises UsageError if the library is missing or
     broken."""
-    return read_listing(source, "models", _parse_models)
+    return list(read_listing(source, "models", ModelListing).models)
 
 
-def read_listing(source: str, kind: Literal["models", "inputs"], parse: Callable[[dict[str, Any] | None], T]) -> T:
+def read_listing(source: str, task: Literal["models", "inputs"], kind: type[Listing]) -> Listing:
     """Return a listing of torchvision or timm from the cache, else from a helper process.
 
-    `parse` raises KeyError, TypeError or ValueError for an invalid listing. Raises UsageError if the library is missing
-    or broken."""
+    Raises UsageError if the library is missing or broken."""
     installed = library_version(source)
     if installed is None:
         raise UsageError.one("model.source", not_installed(source), code="not-installed")
-    name = f"{kind}-{source}-{installed}.json"
+    name = f"{task}-{source}-{installed}.json"
+    if (cached := find_user_record(cache_folder(), name, kind)) is not None:
+        return cached
     try:
-        return parse(read_user_json(cache_folder(), name))
-    except (KeyError, TypeError, ValueError):
-        pass
-    try:
-        answer = ask_helper(_HELPER_MODULE, Answer[dict[str, Any]], {"task": kind, "source": source})
-    except HelperError as error:
+        answer = ask_helper(_HELPER_MODULE, Answer[dict[str, Any]], {"task": task, "source": source})
+        listing = convert(answer.get(), kind)
+    except (HelperError, InvalidRecordError) as error:
         raise UsageError.one(
             "model.source", f"the models of {source} cannot be listed: {error}", code="library-failed"
         ) from error
-    listing = answer.get()
     _write_cache(name, listing)
-    return parse(listing)
-
-
-def _parse_models(stored: dict[str, Any] | None) -> list[CatalogModel]:
-    """Raises KeyError, TypeError or ValueError if `stored` is not a list of models."""
-    if stored is None:
-        raise ValueError("no cached list")
-    models = [CatalogModel(**{**model, "weights": tuple(map(str, model["weights"]))}) for model in stored["known"]]
-    for model in models:
-        numbers = type(model.parameters) in (int, type(None)) and type(model.top1) in (int, float, type(None))
-        if not (numbers and isinstance(model.source, str) and isinstance(model.name, str)):
-            raise ValueError("not a model")
-    return models
+    return listing
 
 
 def builtin_models() -> list[CatalogModel]:
-    return [CatalogModel("builtin", name) for name in BUILTIN_MODELS]
+    return [CatalogModel(source="builtin", name=name) for name in BUILTIN_MODELS]
 
 
 def filter_models(models: Sequence[CatalogModel], query: str | None) -> list[CatalogModel]:
@@ -161,8 +163,8 @@ def filter_models(models: Sequence[CatalogModel], query: str | None) -> list[Cat
 
 def cached_parameter_counts(source: str) -> dict[str, int]:
     """Return the cached parameter counts of the installed version, by model name."""
-    stored = read_user_json(cache_folder(), _counts_file_name(source)) or {}
-    return {name: count for name, count in stored.items() if isinstance(count, int)}
+    stored = find_user_record(cache_folder(), _counts_file_name(source), ParameterCounts)
+    return {} if stored is None else stored.counts
 
 
 def with_parameter_counts(
@@ -215,14 +217,15 @@ def count_model_parameters(
                 yield count
         finally:
             # Another process may have added counts since.
-            _write_cache(_counts_file_name(source), cached_parameter_counts(source) | counted)
+            counts = ParameterCounts(counts=cached_parameter_counts(source) | counted)
+            _write_cache(_counts_file_name(source), counts)
 
 
 def _counts_file_name(source: str) -> str:
     return f"parameters-{source}-{library_version(source)}.json"
 
 
-def _write_cache(name: str, values: dict[str, Any]) -> None:
+def _write_cache(name: str, record: FileRecord) -> None:
     # A missing cache only costs time.
     with suppress(OSError):
-        write_user_json(cache_folder(), name, values)
+        write_user_record(cache_folder(), name, record)

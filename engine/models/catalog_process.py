@@ -48,7 +48,7 @@ def main(parent: ParentPipe) -> None:
         parent.send(Answer.refuse(error))
         return
     if request.task == "models":
-        parent.send(Answer({"known": MODEL_LISTERS[source]()}))
+        parent.send(Answer({"models": MODEL_LISTERS[source]()}))
         return
     if request.task == "inputs":
         parent.send(Answer({"inputs": INPUT_LISTERS[source]()}))

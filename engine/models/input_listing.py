@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
+
+from engine.config.data_sections import Interpolation
 
 # Networks whose weights expect pixels from -1 to 1. torchvision converts their ImageNet normalization inside the
 # network (`transform_input`), which `engine.models.factory` turns off, because it depends on the dataset.
@@ -82,7 +84,7 @@ def _timm_input(weights: str, pretrained_cfg: dict[str, Any]) -> dict[str, Any] 
         "val_resize": math.floor(crop / test["crop_pct"]),
         "crop_ratio": test["crop_pct"],
         "fit": _FIT_OF_CROP_MODE.get(test["crop_mode"], "crop"),
-        "interpolation": test["interpolation"],
+        "interpolation": test["interpolation"] if test["interpolation"] in get_args(Interpolation) else "bicubic",
         "mean": list(test["mean"]),
         "std": list(test["std"]),
     }

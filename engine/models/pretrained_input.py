@@ -8,9 +8,7 @@ the config, and the checkpoint of the run, hold the values. The transforms come 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Annotated, Any
 
 from engine.config.data_sections import ENCODED_DATASETS, Fit, Interpolation
 from engine.config.schema import Config
@@ -19,13 +17,17 @@ from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat, ItemFormat
 from engine.data.sources.formats import expected_input_format
 from engine.models.catalog import model_names, read_listing
+from engine.utils.codec import FileRecord, Meta, Number, Record
 
 # The keys of section `data` that pretrained weights supply where they are not set.
 INPUT_KEYS = ("image_size", "val_crop", "val_resize", "fit", "interpolation", "mean", "std")
 
 
-@dataclass(frozen=True)
-class PretrainedInput:
+Pixels = Annotated[int, Meta(gt=0, le=1 << 20)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+
+
+class PretrainedInput(Record, frozen=True, kw_only=True):
     """The input transform of pretrained weights: `transforms()` of torchvision's, the data config of timm's.
 
     `image_size` is the size in training. In evaluation, the shorter edge (`fit` crop) or both edges (squash) are
@@ -34,14 +36,14 @@ class PretrainedInput:
     """
 
     weights: str
-    image_size: int
-    val_crop: int
-    val_resize: int
-    crop_ratio: float
+    image_size: Pixels
+    val_crop: Pixels
+    val_resize: Pixels
+    crop_ratio: Positive
     fit: Fit
     interpolation: Interpolation
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[Number, Number, Number]
+    std: tuple[Positive, Positive, Positive]
 
     @property
     def image_format(self) -> ImageFormat:
@@ -65,6 +67,12 @@ class PretrainedInput:
         return max(crop, math.floor(crop / self.crop_ratio + 1e-9))
 
 
+class InputListing(FileRecord, frozen=True, kw_only=True):
+    """The input transforms of pretrained weights by model name, in the user's cache. See `engine.models.catalog`."""
+
+    inputs: dict[str, PretrainedInput]
+
+
 def find_pretrained_input(model: ModelConfig) -> PretrainedInput | None:
     """Return the input transform of the library's pretrained weights.
 
@@ -76,35 +84,7 @@ def find_pretrained_input(model: ModelConfig) -> PretrainedInput | None:
     source = model.source
     if source == "auto":
         source = "torchvision" if model.name in model_names("torchvision") else "timm"
-    return read_listing(source, "inputs", _parse_inputs).get(model.name)
-
-
-def _parse_inputs(stored: Mapping[str, Any] | None) -> dict[str, PretrainedInput]:
-    """Raises KeyError, TypeError or ValueError if `stored` is not a listing of input transforms."""
-    if stored is None:
-        raise ValueError("no cached list")
-    return {str(name): _parse_input(values) for name, values in stored["inputs"].items()}
-
-
-def _parse_input(values: Mapping[str, Any]) -> PretrainedInput:
-    image_size, val_crop, val_resize = (int(values[name]) for name in ("image_size", "val_crop", "val_resize"))
-    (red, green, blue), (red_std, green_std, blue_std) = (map(float, values[name]) for name in ("mean", "std"))
-    interpolation: Interpolation = "bicubic"
-    if values["interpolation"] in get_args(Interpolation):
-        interpolation = values["interpolation"]
-    if min(image_size, val_crop, val_resize, red_std, green_std, blue_std, float(values["crop_ratio"])) <= 0:
-        raise ValueError("not an input transform")
-    return PretrainedInput(
-        weights=str(values["weights"]),
-        image_size=image_size,
-        val_crop=val_crop,
-        val_resize=val_resize,
-        crop_ratio=float(values["crop_ratio"]),
-        fit="squash" if values["fit"] == "squash" else "crop",
-        interpolation=interpolation,
-        mean=(red, green, blue),
-        std=(red_std, green_std, blue_std),
-    )
+    return read_listing(source, "inputs", InputListing).inputs.get(model.name)
 
 
 def with_pretrained_input(

@@ -7,6 +7,7 @@ folder. `optimizers` and `engine.launch.preflight` call this module.
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -22,10 +23,42 @@ from engine.config.optimizer_options import (
 )
 from engine.config.training_sections import TIMM_PREFIX, OptimConfig
 from engine.utils.answers import Answer
+from engine.utils.codec import (
+    FileRecord,
+    Finite,
+    Integer,
+    InvalidRecordError,
+    Record,
+    convert,
+    find_user_record,
+    write_user_record,
+)
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
-from engine.utils.files import cache_folder, read_user_json, write_user_json
+from engine.utils.files import cache_folder
 from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
 from engine.utils.libraries import import_library
+
+DefaultValue = bool | Integer | Finite | str | tuple[Finite, ...] | None
+
+
+class TimmOption(Record, frozen=True, kw_only=True):
+    """The default of an option, None also if it is no plain value, and whether the option may be None."""
+
+    default: DefaultValue
+    optional: bool
+
+
+class TimmOptimizer(Record, frozen=True, kw_only=True):
+    """The options of an optimizer by name. `refused` is why it is not supported, a clause; "" if it is."""
+
+    options: dict[str, TimmOption]
+    refused: str = ""
+
+
+class TimmOptimizers(FileRecord, frozen=True, kw_only=True):
+    """The optimizers of one version of timm by name, in the user's cache."""
+
+    optimizers: dict[str, TimmOptimizer]
 
 
 def timm_optimizer_problems(optim: OptimConfig) -> list[Problem]:
@@ -49,11 +82,10 @@ def timm_options(name: str) -> dict[str, OptimizerOption]:
         usable = _usable_names(catalog)
         hint = did_you_mean(name, usable) or f"; choose from {', '.join(usable)}"
         raise UsageError.one("optim.name", f"timm has no optimizer {timm_name!r}{hint}", code="unknown-value")
-    if "refused" in catalog[timm_name]:
-        raise UsageError.one(
-            "optim.name", f"{name} cannot be used: it {catalog[timm_name]['refused']}", code="not-supported"
-        )
-    return {key: _option_from_default(key, **entry) for key, entry in catalog[timm_name]["options"].items()}
+    optimizer = catalog[timm_name]
+    if optimizer.refused:
+        raise UsageError.one("optim.name", f"{name} cannot be used: it {optimizer.refused}", code="not-supported")
+    return {key: _option_from_default(key, option) for key, option in optimizer.options.items()}
 
 
 def timm_optimizer_names() -> list[str]:
@@ -64,16 +96,17 @@ def timm_optimizer_names() -> list[str]:
         return []
 
 
-def _usable_names(catalog: dict[str, Any]) -> list[str]:
+def _usable_names(catalog: dict[str, TimmOptimizer]) -> list[str]:
     return [
         TIMM_PREFIX + name
-        for name, entry in catalog.items()
-        if "options" in entry and not name.startswith("lookahead_")
+        for name, optimizer in catalog.items()
+        if not optimizer.refused and not name.startswith("lookahead_")
     ]
 
 
-def _option_from_default(key: str, default: Any, optional: bool) -> OptimizerOption:
+def _option_from_default(key: str, option: TimmOption) -> OptimizerOption:
     """Derive the allowed values of an option from its default; the optimizer itself validates the rest."""
+    default = option.default
     common = COMMON_OPTIONS.get(key)
     if common is not None and (default is None or common.is_valid(default) or default == 0):
         return OptimizerOption(default, common)
@@ -81,55 +114,37 @@ def _option_from_default(key: str, default: Any, optional: bool) -> OptimizerOpt
         rule = BOOL
     elif is_finite_number(default):
         rule = ValueRule("a number", is_finite_number)
-    elif isinstance(default, list) and are_numbers(default, len(default)):
+    elif isinstance(default, tuple):
         count = len(default)
         rule = ValueRule(f"{count} numbers", lambda value: are_numbers(value, count))
     else:
         rule = ValueRule("a value that timm accepts", lambda value: True)
-    if optional:
+    if option.optional:
         return OptimizerOption(
             default, ValueRule(f"{rule.allowed}, or null", lambda value: value is None or rule.is_valid(value))
         )
     return OptimizerOption(default, rule)
 
 
-def _catalog() -> dict[str, Any]:
+def _catalog() -> dict[str, TimmOptimizer]:
     try:
         installed = version("timm")
     except PackageNotFoundError as error:
         raise UsageError.one("optim.name", not_installed("timm"), code="not-installed") from error
     name = f"optimizers-timm-{installed}.json"
-    cached = read_user_json(cache_folder(), name)
-    if cached is not None and _is_catalog(cached.get("optimizers")):
-        return dict(cached["optimizers"])
+    if (cached := find_user_record(cache_folder(), name, TimmOptimizers)) is not None:
+        return cached.optimizers
     try:
         answer = ask_helper("engine.optim.timm_optimizers", Answer[dict[str, Any]])
-    except HelperError as error:
+        listing = convert(answer.get(), TimmOptimizers)
+    except (HelperError, InvalidRecordError) as error:
         raise UsageError.one(
             "optim.name", f"timm's optimizers cannot be listed: {error}", code="library-failed"
         ) from error
-    catalog = answer.get()
-    try:
-        write_user_json(cache_folder(), name, {"optimizers": catalog})
-    except OSError:
-        # Without a cache, the next call starts the helper process again.
-        return catalog
-    return catalog
-
-
-def _is_catalog(value: object) -> bool:
-    """Whether a value has the structure that `describe_optimizers` returns."""
-    return isinstance(value, dict) and all(
-        isinstance(entry, dict)
-        and (isinstance(entry.get("refused"), str) if "refused" in entry else _are_options(entry.get("options")))
-        for entry in value.values()
-    )
-
-
-def _are_options(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(option, dict) and option.keys() == {"default", "optional"} for option in value.values()
-    )
+    # Without a cache, the next call starts the helper process again.
+    with suppress(OSError):
+        write_user_record(cache_folder(), name, listing)
+    return listing.optimizers
 
 
 def main(parent: ParentPipe) -> None:
@@ -139,31 +154,34 @@ def main(parent: ParentPipe) -> None:
     except UsageError as error:
         parent.send(Answer.refuse(error))
         return
-    parent.send(Answer(describe_optimizers()))
+    parent.send(Answer({"optimizers": describe_optimizers()}))
 
 
 def describe_optimizers() -> dict[str, Any]:
-    """Map each of timm's optimizers to its options, or to the reason why it is not supported. Imports timm."""
+    """Map each of timm's optimizers to the fields of its `TimmOptimizer`. Imports timm."""
     from timm.optim import get_optimizer_info, list_optimizers
 
     catalog: dict[str, Any] = {}
     for name in map(str, list_optimizers()):
         info = get_optimizer_info(name)
-        if isinstance(info.opt_class, str):
-            catalog[name] = {"refused": f"needs {info.opt_class.split('.')[0]}, which is not supported"}
-        elif info.second_order:
-            catalog[name] = {"refused": "needs second derivatives of the loss, which a plain step does not have"}
-        elif info.opt_class.__name__ == "Kron":
-            catalog[name] = {
-                "refused": "draws random numbers that checkpoints do not save, so a resumed run would differ"
-            }
-        else:
-            catalog[name] = {"options": _optimizer_parameters(info)}
+        refused = _refusal(info)
+        catalog[name] = {"options": {} if refused else _optimizer_parameters(info), "refused": refused}
     return catalog
 
 
+def _refusal(info: Any) -> str:
+    """Return why an optimizer is not supported; "" if it is. `info` is timm's OptimInfo."""
+    if isinstance(info.opt_class, str):
+        return f"needs {info.opt_class.split('.')[0]}, which is not supported"
+    if info.second_order:
+        return "needs second derivatives of the loss, which a plain step does not have"
+    if info.opt_class.__name__ == "Kron":
+        return "draws random numbers that checkpoints do not save, so a resumed run would differ"
+    return ""
+
+
 def _optimizer_parameters(info: Any) -> dict[str, Any]:
-    """Return default and optionality of each option; `info` is timm's OptimInfo."""
+    """Return the fields of the `TimmOption` of each option; `info` is timm's OptimInfo."""
     options = {}
     for key, parameter in inspect.signature(info.opt_class).parameters.items():
         if key in RESERVED_ARGUMENTS:
@@ -173,9 +191,11 @@ def _optimizer_parameters(info: Any) -> dict[str, Any]:
             # The default of timm's `create_optimizer_v2`.
             default = 0.9
         optional = "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
-        options[key] = {"default": default if _is_serializable(default) else None, "optional": optional}
+        options[key] = {"default": _plain_value(default), "optional": optional}
     return options
 
 
-def _is_serializable(value: object) -> bool:
-    return isinstance(value, bool | int | float | str | tuple | None)
+def _plain_value(default: object) -> DefaultValue:
+    with suppress(InvalidRecordError):
+        return convert(default, DefaultValue)  # type: ignore[arg-type]  # a union, which type[T] does not include
+    return None

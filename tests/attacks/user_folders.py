@@ -72,7 +72,8 @@ def small_files(stage: Stage, images: Path) -> dict[str, bytes]:
     preset = EVIL_PRESET.replace(b"CODE", os.fsencode(stage.shared))
     documents = {
         f"models-torchvision-{library_version('torchvision')}.json": {
-            "known": [{"source": "torchvision", "name": "planted", "parameters": 1, "weights": []}]
+            "format": 1,
+            "models": [{"source": "torchvision", "name": "planted", "parameters": 1, "weights": []}],
         },
         "form.json": {"format": 1, "base": "digits", "typed": {"model.name": "evil:Net"}},
         record_name(images): index,

@@ -55,7 +55,7 @@ from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog
 from engine.optim import timm_optimizers
-from engine.utils.codec import encode
+from engine.utils.codec import asdict, encode
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import MAX_JSON_BYTES, cache_folder, config_folder, make_user_folder, state_folder
 from engine.utils.helper_process import HelperError
@@ -140,12 +140,12 @@ def read_models(_: Path) -> None:
     catalog.filter_models(models, "res")
     with contextlib.redirect_stdout(io.StringIO()):
         print_models(models, catalog.with_parameter_counts(models, lambda *_: None))
-    json.dumps([model.to_dict() for model in models])
+    json.dumps([asdict(model) for model in models])
 
 
 def read_parameter_counts(_: Path) -> None:
     catalog.count_model_parameters = no_counts  # type: ignore[assignment]
-    models = [catalog.CatalogModel("torchvision", "resnet18")]
+    models = [catalog.CatalogModel(source="torchvision", name="resnet18")]
     with contextlib.redirect_stdout(io.StringIO()):
         print_models(models, catalog.with_parameter_counts(models, lambda *_: None))
 
@@ -239,9 +239,16 @@ def read_config(root: Path) -> None:
 
 INDEX = {"/images/a.png": [len(PNG), 1], "/images/b.png": [1, 2]}
 METADATA = {"file": [144, 1], "shape": [2, 1, 2, 2], "checksum": "00", "about": {"unread": {}}}
-MODELS = {"known": [{"source": "torchvision", "name": "resnet18", "parameters": 5, "weights": ["V1"], "top1": 69.7}]}
+MODELS = {
+    "format": 1,
+    "models": [{"source": "torchvision", "name": "resnet18", "parameters": 5, "weights": ["V1"], "top1": 69.7}],
+}
 OPTIMIZERS = {
-    "optimizers": {"adamp": {"options": {"eps": {"default": 1e-8, "optional": False}}}, "x": {"refused": "y"}}
+    "format": 1,
+    "optimizers": {
+        "adamp": {"options": {"eps": {"default": 1e-8, "optional": False}}, "refused": ""},
+        "x": {"options": {}, "refused": "y"},
+    },
 }
 FORM = {"format": 1, "base": "digits", "typed": {"run.epochs": "3", "optim.name": "adamw"}}
 
@@ -274,7 +281,7 @@ READERS = [
     ),
     Reader(
         "parameter counts",
-        json_files([{"resnet18": 5, "alexnet": 3}]),
+        json_files([{"format": 1, "counts": {"resnet18": 5, "alexnet": 3}}]),
         user_file(cache_folder, lambda: catalog._counts_file_name("torchvision")),
         read_parameter_counts,
     ),

@@ -47,6 +47,7 @@ def models(
     with 10 classes of 3x32x32 images. Counts are cached for each installed version.
     """
     from engine.models.catalog import filter_models, with_parameter_counts
+    from engine.utils.codec import asdict
     from tui.text.models import (
         announce_parameter_count,
         announce_problem,
@@ -63,7 +64,7 @@ def models(
         raise typer.Exit(1)
     with_counts = with_parameter_counts(matches, announce_parameter_count, announce_problem)
     if as_json:
-        rows = [model.to_dict() for model in with_counts]
+        rows = [asdict(model) for model in with_counts]
         typer.echo(json.dumps({"format": MODELS_FORMAT, "models": rows}, indent=2))
     else:
         print_models(matches, with_counts)

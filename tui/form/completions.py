@@ -16,6 +16,7 @@ from engine.models.catalog import (
     library_models,
 )
 from engine.optim.timm_optimizers import timm_optimizer_names
+from engine.utils.codec import replace
 from engine.utils.errors import UsageError
 from tui.form.fields import ConfigField
 
@@ -58,14 +59,7 @@ class Completer:
                 continue
         counts = {source: cached_parameter_counts(source) for source in MODEL_SOURCES}
         self._models = [
-            CatalogModel(
-                model.source,
-                model.name,
-                model.parameters or counts[model.source].get(model.name),
-                model.weights,
-                model.top1,
-            )
-            for model in models
+            replace(model, parameters=model.parameters or counts[model.source].get(model.name)) for model in models
         ]
         self._known_models = {}
         self._optimizers = timm_optimizer_names()

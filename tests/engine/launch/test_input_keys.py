@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,23 @@ from engine.launch import input_keys
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import RunRequest
 from engine.models.catalog import library_version
-from engine.models.pretrained_input import PretrainedInput
+from engine.models.pretrained_input import InputListing, PretrainedInput
+from engine.utils.codec import write_user_record
 from engine.utils.errors import Problem
+from engine.utils.files import cache_folder
 
 PRETRAINED = ("model.name=resnet50", "model.source=torchvision", "model.weights=pretrained")
-WEIGHTS = PretrainedInput("W", 224, 224, 232, 224 / 232, "crop", "bicubic", (0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
+WEIGHTS = PretrainedInput(
+    weights="W",
+    image_size=224,
+    val_crop=224,
+    val_resize=232,
+    crop_ratio=224 / 232,
+    fit="crop",
+    interpolation="bicubic",
+    mean=(0.4, 0.5, 0.6),
+    std=(0.1, 0.2, 0.3),
+)
 USER_DATASET = """
 from PIL import Image
 
@@ -32,10 +43,8 @@ def photos(part):
 @pytest.fixture(autouse=True)
 def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "cache" / "gputrain"
-    folder.mkdir(parents=True)
-    listing = {"inputs": {"resnet50": asdict(WEIGHTS)}}
-    (folder / f"inputs-torchvision-{library_version('torchvision')}.json").write_text(json.dumps(listing))
+    name = f"inputs-torchvision-{library_version('torchvision')}.json"
+    write_user_record(cache_folder(), name, InputListing(inputs={"resnet50": WEIGHTS}))
 
 
 def request(runs: Path, *overrides: str) -> RunRequest:

@@ -103,7 +103,7 @@ def test_input_of_timm_weights_is_that_of_their_data_config(cache: Path, forbid_
 
     # In this process, which has imported timm: another one takes seconds.
     listing = cache / "gputrain" / f"inputs-timm-{catalog.library_version('timm')}.json"
-    listing.write_text(json.dumps({"inputs": list_timm_inputs()}))
+    listing.write_text(json.dumps({"format": 1, "inputs": list_timm_inputs()}))
     names = [
         "resnet50",
         "resnet50.tv_in1k",
@@ -156,12 +156,13 @@ def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytes
     path.parent.mkdir()
     model: dict[str, object] = {"source": "torchvision", "name": "resnet18", "weights": []}
     models = [{"name": "resnet18"}, model | {"name": 5}, model | {"top1": "69"}, model | {"parameters": [5]}]
-    for damaged in (*(json.dumps({"known": [value]}) for value in models), '{"known": 3}', "{"):
+    files = [{"format": 1, "models": value} for value in (*([model] for model in models), 3)]
+    for damaged in (*map(json.dumps, files), '{"format": 2, "models": []}', '{"models": []}', "{"):
         path.write_text(damaged)
         with monkeypatch.context() as patched:
-            run_in_place_of_the_catalog(tmp_path, patched, "def main(parent): parent.send({'known': []})")
+            run_in_place_of_the_catalog(tmp_path, patched, "def main(parent): parent.send({'models': []})")
             assert library_models("torchvision") == []
-        assert json.loads(path.read_text()) == {"known": []}
+        assert json.loads(path.read_text()) == {"format": 1, "models": []}
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_broken_timm_leaves_other_models_usable(break_timm: Callable[[str], None
     assert has_problem([problem], "library-failed", "optim.name", "timm 9.9.9 ", "ModuleNotFoundError: ")
     # A list of before it broke: the parameters cannot be counted any more.
     known = {"source": "timm", "name": "resnet10t", "parameters": None, "weights": [], "top1": None}
-    (cache / "gputrain" / "models-timm-9.9.9.json").write_text(json.dumps({"known": [known]}))
+    (cache / "gputrain" / "models-timm-9.9.9.json").write_text(json.dumps({"format": 1, "models": [known]}))
     counted = CliRunner().invoke(app, ["models", "resnet10t"])
     assert counted.stdout.splitlines()[1].split() == ["timm", "resnet10t", "–", "–", "–"]
     assert counted.stderr.startswith("timm 9.9.9 ") and says(counted.stderr, "library-failed", "ModuleNotFoundError: ")

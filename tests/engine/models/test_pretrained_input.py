@@ -19,7 +19,7 @@ from engine.models.pretrained_input import (
 )
 
 RESNET50 = PretrainedInput(
-    "ResNet50_Weights.IMAGENET1K_V2",
+    weights="ResNet50_Weights.IMAGENET1K_V2",
     image_size=224,
     val_crop=224,
     val_resize=232,
@@ -30,7 +30,7 @@ RESNET50 = PretrainedInput(
     std=(0.229, 0.224, 0.225),
 )
 NFNET = PretrainedInput(
-    "dm_nfnet_f0.dm_in1k",
+    weights="dm_nfnet_f0.dm_in1k",
     image_size=192,
     val_crop=256,
     val_resize=284,

@@ -126,11 +126,11 @@ def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "gputrain" / f"optimizers-timm-{timm_optimizers.version('timm')}.json"
     path.parent.mkdir()
-    path.write_text(json.dumps({"optimizers": damaged}))
-    described = {"lamb": {"options": {"eps": {"default": 1e-6, "optional": False}}}}
+    path.write_text(json.dumps({"format": 1, "optimizers": damaged}))
+    described = {"optimizers": {"lamb": {"options": {"eps": {"default": 1e-6, "optional": False}}, "refused": ""}}}
     monkeypatch.setattr(timm_optimizers, "ask_helper", lambda *_: Answer(described))
     assert timm_options("timm:lamb")["eps"].default == 1e-6
-    assert json.loads(path.read_text()) == {"optimizers": described}
+    assert json.loads(path.read_text()) == {"format": 1} | described
 
 
 def test_timm_optimizer_without_timm_names_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,10 @@ def test_user_folder_and_its_files_are_private_with_any_umask(umask: int) -> Non
 
 @pytest.mark.nightly
 def test_foreign_catalog_is_neither_read_nor_written() -> None:
-    planted = {"models": {"known": [{"source": "torchvision", "name": "planted", "weights": []}]}, "counts": {"a": 1}}
+    planted = {
+        "models": {"format": 1, "models": [{"source": "torchvision", "name": "planted", "weights": []}]},
+        "counts": {"format": 1, "counts": {"a": 1}},
+    }
     cache_folder().mkdir(parents=True)
     for name, values in planted.items():
         prefix = "models" if name == "models" else "parameters"
@@ -163,7 +166,7 @@ def test_config_resolves_without_home() -> None:
 @pytest.mark.usefixtures("no_home")
 def test_caches_are_empty_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = {"source": "torchvision", "name": "resnet18", "weights": []}
-    monkeypatch.setattr("engine.models.catalog.ask_helper", lambda *_: Answer({"known": [listed]}))
+    monkeypatch.setattr("engine.models.catalog.ask_helper", lambda *_: Answer({"models": [listed]}))
     assert read_user_json(cache_folder(), "a.json") is None
     assert "resnet18" in [model.name for model in library_models("torchvision")]
     decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
