@@ -164,6 +164,7 @@ class _IndexBuilder:
             raise ShardError(f"contains {_shown(image.name)} without a label; {advice}", code="bad-label")
         if member.size > MAX_JSON_LABEL_BYTES:
             raise ShardError(f"contains {_shown(member.name)}, which is too large for a label", code="bad-label")
+        # Not the codec: Python's json writes NaN and lone surrogates, which the metadata of crawled datasets contain.
         try:
             values = json.loads(self._reader.read(member.offset, member.size))
         except (ValueError, RecursionError) as error:

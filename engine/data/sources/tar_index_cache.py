@@ -7,7 +7,6 @@ calls this module.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,12 +26,12 @@ from engine.data.sources.tar_index import (
     build_index,
     open_shard,
 )
+from engine.utils.codec import Count, FileRecord, InvalidRecordError, decode, encode
 from engine.utils.files import (
     cache_folder,
     delete_oldest_files,
     make_user_folder,
     open_regular_file,
-    parse_json,
     read_bytes,
     replace_file,
     user_path_problem,
@@ -66,13 +65,22 @@ class IndexedShard:
     is_new: bool = False
 
 
+class IndexHeader(FileRecord, frozen=True, kw_only=True):
+    """The first line of an index. `stamp` identifies the content of the shard, `names_sha256` the file of names."""
+
+    stamp: str
+    images: Count
+    skipped: tuple[str, ...]
+    names_sha256: str
+
+
 def index_shard(path: str) -> IndexedShard:
     """Make the index of a shard unless it is in the user's cache. Raises ShardError and OSError."""
     fd = open_shard(path)
     try:
         stamp = ShardStamp.of(fd)
         if (header := _read_header(path, stamp)) is not None:
-            return IndexedShard(path, stamp, header["images"], tuple(header["skipped"]))
+            return IndexedShard(path, stamp, header.images, header.skipped)
         index = build_index(fd, stamp)
     finally:
         os.close(fd)
@@ -133,20 +141,24 @@ def _open(path: str) -> BinaryIO:
     return open_regular_file(cache_folder() / name, MAX_INDEX_BYTES)
 
 
-def _parse_header(line: bytes, stamp: ShardStamp, file_bytes: int) -> dict[str, Any] | None:
+def _parse_header(line: bytes, stamp: ShardStamp, file_bytes: int) -> IndexHeader | None:
     """Return the header of an index; None if it is not that of the shard, or the file is incomplete."""
-    header = parse_json(line)
-    if header is None or header.get("stamp") != _stamp_values(stamp):
+    try:
+        header = decode(line, IndexHeader)
+    except InvalidRecordError:
+        return None
+    if header.stamp != _stamp_text(stamp):
         return None
     row_bytes = sum(np.dtype(kind).itemsize for kind in COLUMNS.values())
-    return header if file_bytes == DIGEST_CHARS + len(line) + header["images"] * row_bytes else None
+    return header if file_bytes == DIGEST_CHARS + len(line) + header.images * row_bytes else None
 
 
-def _stamp_values(stamp: ShardStamp) -> list[int]:
-    return [stamp.size, stamp.mtime_ns, stamp.inode]
+def _stamp_text(stamp: ShardStamp) -> str:
+    # Not as numbers: inodes have 64 bits.
+    return f"{stamp.size} {stamp.mtime_ns} {stamp.inode}"
 
 
-def _read_header(path: str, stamp: ShardStamp) -> dict[str, Any] | None:
+def _read_header(path: str, stamp: ShardStamp) -> IndexHeader | None:
     try:
         with _open(path) as file:
             file.seek(DIGEST_CHARS)
@@ -171,7 +183,7 @@ def _fill(shard: IndexedShard, columns: Mapping[str, NDArray[Any]]) -> bool:
         with _open(shard.path) as file:
             expected, line = file.read(DIGEST_CHARS), file.readline(MAX_HEADER_BYTES)
             header = _parse_header(line, shard.stamp, os.fstat(file.fileno()).st_size)
-            if header is None or header["images"] != shard.num_images:
+            if header is None or header.images != shard.num_images:
                 return False
             digest.update(line)
             for name, kind in COLUMNS.items():
@@ -192,18 +204,18 @@ def _read_names(shard: IndexedShard) -> bytes | None:
         names = read_bytes(cache_folder() / name, MAX_INDEX_BYTES)
     except OSError:
         return None
-    return names if hashlib.sha256(names).hexdigest() == header["names"] else None
+    return names if hashlib.sha256(names).hexdigest() == header.names_sha256 else None
 
 
 def _write(path: str, stamp: ShardStamp, index: ShardIndex) -> None:
     """Write the names, then the index: a SHA-256, a line of JSON and the columns. Raises OSError."""
-    header = {
-        "stamp": _stamp_values(stamp),
-        "images": len(index.sizes),
-        "skipped": index.skipped,
-        "names": hashlib.sha256(index.names).hexdigest(),
-    }
-    content = json.dumps(header).encode() + b"\n" + b"".join(getattr(index, name).tobytes() for name in COLUMNS)
+    header = IndexHeader(
+        stamp=_stamp_text(stamp),
+        images=len(index.sizes),
+        skipped=index.skipped,
+        names_sha256=hashlib.sha256(index.names).hexdigest(),
+    )
+    content = encode(header) + b"\n" + b"".join(getattr(index, name).tobytes() for name in COLUMNS)
     make_user_folder(cache_folder(), INDEX_FOLDER)
     target = cache_folder() / _file_name(path)
     replace_file(target.with_suffix(".names"), lambda file: file.write(index.names))

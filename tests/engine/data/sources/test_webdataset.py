@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import math
 import os
 import pickle
 import tarfile
@@ -138,11 +140,11 @@ def test_tar_source_skips_samples_without_one_image(tmp_path: Path) -> None:
 
 
 def test_tar_source_reads_label_from_json(tmp_path: Path) -> None:
-    members = [
-        (f"{number}.{extension}", content)
-        for number in range(8)
-        for extension, content in (("json", json.dumps({"label": number % 2}).encode()), ("JPEG", encode_image(number)))
-    ]
+    metadata = {"similarity": math.nan, "caption": "\ud83d", "tags": [[]]}
+    members: list[tuple[str, bytes]] = []
+    for number in range(8):
+        label = json.dumps(metadata | {"label": number % 2}).encode()
+        members += [(f"{number}.json", label), (f"{number}.JPEG", encode_image(number))]
     source = open_members(tmp_path, members)
     assert sorted(source.get_labels("train").tolist()) == [0, 0, 1, 1]
 
@@ -282,7 +284,10 @@ def test_tar_index_is_made_again_if_damaged_or_writable_by_others(tmp_path: Path
     expected = contents(open_shards(pattern))
     (file,), (names,) = (cache / "shards").glob("*.index"), (cache / "shards").glob("*.names")
     intact = file.read_bytes()
-    for content in (b"", intact[:-1], intact[:-1] + b"x", intact[:70] + b"9" + intact[71:], intact[:64] + b"{\n"):
+    other = intact[64:].replace(b'"format":1', b'"format":2')
+    other_format = hashlib.sha256(other).hexdigest().encode() + other
+    damaged = (b"", intact[:-1], intact[:-1] + b"x", intact[:70] + b"9" + intact[71:], intact[:64] + b"{\n")
+    for content in (*damaged, other_format):
         file.write_bytes(content)
         assert contents(open_shards(pattern)) == expected
         assert file.read_bytes() == intact
