@@ -237,7 +237,7 @@ def read_config(root: Path) -> None:
     assert parse_yaml(to_yaml(as_dict(resolved.config)))
 
 
-INDEX = {"/images/a.png": [len(PNG), 1], "/images/b.png": [1, 2]}
+INDEX = {"format": 1, "stamps": {"/images/a.png": [len(PNG), 1, 1], "/images/b.png": [1, 2, 2]}}
 METADATA = {"file": [144, 1], "shape": [2, 1, 2, 2], "checksum": "00", "about": {"unread": {}}}
 MODELS = {
     "format": 1,

@@ -30,8 +30,9 @@ from engine.data.sources.image_file import (
     read_image_file,
 )
 from engine.data.sources.path_list import PathBuffer, PathList
+from engine.utils.codec import Count, FileRecord, Integer, find_user_record, write_user_record
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import cache_folder, read_user_json, write_user_json
+from engine.utils.files import cache_folder
 from engine.utils.text import list_names
 
 DEFAULT_IMAGE_SIZE = 224
@@ -44,6 +45,16 @@ IMAGENET_GRAY_STATS = ((0.449,), (0.226,))
 CLASS_FOLDERS_ADVICE = "set data.path to a folder with one subfolder per class"
 # Names of dataset splits. A folder with only these subfolders has no class folders.
 PART_FOLDER_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
+
+
+Stamp = tuple[Count, Integer, Integer]
+"""The size of a file in bytes, and the times of modification and status change in nanoseconds."""
+
+
+class ReadableImages(FileRecord, frozen=True, kw_only=True):
+    """The stamps of the readable files of a folder by path, in the user's cache."""
+
+    stamps: dict[str, Stamp]
 
 
 @dataclass(frozen=True)
@@ -273,19 +284,19 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 
 def _readable_images(
     folder: Path, report: Callable[[int, int], None]
-) -> tuple[dict[Path, list[int]], list[tuple[Path, str]]]:
+) -> tuple[dict[Path, Stamp], list[tuple[Path, str]]]:
     """Return the stamp of each readable image at any depth below a folder, sorted by path, and the other files with the
     reason. `report` is called with how many of the files are checked, and their number.
 
-    A stamp is the size in bytes, and the times of modification and status change in nanoseconds. Readable files are
-    recorded in the user's cache by stamp, and checked again only after a change: damage may keep size and modification
-    time. Unreadable files are checked each time, because they may have been repaired.
+    Readable files are recorded in the user's cache by stamp, and checked again only after a change: damage may keep
+    size and modification time. Unreadable files are checked each time, because they may have been repaired.
     """
     files = sorted(walk_files(folder))
     cache = record_name(folder)
-    recorded = read_user_json(cache_folder(), cache, MAX_RECORD_BYTES) or {}
+    found = find_user_record(cache_folder(), cache, ReadableImages, MAX_RECORD_BYTES)
+    recorded = {} if found is None else found.stamps
     stamps = {path: _stamp(path.stat()) for path in files if path.exists()}
-    unchecked = [path for path in files if path not in stamps or recorded.get(str(path)) != stamps[path]]
+    unchecked = [path for path in files if path not in stamps or recorded.get(_record_key(path)) != stamps[path]]
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:
         reasons: dict[Path, str | None] = {}
@@ -298,14 +309,20 @@ def _readable_images(
     readable = [path for path in files if reasons.get(path) is None]
     if len(readable) != len(recorded) or any(reason is None for reason in reasons.values()):
         with suppress(OSError):
-            write_user_json(cache_folder(), cache, {str(path): stamps[path] for path in readable if path in stamps})
-    return {path: stamps.get(path, [0, 0, 0]) for path in readable}, [
+            written = {_record_key(path): stamps[path] for path in readable if path in stamps}
+            write_user_record(cache_folder(), cache, ReadableImages(stamps=written))
+    return {path: stamps.get(path, (0, 0, 0)) for path in readable}, [
         (path, reason) for path in files if (reason := reasons.get(path))
     ]
 
 
-def _stamp(status: os.stat_result) -> list[int]:
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _record_key(path: Path) -> str:
+    # A name that is not UTF-8 has lone surrogates, which JSON does not have.
+    return str(path).encode(errors="backslashreplace").decode()
 
 
 def record_name(folder: Path) -> str:

@@ -165,6 +165,21 @@ def test_folder_source_rechecks_file_with_unchanged_size_and_modification_time(a
     assert skipped.startswith(f"cat/{damaged.name} ")
 
 
+def test_folder_source_checks_files_once_per_format_of_the_record(
+    animal_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_image(animal_folder / "cat" / os.fsdecode(b"caf\xe9.png"))
+    checked: list[Path] = []
+    monkeypatch.setattr(folder, "_unreadable_reason", checked.append)
+    for _ in range(2):
+        open_folder(animal_folder)
+        assert len(checked) == 21
+    for record in folder.cache_folder().glob("images-*.json"):
+        record.write_text(record.read_text().replace('"format": 1', '"format": 2'))
+    open_folder(animal_folder)
+    assert len(checked) == 42
+
+
 def test_folder_source_rechecks_recorded_file_when_formats_change(
     animal_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
