@@ -18,6 +18,7 @@ from attack import Stage, perform
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
 from engine.data.sources.folder import _readable_images, record_name
 from engine.models.catalog import library_version
+from engine.utils.files import make_user_folder
 from tui.form.model import load_last_form
 
 PLANT_PROGRAM = """
@@ -41,20 +42,45 @@ def attack(stage: Stage) -> None:
     (images / "broken.png").write_bytes(b"no image")
     files = {f"decoded/{name}": content for name, content in decoded_entry(stage).items()}
     files |= {name: (content, 0) for name, content in small_files(stage, images).items()}
+    own = stage.home / "own"
+    own.mkdir()
+    write_files(own, files)
+    select_folders(stage, own)
+    for what, happened in effects(stage, images).items():
+        # The same files as the victim's own: otherwise the attack would test nothing.
+        assert happened, f"the planted files would not have {what}"
+
     plant(stage, stage.shared, files, {})
     select_folders(stage, stage.shared)
-
-    models = stage.gputrain("models", "planted", "--json").stdout
-    stage.gained("planted" in models, "listed models of their own")
-    for name in ("evil", "digits"):
-        shown = stage.gputrain("config", name)
-        stage.gained("evil:Net" in shown.stdout, f"replaced the preset {name}")
-        stage.gained(name == "digits" and shown.returncode != 0, "disabled a preset of gputrain")
-    stage.gained("evil:Net" in load_last_form().overrides.values(), "filled in the form")
-    stage.gained(load_or_decode("k", black_image).images.any(), "trained the victim on their images")
-    stage.gained(bool(_readable_images(images, lambda *_: None)[0]), "hid an unreadable image")
+    for what, happened in effects(stage, images).items():
+        stage.gained(happened, what)
+    stage.gained(stage.gputrain("config", "digits").returncode != 0, "disabled a preset of gputrain")
 
     follow_link(stage)
+
+
+def effects(stage: Stage, images: Path) -> dict[str, bool]:
+    """Return whether each of the planted files has an effect."""
+    models = stage.gputrain("models", "planted", "--json").stdout
+    return {
+        "listed models of their own": "planted" in models,
+        **{
+            f"replaced the preset {name}": "evil:Net" in stage.gputrain("config", name).stdout
+            for name in ("evil", "digits")
+        },
+        "filled in the form": "evil:Net" in load_last_form().overrides.values(),
+        "trained the victim on their images": bool(load_or_decode("k", black_image).images.any()),
+        "hid an unreadable image": bool(_readable_images(images, lambda *_: None)[0]),
+    }
+
+
+def write_files(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
+    """Write the planted files as the victim's own, with their modification times."""
+    for name, (content, mtime_ns) in files.items():
+        path = make_user_folder(folder / "gputrain", str(Path(name).parent)) / Path(name).name
+        path.write_bytes(content)
+        path.chmod(0o644)
+        os.utime(path, ns=(mtime_ns, mtime_ns))
 
 
 def decoded_entry(stage: Stage) -> dict[str, tuple[bytes, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -27,7 +27,13 @@ from engine.data.sources.base import (
     Preprocessing,
     UnreadableImageError,
 )
-from engine.data.sources.decoded_cache import DecodedChunks, DecodedImages, cache_key_of_stamps, load_or_decode
+from engine.data.sources.decoded_cache import (
+    DecodedChunks,
+    DecodedImages,
+    DecodedMetadata,
+    cache_key_of_stamps,
+    load_or_decode,
+)
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.image import is_decoded_at_reduced_scale
 from engine.utils.errors import Problem
@@ -161,10 +167,16 @@ class _EncodedEntry:
             return str(error)
 
     def decode(self) -> DecodedChunks:
-        metadata: dict[str, Any] = {"unread": {}, "reduced": []}
-        return DecodedChunks((len(self.images), *self.shape), self._decode_chunks(metadata), metadata)
+        unread: dict[int, str] = {}
+        reduced: list[int] = []
+        return DecodedChunks(
+            (len(self.images), *self.shape),
+            self._decode_chunks(unread, reduced),
+            lambda: DecodedMetadata(unread=unread, reduced=tuple(reduced)),
+        )
 
-    def _decode_chunks(self, metadata: dict[str, Any]) -> Iterator[Images]:
+    def _decode_chunks(self, unread: dict[int, str], reduced: list[int]) -> Iterator[Images]:
+        """Yield the images of the entry, and add what is known about them to `unread` and `reduced`."""
         chunk_size = max(CHUNK_BYTES // int(np.prod(self.shape)), 1)
         black = np.zeros(self.shape, np.uint8)
         pool = ThreadPoolExecutor(available_cores())
@@ -172,10 +184,10 @@ class _EncodedEntry:
             for first in range(0, len(self.images), chunk_size):
                 chunk = self.images[first : first + chunk_size]
                 loaded = list(enumerate(pool.map(self.load, chunk), first))
-                metadata["unread"] |= {str(row): image for row, image in loaded if isinstance(image, str)}
+                unread |= {row: image for row, image in loaded if isinstance(image, str)}
                 if self.is_of_both_parts:
-                    reduced = enumerate(pool.map(self._is_reduced, chunk), first)
-                    metadata["reduced"] += [row for row, is_reduced in reduced if is_reduced]
+                    found = enumerate(pool.map(self._is_reduced, chunk), first)
+                    reduced += [row for row, is_reduced in found if is_reduced]
                 yield np.stack([black if isinstance(image, str) else image for _, image in loaded])
         finally:
             pool.shutdown(cancel_futures=True)
@@ -187,15 +199,9 @@ class _EncodedEntry:
             return False
         return is_decoded_at_reduced_scale(data, self.preprocessing)
 
-    def is_valid(self, metadata: Mapping[str, Any]) -> bool:
-        unread, reduced = metadata.get("unread"), metadata.get("reduced")
-        if not isinstance(unread, dict) or not all(isinstance(reason, str) for reason in unread.values()):
-            return False
-        if not isinstance(reduced, list) or not {*map(type, reduced)} <= {int}:
-            return False
+    def is_valid(self, metadata: DecodedMetadata) -> bool:
         # An image that was unreadable when the cache was written, for example by an I/O error, may be readable now.
-        by_row = {str(row): image for row, image in enumerate(self.images)} if unread else {}
-        return all(row in by_row and isinstance(self.load(by_row[row]), str) for row in unread)
+        return all(row < len(self.images) and isinstance(self.load(self.images[row]), str) for row in metadata.unread)
 
 
 class _ImageRef(NamedTuple):
@@ -218,7 +224,7 @@ def _load_encoded(source: EncodedSource, image_format: ImageFormat, labels: Mapp
         decoded = _LoadedEntry.load(entry)
         loaded |= dict.fromkeys(entry.parts, decoded)
     shared = loaded["val"]
-    if shared.entry.is_of_both_parts and set(shared.rows("val").tolist()) & set(shared.decoded.metadata["reduced"]):
+    if shared.entry.is_of_both_parts and set(shared.rows("val").tolist()) & set(shared.decoded.metadata.reduced):
         loaded["val"] = _LoadedEntry.load(_EncodedEntry(source, ("val",), training=False))
     warnings = [part.decoded.warning for part in loaded.values() if part.decoded.warning]
     return InMemoryImages(
@@ -247,7 +253,7 @@ class _LoadedEntry:
     @property
     def unread(self) -> dict[int, str]:
         """Why images are unreadable, by row."""
-        return {int(row): reason for row, reason in self.decoded.metadata["unread"].items()}
+        return self.decoded.metadata.unread
 
     def rows(self, part: Part) -> Indices:
         """Return the row of each image of a part."""

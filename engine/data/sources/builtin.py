@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import PARTS, Indices, Part, stratified_split
 from engine.data.sources.array import ArraySource
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
-from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
+from engine.data.sources.decoded_cache import DecodedChunks, DecodedMetadata, compute_cache_key, load_or_decode
 from engine.utils.errors import UsageError
 from engine.utils.files import exclusive_lock, is_file
 
@@ -107,26 +107,21 @@ def open_torchvision_dataset(data: DataConfig) -> ArraySource:
         {"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root
     )
     decoded = load_or_decode(key, lambda: _read_torchvision_dataset(data), _is_labeled)
-    metadata, num_train = decoded.metadata, len(decoded.metadata["labels"]["train"])
+    metadata, num_train = decoded.metadata, len(decoded.metadata.labels["train"])
     return ArraySource(
         image_set.format,
-        tuple(metadata["classes"]),
+        metadata.classes,
         {"train": decoded.images[:num_train], "val": decoded.images[num_train:]},
-        {part: np.array(metadata["labels"][part], np.int64) for part in PARTS},
+        {part: np.array(metadata.labels[part], np.int64) for part in PARTS},
         "" if decoded.warning else key,
         decoded.warning,
     )
 
 
-def _is_labeled(metadata: Mapping[str, Any]) -> bool:
-    """Whether cached metadata has the class names, and a label for each image of both parts."""
-    classes, labels = metadata.get("classes"), metadata.get("labels")
-    if not isinstance(classes, list) or not isinstance(labels, dict) or labels.keys() != set(PARTS):
-        return False
-    indices = set(range(len(classes)))
-    return all(isinstance(labels[part], list) and {*map(type, labels[part])} == {int} for part in PARTS) and all(
-        indices.issuperset(labels[part]) for part in PARTS
-    )
+def _is_labeled(metadata: DecodedMetadata) -> bool:
+    """Whether cached metadata has images of both parts, and the class name of each label."""
+    labels = metadata.labels
+    return all(labels.get(part) and max(labels[part]) < len(metadata.classes) for part in PARTS)
 
 
 def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
@@ -136,7 +131,7 @@ def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
     image_set, root = TORCHVISION_DATASETS[data.dataset], Path(str(data.path))
     torchvision_class: Any = getattr(datasets, image_set.torchvision_class)
     images: list[Images] = []
-    labels: dict[str, list[int]] = {}
+    labels: dict[Part, tuple[int, ...]] = {}
     classes: list[str] = []
     try:
         for part in PARTS:
@@ -144,7 +139,7 @@ def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
                 stored = torchvision_class(str(root), train=part == "train", download=data.download)
             pixels = np.asarray(stored.data, dtype=np.uint8)
             images.append(pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2))
-            labels[part] = np.asarray(stored.targets, dtype=np.int64).tolist()
+            labels[part] = tuple(np.asarray(stored.targets, dtype=np.int64).tolist())
             classes = list(stored.classes)
     except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
         reason = " ".join(str(error).split())
@@ -157,7 +152,7 @@ def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:
             "data.path", f"{data.dataset} in {root} cannot be read: {reason}", code="not-readable"
         ) from error
     shape = (sum(map(len, images)), *images[0].shape[1:])
-    return DecodedChunks(shape, images, {"labels": labels, "classes": classes})
+    return DecodedChunks(shape, images, lambda: DecodedMetadata(labels=labels, classes=tuple(classes)))
 
 
 @contextmanager

@@ -19,17 +19,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.data.sampler import Part
 from engine.data.sources.base import Images
+from engine.utils.codec import Count, FileRecord, Integer, Meta, Record, encode, field, find_user_record, write_record
 from engine.utils.errors import Problem
 from engine.utils.files import (
     cache_folder,
@@ -37,10 +39,8 @@ from engine.utils.files import (
     make_user_folder,
     open_regular_file,
     own_folder_advice,
-    read_user_json,
     replace_file,
     user_path_problem,
-    write_json,
 )
 from engine.utils.host import available_cores
 
@@ -58,16 +58,39 @@ MAX_UNUSED_DAYS = 30.0
 _DAY_SECONDS = 86400.0
 
 
+class DecodedMetadata(Record, frozen=True, kw_only=True):
+    """What is known about decoded images, each as far as their source needs it.
+
+    `unread` is why images are unreadable, by row; `reduced` are the rows of the images that were decoded at reduced
+    scale. `labels` are the class indices of each part, and `classes` the class names.
+    """
+
+    unread: dict[Count, str] = field(default_factory=dict)
+    reduced: tuple[Count, ...] = ()
+    labels: dict[Part, tuple[Count, ...]] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+
+
+class CacheEntry(FileRecord, frozen=True, kw_only=True):
+    """The .json file of an entry. Size and modification time are those of its .npy file."""
+
+    size_bytes: Count
+    mtime_ns: Integer
+    shape: Annotated[tuple[Count, ...], Meta(min_length=4, max_length=4)]
+    checksum: str
+    metadata: DecodedMetadata
+
+
 @dataclass(frozen=True)
 class DecodedChunks:
     """Decoded images as a stream: chunks of an N x C x H x W uint8 array of `shape`.
 
-    `metadata` must be serializable as JSON, and is complete only after the last chunk.
+    `metadata` is called after the last chunk.
     """
 
     shape: tuple[int, ...]
     chunks: Iterable[Images]
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: Callable[[], DecodedMetadata] = DecodedMetadata
 
 
 @dataclass(frozen=True)
@@ -75,7 +98,7 @@ class DecodedImages:
     """Decoded images, N x C x H x W uint8, read-only if cached. `warning` says why they could not be cached."""
 
     images: Images
-    metadata: Mapping[str, Any]
+    metadata: DecodedMetadata
     warning: Problem | None = None
 
 
@@ -116,7 +139,7 @@ def is_cached(key: str) -> bool:
 
 
 def load_or_decode(
-    key: str, decode: Callable[[], DecodedChunks], is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    key: str, decode: Callable[[], DecodedChunks], is_valid: Callable[[DecodedMetadata], bool] = lambda _: True
 ) -> DecodedImages:
     """Return the cached images of a key, or decode and cache them.
 
@@ -155,7 +178,7 @@ def load_or_decode(
         images[start : start + len(chunk)] = chunk
         start += len(chunk)
     warning = Problem("", f"decoded images {_not_cached(problem)}", code="not-writable")
-    return DecodedImages(images, decoded.metadata, warning)
+    return DecodedImages(images, decoded.metadata(), warning)
 
 
 def cache_write_problem(size_bytes: int) -> str | None:
@@ -198,24 +221,23 @@ def _read_cached(key: str, *, verify: bool) -> DecodedImages | None:
     modification time differs from what was written, with `verify` also its checksum. Without a checksum it counts as
     missing."""
     path = _images_path(key)
-    metadata = read_user_json(cache_folder(), f"{DECODED_FOLDER}/{key}.json", MAX_METADATA_BYTES)
-    if metadata is None or user_path_problem(cache_folder(), f"{DECODED_FOLDER}/{key}.npy") is not None:
+    entry = find_user_record(cache_folder(), f"{DECODED_FOLDER}/{key}.json", CacheEntry, MAX_METADATA_BYTES)
+    if entry is None or user_path_problem(cache_folder(), f"{DECODED_FOLDER}/{key}.npy") is not None:
         return None
     try:
-        shape, about, checksum = tuple(metadata["shape"]), metadata["about"], metadata["checksum"]
         # Compared instead of parsed: numpy's parser raises many exception types for a damaged header.
-        header = _array_header(shape)
+        header = _array_header(entry.shape)
         with open_regular_file(path) as file:
             status = os.fstat(file.fileno())
-            if [status.st_size, status.st_mtime_ns] != metadata["file"] or not isinstance(about, dict):
+            if (status.st_size, status.st_mtime_ns) != (entry.size_bytes, entry.mtime_ns):
                 return None
-            if file.read(len(header)) != header or status.st_size != len(header) + math.prod(shape):
+            if file.read(len(header)) != header or status.st_size != len(header) + math.prod(entry.shape):
                 return None
-            images = np.memmap(file, np.uint8, "r", len(header), shape)
-        if verify and _checksum(images, about) != checksum:
+            images = np.memmap(file, np.uint8, "r", len(header), entry.shape)
+        if verify and _checksum(images, entry.metadata) != entry.checksum:
             return None
-        return DecodedImages(np.asarray(images), about)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return DecodedImages(np.asarray(images), entry.metadata)
+    except (OSError, ValueError):
         return None
 
 
@@ -226,12 +248,12 @@ def _array_header(shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-def _checksum(images: Images, about: Mapping[str, Any]) -> str:
-    """Return a hash of `about` and of the sum of the 64-bit words of each page of the images.
+def _checksum(images: Images, metadata: DecodedMetadata) -> str:
+    """Return a hash of the metadata and of the sum of the 64-bit words of each page of the images.
 
     The sums take a sixth of the time of CRC-32. They miss only errors in one page that cancel each other.
     """
-    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
+    digest = hashlib.blake2b(encode(metadata), digest_size=16)
     flat = np.asarray(images).reshape(-1)
     tail = flat[len(flat) // PAGE_BYTES * PAGE_BYTES :]
     blocks = [flat[start : start + CHECKED_BYTES] for start in range(0, len(flat) - len(tail), CHECKED_BYTES)]
@@ -261,14 +283,15 @@ def _write_cached(key: str, decoded: DecodedChunks) -> None:
             file.write(np.ascontiguousarray(chunk).data)
 
     replace_file(path, write, durable=True)
-    status = path.stat()
-    metadata = {
-        "file": [status.st_size, status.st_mtime_ns],
-        "shape": list(decoded.shape),
-        "checksum": _checksum(np.load(path, mmap_mode="r", allow_pickle=False), decoded.metadata),
-        "about": decoded.metadata,
-    }
-    write_json(_metadata_path(key), metadata)
+    status, metadata = path.stat(), decoded.metadata()
+    entry = CacheEntry(
+        size_bytes=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        shape=decoded.shape,
+        checksum=_checksum(np.load(path, mmap_mode="r", allow_pickle=False), metadata),
+        metadata=metadata,
+    )
+    write_record(_metadata_path(key), entry)
 
 
 def _remove_unused() -> None:

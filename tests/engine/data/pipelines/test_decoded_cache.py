@@ -23,7 +23,7 @@ from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources import decoded_cache
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.decoded_cache import DecodedChunks, compute_cache_key, load_or_decode
+from engine.data.sources.decoded_cache import DecodedChunks, DecodedMetadata, compute_cache_key, load_or_decode
 from engine.data.sources.formats import model_input_format
 from support.data.device_batches import CPU, assert_the_same, batches
 from support.data.photo_folder import open_photo_folder, write_photo_folder
@@ -89,7 +89,7 @@ def _damage_header(file: Path) -> None:
 
 def _damage_unread(file: Path) -> None:
     metadata = json.loads(file.with_suffix(".json").read_text())
-    metadata["about"]["unread"] = {"99999999": "why"}
+    metadata["metadata"]["unread"] = {"99999999": "why"}
     file.with_suffix(".json").write_text(json.dumps(metadata))
 
 
@@ -113,6 +113,11 @@ def _swap_pages(file: Path) -> None:
     _change_bytes(file, change)
 
 
+def _change_format(file: Path) -> None:
+    metadata = json.loads(file.with_suffix(".json").read_text())
+    file.with_suffix(".json").write_text(json.dumps(metadata | {"format": 2}))
+
+
 def _remove_checksum(file: Path) -> None:
     metadata = json.loads(file.with_suffix(".json").read_text())
     del metadata["checksum"]
@@ -124,7 +129,7 @@ def _remove_checksum(file: Path) -> None:
     [
         *(_truncate, _overwrite, _replace_with_other_shape, _delete, _damage_metadata),
         *(_damage_header, _damage_unread),
-        *(_zero_page, _swap_pages, _remove_checksum),
+        *(_zero_page, _swap_pages, _remove_checksum, _change_format),
     ],
 )
 def test_decoded_cache_is_rebuilt_when_damaged(damage: object, photos: Path, cache: Path) -> None:
@@ -155,14 +160,16 @@ def test_decoded_cache_is_rebuilt_after_change_of_any_bit(position: int, cache: 
 
 
 def test_decoded_cache_is_written_by_one_of_several_processes(tmp_path: Path) -> None:
+    metadata = DecodedMetadata(unread={1: "why"}, reduced=(0,), labels={"val": (0, 1)}, classes=("a", "b"))
+
     def decode() -> DecodedChunks:
         (tmp_path / f"decoded-by-{os.getpid()}").touch()
         time.sleep(0.3)
-        return DecodedChunks((2, 1, 2, 2), [np.full((2, 1, 2, 2), 7, np.uint8)], {"n": 1})
+        return DecodedChunks((2, 1, 2, 2), [np.full((2, 1, 2, 2), 7, np.uint8)], lambda: metadata)
 
     def load() -> None:
         decoded = load_or_decode("k", decode)
-        if (int(decoded.images.sum()), decoded.metadata, decoded.warning) == (56, {"n": 1}, None):
+        if (int(decoded.images.sum()), decoded.metadata, decoded.warning) == (56, metadata, None):
             (tmp_path / f"loaded-by-{os.getpid()}").touch()
 
     processes = [multiprocessing.get_context("fork").Process(target=load) for _ in range(3)]
@@ -270,7 +277,7 @@ def test_decoded_cache_evicts_entries_unused_for_a_month(cache: Path) -> None:
     # The metadata records the modification time of the array, so changing one invalidates the other.
     for key in ("old", "used"):
         metadata = json.loads((cache / f"{key}.json").read_text())
-        metadata["file"][1] = (cache / f"{key}.npy").stat().st_mtime_ns
+        metadata["mtime_ns"] = (cache / f"{key}.npy").stat().st_mtime_ns
         (cache / f"{key}.json").write_text(json.dumps(metadata))
         os.utime(cache / f"{key}.json", (expired, expired))
     load_or_decode("used", lambda: pytest.fail("the cached entry was not used"))
