@@ -48,7 +48,7 @@ def attack(stage: Stage) -> None:
     select_folders(stage, own)
     for what, happened in effects(stage, images).items():
         # The same files as the victim's own: otherwise the attack would test nothing.
-        assert happened, f"the planted files would not have {what}"
+        assert happened, f"planted by the victim, the files have no effect: {what}"
 
     plant(stage, stage.shared, files, {})
     select_folders(stage, stage.shared)

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 
 from engine.config.loader import resolve_config
-from engine.data.pack.pack_file import HEADER_BYTES, PackIndex
+from engine.data.pack.pack_file import HEADER_BYTES, PackIndex, PackInfo
 from engine.data.sampler import PARTS, DistributedBatchSampler
 from engine.data.sources.open import open_source
 from engine.data.sources.packed import PackedSource
@@ -45,7 +45,7 @@ def write_entries(path: Path, count: int) -> None:
         checksums=np.full(count, zlib.crc32(CONTENT), np.uint32),
         labels=labels.astype(np.uint32),
         names=names,
-        info={"classes": [f"n{label:08d}" for label in range(count // IMAGES_PER_CLASS)], "encoding": None},
+        info=PackInfo(classes=tuple(f"n{label:08d}" for label in range(count // IMAGES_PER_CLASS))),
     )
     with path.open("wb") as file:
         file.write(bytes(HEADER_BYTES) + CONTENT * count)

@@ -13,7 +13,8 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from engine.data.pack.pack_file import Pack, PackIndex
+from engine.data.pack.pack_file import Pack, PackIndex, PackInfo
+from engine.data.pack.reencode import Encoding
 from engine.data.pack.verify import damaged_images
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.tar_headers import BLOCK_BYTES
@@ -35,7 +36,7 @@ def packed_set() -> bytes:
         checksums=np.array([zlib.crc32(content) for content in contents], np.uint32),
         labels=np.array([0, 1], np.uint32),
         names=names,
-        info={"classes": ["a", "b"], "encoding": None},
+        info=PackInfo(classes=("a", "b"), encoding=Encoding(max_side=40)),
     )
     with TemporaryFile() as file:
         file.write(bytes(96) + contents[1] + contents[0])

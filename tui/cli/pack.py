@@ -129,7 +129,7 @@ def make_request(
 
     encoding = None
     if max_side is not None or quality is not None:
-        encoding = Encoding(max_side, DEFAULT_QUALITY if quality is None else quality)
+        encoding = Encoding(max_side=max_side, quality=DEFAULT_QUALITY if quality is None else quality)
     return PackRequest(expand_user(folder), expand_user(output), encoding, workers)
 
 

@@ -23,7 +23,7 @@ All integers are little-endian and unsigned. There is no padding.
                    CRC-32 of the content (zlib), 4 bytes
                    class index, 4 bytes
     names          the paths of the images relative to the packed folder, UTF-8 with surrogateescape, not separated
-    info           JSON object in ASCII: `classes` (names), `encoding` (null, or `max_side` and `quality`)
+    info           JSON object, see `PackInfo`
 
 Rows are in the order of `engine.data.sources.folder`. The contents are in the order of a hash of their names
 (`storage_order`): a contiguous range of the file is a random sample of all classes. They leave no gap.
@@ -37,13 +37,12 @@ a read makes takes 1% of the time to decode the image. Names stay in the file un
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shlex
 import struct
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -54,11 +53,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.data.pack.reencode import Encoding
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.image_file import MAX_IMAGE_BYTES
-from engine.utils.codec import format_problem
+from engine.utils.codec import InvalidRecordError, Record, decode, encode, format_problem
 from engine.utils.errors import CodedError, UsageError
-from engine.utils.files import open_regular_file, parse_json
+from engine.utils.files import open_regular_file
 
 MAGIC = b"\x89GPK\r\n\x1a\n"
 VERSION = 1
@@ -99,6 +99,13 @@ class UnfinishedPackError(InvalidPackError):
     advice = "run the command that packs it again, which continues"
 
 
+class PackInfo(Record, frozen=True, kw_only=True):
+    """The info section of a packed set: the class names, and how the images were re-encoded, None if they were not."""
+
+    classes: tuple[str, ...]
+    encoding: Encoding | None = None
+
+
 def encode_name(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
@@ -120,14 +127,14 @@ class PackIndex:
     checksums: UInt32s
     labels: UInt32s
     names: Sequence[str]
-    info: Mapping[str, Any]
+    info: PackInfo
 
     def write(self, fd: int) -> int:
         """Write the index behind the images, then the header, and return the size of the file. Raises OSError."""
         names = [encode_name(name) for name in self.names]
         name_ends = np.cumsum([len(name) for name in names], dtype="<u8")
         tables = (self.offsets.astype("<u8"), name_ends, *(t.astype("<u4") for t in self._small_tables))
-        info = json.dumps(dict(self.info), sort_keys=True, separators=(",", ":")).encode()
+        info = encode(self.info)
         index = b"".join([*(table.tobytes() for table in tables), *names, info])
         end = HEADER_BYTES + int(self.sizes.sum(dtype=np.uint64))
         names_bytes = int(name_ends[-1])
@@ -223,17 +230,16 @@ class Pack:
         digest.update(info)
         if digest.hexdigest() != self.digest:
             raise InvalidPackError("is damaged: the checksum of its index is wrong", code="damaged")
-        self.info = parse_json(info) or {}
+        try:
+            self.classes = decode(info, PackInfo).classes
+        except InvalidRecordError as error:
+            raise InvalidPackError(str(error), code=error.code) from error
         self._check_tables(name_ends, labels)
         # ImageNet has 1,000 classes.
         self.labels: NDArray[np.integer] = labels.astype(np.uint16 if len(self.classes) <= 1 << 16 else np.uint32)
 
     def _check_tables(self, name_ends: UInt64s, labels: UInt32s) -> None:
         """Raise InvalidPackError if a table leads out of the file. The file may be made to mislead."""
-        classes = self.info.get("classes")
-        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise InvalidPackError("is damaged: it has no classes", code="damaged")
-        self.classes = tuple(classes)
         if len(set(self.classes)) < len(self.classes) or len(self.classes) < 2:
             raise InvalidPackError("is damaged: its classes are wrong", code="damaged")
         if int(labels.max()) >= len(self.classes):

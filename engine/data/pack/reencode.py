@@ -6,15 +6,15 @@ blocks that a crop needs. They make a file less than 1% larger.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from io import BytesIO
-from typing import Any
+from typing import Annotated, Any
 
 from PIL import Image, features
 
 from engine.data.sources.image import convert_mode, rotate_upright
 from engine.data.sources.image_file import decoding, open_image
+from engine.utils.codec import Meta, Record, asdict
 
 DEFAULT_QUALITY = 90
 # MCUs (blocks that a JPEG codes together, 16 x 16 pixels with 4:2:0) between two restart markers.
@@ -22,12 +22,11 @@ RESTART_INTERVAL_MCUS = 4
 _MCU_PIXELS = {"L": 8, "RGB": 16}
 
 
-@dataclass(frozen=True)
-class Encoding:
+class Encoding(Record, frozen=True, kw_only=True):
     """How images are re-encoded. Without `max_side`, at full scale."""
 
-    max_side: int | None = None
-    quality: int = DEFAULT_QUALITY
+    max_side: Annotated[int, Meta(gt=0, le=1 << 20)] | None = None
+    quality: Annotated[int, Meta(ge=1, le=100)] = DEFAULT_QUALITY
 
 
 def describe_encoding(encoding: Encoding | None) -> dict[str, Any] | None:

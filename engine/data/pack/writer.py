@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
-from engine.data.pack.pack_file import HEADER_BYTES, ROW_BYTES, VERSION, PackIndex, encode_name, storage_order
+from engine.data.pack.pack_file import HEADER_BYTES, ROW_BYTES, VERSION, PackIndex, PackInfo, encode_name, storage_order
 from engine.data.pack.partial import SYNC_BYTES, PartialPack
 from engine.data.pack.reencode import Encoding, describe_encoding, reencode
 from engine.data.sampler import PARTS
@@ -278,8 +278,7 @@ def _write_index(partial: PartialPack, plan: PackPlan) -> int:
     offsets, sizes, checksums = np.empty(count, np.uint64), np.empty(count, np.uint32), np.empty(count, np.uint32)
     offsets[order] = HEADER_BYTES + np.cumsum(stored_sizes) - stored_sizes
     sizes[order], checksums[order] = stored_sizes.astype(np.uint32), stored_checksums
-    encoding = None if plan.request.encoding is None else asdict(plan.request.encoding)
-    info = {"classes": list(plan.classes), "encoding": encoding}
+    info = PackInfo(classes=plan.classes, encoding=plan.request.encoding)
     labels = plan.labels.astype(np.uint32)
     index = PackIndex(plan.num_train, plan.num_val, offsets, sizes, checksums, labels, plan.names, info)
     return index.write(partial.fd)

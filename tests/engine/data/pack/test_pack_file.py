@@ -19,6 +19,7 @@ from engine.data.pack.pack_file import (
     InvalidPackError,
     Pack,
     PackIndex,
+    PackInfo,
     open_pack,
 )
 from engine.data.pack.verify import damaged_images
@@ -177,7 +178,7 @@ def write_index(path: Path, **changes: object) -> Path:
         "checksums": np.zeros(3, np.uint32),
         "labels": np.array([0, 0, 1], np.uint32),
         "names": ["a", "b", "c"],
-        "info": {"classes": ["x", "y"]},
+        "info": PackInfo(classes=("x", "y")),
     }
     with path.open("wb") as file:
         PackIndex(**values | changes).write(file.fileno())  # type: ignore[arg-type]
@@ -194,6 +195,7 @@ def write_index(path: Path, **changes: object) -> Path:
         {"names": ["a", "", "c"]},
         {"names": ["a", "b" * 5000, "c"]},
         {"info": {}},
+        {"info": {"classes": ["x"]}},
         {"info": {"classes": "xy"}},
         {"info": {"classes": ["x", 3]}},
         {"info": {"classes": ["x", "x"]}},
