@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from engine.runs.checkpoint_files import (
     is_checkpoint,
     verify_checksum,
 )
+from engine.utils.codec import InvalidRecordError, decode
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import exclusive_lock
 from engine.utils.libraries import import_library
@@ -192,8 +192,12 @@ def _read_safetensors(path: Path) -> WeightsFile:
     with safe_open(path, "pt") as file:
         classes_json = (file.metadata() or {}).get("classes")
         entries = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    classes = None if classes_json is None else json.loads(classes_json)
-    return WeightsFile(entries, list(map(str, classes)) if isinstance(classes, list) else None)
+    classes = None
+    if classes_json is not None:
+        # Another program may have an entry of this name.
+        with suppress(InvalidRecordError):
+            classes = decode(classes_json, list[str])
+    return WeightsFile(entries, classes)
 
 
 def _extract_state_dict(content: Any, path: Path) -> WeightsFile:

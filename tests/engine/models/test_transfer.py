@@ -104,6 +104,12 @@ def test_load_weights_skips_classifier_of_other_classes(tmp_path: Path) -> None:
     assert load(build(), weights=path).skipped == ()
 
 
+@pytest.mark.parametrize("classes", ["cat, dog", "[1, 2]", '{"cat": 0}', '["\\ud800"]'])
+def test_load_weights_ignores_class_names_of_other_programs(classes: str, tmp_path: Path) -> None:
+    save_file(build().state_dict(), tmp_path / "w.safetensors", {"classes": classes})
+    assert load(build(), weights=str(tmp_path / "w.safetensors")).skipped == ()
+
+
 def test_load_weights_lists_skipped_entries_with_reason() -> None:
     weights = build(classes=10).state_dict() | {"extra.weight": torch.zeros(3)}
     del weights["bn1.bias"]
