@@ -8,22 +8,22 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from engine.inference.export_description import EXPORT_FORMAT, describe_file, describe_model
-from engine.inference.export_program import MODEL_FILES, ExportFormat, write_model_file
+from engine.inference.export_description import describe_file, describe_model
+from engine.inference.export_program import MODEL_FILES, write_model_file
 from engine.inference.export_proof import DEFAULT_IMAGES, Proof, proof_config, prove_export
 from engine.inference.model_card import model_card
+from engine.inference.model_json import ExportedFile, ExportFormat, ModelDescription
 from engine.inference.preprocess_script import preprocess_script
 from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_trained_model, check_takes_images
 from engine.runs.folder import RunFolder
-from engine.utils.codec import format_problem
+from engine.utils.codec import MAX_JSON_BYTES, InvalidRecordError, parse_object, read_record, replace, write_record
 from engine.utils.errors import UsageError
-from engine.utils.files import fsync_folder, read_json, replace_file, shown_path, write_json
+from engine.utils.files import fsync_folder, read_bytes, replace_file, shown_path
 
 DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE = "model.json", "preprocess.py", "README.md"
 
@@ -70,11 +70,12 @@ def export_model(
         # Building the model checks that the weights match it before anything is written.
         trained = build_trained_model(checkpoint, "cpu")
         with _staging_folder(folder) as staging:
-            proof = _write_files(trained, staging, description, files, options)
-            card = model_card(checkpoint, run, history, description | {"files": files}, proof, file_name)
+            proof, files[file_name] = _write_files(trained, staging, description, options)
+            description = replace(description, files=files)
+            card = model_card(checkpoint, run, history, description, proof, file_name)
             replace_file(staging / CARD_FILE, lambda file: file.write(card.encode()), durable=True)
             companions = {name: hash_file(staging / name) for name in (SCRIPT_FILE, CARD_FILE)}
-            write_json(staging / DESCRIPTION_FILE, description | {"files": files, "companions": companions})
+            write_record(staging / DESCRIPTION_FILE, replace(description, companions=companions))
             names = (file_name, SCRIPT_FILE, DESCRIPTION_FILE, CARD_FILE)
             for other in set(MODEL_FILES.values()) - set(files):
                 (folder / other).unlink(missing_ok=True)
@@ -89,24 +90,20 @@ def export_model(
 
 
 def _write_files(
-    trained: TrainedModel, staging: Path, description: Mapping[str, Any], files: dict[str, Any], options: ExportOptions
-) -> Proof:
-    """Write the model and preprocess.py, check them, and add the model with its proof to `files`."""
+    trained: TrainedModel, staging: Path, description: ModelDescription, options: ExportOptions
+) -> tuple[Proof, ExportedFile]:
+    """Write the model and preprocess.py, check them, and return the proof and the description of the model's file."""
     file_name = MODEL_FILES[options.file_format]
     write_model_file(trained, options.file_format, staging / file_name, description)
     script = preprocess_script(trained.checkpoint.image_format)
     replace_file(staging / SCRIPT_FILE, lambda file: file.write(script.encode()), durable=True)
-    write_json(staging / DESCRIPTION_FILE, description)
+    write_record(staging / DESCRIPTION_FILE, description)
     proof = prove_export(trained, staging, file_name, options.overrides, options.max_images)
-    files[file_name] = {
-        **describe_file(options.file_format, description),
-        "sha256": hash_file(staging / file_name),
-        "proof": proof.to_dict(),
-    }
-    return proof
+    digest = hash_file(staging / file_name)
+    return proof, describe_file(options.file_format, description, digest, proof.to_record())
 
 
-def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *, force: bool) -> dict[str, Any]:
+def _kept_files(folder: Path, description: ModelDescription, file_name: str, *, force: bool) -> dict[str, ExportedFile]:
     """Return what model.json says about the files of other formats that an earlier export of the same weights left.
 
     Raises UsageError if a file in `folder` must not be replaced.
@@ -114,9 +111,10 @@ def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *,
     names = (*MODEL_FILES.values(), DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE)
     existing = [name for name in names if (folder / name).exists()]
     previous = _previous_description(folder / DESCRIPTION_FILE, force=force)
-    files, companions = (_object(previous.get(key)) for key in ("files", "companions"))
-    is_same_run = previous.get("gputrain") is not None and previous.get("run") == description["run"]
-    is_same_weights = is_same_run and previous.get("weights_sha256") == description["weights_sha256"]
+    if previous is not None and previous.run != description.run:
+        previous = None
+    files, companions = ({}, {}) if previous is None else (previous.files, previous.companions)
+    is_same_weights = previous is not None and previous.weights_sha256 == description.weights_sha256
     kept = (
         {name: files[name] for name in MODEL_FILES.values() if name in existing and name in files and name != file_name}
         if is_same_weights
@@ -124,14 +122,14 @@ def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *,
     )
     if force or not existing:
         return kept
-    written = {*files, *companions} or set(names) - {SCRIPT_FILE, CARD_FILE}
+    written = {*files, *companions, DESCRIPTION_FILE}
     for name in existing:
-        if not is_same_run or (name not in written and name != DESCRIPTION_FILE):
-            reason = f"was not exported from {description['run']}"
+        if previous is None or name not in written:
+            reason = f"was not exported from {description.run}"
         elif name in companions and hash_file(folder / name) != companions[name]:
             reason = "was changed after it was exported"
         elif name in set(MODEL_FILES.values()) - {file_name, *kept}:
-            reason = f"was exported from other weights of {description['run']}"
+            reason = f"was exported from other weights of {description.run}"
         else:
             continue
         raise UsageError.one(
@@ -143,17 +141,21 @@ def _kept_files(folder: Path, description: Mapping[str, Any], file_name: str, *,
     return kept
 
 
-def _previous_description(path: Path, *, force: bool) -> dict[str, Any]:
-    """Return what an earlier export wrote to model.json, {} if nothing. Raises UsageError if it has another format."""
-    previous = read_json(path) or {}
-    problem = format_problem(previous.get("format"), EXPORT_FORMAT)
-    if problem is None or previous.get("gputrain") is None:
-        return previous
-    if force:
-        return {}
-    raise UsageError.one(
-        str(shown_path(path)), problem, "set another --output, or overwrite with --force", code="wrong-version"
-    )
+def _previous_description(path: Path, *, force: bool) -> ModelDescription | None:
+    """Return the model.json of an earlier export, None if there is none.
+
+    Raises UsageError if it has another format, unless `force`.
+    """
+    try:
+        return read_record(path, ModelDescription)
+    except InvalidRecordError as error:
+        is_export = "gputrain" in (parse_object(read_bytes(path, MAX_JSON_BYTES)) or {})
+        if force or error.code != "wrong-version" or not is_export:
+            return None
+        advice = "set another --output, or overwrite with --force"
+        raise UsageError.one(str(shown_path(path)), str(error), advice, code=error.code) from error
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -172,10 +174,6 @@ def _staging_folder(folder: Path) -> Iterator[Path]:
             with suppress(OSError):
                 # Only an empty folder, after an error.
                 folder.rmdir()
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def hash_file(path: Path) -> str:

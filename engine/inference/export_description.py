@@ -1,6 +1,6 @@
-"""model.json of an export: origin, architecture, classes, preprocessing, and the files with their proofs.
+"""Describe an export for its model.json: origin, architecture, classes, preprocessing and files.
 
-`engine.inference.export` writes it, `engine.inference.model_card` shows the same in the README.
+`engine.inference.export` calls it.
 """
 
 from __future__ import annotations
@@ -8,79 +8,81 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.inference.export_program import INPUT_NAME, OUTPUT_NAME, ExportFormat
+from engine.inference.export_program import INPUT_NAME, OUTPUT_NAME
+from engine.inference.model_json import (
+    Architecture,
+    ExportedFile,
+    ExportFormat,
+    InputImage,
+    ModelDescription,
+    StoredProof,
+    TensorDescription,
+)
 from engine.inference.preprocess_script import describe_transforms
 from engine.inference.trained_model import TrainedCheckpoint
 from engine.runs.events import EpochEvent
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
+from engine.utils.codec import finite, or_none
 
-EXPORT_FORMAT = 1
 # The steps of `transforms` that a program contains.
 PROGRAM_STEPS = ("divide", "normalize")
 
 
-def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: History) -> dict[str, Any]:
+def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: History) -> ModelDescription:
     """Return what model.json says about the model, without its files."""
     model, images = checkpoint.config.model, checkpoint.image_format
     epoch = find_epoch(checkpoint, history)
-    accuracy = None if epoch is None else epoch.ema_val_accuracy if checkpoint.ema else epoch.val_accuracy
-    return {
-        "format": EXPORT_FORMAT,
-        "gputrain": version("gputrain"),
-        "run": run.name,
-        "checkpoint": checkpoint.path.name,
-        "step": checkpoint.step,
-        "epoch": None if epoch is None else epoch.epoch,
-        "val_accuracy": accuracy if accuracy is not None and accuracy == accuracy else None,
-        "ema": checkpoint.ema,
-        "weights_sha256": hash_weights(checkpoint.weights),
-        "model": {"source": model.source, "name": model.name, "options": model.options},
-        "classes": list(checkpoint.classes),
-        "image": {
-            "size": images.val_size,
-            "channels": images.channels,
-            "mean": list(images.mean),
-            "std": list(images.std),
-        },
-        "transforms": describe_transforms(images),
-        "tta": checkpoint.config.eval.tta,
-        "output": "sigmoid" if checkpoint.config.loss.name == "bce" else "softmax",
-    }
+    accuracy = None if epoch is None else or_none(epoch.ema_val_accuracy if checkpoint.ema else epoch.val_accuracy)
+    return ModelDescription(
+        gputrain=version("gputrain"),
+        run=run.name,
+        checkpoint=checkpoint.path.name,
+        step=checkpoint.step,
+        epoch=None if epoch is None else epoch.epoch,
+        val_accuracy=None if accuracy is None else finite(accuracy),
+        ema=checkpoint.ema,
+        weights_sha256=hash_weights(checkpoint.weights),
+        model=Architecture(source=model.source, name=model.name, options=model.options),
+        classes=tuple(checkpoint.classes),
+        image=InputImage(size=images.val_size, channels=images.channels, mean=images.mean, std=images.std),
+        transforms=tuple(describe_transforms(images)),
+        tta=checkpoint.config.eval.tta,
+        output="sigmoid" if checkpoint.config.loss.name == "bce" else "softmax",
+    )
 
 
-def describe_file(file_format: ExportFormat, description: Mapping[str, Any]) -> dict[str, Any]:
+def describe_file(
+    file_format: ExportFormat, description: ModelDescription, sha256: str, proof: StoredProof
+) -> ExportedFile:
     """Return what model.json says about a file of the model: its input, its output and the steps that it contains."""
-    image, classes = description["image"], len(description["classes"])
-    shape = ["batch", image["channels"], image["size"], image["size"]]
-    tta = [] if description["tta"] == "none" else [f"tta_{description['tta']}"]
+    image, tta = description.image, [] if description.tta == "none" else [f"tta_{description.tta}"]
     is_program = file_format != "safetensors"
     average = "Average the logits of each image and its mirror image. " if tta else ""
-    return {
-        "format": file_format,
-        "contains": [*PROGRAM_STEPS, "network", *tta, description["output"]] if is_program else ["weights"],
-        "input": {
-            "name": INPUT_NAME,
-            "dtype": "uint8" if is_program else "float32",
-            "shape": shape,
-            "text": "The images as preprocess.py returns them, without the steps divide and normalize."
+    return ExportedFile(
+        format=file_format,
+        contains=(*PROGRAM_STEPS, "network", *tta, description.output) if is_program else ("weights",),
+        input=TensorDescription(
+            name=INPUT_NAME,
+            dtype="uint8" if is_program else "float32",
+            shape=("batch", image.channels, image.size, image.size),
+            text="The images as preprocess.py returns them, without the steps divide and normalize."
             if is_program
             else "The images after all steps of transforms.",
-        },
-        "output": {
-            "name": OUTPUT_NAME if is_program else "logits",
-            "dtype": "float32",
-            "shape": ["batch", classes],
-            "text": "The probability of each class."
-            if is_program
-            else f"{average}Apply {description['output']} to it.",
-        },
-    }
+        ),
+        output=TensorDescription(
+            name=OUTPUT_NAME if is_program else "logits",
+            dtype="float32",
+            shape=("batch", len(description.classes)),
+            text="The probability of each class." if is_program else f"{average}Apply {description.output} to it.",
+        ),
+        sha256=sha256,
+        proof=proof,
+    )
 
 
 def hash_weights(weights: Mapping[str, Tensor]) -> str:

@@ -6,7 +6,6 @@ contain the weights alone. `engine.inference.export` writes, `engine.inference.e
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -26,8 +25,10 @@ from engine.config.user_code import is_user_code
 from engine.config.user_errors import describe_exception
 from engine.data.augment.batch_ops import normalize
 from engine.data.sources.base import Images
+from engine.inference.model_json import ExportFormat, ModelDescription
 from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_architecture
 from engine.models.tta import augmented_logits
+from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
 from engine.utils.files import replace_file
 from engine.utils.libraries import import_library
@@ -35,7 +36,6 @@ from engine.utils.libraries import import_library
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-ExportFormat = Literal["safetensors", "torch-export", "onnx"]
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 MODEL_FILES: dict[ExportFormat, str] = {
     "safetensors": "model.safetensors",
@@ -68,16 +68,15 @@ class LoadedExport:
 class Program(nn.Module):
     """Maps uint8 images, N x C x H x W, to probabilities, N x classes, float32, as model.json describes it."""
 
-    def __init__(self, network: nn.Module, description: Mapping[str, Any]) -> None:
+    def __init__(self, network: nn.Module, description: ModelDescription) -> None:
         super().__init__()
         self.network = network
-        self.evaluation = EvalConfig(tta=description["tta"])
-        self.output = description["output"]
+        self.evaluation = EvalConfig(tta=description.tta)
+        self.output = description.output
         self.mean: Tensor
         self.std: Tensor
-        for name in ("mean", "std"):
-            values = torch.tensor(description["image"][name], dtype=torch.float32)
-            self.register_buffer(name, values.view(1, -1, 1, 1))
+        for name, values in (("mean", description.image.mean), ("std", description.image.std)):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
         logits = augmented_logits(self.network, normalize(images, self.mean, self.std), self.evaluation).float()
@@ -97,13 +96,13 @@ def require_format(name: str) -> ExportFormat:
 
 
 def write_model_file(
-    trained: TrainedModel, file_format: ExportFormat, path: Path, description: Mapping[str, Any]
+    trained: TrainedModel, file_format: ExportFormat, path: Path, description: ModelDescription
 ) -> None:
     """Write a model on the CPU. `description` is the content of its model.json.
 
     Raises UsageError if the model cannot be exported in this format, and OSError.
     """
-    metadata = {name: json.dumps(description[name]) for name in METADATA}
+    metadata = {name: encode(getattr(description, name)).decode() for name in METADATA}
     if file_format == "safetensors":
         from safetensors.torch import save
 
@@ -132,11 +131,11 @@ def standalone_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _trace(trained: TrainedModel, description: Mapping[str, Any]) -> ExportedProgram:
+def _trace(trained: TrainedModel, description: ModelDescription) -> ExportedProgram:
     """Trace the program of a model with a batch of any size. Raises UsageError."""
     checkpoint = trained.checkpoint
-    image, program = description["image"], Program(trained.model, description).eval()
-    example = torch.zeros(EXAMPLE_BATCH, image["channels"], image["size"], image["size"], dtype=torch.uint8)
+    image, program = description.image, Program(trained.model, description).eval()
+    example = torch.zeros(EXAMPLE_BATCH, image.channels, image.size, image.size, dtype=torch.uint8)
     try:
         with _quiet():
             traced = torch.export.export(
@@ -211,7 +210,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def load_export(path: Path, description: Mapping[str, Any], checkpoint: TrainedCheckpoint) -> LoadedExport:
+def load_export(path: Path, description: ModelDescription, checkpoint: TrainedCheckpoint) -> LoadedExport:
     """Load an exported file as another program does, from the file and `description`, the content of its model.json.
 
     `checkpoint` names the architecture of a safetensors file. Raises UsageError for code of somebody else, and any
@@ -223,7 +222,7 @@ def load_export(path: Path, description: Mapping[str, Any], checkpoint: TrainedC
         files = {"classes.json": ""}
         with _quiet():
             program: Any = torch.export.load(str(path), extra_files=files).module()
-        return LoadedExport(_as_predict(program), json.loads(files["classes.json"]))
+        return LoadedExport(_as_predict(program), decode(files["classes.json"], list[str]))
     from safetensors import safe_open
     from safetensors.torch import load_file
 
@@ -231,7 +230,7 @@ def load_export(path: Path, description: Mapping[str, Any], checkpoint: TrainedC
     network.load_state_dict(load_file(path))
     program = Program(network.float().eval(), description)
     with safe_open(path, "pt") as file:
-        return LoadedExport(_as_predict(program), json.loads(file.metadata()["classes"]))
+        return LoadedExport(_as_predict(program), decode(file.metadata()["classes"], list[str]))
 
 
 def _load_onnx(path: Path) -> LoadedExport:
@@ -246,7 +245,7 @@ def _load_onnx(path: Path) -> LoadedExport:
         probabilities: NDArray[np.float32] = session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
         return probabilities
 
-    return LoadedExport(predict, json.loads(session.get_modelmeta().custom_metadata_map["classes"]))
+    return LoadedExport(predict, decode(session.get_modelmeta().custom_metadata_map["classes"], list[str]))
 
 
 def _as_predict(program: nn.Module) -> Predict:

@@ -5,14 +5,12 @@ Called by `engine.inference.export`. Image files go through the text of preproce
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +26,10 @@ from engine.data.sources.open import open_source
 from engine.inference.evaluate import evaluation_config, evaluation_trust
 from engine.inference.export_program import LoadedExport, load_export
 from engine.inference.export_samples import write_sample_images
-from engine.inference.predict import finite_or_none
+from engine.inference.model_json import ClassChange, ModelDescription, StoredProblem, StoredProof
 from engine.inference.preprocess_script import load_function
 from engine.inference.trained_model import TrainedCheckpoint, TrainedModel
+from engine.utils.codec import decode, encode, finite, read_record
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 
@@ -46,17 +45,6 @@ MAX_PIXEL_DIFFERENCE = 2
 PREPROCESSING_KEYS = ("data.val_resize", "data.val_crop", "data.fit", "data.interpolation")
 NOT_REQUESTED = Problem("", "no images were requested", code="not-proved")
 MAX_STORED_CHANGES = 20
-
-
-@dataclass(frozen=True)
-class ClassChange:
-    """An image that the exported file classifies differently: its name, and the class and probability of each."""
-
-    image: str
-    expected: str
-    expected_probability: float
-    exported: str
-    exported_probability: float
 
 
 class BrokenExportError(Exception):
@@ -112,19 +100,25 @@ class Proof:
             text += f" The two best classes of the other {pluralize(self.ties, 'image')} are almost equally likely."
         return " ".join([text, *faults])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the proof as JSON values; a number that is not finite is null."""
-        agreement = self.same_class / self.images if self.images else None
-        values = {"passed": self.passed, "top1_agreement": agreement, "another_class": len(self.changes)} | asdict(self)
-        values["changes"] = values["changes"][:MAX_STORED_CHANGES]
-        values["not_proved"] = None if self.not_proved is None else _to_json(self.not_proved)
-        values["faults"] = [_to_json(fault) for fault in self.faults]
-        for part, names in (
-            (values, ("max_difference", "max_program_difference")),
-            *((change, ("expected_probability", "exported_probability")) for change in values["changes"]),
-        ):
-            part |= {name: finite_or_none(part[name]) for name in names}
-        return values
+    def to_record(self) -> StoredProof:
+        """Return the proof as it is in model.json."""
+        return StoredProof(
+            passed=self.passed,
+            top1_agreement=self.same_class / self.images if self.images else None,
+            another_class=len(self.changes),
+            images=self.images,
+            same_class=self.same_class,
+            ties=self.ties,
+            max_difference=finite(self.max_difference),
+            max_program_difference=finite(self.max_program_difference),
+            max_pixel_difference=self.max_pixel_difference,
+            files=self.files,
+            samples=self.samples,
+            unread=self.unread,
+            changes=tuple(self.changes[:MAX_STORED_CHANGES]),
+            not_proved=None if self.not_proved is None else _stored_problem(self.not_proved),
+            faults=tuple(map(_stored_problem, self.faults)),
+        )
 
 
 @dataclass(frozen=True)
@@ -147,7 +141,7 @@ def prove_export(
     checkpoint = trained.checkpoint
     config = proof_config(checkpoint, overrides)
     trust = evaluation_trust(checkpoint, overrides)
-    description = json.loads((folder / "model.json").read_text())
+    description = read_record(folder / "model.json", ModelDescription)
     load = load_function((folder / "preprocess.py").read_text())
     proof = Proof()
     try:
@@ -158,7 +152,9 @@ def prove_export(
         # The libraries raise many types for a damaged file.
         proof.add_fault(f"{file_name} cannot be loaded: {_first_line(error)}", code="damaged")
         return proof
-    if not list(checkpoint.classes) == exported.classes == description["classes"]:
+    # As in the file: names that are not UTF-8 are escaped.
+    classes = decode(encode(checkpoint.classes), list[str])
+    if not classes == exported.classes == list(description.classes):
         proof.add_fault(f"{file_name} has other class names than the run", code="conflict")
     _compare_samples(proof, load, checkpoint.image_format)
     if max_images == 0:
@@ -289,7 +285,14 @@ def _compare_batch(
         elif first - second <= TIE_MARGIN:
             proof.ties += 1
         else:
-            proof.changes.append(ClassChange(image.name, names[0], float(wanted[best]), names[1], float(found[other])))
+            change = ClassChange(
+                image=image.name,
+                expected=names[0],
+                expected_probability=finite(float(wanted[best])),
+                exported=names[1],
+                exported_probability=finite(float(found[other])),
+            )
+            proof.changes.append(change)
 
 
 def _run(exported: LoadedExport, pixels: Images) -> NDArray[np.float32]:
@@ -301,8 +304,12 @@ def _run(exported: LoadedExport, pixels: Images) -> NDArray[np.float32]:
         raise BrokenExportError(_first_line(error)) from error
 
 
-def _to_json(problem: Problem) -> dict[str, str]:
-    return {"code": problem.code, "message": str(problem)}
+def _stored_problem(problem: Problem) -> StoredProblem:
+    return StoredProblem(code=problem.code, message=str(problem))
+
+
+def _shown(probability: float | None) -> str:
+    return "nan" if probability is None else f"{probability:.4f}"
 
 
 def _first_line(error: Exception) -> str:
@@ -322,8 +329,8 @@ def _find_faults(proof: Proof, file_name: str) -> None:
         change, count = proof.changes[0], pluralize(len(proof.changes), "image")
         proof.add_fault(
             f"{file_name} gives {count} of {proof.images} another class than `gputrain predict`, such as "
-            f"{change.image}: {change.exported} ({change.exported_probability:.4f}) instead of {change.expected} "
-            f"({change.expected_probability:.4f})",
+            f"{change.image}: {change.exported} ({_shown(change.exported_probability)}) instead of {change.expected} "
+            f"({_shown(change.expected_probability)})",
             code="export-differs",
         )
     if proof.max_program_difference > MAX_PROGRAM_DIFFERENCE:

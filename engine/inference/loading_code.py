@@ -5,7 +5,8 @@ It runs in the folder of the export, without gputrain unless the architecture is
 
 from __future__ import annotations
 
-from engine.inference.export_program import INPUT_NAME, ExportFormat
+from engine.inference.export_program import INPUT_NAME
+from engine.inference.model_json import ExportFormat
 from engine.inference.trained_model import TrainedCheckpoint
 from engine.models.factory import resolve_model_source, timm_img_size_kwargs
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from engine.config.differences import PATH_KEYS, SESSION_KEYS, flat_values, is_neutral
 from engine.config.schema import as_dict
-from engine.inference.export_program import ExportFormat
 from engine.inference.export_proof import Proof
 from engine.inference.loading_code import loading_code
+from engine.inference.model_json import ExportedFile, ExportFormat, ModelDescription, TensorDescription
 from engine.inference.trained_model import TrainedCheckpoint
 from engine.runs.event_lines import describe_devices
 from engine.runs.folder import LAST_RUN, RunFolder
@@ -32,13 +32,13 @@ def model_card(
     checkpoint: TrainedCheckpoint,
     run: RunFolder,
     history: History,
-    description: Mapping[str, Any],
+    description: ModelDescription,
     proof: Proof,
     file_name: str,
 ) -> str:
     """Return the README.md of an export. `description` is the content of its model.json with the written file."""
-    entry = description["files"][file_name]
-    file_format: ExportFormat = entry["format"]
+    entry = description.files[file_name]
+    file_format = entry.format
     sections = {
         "Use": _use(checkpoint, file_name, file_format),
         "Data": _data(checkpoint, history),
@@ -85,33 +85,33 @@ def _data(checkpoint: TrainedCheckpoint, history: History) -> str:
     return f"{name}{images}.\n\nClasses: {shown}{f' and {more} more (see model.json)' if more > 0 else ''}."
 
 
-def _figures(description: Mapping[str, Any], history: History) -> str:
+def _figures(description: ModelDescription, history: History) -> str:
     epochs = "" if history.started is None else f" of {history.started.epochs}"
     rows = [
-        ("Validation accuracy", _number(description["val_accuracy"], "{:.4f}")),
-        ("Epoch", "within an epoch" if description["epoch"] is None else f"{description['epoch']}{epochs}"),
-        ("Step", f"{description['step']:,}"),
-        ("Weights", "exponential moving average (EMA)" if description["ema"] else "of the last step"),
+        ("Validation accuracy", _number(description.val_accuracy, "{:.4f}")),
+        ("Epoch", "within an epoch" if description.epoch is None else f"{description.epoch}{epochs}"),
+        ("Step", f"{description.step:,}"),
+        ("Weights", "exponential moving average (EMA)" if description.ema else "of the last step"),
     ]
-    if description["tta"] != "none":
+    if description.tta != "none":
         rows.append(("Test-time augmentation", "flip: the mean of the logits of each image and its mirror image"))
     if history.started is not None:
         rows.append(("Parameters", f"{history.started.parameters:,}"))
     return _table(("", ""), rows)
 
 
-def _preprocessing(description: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    steps = [step for step in description["transforms"] if step["name"] not in entry["contains"]]
+def _preprocessing(description: ModelDescription, entry: ExportedFile) -> str:
+    steps = [step for step in description.transforms if step["name"] not in entry.contains]
     numbered = "\n".join(f"{number}. {step['text']}" for number, step in enumerate(steps, 1))
-    network = f"Input: {entry['input']['dtype']}, {_shape(entry['input'])}. {entry['input']['text']}\n\n"
-    output = f"Output: {entry['output']['dtype']}, {_shape(entry['output'])}. {entry['output']['text']}"
+    network = f"Input: {entry.input.dtype}, {_shape(entry.input)}. {entry.input.text}\n\n"
+    output = f"Output: {entry.output.dtype}, {_shape(entry.output)}. {entry.output.text}"
     return (
         f"From image file to input; `preprocess.py` and `model.json` say the same:\n\n{numbered}\n\n{network}{output}"
     )
 
 
-def _shape(tensor: Mapping[str, Any]) -> str:
-    return " x ".join(map(str, tensor["shape"]))
+def _shape(tensor: TensorDescription) -> str:
+    return " x ".join(map(str, tensor.shape))
 
 
 def _recipe(checkpoint: TrainedCheckpoint) -> str:

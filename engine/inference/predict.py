@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -93,8 +92,3 @@ def _top_k_classes(model: TrainedModel, images: Sequence[Images], top_k: int) ->
         list(zip(indices, values, strict=True))
         for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def finite_or_none(probability: float) -> float | None:
-    """Replace NaN with None, because JSON has no NaN. A model with non-finite weights outputs NaN."""
-    return probability if math.isfinite(probability) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,6 +75,7 @@ def export(
     from engine.inference.trained_model import read_trained_checkpoint
     from engine.runs.find import find_run
     from engine.runs.folder import runs_root
+    from engine.utils.codec import encode_indented
     from engine.utils.files import expand_user
 
     with exit_on_usage_error():
@@ -86,7 +86,7 @@ def export(
         trained = read_trained_checkpoint(folder, checkpoint, raw=raw, code_trust=trust)
         exported = export_model(trained, folder, target, options)
     if as_json:
-        typer.echo(json.dumps(export_json(exported, folder, trained), indent=2))
+        typer.echo(encode_indented(export_json(exported, folder, trained)).decode())
     else:
         typer.echo("\n".join(pad_cells(str(path), 0) for path in exported.paths))
     print_proof(exported, folder.name)
@@ -117,5 +117,5 @@ def export_json(exported: Export, run: RunFolder, checkpoint: TrainedCheckpoint)
         "run": run.name,
         "checkpoint": str(checkpoint.path),
         "files": list(map(str, exported.paths)),
-        "proof": exported.proof.to_dict(),
+        "proof": exported.proof.to_record(),
     }

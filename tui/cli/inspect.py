@@ -224,7 +224,7 @@ def inspection_json(
 def image_json(image: InspectedImage, inspection: Inspection) -> dict[str, Any]:
     """Return an image for JSON, with class names and the full path of its file; without a file, its name."""
     info = inspection.info
-    # JSON has no NaN, see `engine.inference.predict.finite_or_none`.
+    # JSON has no NaN.
     values = {
         name: None if isinstance(value, float) and not -1e300 < value < 1e300 else value
         for name, value in asdict(image).items()

@@ -126,14 +126,16 @@ def print_predictions_json(
 
     `failed` has the files that could not be read once all predictions have arrived.
     """
-    from engine.inference.predict import finite_or_none
+    from engine.utils.codec import finite
 
     header = json.dumps({"format": 1, "run": run.name, "checkpoint": str(checkpoint.path)})
     typer.echo(f'{header[:-1]}, "images": [', nl=False)
     separator = "\n"
     for prediction in predictions:
         classes = [
-            {"name": name, "probability": finite_or_none(probability)} for name, probability in prediction.classes
+            # A model with non-finite weights outputs NaN.
+            {"name": name, "probability": finite(probability)}
+            for name, probability in prediction.classes
         ]
         typer.echo(separator + json.dumps({"path": str(prediction.file.path), "classes": classes}), nl=False)
         separator = ",\n"

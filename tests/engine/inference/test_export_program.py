@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from engine.inference.export_program import Program
+from engine.inference.model_json import ModelDescription
 from engine.inference.trained_model import load_trained_model
+from engine.utils.codec import read_record
 from support.messages import says
 from support.runs.trained_run import call, saved_run
 
@@ -67,8 +69,8 @@ def test_program_applies_tta_and_activation_of_the_run(loss: str, tmp_path: Path
     run = saved_run(tmp_path / "run", eval={"tta": "flip"}, loss={"name": loss})
     done = call("export", run.path, "--images", "4")
     assert done.exit_code == 0, done.stderr
-    description = json.loads((run.export / "model.json").read_text())
-    assert (description["tta"], description["output"]) == ("flip", "sigmoid" if loss == "bce" else "softmax")
+    description = read_record(run.export / "model.json", ModelDescription)
+    assert (description.tta, description.output) == ("flip", "sigmoid" if loss == "bce" else "softmax")
     trained = load_trained_model(run, device="cpu")
     images = torch.randint(256, (3, 3, 8, 8), dtype=torch.uint8)
     program = Program(trained.model, description)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from engine.inference import export_proof
 from engine.inference.export import ExportOptions, export_model
 from engine.inference.export_proof import prove_export
+from engine.inference.model_json import StoredProof
 from engine.inference.trained_model import (
     TrainedModel,
     build_trained_model,
@@ -27,6 +28,7 @@ from engine.inference.trained_model import (
     read_trained_checkpoint,
 )
 from engine.runs.folder import RunFolder
+from engine.utils.codec import decode, encode
 from support.gputrain_command import FinishedRun
 from support.messages import has_problem, says
 from support.runs.trained_run import call, saved_run
@@ -196,7 +198,7 @@ def test_proof_finds_broken_export(
     assert not proof.passed
     assert has_problem(proof.faults, code, "", value)
     assert says(proof.describe(file_name), code, value)
-    json.dumps(proof.to_dict(), allow_nan=False)
+    assert decode(encode(proof.to_record()), StoredProof) == proof.to_record()
 
 
 def test_export_command_exits_with_1_if_an_image_gets_another_class(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +24,14 @@ from engine.inference.export_proof import (
     MAX_PIXEL_DIFFERENCE,
     MAX_PROGRAM_DIFFERENCE,
     MAX_STORED_CHANGES,
-    ClassChange,
     Proof,
     proof_config,
     prove_export,
 )
+from engine.inference.model_json import ClassChange
 from engine.inference.trained_model import TrainedModel, build_trained_model, read_trained_checkpoint
 from engine.runs.folder import RunFolder
+from engine.utils.codec import encode, finite
 from engine.utils.errors import Problem, UsageError
 from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
 from support.runs.trained_run import saved_run
@@ -298,7 +300,7 @@ def test_proof_counts_images_that_cannot_be_read(packed_export: Export, tmp_path
 
 def test_proof_without_images_says_why(export: Export) -> None:
     proof = export.prove(0)
-    assert (proof.images, proof.passed, proof.to_dict()["top1_agreement"]) == (0, True, None)
+    assert (proof.images, proof.passed, proof.to_record().top1_agreement) == (0, True, None)
     assert proof.not_proved == export_proof.NOT_REQUESTED
 
 
@@ -350,16 +352,18 @@ def test_proof_description_marks_text_from_outside_as_code(export: Export, expor
 def test_proof_stores_faults_and_missing_comparison_with_their_codes() -> None:
     proof = Proof(not_proved=Problem("data.path", "is gone", code="not-found"))
     proof.add_fault("a class is missing", code="conflict")
-    values = proof.to_dict()
+    values = json.loads(encode(proof.to_record()))
     assert values["not_proved"] == {"code": "not-found", "message": "data.path: is gone"}
     assert values["faults"] == [{"code": "conflict", "message": "a class is missing"}]
 
 
 def test_proof_stores_a_bounded_number_of_changes_and_no_nan() -> None:
-    change = ClassChange("a.jpg", "cat", 0.75, "dog", float("nan"))
+    change = ClassChange(
+        image="a.jpg", expected="cat", expected_probability=0.75, exported="dog", exported_probability=finite(math.nan)
+    )
     count = MAX_STORED_CHANGES + 1
     proof = Proof(images=50, same_class=10, max_difference=float("inf"), changes=[change] * count)
-    values = proof.to_dict()
+    values = json.loads(encode(proof.to_record()))
     assert (values["another_class"], len(values["changes"])) == (count, MAX_STORED_CHANGES)
     assert (values["passed"], values["top1_agreement"], values["max_difference"]) == (True, 0.2, None)
     assert values["changes"][0] == {
