@@ -160,7 +160,7 @@ def test_library_models_rewrite_damaged_cache(tmp_path: Path, monkeypatch: pytes
     for damaged in (*map(json.dumps, files), '{"format": 2, "models": []}', '{"models": []}', "{"):
         path.write_text(damaged)
         with monkeypatch.context() as patched:
-            run_in_place_of_the_catalog(tmp_path, patched, "def main(parent): parent.send({'models': []})")
+            run_in_place_of_the_catalog(tmp_path, patched, "def main(parent): parent.send({'value': {'models': []}})")
             assert library_models("torchvision") == []
         assert json.loads(path.read_text()) == {"format": 1, "models": []}
 
@@ -319,7 +319,7 @@ def test_parameter_counts_match_library_and_are_cached(monkeypatch: pytest.Monke
 
 def test_parameter_counts_are_cached_when_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    program = "import time\ndef main(parent):\n    parent.send(7)\n    time.sleep(60)\n"
+    program = "import time\ndef main(parent):\n    parent.send({'value': 7})\n    time.sleep(60)\n"
     run_in_place_of_the_catalog(tmp_path, monkeypatch, program)
     counts = catalog.count_model_parameters("timm", ["a", "b"])
     assert next(counts) == 7
