@@ -23,6 +23,7 @@ from engine.runs.ownership import Ownership, _owned_by_another
 from engine.runs.records import GpuSample
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
+from engine.utils.codec import encode
 from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import default_fields, make_run_folder
@@ -59,7 +60,7 @@ OWNERS = [
     for host in (HOST, "other")
     for heartbeat in (time.time(), 1.0, None)
 ]
-SUMMARY = History().summary().to_dict() | {"epochs": 3, "best_epoch": 2, "best_val_accuracy": 0.5, "val_loss": 1.0}
+SUMMARY = json.loads(encode(History().summary())) | {"epochs": 3, "best_epoch": 2, "best_val_accuracy": 0.5, "val_loss": 1.0}
 VERDICT = {"kind": "data", "message": "slow", "share": 0.5, "advice": "more workers"}
 EVALUATION = {
     "epoch": 1, "loss": 0.5, "top1": 0.5, "top5": 1.0, "images": 4, "per_class": [0.5, None],

@@ -25,7 +25,6 @@ from engine.launch.external_failures import (
     watchdog_thread,
 )
 from engine.runs.events import RankFailed
-from engine.utils.codec import replace
 from engine.utils.process import die_with_parent
 from support.replace import replace
 
