@@ -39,6 +39,7 @@ from engine.runs.events import (
 )
 from engine.runs.records import GpuSample
 from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
+from engine.utils import codec
 from engine.utils.codec import UNSET, Count, FileRecord, Finite, Number, Record, Seconds, UnsetType
 
 # Events of the ranks are recorded up to seconds after later ones of the supervisor.
@@ -66,7 +67,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     """Maximum GPU memory in use, in bytes."""
     max_temperature: Number | UnsetType = UNSET
     """Maximum temperature in degrees Celsius."""
-    throttled: list[str] = field(default_factory=list)
+    throttled: list[str] = codec.field(default_factory=list)
     """All throttle reasons."""
 
 
@@ -99,9 +100,9 @@ class RunSummary(FileRecord, frozen=True, kw_only=True):
     """Share of the training time of the latest epoch that the ranks waited for data, 0 to 1."""
     mfu: Number | UnsetType = UNSET
     """Model FLOPs utilization of the latest epoch, 0 to 1."""
-    gpus: list[GpuSummary] = field(default_factory=list)
+    gpus: list[GpuSummary] = codec.field(default_factory=list)
     """Statistics of each GPU."""
-    metrics: dict[str, Finite | None] = field(default_factory=dict)
+    metrics: dict[str, Finite | None] = codec.field(default_factory=dict)
     """The user's own metrics of the last epoch, by name."""
     cpu_fallback: str = ""
     """Why the run trained on the CPU although the host has GPUs; "" if it did not."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +34,7 @@ MAX_JSON_BYTES = 1 << 24
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 """A number of things. Larger integers are not exact in the floats of other readers."""
 Integer = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
-Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A float that training computes. One that may be NaN or infinite is `Finite | None`, see `finite`."""
 Number = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
 """A measured value. Larger ones can only come from a damaged file, and would overflow later computations."""

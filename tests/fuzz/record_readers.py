@@ -80,7 +80,7 @@ def _values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             keys = _values(kind.key_type)
             keys = keys if isinstance(_bare(kind.key_type), inspect.StrType | inspect.LiteralType) else keys.map(str)
             return st.dictionaries(keys, _values(kind.value_type), min_size=low, max_size=max(low, MAX_ITEMS))
-        case inspect.StructType(cls=cls) if issubclass(cls, Record):
+        case inspect.StructType(cls=type() as cls) if issubclass(cls, Record):
             return st.deferred(lambda: documents(cls))
         case inspect.StructType() | inspect.DataclassType():
             return st.deferred(lambda: _objects(kind))

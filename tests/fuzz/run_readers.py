@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.runs import ownership, watcher
+from engine.runs import journal, ownership, watcher
 from engine.runs.claimed_run import check_claim
 from engine.runs.control import RequestCounters, consume_requests
 from engine.runs.evaluations import mistakes
@@ -60,7 +60,8 @@ OWNERS = [
     for host in (HOST, "other")
     for heartbeat in (time.time(), 1.0, None)
 ]
-SUMMARY = json.loads(encode(History().summary())) | {"epochs": 3, "best_epoch": 2, "best_val_accuracy": 0.5, "val_loss": 1.0}
+SUMMARY = json.loads(encode(History().summary()))
+SUMMARY |= {"epochs": 3, "best_epoch": 2, "best_val_accuracy": 0.5, "val_loss": 1.0}
 VERDICT = {"kind": "data", "message": "slow", "share": 0.5, "advice": "more workers"}
 EVALUATION = {
     "epoch": 1, "loss": 0.5, "top1": 0.5, "top5": 1.0, "images": 4, "per_class": [0.5, None],
@@ -121,15 +122,15 @@ def read_run(root: Path) -> None:
 
 def read_partial_run(root: Path) -> None:
     """Read only both ends of the journal, and the rest from summary.json."""
-    limits = ("MAX_FULL_READ_BYTES", "TAIL_BYTES", "SCAN_BLOCK_BYTES")
-    original = {name: getattr(watcher, name) for name in limits}
-    for name in limits:
-        setattr(watcher, name, 100)
+    limits = ((watcher, "MAX_FULL_READ_BYTES"), (watcher, "TAIL_BYTES"), (journal, "SCAN_BLOCK_BYTES"))
+    original = [(module, name, getattr(module, name)) for module, name in limits]
+    for module, name in limits:
+        setattr(module, name, 100)
     try:
         read_run(root)
     finally:
-        for name, value in original.items():
-            setattr(watcher, name, value)
+        for module, name, value in original:
+            setattr(module, name, value)
 
 
 def read_requests(root: Path) -> None:

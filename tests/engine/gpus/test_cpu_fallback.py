@@ -17,7 +17,7 @@ from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.runs.events import WarningEvent
 from engine.runs.history import RunSummary, history_from_events
-from engine.utils.codec import decode
+from engine.utils.codec import decode, encode
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem
@@ -161,7 +161,7 @@ def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:
     ]
     summary = history_from_events(events).summary()
     assert summary.cpu_fallback == "no GPU is free"
-    assert RunSummary.from_dict(summary.to_dict()).cpu_fallback == "no GPU is free"
+    assert decode(encode(summary), RunSummary).cpu_fallback == "no GPU is free"
     assert history_from_events([*events, make_gpu_run_started()]).cpu_fallback == ""
 
 

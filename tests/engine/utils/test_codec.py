@@ -90,7 +90,6 @@ def test_codec_ignores_unknown_fields() -> None:
         (b'{"format":1,"parts":[{"number":1},{"number":-1}]}', "is damaged: $.parts[1].number: expected int >= 0"),
         (b'{"format":1,"note":5}', "is damaged: $.note: expected str, got int"),
         (b'{"format":1,"loss":1e999}', "is damaged: $.loss: number out of range"),
-        (b'{"format":1,"loss":1e301}', "is damaged: $.loss: expected float <= 1e+300"),
         (b'{"format":1,"parts":[{"number":' + b"9" * 5000 + b"}]}", "is damaged: $.parts[0].number"),
         (b'{"format":1,"loss":NaN}', "is damaged: it is not valid JSON"),
         (b'{"format":1,"note":"\\ud800"}', "is damaged: it is not valid JSON"),
