@@ -17,13 +17,13 @@ from engine.runs.event_lines import event_line
 from engine.runs.events import CheckpointSaved, ControlEvent, GpuEvent, RankFailed, RunFinished, RunPaused, WarningEvent
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, list_runs
-from engine.runs.history import History
+from engine.runs.history import History, RunSummary
 from engine.runs.journal import JournalReader, to_line
 from engine.runs.ownership import Ownership, _owned_by_another
 from engine.runs.records import GpuSample
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
-from engine.utils.codec import encode
+from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import default_fields, make_run_folder
@@ -101,7 +101,7 @@ def read_run(root: Path) -> None:
     for event in JournalReader(run.journal).poll():
         assert (event_line(event) or "").isprintable()
     history = run.history()
-    json.dumps(history.summary().to_dict(), allow_nan=False)
+    decode(encode(history.summary()), RunSummary)
     run.state(history)
     watch = RunWatcher(run)
     row = make_run_row(watch)
