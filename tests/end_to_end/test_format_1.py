@@ -170,7 +170,7 @@ def test_kept_reservation_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder.mkdir(0o755)
     text = (FORMAT_1 / "reservation.json").read_text()
     # Its process holds a write lock; this one holds the lock of a process without.
-    (folder / "1-2.json").write_text(text.replace('"write_lock": true', '"write_lock": false'))
+    (folder / "1-2.json").write_text(text.replace('"write_lock":true', '"write_lock":false'))
     with (folder / "1-2.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         [found] = read_reservations(remove_stale=False)
