@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from engine.config.rules import FLOAT16_LEVELS
 from engine.config.schema import Config
 from engine.config.training_sections import AmpLevel, PrecisionConfig
+from engine.utils.codec import Count
 
 # Major and minor number; None for the CPU, and for GPUs of AMD, which count differently.
-Capability = tuple[int, int]
+Capability = tuple[Count, Count]
 # Ampere has the first tensor cores for bfloat16 and TF32.
 AMPERE: Capability = (8, 0)
 

@@ -39,8 +39,10 @@ class ImageCounts(Record, frozen=True):
 
 
 class InspectionRequest(Record, frozen=True):
-    """Request to the helper process: load the first images for a run of so many ranks, or without ranks, find the
-    format of the first item."""
+    """Request to the helper process.
+
+    It loads the first images of each part for `ranks` ranks. With 0 ranks, it returns the format of the first item.
+    """
 
     config: dict[str, Any]
     ranks: Count = 0

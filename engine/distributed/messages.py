@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import get_from_rank
+from engine.utils.answers import Answer
 from engine.utils.codec import InvalidRecordError, Record, decode, encode
 from engine.utils.errors import CodedError, Problem, UsageError
 
@@ -31,13 +32,6 @@ class HostProblems(Record, frozen=True, kw_only=True):
 
     host: str
     problems: tuple[Problem, ...]
-
-
-class Answer(Record, Generic[T], frozen=True, kw_only=True):
-    """What rank 0 decides for all ranks, or None and the problems that prevent it."""
-
-    value: T | None = None
-    problems: tuple[Problem, ...] = ()
 
 
 def send(store: Store, key: str, message: Record) -> None:
@@ -62,19 +56,16 @@ def decode_message(data: bytes, key: str, kind: type[MessageT]) -> MessageT:
 
 
 def decide_on_rank_0(key: str, decide: Callable[[], T], kind: type[Answer[T]], rank_info: RankInfo, store: Store) -> T:
-    """Return what rank 0 decides, which it sends to the other ranks under `key`. Raises UsageError on all ranks."""
+    """Return the decision of rank 0, which sends it to the other ranks under `key`. Raises UsageError on all ranks."""
     if rank_info.rank != 0:
-        answer = receive(store, 0, key, kind)
-        if answer.value is None:
-            raise UsageError(answer.problems)
-        return answer.value
+        return receive(store, 0, key, kind).get()
     answer = kind(problems=(Problem("", f"rank 0 could not choose a {key}", code="rank-failed"),))
     try:
         value = decide()
-        answer = kind(value=value)
+        answer = kind(value)
         return value
     except UsageError as error:
-        answer = kind(problems=tuple(error.problems))
+        answer = kind.refuse(error)
         raise
     finally:
         send(store, key, answer)

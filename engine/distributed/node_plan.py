@@ -17,6 +17,7 @@ from engine.distributed.rank_env import slurm_local_world_size
 from engine.gpus.numa import allowed_cpus, numa_nodes
 from engine.gpus.selection import CudaDevice
 from engine.gpus.visible_devices import show_devices
+from engine.utils.codec import Count
 from engine.utils.errors import Problem, UsageError
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 
@@ -33,23 +34,23 @@ class NodePlan:
     only, all GPUs of the rank with DataParallel."""
     parent_uuids: tuple[str | None, ...]
     """UUID of the physical GPU for each MIG instance in `devices`, else None."""
-    local_world_size: int
+    local_world_size: Count
     """Number of ranks on this node."""
-    threads_per_rank: int
+    threads_per_rank: Count
     """CPU threads per rank (OMP_NUM_THREADS), and compile processes of Inductor."""
-    workers: int | None
+    workers: Count | None
     """DataLoader workers per rank; None for `data.workers: auto`."""
     backend: Backend
     """Backend of the process group. `engine.distributed.process_group` maps it to the name in the installed torch."""
-    devices_per_rank: int = 1
+    devices_per_rank: Count = 1
     """GPUs per rank; more than one with DataParallel."""
-    gpus: tuple[tuple[str, int], ...] = ()
+    gpus: tuple[tuple[str, Count], ...] = ()
     """Product name and index in PCI bus order of each GPU in `devices`; empty on the CPU."""
-    cores_per_rank: int = 1
+    cores_per_rank: Count = 1
     """CPU cores that a rank may use for its threads and loader processes."""
     capability: Capability | None = None
     """Lowest compute capability of the GPUs of all nodes; None on the CPU, and for GPUs of AMD."""
-    numa_nodes: tuple[int | None, ...] = ()
+    numa_nodes: tuple[Count | None, ...] = ()
     """NUMA node of each GPU in `devices` that its rank is bound to (`device.numa`), None if it is not; empty on the
     CPU."""
 

@@ -376,15 +376,8 @@ class GpuSampler:
             thread.has_answered() for thread in self._driver_thread.gpu_threads
         )
         pending = self._state.driver_error is None and not all_answered
-        return Snapshot(
-            time=now,
-            host=os.uname().nodename,
-            driver=version,
-            cuda=cuda,
-            error=error,
-            pending=pending,
-            gpus=tuple(gpus),
-        )
+        host = os.uname().nodename
+        return Snapshot(time=now, host=host, driver=version, cuda=cuda, error=error, pending=pending, gpus=tuple(gpus))
 
     @staticmethod
     def _emit(snapshot: Snapshot) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from engine.utils.codec import Count, FileRecord, Integer, Number, Record, Seconds, UnixTime, field, replace
+from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, Number, Record, Seconds, UnixTime, field, replace
 
 T = TypeVar("T")
 GpuState = Literal["ok", "stale", "lost"]
@@ -269,7 +269,7 @@ class Snapshot(FileRecord, frozen=True, kw_only=True):
     error: str | None = None
     pending: bool = False
     """True until the driver and every GPU have answered once."""
-    gpus: tuple[Gpu, ...]
+    gpus: Annotated[tuple[Gpu, ...], ENTRIES]
 
     def as_of(self, now: float, stale_after_s: float) -> Snapshot:
         """Return the snapshot aged to `now` (Unix seconds). GPUs older than `stale_after_s` seconds become stale."""
@@ -283,7 +283,6 @@ class Snapshot(FileRecord, frozen=True, kw_only=True):
         return replace(self, gpus=gpus)
 
 
-MIN_PERIOD_SECONDS = 0.25
 MIN_STALE_AFTER_SECONDS = 2.0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from engine.utils.codec import Count, FileRecord, Finite, Meta, Number, Record, field
+from engine.utils.codec import ENTRIES, Count, FileRecord, Finite, Meta, Number, Record, field
 
 ExportFormat = Literal["safetensors", "torch-export", "onnx"]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -107,10 +107,10 @@ class ModelDescription(FileRecord, frozen=True, kw_only=True):
     ema: bool
     weights_sha256: str
     model: Architecture
-    classes: tuple[str, ...]
+    classes: Annotated[tuple[str, ...], ENTRIES]
     image: InputImage
-    transforms: tuple[dict[str, Any], ...]
+    transforms: Annotated[tuple[Annotated[dict[str, Any], ENTRIES], ...], ENTRIES]
     tta: Literal["none", "flip"]
     output: Literal["softmax", "sigmoid"]
-    files: dict[str, ExportedFile] = field(default_factory=dict)
-    companions: dict[str, str] = field(default_factory=dict)
+    files: Annotated[dict[str, ExportedFile], ENTRIES] = field(default_factory=dict)
+    companions: Annotated[dict[str, str], ENTRIES] = field(default_factory=dict)

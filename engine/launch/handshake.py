@@ -191,7 +191,7 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[s
 
 
 def check_versions(announcements: Sequence[Announcement]) -> None:
-    """Raises UsageError if a host has another version of gputrain than the one of rank 0, the first announcement."""
+    """Raise UsageError if a host has another version of gputrain than rank 0, whose announcement is the first."""
     first, *others = announcements
     problems = {
         other.host: Problem(

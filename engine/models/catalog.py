@@ -12,12 +12,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
 from engine.utils.answers import Answer
 from engine.utils.codec import (
+    ENTRIES,
     Count,
     FileRecord,
     InvalidRecordError,
@@ -53,13 +54,13 @@ class CatalogModel(Record, frozen=True, kw_only=True):
 class ModelListing(FileRecord, frozen=True, kw_only=True):
     """The classification models of one installed version of a library, in the user's cache."""
 
-    models: tuple[CatalogModel, ...]
+    models: Annotated[tuple[CatalogModel, ...], ENTRIES]
 
 
 class ParameterCounts(FileRecord, frozen=True, kw_only=True):
     """The parameter counts of models of one installed version of a library by name, in the user's cache."""
 
-    counts: dict[str, Count]
+    counts: Annotated[dict[str, Count], ENTRIES]
 
 
 def check_model_name(model: ModelConfig) -> None:

@@ -17,7 +17,7 @@ from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat, ItemFormat
 from engine.data.sources.formats import expected_input_format
 from engine.models.catalog import model_names, read_listing
-from engine.utils.codec import FileRecord, Meta, Number, Record
+from engine.utils.codec import ENTRIES, FileRecord, Meta, Number, Record
 
 # The keys of section `data` that pretrained weights supply where they are not set.
 INPUT_KEYS = ("image_size", "val_crop", "val_resize", "fit", "interpolation", "mean", "std")
@@ -70,7 +70,7 @@ class PretrainedInput(Record, frozen=True, kw_only=True):
 class InputListing(FileRecord, frozen=True, kw_only=True):
     """The input transforms of pretrained weights by model name, in the user's cache. See `engine.models.catalog`."""
 
-    inputs: dict[str, PretrainedInput]
+    inputs: Annotated[dict[str, PretrainedInput], ENTRIES]
 
 
 def find_pretrained_input(model: ModelConfig) -> PretrainedInput | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Annotated, Any
 
 from engine.config.optimizer_options import (
     BOOL,
@@ -24,6 +24,7 @@ from engine.config.optimizer_options import (
 from engine.config.training_sections import TIMM_PREFIX, OptimConfig
 from engine.utils.answers import Answer
 from engine.utils.codec import (
+    ENTRIES,
     FileRecord,
     Finite,
     Integer,
@@ -58,7 +59,7 @@ class TimmOptimizer(Record, frozen=True, kw_only=True):
 class TimmOptimizers(FileRecord, frozen=True, kw_only=True):
     """The optimizers of one version of timm by name, in the user's cache."""
 
-    optimizers: dict[str, TimmOptimizer]
+    optimizers: Annotated[dict[str, TimmOptimizer], ENTRIES]
 
 
 def timm_optimizer_problems(optim: OptimConfig) -> list[Problem]:

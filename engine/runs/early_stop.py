@@ -29,7 +29,7 @@ class EarlyStop:
         return 0 < self._patience <= self.stale_epochs
 
     def step(self, accuracy: float | None) -> None:
-        """Add the validation accuracy of the next epoch; NaN and None are no gain."""
+        """Add the validation accuracy of the next epoch. NaN and None count as no improvement."""
         if accuracy is not None and accuracy > self.reference + self._min_delta:
             self.reference, self.stale_epochs = accuracy, 0
         else:

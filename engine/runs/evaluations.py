@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engine.runs.folder import MAX_EVALUATION_BYTES
 from engine.utils.codec import (
+    ENTRIES,
     UNSET,
     Count,
     FileRecord,
@@ -69,7 +70,7 @@ class StoredEvaluation(Record, frozen=True, kw_only=True):
 class EvaluationFile(FileRecord, frozen=True, kw_only=True):
     """The content of evaluation.json: the class names, and the evaluations of the last and the best epoch."""
 
-    classes: Annotated[tuple[str, ...], Meta(min_length=1)]
+    classes: Annotated[tuple[str, ...], Meta(min_length=1), ENTRIES]
     last: StoredEvaluation
     best: StoredEvaluation
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from engine.runs.bottleneck import (
     STRAGGLER_EPOCHS,
@@ -40,11 +40,11 @@ from engine.runs.events import (
 from engine.runs.records import GpuSample
 from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
 from engine.utils import codec
-from engine.utils.codec import UNSET, Count, FileRecord, Finite, Number, Record, Seconds, UnsetType
+from engine.utils.codec import ENTRIES, UNSET, Count, FileRecord, Finite, Number, Record, Seconds, UnsetType
 
 # Events of the ranks are recorded up to seconds after later ones of the supervisor.
 CLOCK_STEP_SECONDS = 10.0
-# Readings of which a summary has the mean; of memory and temperature it has the maximum.
+# Readings whose mean is in a summary. Memory and temperature are there with their maximum.
 MEAN_READINGS = ("util", "sm_active", "tensor_active", "power")
 
 T = TypeVar("T")
@@ -100,9 +100,9 @@ class RunSummary(FileRecord, frozen=True, kw_only=True):
     """Share of the training time of the latest epoch that the ranks waited for data, 0 to 1."""
     mfu: Number | UnsetType = UNSET
     """Model FLOPs utilization of the latest epoch, 0 to 1."""
-    gpus: list[GpuSummary] = codec.field(default_factory=list)
+    gpus: Annotated[list[GpuSummary], ENTRIES] = codec.field(default_factory=list)
     """Statistics of each GPU."""
-    metrics: dict[str, Finite | None] = codec.field(default_factory=dict)
+    metrics: Annotated[dict[str, Finite | None], ENTRIES] = codec.field(default_factory=dict)
     """The user's own metrics of the last epoch, by name."""
     cpu_fallback: str = ""
     """Why the run trained on the CPU although the host has GPUs; "" if it did not."""

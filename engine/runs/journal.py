@@ -34,7 +34,7 @@ from engine.runs.events import (
     WarningEvent,
     type_name,
 )
-from engine.utils.codec import FORMAT, InvalidRecordError, Record, UnixTime, decode_valid_fields, encode, parser
+from engine.utils.codec import FORMAT, InvalidRecordError, Record, UnixTime, decode, decode_valid_fields, encode, parser
 from engine.utils.files import append_to_file, open_regular_file, replace_file
 
 READ_CHUNK_BYTES = 1 << 20
@@ -101,7 +101,10 @@ def event_type(line: bytes | str) -> type[Event] | None:
     try:
         return EVENT_TYPES.get(_parse_start(line).type)
     except (ValueError, RecursionError):
-        return None
+        # `decode` also takes escaped surrogates, as of a path that is not UTF-8.
+        with suppress(InvalidRecordError):
+            return EVENT_TYPES.get(decode(line, _LineStart).type)
+    return None
 
 
 def from_line(line: bytes | str) -> Event | None:

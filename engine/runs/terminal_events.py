@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from engine.runs.events import Event
+from engine.utils.codec import Count
 
 
 class RunStarting(Event, frozen=True, kw_only=True, tag="starting"):
@@ -33,5 +34,5 @@ class BatchSizeFound(Event, frozen=True, kw_only=True, tag="batch_found"):
 class TrainingProgress(Event, frozen=True, kw_only=True, tag="progress"):
     """All ranks have completed a step. Independent of `run.log_every`, whose steps may take minutes."""
 
-    step: int
+    step: Count
     """Global step, counted from 1 over all epochs."""

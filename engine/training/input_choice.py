@@ -17,9 +17,10 @@ from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import model_input_format
-from engine.distributed.messages import Answer, decide_on_rank_0
+from engine.distributed.messages import decide_on_rank_0
 from engine.distributed.rank_env import RankInfo
 from engine.training.job import Job
+from engine.utils.answers import Answer
 from engine.utils.codec import Record
 from engine.utils.errors import UsageError
 

@@ -17,11 +17,12 @@ from engine.config.schema import Config
 from engine.data.sampler import PARTS, Part
 from engine.data.sources.base import ImageFormat, ImageSource
 from engine.data.sources.formats import model_input_format
-from engine.distributed.messages import Answer, HostProblems, decide_on_rank_0, merge_problems, receive, send
+from engine.distributed.messages import HostProblems, decide_on_rank_0, merge_problems, receive, send
 from engine.distributed.rank_env import RankInfo
 from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, load_newest
+from engine.utils.answers import Answer
 from engine.utils.codec import Record
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import shown_path

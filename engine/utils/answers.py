@@ -1,4 +1,7 @@
-"""The answer of a helper process to a request that may have problems. Modules with a ``main(parent)`` send it."""
+"""The answer to a request that can fail: of a helper process, or of rank 0 to the other ranks.
+
+Modules that `engine.utils.helper_process` starts send it, and `engine.distributed.messages`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ T = TypeVar("T")
 
 
 class Answer(Record, Generic[T], frozen=True):
-    """A value, or the problems of the request."""
+    """A value, or None and the problems that prevent it."""
 
     value: T | None = None
     problems: tuple[Problem, ...] = ()

@@ -44,6 +44,9 @@ UnixTime = Annotated[float, Meta(ge=0, lt=2.0**37)]
 FileNumber = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """An inode or device number, as `file_number` returns it."""
 
+ENTRIES = Meta(max_length=1 << 24)
+"""Bound of a list or dict whose length only the data decides. The size of its file bounds the memory."""
+
 _ESCAPED_SURROGATE = re.compile(rb"\\udc[89a-f]")
 # JSON has such characters only in strings, where any character may be escaped.
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]+")

@@ -36,7 +36,7 @@ def attack(stage: Stage) -> None:
     run = stage.start_gputrain(*train, "--name", "a")
     wait_for(runs / "a" / "events.jsonl", '"epoch"')
     stage.as_attacker(SWAP)
-    wait_for(runs / "taken" / "events.jsonl", '"code": "run-changed"')
+    wait_for(runs / "taken" / "events.jsonl", '"code":"run-changed"')
     stop = stage.gputrain("stop", "taken")
     stage.gained(stop.returncode != 0, f"cannot be stopped any more: {stop.stderr}")
     stage.gained(run.wait(60) != 3, "ended the run without a checkpoint")

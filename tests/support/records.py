@@ -72,8 +72,8 @@ def _parts(kind: inspect.Type, seen: set[type]) -> Iterator[inspect.Type]:
             yield from _parts(kind.key_type, seen)
             yield from _parts(kind.value_type, seen)
         case inspect.StructType(cls=cls, fields=parts) | inspect.DataclassType(cls=cls, fields=parts):
-            # A record is checked as a class of its own.
-            if cls not in seen and not (isinstance(kind, inspect.StructType) and issubclass(cls, Record)):
+            # A record is checked as a class of its own, but not with the parameters of a generic one.
+            if cls not in seen and not (isinstance(cls, type) and issubclass(cls, Record)):
                 seen.add(cls)
                 for part in parts:
                     yield from _parts(part.type, seen)

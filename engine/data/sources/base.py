@@ -13,7 +13,7 @@ from engine.config.data_sections import DataConfig, Fit, Interpolation
 from engine.config.rules import val_resize_problem
 from engine.data.fingerprint import Fingerprint
 from engine.data.sampler import Indices, Part
-from engine.utils.codec import Count, Record
+from engine.utils.codec import Count, Number, Record
 from engine.utils.errors import CodedError, UsageError
 
 # uint8, or float32 for user datasets whose items are floating-point tensors, see `ImageFormat.dtype`.
@@ -58,16 +58,16 @@ class ImageFormat:
     (`DataConfig.epoch_sizes`), the size in training depends on the epoch, and `size` is the largest.
     """
 
-    size: int
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    val_size: int = 0
-    val_resize: int | None = None
+    size: Count
+    channels: Count
+    mean: tuple[Number, ...]
+    std: tuple[Number, ...]
+    val_size: Count = 0
+    val_resize: Count | None = None
     fit: Fit = "crop"
     interpolation: Interpolation = "bilinear"
     dtype: Literal["uint8", "float32"] = "uint8"
-    epoch_sizes: tuple[tuple[int, int], ...] = ()
+    epoch_sizes: tuple[tuple[Count, Count], ...] = ()
 
     def __post_init__(self) -> None:
         if self.val_size == 0:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from engine.data.sources.image_file import (
     read_image_file,
 )
 from engine.data.sources.path_list import PathBuffer, PathList
-from engine.utils.codec import Count, FileRecord, Integer, find_user_record, write_user_record
+from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, find_user_record, write_user_record
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder
 from engine.utils.text import list_names
@@ -54,7 +55,7 @@ Stamp = tuple[Count, Integer, Integer]
 class ReadableImages(FileRecord, frozen=True, kw_only=True):
     """The stamps of the readable files of a folder by path, in the user's cache."""
 
-    stamps: dict[str, Stamp]
+    stamps: Annotated[dict[str, Stamp], ENTRIES]
 
 
 @dataclass(frozen=True)

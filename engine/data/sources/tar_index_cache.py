@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from engine.data.sources.tar_index import (
     build_index,
     open_shard,
 )
-from engine.utils.codec import Count, FileRecord, InvalidRecordError, decode, encode
+from engine.utils.codec import ENTRIES, Count, FileRecord, InvalidRecordError, decode, encode
 from engine.utils.files import (
     cache_folder,
     delete_oldest_files,
@@ -70,7 +70,7 @@ class IndexHeader(FileRecord, frozen=True, kw_only=True):
 
     stamp: str
     images: Count
-    skipped: tuple[str, ...]
+    skipped: Annotated[tuple[str, ...], ENTRIES]
     names_sha256: str
 
 

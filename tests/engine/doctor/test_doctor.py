@@ -25,7 +25,6 @@ from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidt
 from engine.doctor.software import arch_checks, cuda_check, supports_capability, torch_checks
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.current_use import Obstacle, Unavailable
-from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.selection import CudaDevice, select
 from engine.gpus.snapshot import Gpu, Snapshot
 from engine.launch.preflight import RunRequest, run_preflight
@@ -69,10 +68,6 @@ def idle() -> Gpu:
     gpu = recorded().gpus[0]
     nothing = {"throttle": replace(gpu["throttle"], value=()), "memory_used": replace(gpu["memory_used"], value=0)}
     return replace(gpu, processes=replace(gpu.processes, value=()), runs=(), **nothing)
-
-
-def held_by(uid: int, uuid: str | None) -> ReservationInfo:
-    return make_reservation("big", uid, gpus=(uuid or "",))
 
 
 def stub(folder: Path, package: str, program: str) -> str:
@@ -266,9 +261,9 @@ def test_doctor_reports_gpus_that_only_torch_sees(
 
 def test_gpu_check_warns_only_about_runs_of_other_users() -> None:
     gpu = idle()
-    [check] = gpu_checks([gpu], [held_by(os.getuid(), gpu.uuid)])
+    [check] = gpu_checks([gpu], [make_reservation("big", os.getuid(), gpus=(gpu.uuid or "",))])
     assert check.state == "ok" and " big " in check.found and f" {name_of_user(os.getuid())})" in check.found
-    [check] = gpu_checks([gpu], [held_by(SOMEONE, gpu.uuid)])
+    [check] = gpu_checks([gpu], [make_reservation("big", SOMEONE, gpus=(gpu.uuid or "",))])
     assert (check.state, check.code, f" uid {SOMEONE})" in check.found) == ("warning", "gpu-reserved", True)
 
 

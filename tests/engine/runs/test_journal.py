@@ -119,6 +119,7 @@ def test_journal_line_round_trips_every_event() -> None:
             make_step(1),
             make_epoch(1),
             WarningEvent(message="ä \x1b[31m", code="bad-image"),
+            WarningEvent(message="dog/\udcff.txt", code="bad-image"),
         ),
         *(CheckpointSaved(path="p", step=1, epoch=1), ControlEvent(request="stop", by="me", outcome="yes")),
         RunFinished(state="failed", message="why"),
