@@ -45,11 +45,11 @@ def test_pipe_channel_sends_and_receives_while_another_thread_flushes() -> None:
     events: list[Event] = []
     sent = 0
     while flush.is_alive() or len(events) < 50 + sent:
-        if flush.is_alive():
+        # The supervisor drops requests when hundreds wait in the buffer of the socket.
+        if flush.is_alive() and sent - rank.poll_requests().checkpoints < 50:
             rank.send(WarningEvent(message="x" * 5000, code="no-effect"))
             sent += 1
             supervisor.send("checkpoint")
-        rank.poll_requests()
         for event in supervisor.receive():
             events.append(event)
             if isinstance(event, FlushJournal):
