@@ -102,9 +102,10 @@ class ProfilePoller(Poller):
         self._answers, self.asked_at, self._loaded = None, None, None
 
     def _read(self, name: str, number: int, count: int) -> StoredProfile:
-        from engine.runs.profile_file import InvalidProfileError, read_profile
+        from engine.runs.profile_file import read_profile
+        from engine.utils.codec import InvalidRecordError
 
         try:
             return StoredProfile(name, number, count, read_profile(self._folder, name))
-        except InvalidProfileError as error:
+        except InvalidRecordError as error:
             return StoredProfile(name, number, count, None, Problem("", f"{name} {error}", code=error.code))

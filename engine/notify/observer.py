@@ -21,6 +21,7 @@ from engine.runs.history import History
 from engine.runs.journal import JournalReader, event_type, from_line
 from engine.runs.run_row import RunRow, end_message, row_of_history
 from engine.runs.watcher import RunWatcher
+from engine.utils.codec import Count, FileNumber, Number, Record
 from engine.utils.files import shown_path
 
 TYPE_CHECKING = False
@@ -41,28 +42,27 @@ SUSPENDED_SECONDS = 60.0
 SESSION_EVENTS = (RunStarted, RunResumed, RunFinished, RankFailed)
 
 
-@dataclass(frozen=True)
-class WatchOptions:
+class WatchOptions(Record, frozen=True, kw_only=True):
     """What the owner of the run passes to the watcher of one session, as JSON."""
 
     folder: str
     """Path of the run folder when the session starts."""
-    inode: int
+    inode: FileNumber
     """Inode number of the folder: another folder may take its place."""
-    owner_pid: int
-    journal_start: int
+    owner_pid: Count
+    journal_start: Count
     """Size of the journal when the session starts, in bytes: earlier events belong to earlier sessions. Their times say
     nothing if the clock of the host was set since."""
     urls: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
-    min_minutes: float = 0.0
-    stall_minutes: float = 0.0
-    watchdog_s: float = 0.0
-    crash_grace_s: float = CRASH_GRACE_SECONDS
-    waited_s: float = 0.0
+    min_minutes: Number = 0.0
+    stall_minutes: Number = 0.0
+    watchdog_s: Number = 0.0
+    crash_grace_s: Number = CRASH_GRACE_SECONDS
+    waited_s: Number = 0.0
     """Seconds that the run waited for its GPUs; 0 if it did not."""
     gpus: tuple[str, ...] = ()
-    retry_delays_s: tuple[float, ...] = ()
+    retry_delays_s: tuple[Number, ...] = ()
 
 
 @dataclass

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from engine.config.notify_section import URLS_KEY
 from engine.config.schema import Config
@@ -18,6 +17,7 @@ from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, W
 from engine.notify.outbox import RETRY_DELAYS_SECONDS
 from engine.runs.folder import RunFolder
 from engine.runs.sinks import Sink, SinkError
+from engine.utils.codec import encode, file_number
 from engine.utils.errors import Problem, not_installed
 from engine.utils.exits import exit_status
 from engine.utils.files import file_size
@@ -106,7 +106,7 @@ def start_watcher(
     journal_start = file_size(folder.journal) if journal_start is None else journal_start
     options = WatchOptions(
         folder=str(folder.path),
-        inode=os.fstat(folder.held_fd).st_ino,
+        inode=file_number(os.fstat(folder.held_fd).st_ino),
         owner_pid=os.getpid(),
         journal_start=journal_start,
         urls=notify.urls,
@@ -133,7 +133,7 @@ def start_watcher(
         )
         assert process.stdin is not None  # noqa: S101 (for mypy)
         with process.stdin:
-            process.stdin.write(json.dumps(asdict(options)).encode())
+            process.stdin.write(encode(options))
     except OSError as error:
         reason = f"no messages are sent: their process cannot be started: {error.strerror}"
         return RunNotifier(), [*warnings, Problem("", reason, code="not-started")]

@@ -7,17 +7,16 @@ sent or given up.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from engine.notify.observer import SessionObserver, WatchOptions
 from engine.notify.outbox import RETRY_DELAYS_SECONDS, NotifyLog, Outbox
 from engine.runs.folder import RunFolder
+from engine.utils.codec import decode, file_number
 from engine.utils.process import lower_priority
 
 POLL_SECONDS = 1.0
@@ -26,7 +25,7 @@ POLL_SECONDS = 1.0
 def watch(options: WatchOptions, poll_s: float = POLL_SECONDS) -> None:
     """Watch a session to its end, and send its messages. Raises OSError if the run folder cannot be opened."""
     folder = RunFolder(Path(options.folder)).hold()
-    if os.fstat(folder.held_fd).st_ino != options.inode:
+    if file_number(os.fstat(folder.held_fd).st_ino) != options.inode:
         # Another folder took its place.
         return
     log = NotifyLog(folder)
@@ -45,20 +44,9 @@ def watch(options: WatchOptions, poll_s: float = POLL_SECONDS) -> None:
         raise
 
 
-def read_options(text: str) -> WatchOptions:
-    """Parse what `start_watcher` sends."""
-    # JSON has no tuples.
-    values: dict[str, Any] = json.loads(text, object_hook=_lists_to_tuples)
-    return WatchOptions(**values)
-
-
-def _lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
 def main() -> None:
-    """Read the options from stdin and watch."""
-    options = read_options(sys.stdin.read())
+    """Read the options that `start_watcher` sends from stdin, and watch."""
+    options = decode(sys.stdin.buffer.read(), WatchOptions)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lower_priority()

@@ -14,13 +14,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from engine.runs.folder import RunFolder
-from engine.utils.errors import CodedError
-from engine.utils.files import open_folder, open_regular_file, opened_folder, path_of_descriptor, replace_file
+from engine.utils.codec import (
+    ENTRIES,
+    Count,
+    FileRecord,
+    InvalidRecordError,
+    Meta,
+    Record,
+    Seconds,
+    UnixTime,
+    field,
+    read_record,
+)
+from engine.utils.files import open_folder, opened_folder, path_of_descriptor, replace_file
 
-PROFILE_FORMAT = 1
 RECORD_NAME = "profile.json"
 # Profiles that a run keeps; the oldest is deleted.
 MAX_PROFILES = 10
@@ -34,25 +42,17 @@ Part = Literal["data", "copy", "forward", "backward", "allreduce", "optimizer", 
 PARTS: tuple[Part, ...] = ("data", "copy", "forward", "backward", "allreduce", "optimizer", "other")
 Source = Literal["kernels", "events", "host"]
 
-Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, le=1 << 53)]
-Name = Annotated[str, Field(max_length=1000)]
+Name = Annotated[str, Meta(max_length=1000)]
 
 
-class _Record(BaseModel):
-    """Base of the records: readers ignore fields that they do not know."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class PartTime(_Record):
+class PartTime(Record, frozen=True, kw_only=True):
     """Seconds per step of one part of a rank's steps."""
 
     mean: Seconds
     median: Seconds
 
 
-class Operator(_Record):
+class Operator(Record, frozen=True, kw_only=True):
     """One operator of torch: its own time, without the operators that it calls, over all profiled steps.
 
     `share` is that time divided by the duration of the steps. On a GPU the time is that of its kernels.
@@ -61,21 +61,21 @@ class Operator(_Record):
     name: Name
     calls: Count
     seconds: Seconds
-    share: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
+    share: Annotated[float, Meta(ge=0, le=1000)]
 
 
-class InputTimes(_Record):
+class InputTimes(Record, frozen=True, kw_only=True):
     """Time of the input pipeline per stage over all profiled steps, summed over its threads or processes.
 
     `queue_depth` is the mean number of batches that were ready when the rank took one.
     """
 
-    seconds: Annotated[dict[Name, Seconds], Field(max_length=20)]
+    seconds: Annotated[dict[Name, Seconds], Meta(max_length=20)]
     images: Count
     queue_depth: Seconds
 
 
-class RankProfile(_Record):
+class RankProfile(Record, frozen=True, kw_only=True):
     """Where the time of one rank went.
 
     `steps` are the durations of the profiled steps. The means of `parts` add up to the mean step. A part that is absent
@@ -87,10 +87,10 @@ class RankProfile(_Record):
     host: Name = ""
     device: Name = ""
     source: Source
-    steps: Annotated[list[Seconds], Field(min_length=1, max_length=100)]
+    steps: Annotated[list[Seconds], Meta(min_length=1, max_length=100)]
     unprofiled: Seconds | None = None
-    parts: dict[Part, PartTime]
-    operators: Annotated[list[Operator], Field(max_length=MAX_OPERATORS)] = []
+    parts: Annotated[dict[Part, PartTime], ENTRIES]
+    operators: Annotated[list[Operator], Meta(max_length=MAX_OPERATORS)] = field(default_factory=list)
     input: InputTimes | None = None
     trace: Name = ""
     """File name of the trace; "" if there is none."""
@@ -112,26 +112,21 @@ class RankProfile(_Record):
         return max(self.step_seconds - self.mean("allreduce"), 0.0)
 
 
-class Profile(_Record):
+class Profile(FileRecord, frozen=True, kw_only=True):
     """Profile of `steps` optimizer steps from `step` on, of all ranks.
 
     `requested` is the number of steps that was asked for, `note` says why there are fewer.
     """
 
-    format: int = PROFILE_FORMAT
-    time: Annotated[float, Field(ge=0, lt=1 << 37)]
+    time: UnixTime
     step: Count
     epoch: Count
-    steps: Annotated[int, Field(ge=1, le=100)]
+    steps: Annotated[int, Meta(ge=1, le=100)]
     requested: Count
     note: Name = ""
     device_type: Literal["cpu", "cuda"]
     batch_size: Count
-    ranks: Annotated[list[RankProfile], Field(min_length=1, max_length=MAX_RANKS)]
-
-
-class InvalidProfileError(CodedError):
-    """A file is not a profile. The message is a clause that follows its name."""
+    ranks: Annotated[list[RankProfile], Meta(min_length=1, max_length=MAX_RANKS)]
 
 
 def folder_name(step: int) -> str:
@@ -162,12 +157,6 @@ def trace_name(rank: int) -> str:
 def write_trace(folder: Path, rank: int, trace: bytes) -> None:
     """Write the trace of a rank to the folder of a profile. Raises OSError."""
     replace_file(folder / trace_name(rank), lambda file: file.write(trace))
-
-
-def write_record(folder: Path, profile: Profile) -> None:
-    """Write a profile to its folder, after the traces: a folder without it is no profile. Raises OSError."""
-    text = profile.model_dump_json(indent=1)
-    replace_file(folder / RECORD_NAME, lambda file: file.write(text.encode()))
 
 
 def _delete_old_profiles(profiles: os.PathLike[str], kept: int, replaced: str) -> None:
@@ -209,31 +198,23 @@ def list_profiles(run: RunFolder) -> list[str]:
 
 
 def read_profile(run: RunFolder, name: str) -> Profile:
-    """Return a profile by the name of its folder. Raises InvalidProfileError."""
+    """Return a profile by the name of its folder. Raises InvalidRecordError."""
     if not _FOLDER_NAME.fullmatch(name):
-        raise InvalidProfileError("is not the name of a profile", code="invalid-name")
+        raise InvalidRecordError("is not the name of a profile", code="invalid-name")
     try:
         with opened_folder(run.profiles) as profiles:
             folder = open_folder(profiles / name)
         try:
-            with open_regular_file(path_of_descriptor(folder) / RECORD_NAME, MAX_RECORD_BYTES) as file:
-                data = file.read(MAX_RECORD_BYTES)
+            return read_record(path_of_descriptor(folder) / RECORD_NAME, Profile, MAX_RECORD_BYTES)
         finally:
             os.close(folder)
     except OSError as error:
-        raise InvalidProfileError(f"cannot be read: {error.strerror or error}", code="not-readable") from error
-    try:
-        profile = Profile.model_validate_json(data)
-    except (ValidationError, ValueError, RecursionError) as error:
-        raise InvalidProfileError("is damaged", code="damaged") from error
-    if profile.format != PROFILE_FORMAT:
-        raise InvalidProfileError(f"has another format than {PROFILE_FORMAT}", code="wrong-version")
-    return profile
+        raise InvalidRecordError(f"cannot be read: {error.strerror or error}", code="not-readable") from error
 
 
 def newest_profile(run: RunFolder) -> tuple[str, Profile] | None:
     """Return the newest profile of a run that can be read, and its name; None if there is none."""
     for name in list_profiles(run):
-        with suppress(InvalidProfileError):
+        with suppress(InvalidRecordError):
             return name, read_profile(run, name)
     return None

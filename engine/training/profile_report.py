@@ -34,6 +34,7 @@ from engine.runs.profile_file import (
     MAX_OPERATORS,
     MAX_TRACE_BYTES,
     PARTS,
+    RECORD_NAME,
     InputTimes,
     Operator,
     PartTime,
@@ -43,7 +44,6 @@ from engine.runs.profile_file import (
     folder_name,
     new_profile_folder,
     trace_name,
-    write_record,
     write_trace,
 )
 from engine.runs.sinks import describe_error
@@ -57,8 +57,9 @@ from engine.training.profile_timeline import (
 )
 from engine.training.rank_state import RankState
 from engine.training.step_marks import StepMarks
-from engine.utils.errors import CodedError
-from engine.utils.files import parse_json
+from engine.utils.answers import Answer
+from engine.utils.codec import InvalidRecordError, decode, encode, replace, write_record
+from engine.utils.errors import CodedError, Problem
 
 # Other ranks have no trace, so that the profile of hundreds of ranks stays small.
 MAX_TRACES = 16
@@ -122,16 +123,18 @@ def write_profile(
     """
     state.enter_phase(Phase.PROFILE)
     mine, trace = _profile_of_rank(recording, state)
-    gathered = gather_bytes(mine.encode(), cpu_group)
+    gathered = gather_bytes(encode(mine), cpu_group)
     traces = _gather_traces(trace, state, cpu_group)
     if dist.get_rank() != 0:
         return ""
     ranks, problems = list[RankProfile](), list[str]()
     for rank, data in enumerate(gathered):
         try:
-            ranks.append(RankProfile.model_validate_json(data))
-        except ValueError:
-            problems.append(f"rank {rank} has no profile: {(parse_json(data) or {}).get('problem', 'invalid data')}")
+            answer = decode(data, Answer[RankProfile])
+        except InvalidRecordError as error:
+            answer = _refuse(f"it {error}")
+        ranks += [] if answer.value is None else [answer.value]
+        problems += [f"rank {rank} has no profile: {problem.reason}" for problem in answer.problems]
     if not ranks or folder is None:
         raise ProfileError("; ".join(problems[:1]) or "the run has no folder", code="library-failed")
     position, steps = state.position, len(ranks[0].steps)
@@ -150,7 +153,7 @@ def write_profile(
         with new_profile_folder(folder, result.step) as path:
             for rank, data in traces.items():
                 write_trace(path, rank, data)
-            write_record(path, result)
+            write_record(path / RECORD_NAME, result)
     except OSError as error:
         raise ProfileError(f"the profile cannot be written: {describe_error(error)}", code="not-writable") from error
     return f"{folder.profiles.name}/{folder_name(result.step)}"
@@ -178,8 +181,8 @@ def _gather_traces(trace: bytes, state: RankState, cpu_group: dist.ProcessGroup)
     return {sender: data for sender, data in traces.items() if data} if rank == 0 else {}
 
 
-def _profile_of_rank(recording: Recording, state: RankState) -> tuple[str, bytes]:
-    """Return the profile of this rank as JSON, or its problem, and its trace."""
+def _profile_of_rank(recording: Recording, state: RankState) -> tuple[Answer[RankProfile], bytes]:
+    """Return the profile of this rank, or why there is none, and its trace."""
     rank = dist.get_rank()
     try:
         if recording.problem:
@@ -189,10 +192,14 @@ def _profile_of_rank(recording: Recording, state: RankState) -> tuple[str, bytes
         if rank < MAX_TRACES:
             trace, problem = _export_trace(recording.profiler)
         name = "" if problem else trace_name(rank)
-        return profiled.model_copy(update={"trace": name, "problem": problem}).model_dump_json(), trace
+        return Answer(value=replace(profiled, trace=name, problem=problem)), trace
     # A profile must not end the run, and the other ranks wait for this one.
     except Exception as error:
-        return json.dumps({"problem": str(error) if isinstance(error, ProfileError) else describe_error(error)}), b""
+        return _refuse(str(error) if isinstance(error, ProfileError) else describe_error(error)), b""
+
+
+def _refuse(reason: str) -> Answer[RankProfile]:
+    return Answer(problems=(Problem("", reason, code="library-failed"),))
 
 
 def _analyze(recording: Recording, state: RankState) -> RankProfile:
@@ -225,7 +232,7 @@ def _analyze(recording: Recording, state: RankState) -> RankProfile:
             Operator(name=name[:1000], calls=calls, seconds=seconds, share=seconds / max(sum(durations), 1e-9))
             for name, calls, seconds in rows[:MAX_OPERATORS]
         ],
-        input=None if recording.input is None else InputTimes.model_validate(asdict(recording.input)),
+        input=None if recording.input is None else InputTimes(**asdict(recording.input)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -76,7 +76,8 @@ def profile(
     """
     from engine.runs.find import find_run
     from engine.runs.folder import runs_root
-    from engine.runs.profile_file import InvalidProfileError, newest_profile, read_profile
+    from engine.runs.profile_file import newest_profile, read_profile
+    from engine.utils.codec import InvalidRecordError
     from engine.utils.errors import UsageError
 
     with exit_on_usage_error():
@@ -108,7 +109,7 @@ def profile(
         fail(f"no profile of {folder.name}: {event.message}", code="not-recorded")
     try:
         show(folder, name, read_profile(folder, name), as_json=as_json)
-    except InvalidProfileError as error:
+    except InvalidRecordError as error:
         fail(f"{event.folder} {error}", code=error.code)
 
 
@@ -168,7 +169,7 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
 
     path = str(shown_path(folder.profiles / name))
     if as_json:
-        typer.echo(json.dumps(profile_json(folder.name, path, profile, diagnose_profile(profile)), indent=2))
+        typer.echo(profile_json(folder.name, path, profile, diagnose_profile(profile)))
         return
     from tui.text.profile import profile_lines, trace_lines
     from tui.text.tables import table_console
@@ -178,10 +179,12 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
         console.print(line, soft_wrap=True)
 
 
-def profile_json(run: str, folder: str, profile: Profile, diagnosis: ProfileDiagnosis) -> dict[str, Any]:
+def profile_json(run: str, folder: str, profile: Profile, diagnosis: ProfileDiagnosis) -> bytes:
     """Return the output of `gputrain profile --json`: the record, and its diagnosis."""
-    record = profile.model_dump(mode="json")
-    return {"run": run, "folder": folder, "diagnosis": diagnosis.message, "straggler": diagnosis.straggler} | record
+    from engine.utils.codec import FORMAT, asdict, encode_indented
+
+    found = {"run": run, "folder": folder, "diagnosis": diagnosis.message, "straggler": diagnosis.straggler}
+    return encode_indented(found | {"format": FORMAT} | asdict(profile))
 
 
 def fail(reason: str, *, code: str) -> NoReturn:

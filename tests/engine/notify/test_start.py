@@ -14,11 +14,11 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.notify import start
-from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS
+from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, WatchOptions
 from engine.notify.start import RunNotifier, start_watcher
-from engine.notify.watcher import read_options
 from engine.runs import sinks
 from engine.runs.claimed_run import ClaimedRun, claim_run
+from engine.utils.codec import read_record
 from support.gputrain_command import wait_for
 from support.messages import has_problem
 
@@ -114,7 +114,7 @@ def test_watcher_gets_its_session_and_no_descriptor_of_the_run(
     os.close(other)
     assert warnings == []
     assert notifier.process is not None and notifier.process.wait() == 0
-    options = read_options((recorder / "options").read_text())
+    options = read_record(recorder / "options", WatchOptions)
     assert options.folder == str(claimed.folder.path)
     assert options.inode == claimed.folder.path.stat().st_ino
     assert options.owner_pid == os.getpid()
@@ -131,13 +131,13 @@ def test_watcher_of_torchrun_waits_longer_for_another_owner(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     notifier, _ = start_watcher(claimed.folder, config)
     assert notifier.process is not None and notifier.process.wait() == 0
-    assert read_options((recorder / "options").read_text()).crash_grace_s == RESTART_GRACE_SECONDS
+    assert read_record(recorder / "options", WatchOptions).crash_grace_s == RESTART_GRACE_SECONDS
 
 
 def test_watcher_of_run_on_cpu_reports_no_wait_for_gpus(claimed: ClaimedRun, config: Config, recorder: Path) -> None:
     notifier, _ = start_watcher(claimed.folder, config, waited_s=3.0)
     assert notifier.process is not None and notifier.process.wait() == 0
-    assert read_options((recorder / "options").read_text()).waited_s == 0.0
+    assert read_record(recorder / "options", WatchOptions).waited_s == 0.0
 
 
 @pytest.mark.parametrize("manager", ["Slurm", "container", "none"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,10 @@ from engine.notify import outbox, watcher
 from engine.notify.message import Message
 from engine.notify.observer import WatchOptions
 from engine.notify.sender import Delivery
-from engine.notify.watcher import read_options, watch
+from engine.notify.watcher import watch
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
+from engine.utils.codec import decode, encode
 from support.replace import replace
 from support.runs.event_factories import make_run_started
 from support.runs.factories import append_events, make_run_folder
@@ -102,4 +102,4 @@ def test_watcher_logs_why_it_failed(folder: RunFolder, monkeypatch: pytest.Monke
 
 def test_options_of_watcher_survive_json(folder: RunFolder) -> None:
     options = make_options(folder)
-    assert read_options(json.dumps(asdict(options))) == options
+    assert decode(encode(options), WatchOptions) == options

@@ -12,11 +12,11 @@ from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     MAX_PROFILES,
     MAX_RECORD_BYTES,
-    InvalidProfileError,
     list_profiles,
     newest_profile,
     read_profile,
 )
+from engine.utils.codec import InvalidRecordError
 from support.messages import raises_problem
 from support.runs.factories import make_run_folder
 from support.runs.profiles import make_input_times, make_profile, make_rank_profile, store_profile
@@ -83,7 +83,7 @@ def test_record_with_an_invalid_value_is_refused(run: RunFolder, change: dict[st
     name = store_profile(run, make_profile())
     path = run.profiles / name / "profile.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with raises_problem(code, kind=InvalidProfileError):
+    with raises_problem(code, kind=InvalidRecordError):
         read_profile(run, name)
     assert newest_profile(run) is None
 
@@ -92,7 +92,7 @@ def test_record_with_an_invalid_value_is_refused(run: RunFolder, change: dict[st
 def test_record_that_is_no_profile_is_refused(run: RunFolder, text: str) -> None:
     name = store_profile(run, make_profile())
     (run.profiles / name / "profile.json").write_bytes(text.encode("latin-1"))
-    with raises_problem("damaged", kind=InvalidProfileError):
+    with raises_problem("damaged", kind=InvalidRecordError):
         read_profile(run, name)
 
 
@@ -100,7 +100,7 @@ def test_record_that_is_too_large_is_not_read(run: RunFolder) -> None:
     name = store_profile(run, make_profile())
     with (run.profiles / name / "profile.json").open("ab") as file:
         file.truncate(MAX_RECORD_BYTES + 1)
-    with raises_problem("not-readable", None, MAX_RECORD_BYTES, kind=InvalidProfileError):
+    with raises_problem("not-readable", None, MAX_RECORD_BYTES, kind=InvalidRecordError):
         read_profile(run, name)
 
 
@@ -113,14 +113,14 @@ def test_links_in_the_folder_of_profiles_are_not_followed(run: RunFolder, tmp_pa
     target, path = other.path / paths[link], run.path / paths[link]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
-    with raises_problem("not-readable", kind=InvalidProfileError):
+    with raises_problem("not-readable", kind=InvalidRecordError):
         read_profile(run, name)
     assert run.link_problem() is not None
 
 
 @pytest.mark.parametrize("name", ["..", "../../b", "step-1", "step-00000001/../..", ""])
 def test_name_that_leads_elsewhere_is_refused(run: RunFolder, name: str) -> None:
-    with raises_problem("invalid-name", kind=InvalidProfileError):
+    with raises_problem("invalid-name", kind=InvalidRecordError):
         read_profile(run, name)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from engine.runs.folder import RunFolder
 from engine.runs.profile_file import (
     PARTS,
+    RECORD_NAME,
     InputTimes,
     Operator,
     PartTime,
@@ -14,9 +15,9 @@ from engine.runs.profile_file import (
     RankProfile,
     new_profile_folder,
     trace_name,
-    write_record,
     write_trace,
 )
+from engine.utils.codec import write_record
 
 STEPS = 4
 # Milliseconds of each part of a step, in the order of PARTS.
@@ -41,7 +42,7 @@ def make_rank_profile(rank: int, milliseconds: tuple[float, ...] = BALANCED, **f
 def make_profile(*ranks: RankProfile, **fields: Any) -> Profile:
     defaults = {"time": 1_700_000_000.0, "step": 120, "epoch": 3, "steps": STEPS, "requested": STEPS}
     defaults |= {"device_type": "cpu", "batch_size": 32}
-    return Profile(**defaults | {"ranks": ranks or (make_rank_profile(0), make_rank_profile(1))} | fields)
+    return Profile(**defaults | {"ranks": list(ranks) or [make_rank_profile(0), make_rank_profile(1)]} | fields)
 
 
 def make_input_times(**seconds: float) -> InputTimes:
@@ -53,7 +54,7 @@ def store_profile(run: RunFolder, profile: Profile) -> str:
     with new_profile_folder(run, profile.step) as folder:
         for rank in profile.ranks:
             write_trace(folder, rank.rank, b"trace")
-        write_record(folder, profile)
+        write_record(folder / RECORD_NAME, profile)
     return f"step-{profile.step:08d}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.runs.profile_file import Operator, PartTime
+from engine.utils.codec import replace
 from support.runs.profiles import FAST_RANK, SLOW_RANK, make_input_times, make_profile, make_rank_profile
 from tui.text.profile import PART_SIGNS, profile_lines, trace_lines
 
@@ -34,7 +35,7 @@ def test_bars_show_each_part_in_proportion_with_a_character_of_its_own() -> None
 def test_table_shows_milliseconds_and_unknown_parts() -> None:
     rank = make_rank_profile(0, source="events", unprofiled=None)
     known = {part: time for part, time in rank.parts.items() if part not in ("allreduce", "copy")}
-    text = "\n".join(shown(*profile_lines(make_profile(rank.model_copy(update={"parts": known})), 80)))
+    text = "\n".join(shown(*profile_lines(make_profile(replace(rank, parts=known)), 80)))
     assert "rank 0  1.0    –    30.0     60.0          –       2.0   1.0 100.0          –" in text
     assert "The trace has no GPU kernels" in text
 
@@ -55,7 +56,7 @@ def test_only_the_ranks_with_the_most_work_are_shown_of_many() -> None:
 def test_text_from_the_file_is_escaped() -> None:
     operator = Operator(name="aten::\x1b[2Jmm", calls=1, seconds=1.0, share=0.5)
     rank = make_rank_profile(0, operators=[operator], device="\x1b]0;x\x07", problem="\x1b[31m", trace="")
-    rank = rank.model_copy(update={"input": make_input_times(**{"\x1b": 1.0})})
+    rank = replace(rank, input=make_input_times(**{"\x1b": 1.0}))
     profile = make_profile(rank, note="\x1b[2J", device_type="cuda")
     lines = (*profile_lines(profile, 80), *trace_lines(profile, "/runs/a/profile/step-00000120"))
     assert "\x1b" not in "".join(shown(*lines))
@@ -63,13 +64,13 @@ def test_text_from_the_file_is_escaped() -> None:
 
 def test_profile_without_any_time_is_shown() -> None:
     nothing = {part: PartTime(mean=0.0, median=0.0) for part in PART_SIGNS}
-    rank = make_rank_profile(0, operators=[]).model_copy(update={"steps": [0.0], "parts": nothing})
+    rank = replace(make_rank_profile(0, operators=[]), steps=[0.0], parts=nothing)
     assert "rank 0" in "\n".join(shown(*profile_lines(make_profile(rank), 80)))
 
 
 def test_bar_ends_with_the_line_if_parts_exceed_the_step() -> None:
     endless = {part: PartTime(mean=1e9, median=1e9) for part in PART_SIGNS}
-    rank = make_rank_profile(0).model_copy(update={"steps": [1e-9], "parts": endless})
+    rank = replace(make_rank_profile(0), steps=[1e-9], parts=endless)
     bar = next(line for line in shown(*profile_lines(make_profile(rank), 80)) if line.startswith("rank 0"))
     assert len(bar) == 80
 
