@@ -53,7 +53,8 @@ class InspectionPoller(Poller):
         self.has_polled = False
 
     def poll(self) -> None:
-        from engine.runs.inspection_file import InvalidInspectionError, read_inspection
+        from engine.runs.inspection_file import read_inspection
+        from engine.utils.codec import InvalidRecordError
 
         self.is_live = self._folder.is_owned()
         try:
@@ -68,7 +69,7 @@ class InspectionPoller(Poller):
                     inspection = read_inspection(self._folder)
                     self.latest = self._make_lists(inspection) if inspection is not None else None
                     self.problem = None
-                except InvalidInspectionError as error:
+                except InvalidRecordError as error:
                     reason = f"{self._folder.inspection.name} {error}"
                     self.latest, self.problem = None, Problem("", reason, code=error.code)
         self.has_polled = True

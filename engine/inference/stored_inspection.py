@@ -15,7 +15,8 @@ from engine.data.sources.open import open_source
 from engine.runs.checkpoint_files import DamagedCheckpointError, read_digest
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection, InspectionInfo, PartName
-from engine.runs.inspection_file import InvalidInspectionError, read_inspection
+from engine.runs.inspection_file import read_inspection
+from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import UsageError
 from engine.utils.files import shown_path
 
@@ -53,7 +54,7 @@ def find_stored(run: RunFolder, request: InspectionRequest) -> Inspection | None
     """
     try:
         inspection = read_inspection(run)
-    except InvalidInspectionError:
+    except InvalidRecordError:
         return None
     if inspection is None or not inspection.info.covers(request.part):
         return None

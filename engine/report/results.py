@@ -10,7 +10,8 @@ from engine.report.runs import ReportedRun, read_run_evaluations
 from engine.report.text import UNKNOWN, number_text, percent_text
 from engine.runs.evaluations import EpochEvaluation, mistakes, worst_first
 from engine.runs.inspection import Inspection, ListName, PartName
-from engine.runs.inspection_file import InvalidInspectionError, read_inspection
+from engine.runs.inspection_file import read_inspection
+from engine.utils.codec import InvalidRecordError
 
 # A larger matrix is a picture.
 MAX_TABLE_CLASSES = 20
@@ -138,7 +139,7 @@ def image_section(run: ReportedRun) -> ImageSection:
     command = f"gputrain inspect {run.name}"
     try:
         inspection = read_inspection(run.folder)
-    except InvalidInspectionError as error:
+    except InvalidRecordError as error:
         return ImageSection(f"{run.folder.inspection.name} {error}; {command} makes it again.")
     if inspection is None:
         return ImageSection(f"This run has no inspection yet: make it with {command}, then repeat the report.")

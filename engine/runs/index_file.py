@@ -9,16 +9,16 @@ are then read from the runs again. The file is for display only, and one that is
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Annotated, BinaryIO, NamedTuple
 
 from engine.runs.run_row import RunRow
+from engine.utils.codec import ENTRIES, FileRecord, encode, parser
 from engine.utils.files import (
     append_to_file,
     cache_folder,
@@ -28,7 +28,6 @@ from engine.utils.files import (
     user_path_problem,
 )
 
-INDEX_FORMAT = 1
 INDEX_FOLDER = "runs"
 # 10,000 rows take 4 MB.
 MAX_INDEX_BYTES = 1 << 28
@@ -39,7 +38,6 @@ MAX_UNUSED_SECONDS = 90 * 86_400.0
 LINES_PER_PARSE = 500
 
 Stamp = tuple[int, ...]
-_NAME, _FOLDER, _TAGS, _CONFIG = map(RunRow._fields.index, ("name", "folder", "tags", "config"))
 
 
 class StoredRow(NamedTuple):
@@ -47,6 +45,13 @@ class StoredRow(NamedTuple):
 
     stamp: Stamp
     row: RunRow
+
+
+class _Header(FileRecord, frozen=True, kw_only=True):
+    """First line: an index of another folder, or with other fields, is not used."""
+
+    root: str
+    fields: Annotated[tuple[str, ...], ENTRIES] = RunRow._fields
 
 
 class IndexFile:
@@ -76,9 +81,13 @@ class IndexFile:
             return {}
         intact = [line[9:] for line in lines if _is_intact(line)]
         rows: dict[str, StoredRow] = {}
+        parse = parser(list[StoredRow])
         for start in range(0, len(intact), LINES_PER_PARSE):
-            with suppress(ValueError, TypeError, RecursionError, LookupError):
-                rows |= _parse_lines(intact[start : start + LINES_PER_PARSE], self._shown_root)
+            # One array takes less time than a line each.
+            with suppress(ValueError, RecursionError):
+                for stored in parse(b"[%b]" % b",".join(intact[start : start + LINES_PER_PARSE])):
+                    name = stored.row.name
+                    rows[name] = stored._replace(row=stored.row._replace(folder=f"{self._shown_root}/{name}"))
         self._lines = len(lines)
         return rows
 
@@ -112,13 +121,12 @@ class IndexFile:
         file.writelines(lines)
 
     def _header(self) -> bytes:
-        """Return the first line. An index with other fields, of another version of gputrain, is not used."""
-        return json.dumps({"format": INDEX_FORMAT, "root": self._root, "fields": RunRow._fields}).encode()
+        return encode(_Header(root=self._root))
 
 
 def _format_line(stored: StoredRow) -> bytes:
     # The folder follows from the name.
-    data = json.dumps([stored.stamp, stored.row._replace(folder="")], separators=(",", ":")).encode()
+    data = encode(stored._replace(row=stored.row._replace(folder="")))
     return b"%08x %b\n" % (zlib.crc32(data), data)
 
 
@@ -128,18 +136,6 @@ def _is_intact(line: bytes) -> bool:
         return len(line) > 9 and int(line[:8], 16) == zlib.crc32(line[9:])
     except ValueError:
         return False
-
-
-def _parse_lines(lines: Sequence[bytes], root: str) -> dict[str, StoredRow]:
-    """Return the rows of intact lines by name. Raises ValueError or TypeError if one is of another form."""
-    rows = {}
-    # One array takes less time than a line each.
-    for stamp, values in json.loads(b"[%b]" % b",".join(lines)):
-        values[_FOLDER], values[_TAGS] = f"{root}/{values[_NAME]}", tuple(values[_TAGS])
-        if len(values) != len(RunRow._fields) or not isinstance(values[_CONFIG], dict):
-            raise ValueError("the row is of another form")
-        rows[values[_NAME]] = StoredRow(tuple(stamp), RunRow._make(values))
-    return rows
 
 
 def _delete_unused(folder: Path) -> None:

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, Meta, UnixTime
 
 ListName = Literal["mistakes", "doubtful", "labels"]
 LIST_NAMES: tuple[ListName, ...] = ("mistakes", "doubtful", "labels")
@@ -20,6 +22,7 @@ PART_NAMES = ("train", "val")
 PartName = Literal["val", "train", "all"]
 # Four times ImageNet's training images; they take 370 MB.
 MAX_IMAGES = 5_000_000
+MAX_UNREAD = 1000
 
 Rows = NDArray[np.intp]
 
@@ -52,8 +55,7 @@ class InspectedImage:
         return self.path if self.path is not None else f"{self.part} {self.index}"
 
 
-@dataclass(frozen=True)
-class InspectionInfo:
+class InspectionInfo(FileRecord, frozen=True, kw_only=True):
     """What an inspection is of.
 
     `checkpoint` is the name of the file and `digest` its SHA-256, `epoch` the epoch at whose end it was saved, None if
@@ -65,20 +67,20 @@ class InspectionInfo:
 
     checkpoint: str
     digest: str
-    step: int
-    epoch: int | None
+    step: Count
+    epoch: Count | None
     raw: bool
     part: PartName
     dataset: str
-    classes: tuple[str, ...]
+    classes: Annotated[tuple[str, ...], Meta(min_length=1, max_length=1 << 24)]
     root: str | None = None
-    overrides: tuple[str, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
-    unread_count: int = 0
-    time: float = 0.0
+    overrides: Annotated[tuple[str, ...], ENTRIES] = ()
+    data: Annotated[dict[str, Any], ENTRIES]
+    seed: Integer = 0
+    fingerprints: Annotated[dict[Literal["train", "val"], Annotated[dict[str, str], ENTRIES]], ENTRIES]
+    unread: Annotated[tuple[str, ...], Meta(max_length=MAX_UNREAD)] = ()
+    unread_count: Count = 0
+    time: UnixTime = 0.0
 
     def covers(self, part: str) -> bool:
         """Whether the images of a part, or of "all", were evaluated."""

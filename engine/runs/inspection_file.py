@@ -7,12 +7,10 @@ pickle, and sizes, types and shapes are checked before memory is allocated.
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
 from typing import Any, BinaryIO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
@@ -22,17 +20,13 @@ from numpy.typing import NDArray
 
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import MAX_IMAGES, PART_NAMES, Inspection, InspectionInfo
-from engine.utils.errors import CodedError
-from engine.utils.files import open_regular_file, parse_json, replace_file
+from engine.utils.codec import InvalidRecordError, decode, encode
+from engine.utils.files import open_regular_file, replace_file
 
-INSPECTION_FORMAT = 1
 MAX_INSPECTION_BYTES = 1 << 29
 MAX_INFO_BYTES = 1 << 23
 # `numpy.savez` writes 1 KB for all names. zipfile takes ten times the memory of the entries that others add.
 MAX_DIRECTORY_BYTES = 1 << 16
-MAX_UNREAD = 1000
-# Unix seconds that every calendar function takes.
-MAX_TIME = 1 << 37
 MAX_PATH_BYTES = 4096  # PATH_MAX of Linux
 MAX_THUMBNAIL_SIDE = 64
 # All of MNIST's 10,000 validation images, or 5,461 color images of 32 x 32 pixels.
@@ -50,10 +44,6 @@ _COLUMNS: Mapping[str, str] = {
     "margin": "<f4",
 }
 _DTYPES: Mapping[str, str] = {**_COLUMNS, "info": "|u1", "paths": "|u1", "thumbnail_rows": "<i8", "thumbnails": "|u1"}
-
-
-class InvalidInspectionError(CodedError):
-    """The file is not an inspection. The message is a clause that follows its name."""
 
 
 class PathTable(Sequence[str]):
@@ -78,9 +68,8 @@ class PathTable(Sequence[str]):
 
 def write_inspection(run: RunFolder, inspection: Inspection) -> None:
     """Replace the inspection of a run atomically. Raises OSError."""
-    info = asdict(inspection.info) | {"format": INSPECTION_FORMAT}
     arrays: dict[str, NDArray[Any]] = {name: getattr(inspection, name) for name in _COLUMNS}
-    arrays |= {"info": _to_bytes(json.dumps(info).encode())}
+    arrays |= {"info": _to_bytes(encode(inspection.info))}
     arrays |= {"thumbnail_rows": inspection.thumbnail_rows, "thumbnails": inspection.thumbnails}
     if inspection.paths is not None:
         # No path contains a null byte.
@@ -98,25 +87,25 @@ def _to_bytes(data: bytes) -> NDArray[np.uint8]:
 
 
 def read_inspection(run: RunFolder) -> Inspection | None:
-    """Return the inspection of a run, None if it has none. Raises InvalidInspectionError."""
+    """Return the inspection of a run, None if it has none. Raises InvalidRecordError."""
     try:
         with open_regular_file(run.inspection, MAX_INSPECTION_BYTES) as file:
             arrays = _read_arrays(file)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InvalidInspectionError(f"cannot be read: {error.strerror or error}", code="not-readable") from error
+        raise InvalidRecordError(f"cannot be read: {error.strerror or error}", code="not-readable") from error
     # zipfile and numpy raise many kinds of errors for damaged files.
     except (BadZipFile, ValueError, TypeError, EOFError, LookupError, RuntimeError, zlib.error) as error:
-        raise InvalidInspectionError(f"is damaged: {error}", code="damaged") from error
-    info = _parse_info(arrays.pop("info"))
+        raise InvalidRecordError(f"is damaged: {error}", code="damaged") from error
+    info = decode(arrays.pop("info").tobytes(), InspectionInfo)
     paths = arrays.pop("paths", None)
     table = None if paths is None else PathTable(paths.tobytes())
     if table is not None and table.longest > MAX_PATH_BYTES:
-        raise InvalidInspectionError(f"is damaged: a path has more than {MAX_PATH_BYTES} bytes", code="damaged")
+        raise InvalidRecordError(f"is damaged: a path has more than {MAX_PATH_BYTES} bytes", code="damaged")
     inspection = Inspection(info, **arrays, paths=table)
     if problem := _problem(inspection):
-        raise InvalidInspectionError(f"is damaged: {problem}", code="damaged")
+        raise InvalidRecordError(f"is damaged: {problem}", code="damaged")
     return inspection
 
 
@@ -129,16 +118,13 @@ def _read_arrays(file: BinaryIO) -> dict[str, Any]:
         if "paths.npy" in archive.namelist():
             members["paths"] = archive.getinfo("paths.npy")
         if sum(member.file_size for member in members.values()) > MAX_INSPECTION_BYTES:
-            reason = f"is damaged: its arrays take more than {MAX_INSPECTION_BYTES >> 20} MiB"
-            raise InvalidInspectionError(reason, code="damaged")
+            raise ValueError(f"its arrays take more than {MAX_INSPECTION_BYTES >> 20} MiB")
         for name, member in members.items():
             # Others need a dictionary as large as the file says.
             if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-                reason = "is damaged: an array is compressed in another way than numpy does"
-                raise InvalidInspectionError(reason, code="damaged")
+                raise ValueError("an array is compressed in another way than numpy does")
             if name == "info" and member.file_size > MAX_INFO_BYTES:
-                reason = f"is damaged: its description takes more than {MAX_INFO_BYTES >> 20} MiB"
-                raise InvalidInspectionError(reason, code="damaged")
+                raise ValueError(f"its description takes more than {MAX_INFO_BYTES >> 20} MiB")
             with archive.open(member) as stream:
                 # zipfile reads no more bytes than `file_size`, even if the compressed data has more.
                 arrays[name] = _parse_array(stream.read(), _DTYPES[name])
@@ -153,8 +139,7 @@ def _check_directory(file: BinaryIO) -> None:
     if end[-22:-18] != b"PK\x05\x06" or end[-2:] != b"\0\0" or has_zip64_locator:
         raise ValueError("it is truncated, or no archive of numpy.savez")
     if int.from_bytes(end[-10:-6], "little") > MAX_DIRECTORY_BYTES:
-        reason = f"is damaged: its directory takes more than {MAX_DIRECTORY_BYTES >> 10} KiB"
-        raise InvalidInspectionError(reason, code="damaged")
+        raise ValueError(f"its directory takes more than {MAX_DIRECTORY_BYTES >> 10} KiB")
 
 
 def _parse_array(data: bytes, dtype: str) -> NDArray[Any]:
@@ -173,44 +158,6 @@ def _parse_array(data: bytes, dtype: str) -> NDArray[Any]:
     if min(shape, default=0) < 0 or math.prod(shape) * found.itemsize != len(data) - stream.tell():
         raise ValueError("an array is truncated")
     return np.frombuffer(data, found, offset=stream.tell()).reshape(shape)
-
-
-def _parse_info(data: NDArray[np.uint8]) -> InspectionInfo:
-    """Return the description of an inspection. Raises InvalidInspectionError."""
-    values = parse_json(data.tobytes()) or {}
-    if values.pop("format", None) != INSPECTION_FORMAT:
-        raise InvalidInspectionError(
-            f"has another format than {INSPECTION_FORMAT}; run `gputrain inspect` again", code="wrong-version"
-        )
-    try:
-        known = {item.name: values[item.name] for item in fields(InspectionInfo)}
-        for name in ("classes", "overrides", "unread"):
-            known[name] = tuple(_checked(text, str) for text in _checked(known[name], list))
-        for name in ("checkpoint", "digest", "part", "dataset"):
-            _checked(known[name], str)
-        for name in ("step", "seed", "unread_count"):
-            _checked(known[name], int)
-        for part, digests in _checked(known["fingerprints"], dict).items():
-            if part not in PART_NAMES or not all(isinstance(text, str) for text in _checked(digests, dict).values()):
-                raise ValueError("fingerprints")
-        _checked(known["data"], dict)
-        _checked(known["raw"], bool)
-        _checked(known["epoch"], int, type(None))
-        _checked(known["root"], str, type(None))
-        if not 0 <= _checked(known["time"], int, float) < MAX_TIME:
-            raise ValueError("time")
-        if known["part"] not in (*PART_NAMES, "all") or not known["classes"]:
-            raise ValueError("part")
-    except (LookupError, TypeError, ValueError) as error:
-        raise InvalidInspectionError("is damaged: its description is incomplete", code="damaged") from error
-    return InspectionInfo(**known)
-
-
-def _checked(value: Any, *types: type) -> Any:
-    """Return a value of one of these types. Raises TypeError for any other."""
-    if not isinstance(value, types):
-        raise TypeError(type(value).__name__)
-    return value
 
 
 def _problem(inspection: Inspection) -> str | None:

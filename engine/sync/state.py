@@ -9,47 +9,44 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from engine.runs.folder import RunFolder
+from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, Meta, Record, field, find_valid_fields, write_record
 from engine.utils.errors import UsageError
-from engine.utils.files import make_user_folder, read_json, shown_path, state_folder, write_json
+from engine.utils.files import make_user_folder, shown_path, state_folder
 
-STATE_FORMAT = 1
 MAX_STATE_BYTES = 1 << 20
-MAX_TEXT_CHARACTERS = 4096
-TOKEN_PATTERN = r"[0-9a-f]{8,64}"  # noqa: S105 - not a secret
+
+ShortText = Annotated[str, Meta(max_length=4096)]
 
 
-@dataclass
-class RemoteState:
+class RemoteState(Record, kw_only=True, frozen=False):  # type: ignore[misc]  # a sync changes it in place
     """State of one remote run."""
 
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    token: Annotated[str, Meta(pattern="^[0-9a-f]{8,64}$")]
     """Random name of the remote run: its ID at W&B, a tag of it at MLflow."""
-    run_id: str = ""
+    run_id: ShortText = ""
     """ID that MLflow gave to the remote run; "" before it is known."""
-    location: str = ""
+    location: ShortText = ""
     """URL or folder of the remote run."""
-    sent_step: int = 0
+    sent_step: Count = 0
     """Last step that certainly arrived."""
-    intended_step: int = 0
+    intended_step: Count = 0
     """Last step that may have arrived."""
-    sessions: int = 0
+    sessions: Count = 0
     """Number of resumes in the journal that the sent steps belong to."""
-    journal_bytes: int = -1
+    journal_bytes: Integer = -1
     """Size of the journal when everything in it had arrived; -1 if this never was so."""
-    ended: str = ""
+    ended: ShortText = ""
     """State of the run that the remote run shows; "" while it runs."""
-    description: str = ""
+    description: ShortText = ""
     """Digest of the name, config, tags and note that were sent."""
-    void: int = 0
+    void: Count = 0
     """1 if the remote run has steps that a resume voided, so that it must be replaced."""
 
     def restart(self, token: str | None = None) -> None:
@@ -59,20 +56,11 @@ class RemoteState:
         if token is not None:
             self.token, self.run_id, self.location = token, "", ""
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RemoteState | None:
-        """Parse an entry; None if it has no valid token. Other values that are missing or invalid get their default."""
-        known: dict[str, Any] = {}
-        for part in fields(cls):
-            value = values.get(part.name)
-            if type(value) is int if part.type == "int" else _is_short_text(value):
-                known[part.name] = value
-        token = known.get("token", "")
-        return cls(**known) if re.fullmatch(TOKEN_PATTERN, token) else None
 
+class _States(FileRecord, frozen=True, kw_only=True):
+    """Content of the file: the state of each remote run by its destination."""
 
-def _is_short_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_TEXT_CHARACTERS
+    remotes: Annotated[dict[str, RemoteState], ENTRIES] = field(default_factory=dict)
 
 
 class StateFile:
@@ -80,19 +68,17 @@ class StateFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        stored = read_json(path, MAX_STATE_BYTES) or {}
-        remotes = stored.get("remotes")
-        self._remotes: dict[str, Any] = remotes if isinstance(remotes, dict) else {}
+        # An entry without a valid token is dropped; other values that are not valid get their default.
+        self._states = find_valid_fields(path, _States, MAX_STATE_BYTES) or _States()
 
     def read(self, destination: str) -> RemoteState:
         """Return the state of the remote run at a destination, a new one if there is none."""
-        entry = self._remotes.get(destination)
-        return (RemoteState.from_dict(entry) if isinstance(entry, dict) else None) or RemoteState()
+        return self._states.remotes.get(destination) or RemoteState(token=secrets.token_hex(8))
 
     def write(self, destination: str, state: RemoteState) -> None:
         """Store the state of the remote run at a destination. Raises OSError."""
-        self._remotes[destination] = asdict(state)
-        write_json(self._path, {"format": STATE_FORMAT, "remotes": self._remotes})
+        self._states.remotes[destination] = state
+        write_record(self._path, self._states)
 
 
 @contextmanager

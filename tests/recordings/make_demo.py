@@ -200,6 +200,7 @@ def inspection(run: Training, evaluation: StoredEvaluation) -> Inspection:
         InspectionInfo(
             checkpoint="best.pt", digest="", step=evaluation.epoch * run.steps_per_epoch, epoch=evaluation.epoch,
             raw=False, part="val", dataset="digits", classes=run.classes,
+            data={}, fingerprints={},
         ),
         part=np.full(len(label), PART_NAMES.index("val"), np.uint8), index=np.arange(len(label)),
         label=label, predicted=predicted, second=second, probability=probability, label_probability=label_probability,

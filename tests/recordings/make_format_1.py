@@ -115,7 +115,7 @@ def make_all(work: Path) -> None:
         shutil.move(other / name, run.path / name)
     send_request(run.control, "profile", steps=7)
     with open_state(run, "mlflow") as state:
-        state.write("http://tracking:5000 gputrain", RemoteState(REMOTE_RUN, sent_step=step))
+        state.write("http://tracking:5000 gputrain", RemoteState(token=REMOTE_RUN, sent_step=step))
     gputrain("sweep", "digits", "optim.lr=0.05,0.1", "model.name=linear", "run.epochs=1", "--sampler", "grid",
              "--name", "kept-sweep", "--pruner", "none", "--gpus", "cpu")  # fmt: skip
     gputrain("pack", str(write_images(work / "images")), "--output", str(TARGET / "images.gpk"))

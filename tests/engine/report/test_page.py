@@ -19,13 +19,14 @@ from engine.report.page import make_page
 from engine.runs.comparison import read_flat_config
 from engine.runs.events import RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
-from engine.runs.inspection import Inspection, InspectionInfo
+from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import write_inspection
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.runs.compared_runs import make_compared_run
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import make_gpu_run_started, make_run_folder
+from support.runs.inspections import make_info
 
 HOSTILE = '<script>alert(1)</script> ](x) "quoted" \u202e\x1b[31m'
 URL_ATTRIBUTES = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
@@ -62,7 +63,7 @@ def kept_run(tmp_path: Path) -> RunFolder:
 
 def make_inspection(classes: tuple[str, ...], name: str) -> Inspection:
     """Return an inspection of four images; the model gets two wrong."""
-    info = InspectionInfo("best.pt", "0" * 64, 10, 1, False, "val", "folder", classes)
+    info = make_info(part="val", epoch=1, classes=classes)
     return Inspection(
         info,
         part=np.ones(4, np.uint8),

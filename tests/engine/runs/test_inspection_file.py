@@ -16,10 +16,10 @@ from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import (
     MAX_DIRECTORY_BYTES,
     MAX_INSPECTION_BYTES,
-    InvalidInspectionError,
     read_inspection,
     write_inspection,
 )
+from engine.utils.codec import InvalidRecordError
 from support.messages import raises_problem
 from support.runs.inspections import make_inspection
 
@@ -59,7 +59,7 @@ def test_read_inspection_survives_no_damage_unnoticed(run: RunFolder) -> None:
     intact = run.inspection.read_bytes()
     for size in range(0, len(intact) - 1, 29):
         run.inspection.write_bytes(intact[:size])
-        with raises_problem("damaged", kind=InvalidInspectionError):
+        with raises_problem("damaged", kind=InvalidRecordError):
             read_inspection(run)
 
 
@@ -93,7 +93,7 @@ def changed_info(**changes: object) -> Callable[[Any], Any]:
         ({"thumbnails": lambda _: np.zeros((2, 65, 65, 1), np.uint8)}, "damaged", []),
         ({"thumbnail_rows": lambda array: array + 2}, "damaged", []),
         ({"thumbnail_rows": lambda array: array[::-1]}, "damaged", []),
-        ({"info": changed_info(format=2)}, "wrong-version", [1, "`gputrain inspect`"]),
+        ({"info": changed_info(format=2)}, "wrong-version", ["format 2", "format 1"]),
         ({"info": changed_info(classes=[1, 2, 3])}, "damaged", []),
         ({"info": changed_info(part="test")}, "damaged", []),
         ({"info": changed_info(time=1e308)}, "damaged", []),
@@ -106,7 +106,7 @@ def test_read_inspection_refuses_arrays_that_do_not_fit(
 ) -> None:
     write_example(run)
     rewrite(run, **changes)
-    with raises_problem(code, None, *values, kind=InvalidInspectionError):
+    with raises_problem(code, None, *values, kind=InvalidRecordError):
         read_inspection(run)
 
 
@@ -119,7 +119,7 @@ def test_read_inspection_refuses_arrays_that_expand_without_end(run: RunFolder) 
             archive.writestr(name, data)
         # The directory at the end of the archive says how large a member is.
         archive.getinfo("thumbnails.npy").file_size = MAX_INSPECTION_BYTES
-    with raises_problem("damaged", None, "512 MiB", kind=InvalidInspectionError):
+    with raises_problem("damaged", None, "512 MiB", kind=InvalidRecordError):
         read_inspection(run)
 
 
@@ -150,21 +150,21 @@ def array_header(text: str) -> bytes:
 def test_read_inspection_refuses_headers_of_arrays(run: RunFolder, header: str) -> None:
     write_example(run)
     replace_member(run, "loss.npy", array_header(header))
-    with raises_problem("damaged", kind=InvalidInspectionError):
+    with raises_problem("damaged", kind=InvalidRecordError):
         read_inspection(run)
 
 
 def test_read_inspection_refuses_other_compression(run: RunFolder) -> None:
     write_example(run)
     replace_member(run, "more.npy", b"", zipfile.ZIP_LZMA)
-    with raises_problem("damaged", kind=InvalidInspectionError):
+    with raises_problem("damaged", kind=InvalidRecordError):
         read_inspection(run)
 
 
 def test_read_inspection_refuses_large_directory(run: RunFolder) -> None:
     write_example(run)
     replace_member(run, "x" * (MAX_DIRECTORY_BYTES - 46), b"")
-    with raises_problem("damaged", None, "64 KiB", kind=InvalidInspectionError):
+    with raises_problem("damaged", None, "64 KiB", kind=InvalidRecordError):
         read_inspection(run)
 
 
@@ -172,5 +172,5 @@ def test_read_inspection_opens_regular_files_only(run: RunFolder, tmp_path: Path
     write_example(run)
     run.inspection.rename(tmp_path / "elsewhere.npz")
     run.inspection.symlink_to(tmp_path / "elsewhere.npz")
-    with raises_problem("not-readable", kind=InvalidInspectionError):
+    with raises_problem("not-readable", kind=InvalidRecordError):
         read_inspection(run)
