@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ from engine.runs.inspection_file import write_inspection
 from engine.runs.ownership import Ownership
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, says
+from support.replace import replace
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.mistakes_driver import drawn, inspected_run, open_mistakes, six_images
 from support.screen.screen_driver import drive, press, real_app
