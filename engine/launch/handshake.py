@@ -27,14 +27,13 @@ from engine.distributed.messages import PeerFailedError, decode_message, send
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import keep_until_exit
 from engine.launch.preflight import RunRequest
-from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, MAX_OWNER_BYTES
+from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, read_claim
 from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.recorder import Listener
 from engine.training.job import ExitCode
 from engine.utils.codec import Count, Record
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import read_json
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -266,9 +265,8 @@ def find_run_of_agents(
     receives a warning about that, `check_stop` is called repeatedly and may raise."""
     for run in list_runs(runs_dir):
         # Another user could name any agent.
-        owner = (read_json(run.owner, MAX_OWNER_BYTES) or {}) if run.is_own else {}
-        earlier_agents = owner.get("agents")
-        if isinstance(earlier_agents, list) and set(agents) & set(map(str, earlier_agents)):
+        claim = read_claim(run.owner) if run.is_own else None
+        if claim is not None and set(agents) & set(claim.agents):
             timeout_s = HEARTBEAT_TIMEOUT_SECONDS + 1
             deadline, is_announced = time.monotonic() + timeout_s, False
             while run.is_owned() and time.monotonic() < deadline:

@@ -10,17 +10,18 @@ a process is alive if its heartbeat was seen to change, and dead if it was seen 
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from typing import Annotated
 
+from engine.utils.codec import ENTRIES, Count, FileRecord, Seconds, UnixTime, field, find_valid_fields
 from engine.utils.errors import UsageError
-from engine.utils.files import is_locked, open_regular_file, parse_json
+from engine.utils.files import is_locked
 from engine.utils.process import boot_id, process_start_ticks
 from engine.utils.text import format_duration, printable
 
@@ -34,7 +35,6 @@ LATE_POLL_SECONDS = 2.0
 # One of another user may be of any size.
 MAX_OWNER_BYTES = 1 << 20
 MAX_TEXT_CHARS = 100
-MAX_INTEGER = 1 << 62
 MAX_SIGHTINGS = 4096
 
 
@@ -48,31 +48,33 @@ class Origin(Enum):
     ELSEWHERE = auto()
 
 
-@dataclass(frozen=True)
-class Claim:
-    """Content of `owner.json`. `heartbeat` is in Unix seconds by the clock of the owner, None once it has released the
-    run. An earlier version wrote no `boot_id`, no `start_ticks` and no `token`.
-    """
+class Claim(FileRecord, frozen=True, kw_only=True):
+    """Content of `owner.json`. Another user may have written any text."""
 
-    host: str
-    pid: int | None
-    heartbeat: float | None
+    host: str = ""
+    pid: Count | None = None
+    agents: Annotated[tuple[str, ...], ENTRIES] = ()
+    """The agents of torchrun that started its ranks."""
+    user: str = ""
+    heartbeat: UnixTime | None = None
+    """The time by the clock of the owner, None once it has released the run."""
     boot_id: str = ""
-    start_ticks: int | None = None
+    uptime_s: Seconds = 0.0
+    """The time since the boot at that heartbeat."""
+    start_ticks: Count | None = None
     """When the process started, in clock ticks since the boot."""
-    token: str = ""
+    token: str = field(default="", name="claim")
     """Random text that no other claim has."""
-    journal_start: int = 0
+    journal_start: Count = 0
     """Size of the journal in bytes when the process acquired the run: its events follow."""
-    problem: str = ""
-    """Why the owner cannot record the run, as a clause; "" if it can."""
-    marker: tuple[object, ...] = field(default=(), compare=False)
-    """Changes with each heartbeat."""
+    problem: str | None = None
+    """Why the owner cannot record the run, as a clause; None if it can."""
 
     @property
     def process(self) -> str:
-        """The process as text, like `process 7 on node7`."""
-        return f"process {'?' if self.pid is None else self.pid} on {self.host or 'another host'}"
+        """The process as printable text, like `process 7 on node7`."""
+        host = printable(self.host[:MAX_TEXT_CHARS])
+        return f"process {'?' if self.pid is None else self.pid} on {host or 'another host'}"
 
     @property
     def origin(self) -> Origin:
@@ -94,19 +96,16 @@ class Claim:
 
     @property
     def is_process_here(self) -> bool:
-        """Whether `pid` is that process in this PID namespace. Of an earlier version, only the host name is known."""
+        """Whether `pid` is that process in this PID namespace."""
         if self.origin is not Origin.THIS_KERNEL or self.pid is None or self.pid <= 1:
             return False
-        return self.start_ticks in (None, process_start_ticks(self.pid))
+        return self.start_ticks is not None and self.start_ticks == process_start_ticks(self.pid)
 
     def last_heartbeat(self) -> str:
         """Return when the last heartbeat was, by the clock of its host, and how far that is in the future."""
         if self.heartbeat is None:
             return "unknown"
-        try:
-            date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.heartbeat))
-        except (ValueError, OverflowError, OSError):
-            return f"{self.heartbeat:g}"
+        date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.heartbeat))
         return f"{date}, {format_duration(self.heartbeat - time.time())} in the future" if self.is_in_future else date
 
 
@@ -134,42 +133,9 @@ _sightings: dict[tuple[int, int], _Sighting] = {}
 _sightings_lock = threading.Lock()
 
 
-def number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and -MAX_INTEGER < value < MAX_INTEGER else None
-
-
 def read_claim(owner: Path) -> Claim | None:
-    """Return the claim in an `owner.json`; None if there is none that can be read."""
-    try:
-        with open_regular_file(owner, MAX_OWNER_BYTES) as file:
-            status = os.fstat(file.fileno())
-            values = parse_json(file.read(MAX_OWNER_BYTES))
-    except OSError:
-        return None
-    if values is None:
-        return None
-    heartbeat, uptime_s = number(values.get("heartbeat")), number(values.get("uptime_s"))
-    return Claim(
-        host=_text(values.get("host")),
-        pid=_integer(values.get("pid")),
-        heartbeat=heartbeat,
-        boot_id=_text(values.get("boot_id")),
-        start_ticks=_integer(values.get("start_ticks")),
-        token=_text(values.get("claim")),
-        journal_start=max(_integer(values.get("journal_start")) or 0, 0),
-        problem=_text(values.get("problem")),
-        # Some file systems have times of 2 s, some reuse inodes, and a clock that was set back repeats heartbeats.
-        marker=(status.st_mtime_ns, status.st_ino, heartbeat, uptime_s),
-    )
-
-
-def _integer(value: object) -> int | None:
-    is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_INTEGER
-    return value if is_integer else None  # type: ignore[return-value]
-
-
-def _text(value: object) -> str:
-    return printable(value)[:MAX_TEXT_CHARS] if isinstance(value, str) else ""
+    """Return the claim in an `owner.json`, without the fields that are not valid; None if it cannot be read."""
+    return find_valid_fields(owner, Claim, MAX_OWNER_BYTES)
 
 
 def observe_claim(owner: Path) -> ObservedClaim | None:
@@ -183,15 +149,17 @@ def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
     if claim is None or claim.heartbeat is None or claim.origin is Origin.THIS_KERNEL:
         return None
     try:
-        folder = owner.parent.stat()
+        folder, status = owner.parent.stat(), owner.stat()
     except OSError:
         return None
+    # Some file systems have times of 2 s, some reuse inodes, and a clock that was set back repeats heartbeats.
+    marker = (status.st_mtime_ns, status.st_ino, claim.heartbeat, claim.uptime_s)
     key, now = (folder.st_dev, folder.st_ino), time.monotonic()
     with _sightings_lock:
         # Inserted last, so that the least recently seen ones are dropped first.
-        sighting = _sightings.pop(key, None) or _Sighting(claim.marker, now)
-        if sighting.marker != claim.marker:
-            sighting = _Sighting(claim.marker, now, moved=True)
+        sighting = _sightings.pop(key, None) or _Sighting(marker, now)
+        if sighting.marker != marker:
+            sighting = _Sighting(marker, now, moved=True)
         _sightings[key] = sighting
         while len(_sightings) > MAX_SIGHTINGS:
             del _sightings[next(iter(_sightings))]

@@ -163,7 +163,7 @@ def _terminate_owner(run: Path) -> bool:
         return False
     with suppress(OSError):
         lock = (run / "lock").stat()
-        # A claim of an earlier version does not tell whether another process has the PID by now, or in this container.
+        # Another container of this kernel may have a process with the same PID and start.
         for opened in Path(f"/proc/{claim.pid}/fd").iterdir():
             with suppress(OSError):
                 if os.path.samestat(opened.stat(), lock):

@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from engine.runs.claim import check_unclaimed, observe_claim, read_claim, watch_claims
+from engine.runs.claim import Claim, check_unclaimed, observe_claim, read_claim, watch_claims
 from engine.runs.folder import RunFolder
+from engine.utils.codec import overwrite_record, write_record
 from engine.utils.errors import CodedError, Problem, UsageError
-from engine.utils.files import file_size, overwrite_json, shown_path, write_json
+from engine.utils.files import file_size, shown_path
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
 
 T = TypeVar("T")
 
-OWNER_FORMAT = 1
 HEARTBEAT_INTERVAL_SECONDS = 5.0
 # Less than `MOVE_TIMEOUT_SECONDS` of `engine.runs.claim`.
 LATE_HEARTBEAT_SECONDS = 10.0
@@ -58,7 +58,7 @@ class Ownership:
 
         Watches a claim of another host for seconds, unless this process has done that before, see `watch_claims`. With
         `take_over`, a run whose heartbeat does not move is acquired although its last one is not old."""
-        self.folder, self._agents = folder, list(agents)
+        self.folder, self._agents = folder, tuple(agents)
         self._last_heartbeat, self._token = -math.inf, uuid.uuid4().hex
         self._problem: str | None = None
         self._location, self._owner_problem = folder.path, folder.owner_problem()
@@ -132,26 +132,25 @@ class Ownership:
         return Problem("", f"the run folder {self._location} {self._owner_problem}", advice, code="foreign-writable")
 
     def _write_owner(self, heartbeat: float | None) -> None:
-        values = {
-            "format": OWNER_FORMAT,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "agents": self._agents,
-            "user": user_name(),
-            "heartbeat": heartbeat,
-            "boot_id": boot_id(),
-            "uptime_s": round(seconds_since_boot(), 3),
-            "start_ticks": process_start_ticks(os.getpid()),
-            "claim": self._token,
-            "journal_start": self._journal_start,
-            "problem": None if heartbeat is None else self._problem,
-        }
+        claim = Claim(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            agents=self._agents,
+            user=user_name(),
+            heartbeat=heartbeat,
+            boot_id=boot_id(),
+            uptime_s=round(seconds_since_boot(), 3),
+            start_ticks=process_start_ticks(os.getpid()),
+            token=self._token,
+            journal_start=self._journal_start,
+            problem=None if heartbeat is None else self._problem,
+        )
         try:
-            write_json(self.folder.owner, values)
+            write_record(self.folder.owner, claim)
         except OSError:
             # Without heartbeats, other hosts would take the run on a full disk for dead.
             with suppress(OSError):
-                overwrite_json(self.folder.owner, values)
+                overwrite_record(self.folder.owner, claim)
 
     def release(self) -> None:
         """Release the lock; a heartbeat of null marks the run as unowned for other hosts."""

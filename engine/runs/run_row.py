@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.runs.claim import observe_claim, read_claim
+from engine.runs.claim import MAX_TEXT_CHARS, observe_claim, read_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState, session_start
 from engine.runs.labels import read_labels
 from engine.runs.sinks import file_system_problem
 from engine.utils.codec import find_valid_fields, or_none
-from engine.utils.text import format_duration
+from engine.utils.text import format_duration, printable
 
 if TYPE_CHECKING:
     from engine.runs.events import RunFinished
@@ -241,7 +241,7 @@ def recording_problem(folder: RunFolder, history: History) -> str:
     # Not the time of the file: on tmpfs, a write to a full disk changes it.
     age_s = age_of(history.latest_time)
     claim = read_claim(folder.owner)
-    problem = "" if claim is None else claim.problem
+    problem = "" if claim is None else printable((claim.problem or "")[:MAX_TEXT_CHARS])
     if not problem and age_s >= NO_NEWS_SECONDS:
         # On some file systems, an owner can write nothing at all to a full disk.
         problem = file_system_problem(folder.root) or ""

@@ -34,7 +34,7 @@ from tui.text.run_table import RunTable
 RECORDING = Path(__file__).parents[1] / "recordings" / "eight-gpus.jsonl"
 MALFORMED = {
     "unknown state": ("events.jsonl", to_line(RunFinished(state="canceled"))),
-    "heartbeat that is not a number": ("owner.json", '{"host": "other", "heartbeat": "soon"}'),
+    "heartbeat that is not a number": ("owner.json", '{"format": 1, "host": "other", "heartbeat": "soon"}'),
     "summary with text values": ("summary.json", '{"best_val_accuracy": "x", "epochs": "many"}'),
     "deeply nested owner": ("owner.json", "[" * 100_000),
     "deeply nested line": ("events.jsonl", "[" * 100_000),
@@ -200,9 +200,9 @@ def test_started_run_is_matched_by_process_whatever_the_clock_says(tmp_path: Pat
     output = (tmp_path / "out").open("w+b")
     # It began an hour ahead of what the clock says since.
     launched = LaunchedRun(Process(), output, root, None, time.time() + 3600, start_ticks=77)  # type: ignore[arg-type]
-    mine: dict[str, object] = {"pid": 4242, "start_ticks": 77, "host": os.uname().nodename}
+    mine: dict[str, object] = {"format": 1, "pid": 4242, "start_ticks": 77, "host": os.uname().nodename}
     owned_by(root, "reused-pid", mine | {"start_ticks": 76}, make_run_started())
-    owned_by(root, "earlier-version", {"pid": 4242, "host": os.uname().nodename}, make_run_started())
+    owned_by(root, "unknown-start", mine | {"start_ticks": None}, make_run_started())
     owned_by(root, "elsewhere", mine | {"host": "other"}, make_run_started())
     owned_by(root, "another", mine | {"pid": 4243}, make_run_started())
     # The journal has an earlier session.

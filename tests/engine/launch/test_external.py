@@ -132,7 +132,8 @@ def test_stopped_ranks_end_together(gputrain: Gputrain, tmp_path: Path) -> None:
 def test_restart_by_torchrun_takes_over_run_of_its_own_agents(tmp_path: Path) -> None:
     """Their host may be gone, and its clock ahead."""
     folder = make_run_folder(tmp_path, "a", make_run_started())
-    folder.owner.write_text(json.dumps({"host": "node7", "pid": 7, "agents": ["node7/5/1.00"], "heartbeat": None}))
+    claim = {"format": 1, "host": "node7", "pid": 7, "agents": ["node7/5/1.00"], "heartbeat": None}
+    folder.owner.write_text(json.dumps(claim))
     request = continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node7/5/1.00", "node8/6/2.00")))
     assert (request.take_over, request.config.run.resume, request.config.run.name) == (True, True, "a")
     assert not continue_run_of_agents(RunRequest(Config(), tmp_path, "x", agents=("node8/6/2.00",))).take_over
@@ -140,7 +141,7 @@ def test_restart_by_torchrun_takes_over_run_of_its_own_agents(tmp_path: Path) ->
 
 def test_wait_for_owner_of_restarted_ranks_is_announced_and_can_be_stopped(tmp_path: Path) -> None:
     folder, shown = make_run_folder(tmp_path, "a", make_run_started()), list[Event]()
-    claim = {"host": "node7", "pid": 7, "agents": ["node7/5/1.00"], "heartbeat": time.time()}
+    claim = {"format": 1, "host": "node7", "pid": 7, "agents": ["node7/5/1.00"], "heartbeat": time.time()}
     folder.owner.write_text(json.dumps(claim))
     stops = iter([None, KeyboardInterrupt()])
 

@@ -52,7 +52,7 @@ class ObservedRun:
     def own(self, pid: int | None = None) -> None:
         self.lock = os.open(self.folder.lock, os.O_RDWR)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        owner = {"host": socket.gethostname(), "pid": pid or os.getpid(), "heartbeat": START}
+        owner = {"format": 1, "host": socket.gethostname(), "pid": pid or os.getpid(), "heartbeat": START}
         self.folder.owner.write_text(json.dumps(owner))
 
     def release(self) -> None:

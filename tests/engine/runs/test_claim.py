@@ -192,7 +192,7 @@ def test_owner_of_same_boot_is_judged_by_lock_under_any_host_name(folder: RunFol
     assert not folder.is_owned()
 
 
-@pytest.mark.parametrize("fields", [{}, {"boot_id": "the-boot-before"}], ids=["earlier version", "rebooted"])
+@pytest.mark.parametrize("fields", [{}, {"boot_id": "the-boot-before"}], ids=["unknown boot", "rebooted"])
 def test_owner_of_same_host_name_is_judged_by_lock(folder: RunFolder, clock: FakeClock, fields: dict[str, str]) -> None:
     write_claim(folder, clock.time() - 60, host=socket.gethostname(), **fields)
     assert not folder.is_owned()
@@ -213,10 +213,10 @@ def test_namesake_whose_heartbeat_moves_owns_run(folder: RunFolder, clock: FakeC
 @pytest.mark.parametrize(
     ("text", "origin"),
     [
-        ('{"host": "node7", "pid": 7, "heartbeat": 1e300}', Origin.ELSEWHERE),
-        ('{"host": "node7", "pid": "7", "heartbeat": 4e9, "boot_id": 5, "claim": []}', Origin.ELSEWHERE),
-        ('{"host": "\\u001b[2J", "pid": true, "heartbeat": -5}', Origin.ELSEWHERE),
-        ('{"pid": 7, "heartbeat": 4e9}', Origin.THIS_KERNEL),
+        ('{"format": 1, "host": "node7", "pid": 7, "heartbeat": 1e300}', Origin.ELSEWHERE),
+        ('{"format": 1, "host": "node7", "pid": "7", "heartbeat": 4e9, "boot_id": 5, "claim": []}', Origin.ELSEWHERE),
+        ('{"format": 1, "host": "\\u001b[2J", "pid": true, "heartbeat": -5}', Origin.ELSEWHERE),
+        ('{"format": 1, "pid": 7, "heartbeat": 4e9}', Origin.THIS_KERNEL),
     ],
 )
 def test_claim_of_odd_values_is_described_in_printable_text(
@@ -272,7 +272,7 @@ def test_owner_that_cannot_write_its_claim_owns_the_run(folder: RunFolder, monke
     def full(path: Path, values: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    for write in ("write_json", "overwrite_json"):
+    for write in ("write_record", "overwrite_record"):
         monkeypatch.setattr(f"engine.runs.ownership.{write}", full)
     ownership = Ownership(folder.hold())
     monkeypatch.setattr("engine.runs.ownership.HEARTBEAT_INTERVAL_SECONDS", 0.0)

@@ -13,6 +13,7 @@ import pytest
 from engine.config.schema import Config
 from engine.launch.handshake import find_run_of_agents
 from engine.runs import ownership as ownership_module
+from engine.runs.claim import Claim
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
@@ -21,6 +22,7 @@ from engine.runs.recorder import Recorder
 from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.training.checkpoint import save_checkpoint
+from engine.utils.codec import write_record
 from engine.utils.files import write_json
 from support.messages import has_problem, raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
@@ -200,7 +202,7 @@ def test_discard_keeps_folder_that_took_the_place(tmp_path: Path) -> None:
 
 def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", make_run_started())
-    write_json(folder.owner, {"host": "here", "agents": ["agent-1"]})
+    write_record(folder.owner, Claim(host="here", agents=("agent-1",)))
     assert find_run_of_agents(tmp_path, ["agent-1"]) == folder
     make_foreign(folder)
     assert find_run_of_agents(tmp_path, ["agent-1"]) is None

@@ -289,7 +289,7 @@ def test_resume_of_run_that_another_host_claims_asks_whether_to_take_it_over(
     monkeypatch.setattr("engine.runs.claim.HEARTBEAT_TIMEOUT_SECONDS", 0.0)
     run = RunFolder(demo_runs_folder / "cifar-4")
     add_checkpoint(run)
-    run.owner.write_text(json.dumps({"host": "node7", "pid": 7, "heartbeat": time.time() + 3600}))
+    run.owner.write_text(json.dumps({"format": 1, "host": "node7", "pid": 7, "heartbeat": time.time() + 3600}))
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "j", "j", "u")
