@@ -26,7 +26,6 @@ TEMPORARY = {
     "engine/distributed/interfaces.py:choose_interfaces",
     "engine/inference/export.py:_previous_description",
     "engine/queue/state.py:read_queue_state",
-    "engine/runs/control.py:_read_request",
     "engine/runs/labels.py:change_labels",
     "engine/runs/labels.py:read_labels",
     "engine/utils/files.py:parse_json",

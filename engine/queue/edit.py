@@ -25,6 +25,7 @@ from engine.runs.folder import LAST_RUN, RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.recorder import Recorder
 from engine.runs.watcher import RunWatcher
+from engine.utils.codec import UNSET, UnsetType
 from engine.utils.errors import UsageError
 
 # A supervisor polls once per second.
@@ -150,7 +151,7 @@ def _order(row: QueueRow, priority: int, position: float, result: str = "is move
     def is_done(now: QueueRow) -> bool:
         return now.priority == priority and math.isclose(now.position, position, rel_tol=1e-15, abs_tol=1e-9)
 
-    return _request(row, "order", is_done, result, priority=priority, position=position)
+    return _request(row, "order", is_done, result, priority, position)
 
 
 def _request(
@@ -158,12 +159,13 @@ def _request(
     request: Literal["hold", "release", "order"],
     is_done: Callable[[QueueRow], bool],
     result: str,
-    **fields: float,
+    priority: int | UnsetType = UNSET,
+    position: float | UnsetType = UNSET,
 ) -> str:
     """Send a request and wait until the supervisor has carried it out. Return the result as a sentence."""
     if not row.is_live:
         raise UsageError.one(row.name, row.reason, code="wrong-state")
-    send_request(RunFolder(Path(row.folder)).control, request, **fields)
+    send_request(RunFolder(Path(row.folder)).control, request, priority=priority, position=position)
     deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         now = next((each for each in list_queue() if each.folder == row.folder and each.is_own), None)

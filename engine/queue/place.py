@@ -11,21 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.config.schema import Config
-from engine.gpus.queue_terms import Backfill, Blocked, QueueTerms
+from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Backfill, Blocked, QueueTerms
 from engine.queue.dependencies import FollowedRun
 from engine.queue.state import (
     PENDING_STAGES,
     QueueStage,
     QueueState,
     read_queue_state,
-    valid_position,
-    valid_priority,
     write_queue_state,
 )
 from engine.runs.control import QUEUE_REQUEST_NAMES, REFUSAL_OUTCOMES, ControlRequest, consume_requests
 from engine.runs.events import ControlEvent, GpusGranted, WaitingForGpus
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Recorder
+from engine.utils.codec import UNSET
 from engine.utils.errors import CodedError
 from engine.utils.files import shown_path
 
@@ -123,11 +122,9 @@ class QueuePlace:
         if request.request == "release":
             return self._release()
         if request.request == "order":
-            try:
-                priority = valid_priority(request.values.get("priority"))
-                position = valid_position(request.values.get("position"))
-            except ValueError as error:
-                return f"refused: {error}"
+            priority, position = request.priority, request.position
+            if priority is UNSET or position is UNSET or abs(priority) > MAX_PRIORITY or abs(position) > MAX_TIME:
+                return "refused: the request has no valid priority and position"
             self.save(priority=priority, position=position)
             return f"priority {priority}"
         if request.request in REFUSAL_OUTCOMES:

@@ -10,26 +10,37 @@ that, a stop request is a SIGTERM to the owner on this host.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from engine.runs.claim import read_claim
 from engine.runs.sinks import disk_problem
+from engine.utils.codec import (
+    FORMAT,
+    UNSET,
+    FileRecord,
+    Integer,
+    InvalidRecordError,
+    Meta,
+    Number,
+    UnixTime,
+    UnsetType,
+    decode_valid_fields,
+    write_record,
+)
 from engine.utils.errors import UsageError
-from engine.utils.files import open_folder, opened_folder, shown_path, write_json
+from engine.utils.files import open_folder, opened_folder, shown_path
 from engine.utils.process import user_name
 
-REQUEST_FORMAT = 1
 RequestName = Literal["stop", "checkpoint", "pause", "continue", "profile"]
 REQUEST_NAMES: tuple[str, ...] = get_args(RequestName)
 # Requests to a run that waits for GPUs, see `engine.queue.place`.
@@ -46,24 +57,23 @@ REFUSAL_OUTCOMES = {
     "foreign file": "refused: the file must belong to the user of the run, or to root",
     "strange file": "refused: the file is not a regular file",
     "large file": f"refused: the file has more than {MAX_REQUEST_BYTES} bytes",
+    "file of another format": f"refused: this gputrain reads format {FORMAT}",
     "unreadable file": "refused: the file contains no valid request",
 }
 
 
-@dataclass(frozen=True)
-class ControlRequest:
-    """A received request: `request` is one of `REQUEST_NAMES` or `QUEUE_REQUEST_NAMES`, a key of `REFUSAL_OUTCOMES` for
-    a refused file, or an unknown name; `by` is the sender. `values` are all fields of the file, not validated."""
+class ControlRequest(FileRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """A request: `request` is one of `REQUEST_NAMES` or `QUEUE_REQUEST_NAMES`, a key of `REFUSAL_OUTCOMES` for a
+    refused file, or an unknown name; `by` is the sender."""
 
     request: str
-    by: str
-    values: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def steps(self) -> int:
-        """Number of steps of a profile; 0, which is refused, if the file has none that is allowed."""
-        steps = self.values.get("steps", DEFAULT_PROFILE_STEPS)
-        return steps if type(steps) is int and 1 <= steps <= MAX_PROFILE_STEPS else 0
+    by: str = "someone"
+    time: UnixTime | UnsetType = UNSET
+    steps: Annotated[int, Meta(ge=0, le=MAX_PROFILE_STEPS)] = 0
+    """Number of steps of a profile; 0, which is refused, if the file has none that is allowed."""
+    priority: Integer | UnsetType = UNSET
+    position: Number | UnsetType = UNSET
+    """With `priority`, the new place in the order of the queue, see `engine.gpus.queue_terms`."""
 
 
 @dataclass
@@ -118,12 +128,20 @@ class RequestCounters:
         return cls(bool(numbers[0]), *numbers[1:])
 
 
-def send_request(control_folder: Path, request: RequestName | QueueRequestName, **fields: float) -> None:
+def send_request(
+    control_folder: Path,
+    request: RequestName | QueueRequestName,
+    *,
+    steps: int = 0,
+    priority: int | UnsetType = UNSET,
+    position: float | UnsetType = UNSET,
+) -> None:
     """Write a control request for the owner of the run. Raises UsageError if this user may not control the run."""
     by = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
     name = f"{time.time_ns()}-{os.getpid()}"
     location = str(shown_path(control_folder))
-    values = {"format": REQUEST_FORMAT, "request": request, "by": by, "time": round(time.time(), 3)} | fields
+    now = round(time.time(), 3)
+    record = ControlRequest(request=request, by=by, time=now, steps=steps, priority=priority, position=position)
     try:
         owner = _owner_uid(control_folder)
         if owner is not None and os.geteuid() not in (owner, 0):
@@ -135,9 +153,9 @@ def send_request(control_folder: Path, request: RequestName | QueueRequestName, 
         # A link could lead to a folder in which another program executes files.
         with opened_folder(control_folder) as folder:
             try:
-                write_json(folder / f"{name}.json", values)
+                write_record(folder / f"{name}.json", record)
             except OSError as error:
-                if disk_problem(error) is None or fields:
+                if disk_problem(error) is None or request in ("profile", "order"):
                     raise
                 _send_without_content(control_folder, folder / f"{name}-{request}.json", request)
     except OSError as error:
@@ -208,27 +226,30 @@ def _read_request(folder: int, name: str) -> ControlRequest:
     """Read one request, without following a link or blocking on a pipe. Raises OSError if the file is gone."""
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     by = f"uid {status.st_uid}"
+
+    def named(request: str) -> ControlRequest:
+        return ControlRequest(request=request, by=by)
+
     try:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         regular = stat.S_ISREG(status.st_mode)
-        return ControlRequest(
-            "strange file" if not regular else "foreign file" if _is_foreign(status) else "unreadable file", by
-        )
+        return named("strange file" if not regular else "foreign file" if _is_foreign(status) else "unreadable file")
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            return ControlRequest("strange file", by)
+            return named("strange file")
         if _is_foreign(status):
-            return ControlRequest("foreign file", by)
+            return named("foreign file")
         if status.st_size > MAX_REQUEST_BYTES:
-            return ControlRequest("large file", by)
+            return named("large file")
         if status.st_size == 0 and (match := _EMPTY_REQUEST.fullmatch(name)) is not None:
-            return ControlRequest(match[1], by)
-        values = json.loads(os.read(handle, MAX_REQUEST_BYTES))
-        return ControlRequest(str(values["request"]), str(values.get("by", "someone")), values)
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return ControlRequest("unreadable file", by)
+            return named(match[1])
+        return decode_valid_fields(os.read(handle, MAX_REQUEST_BYTES), ControlRequest)
+    except InvalidRecordError as error:
+        return named("file of another format" if error.code == "wrong-version" else "unreadable file")
+    except OSError:
+        return named("unreadable file")
     finally:
         os.close(handle)
 

@@ -118,12 +118,12 @@ def test_run_folder_is_not_writable_by_others_and_run_refuses_invalid_requests(g
     gputrain.wait_for_event("a", "epoch")
     folder = RunFolder(gputrain.runs / "a")
     create_invalid_requests(folder.control)
-    gputrain.wait_for_event("a", "control", 9)
+    gputrain.wait_for_event("a", "control", 11)
     assert not folder.history().stopping
     assert gputrain("stop", "a").stderr == "a is stopped.\n"
     assert run.wait(30) == 3
     outcomes = [event["outcome"] for event in read_events(folder.path) if event["type"] == "control"]
-    assert [outcome.split(":")[0] for outcome in outcomes[:-1]] == ["refused"] * 9
+    assert [outcome.split(":")[0] for outcome in outcomes[:-1]] == ["refused"] * 11
     assert outcomes[-1] == "at the next step, with a checkpoint"
     created = {path.name for path in folder.path.iterdir()}
     assert {"checkpoints", "control", "events.jsonl", "lock", "log.txt", "owner.json", "tensorboard"} <= created

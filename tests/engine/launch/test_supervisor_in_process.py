@@ -86,7 +86,7 @@ def test_supervisor_forwards_requests_and_records_their_outcome(folder: RunFolde
     folder.control.mkdir()
     send_request(folder.control, "pause")
     send_request(folder.control, "stop")
-    (folder.control / "2.json").write_text('{"request": "dance", "by": "a"}')
+    (folder.control / "2.json").write_text('{"format": 1, "request": "dance", "by": "a"}')
 
     def report_pause(channel: PipeChannel) -> Outcome:
         wait_for_stop(channel)

@@ -68,7 +68,7 @@ def test_request_counters_say_what_each_request_changes() -> None:
 
 @pytest.mark.parametrize("steps", [0, 101, -1, 1e3, "7", None, True])
 def test_profile_request_with_invalid_steps_is_refused(steps: object, control_folder: Path) -> None:
-    text = json.dumps({"request": "profile", "by": "me", "steps": steps})
+    text = json.dumps({"format": 1, "request": "profile", "by": "me", "steps": steps})
     (control_folder / "1.json").write_text(text)
     [request] = consume_requests(control_folder)
     counters = RequestCounters()
@@ -93,7 +93,7 @@ def test_send_request_writes_documented_fields(control_folder: Path) -> None:
     assert values.pop("by").endswith(f"@{socket.gethostname()} (process {os.getpid()})")
     assert values == {"format": 1, "request": "order", "priority": 5}
     [request] = consume_requests(control_folder)
-    assert (request.request, request.values["priority"]) == ("order", 5)
+    assert (request.request, request.priority) == ("order", 5)
     assert request.by.endswith(f"(process {os.getpid()})")
 
 
@@ -143,7 +143,7 @@ def test_consume_requests_refuses_request_of_another_user(
     [path] = control_folder.iterdir()
     owner = change_owner(path, monkeypatch)
     [request] = consume_requests(control_folder)
-    assert request == ControlRequest("foreign file", f"uid {owner}")
+    assert request == ControlRequest(request="foreign file", by=f"uid {owner}")
     assert list(control_folder.iterdir()) == []
     counters = RequestCounters()
     outcome = counters.apply(request.request)
@@ -167,11 +167,11 @@ def test_send_request_rejects_user_without_permission(control_folder: Path, monk
 def test_consume_requests_refuses_and_removes_invalid_files(control_folder: Path) -> None:
     create_invalid_requests(control_folder)
     paths = [request.request for request in consume_requests(control_folder)]
-    assert paths == ["strange file"] * 4 + ["large file"] + ["unreadable file"] * 4
+    assert paths == ["strange file"] * 4 + ["large file"] + ["unreadable file"] * 4 + ["file of another format"] * 2
     assert set(paths) < set(REFUSAL_OUTCOMES)
     remaining = sorted(path.name for path in control_folder.iterdir())
-    assert [name.split(".")[0] for name in remaining] == ["10", "4-folder"]
-    assert (control_folder / remaining[1] / "kept").exists()
+    assert [name.split(".")[0] for name in remaining] == ["4-folder", "98"]
+    assert (control_folder / remaining[0] / "kept").exists()
     assert list(consume_requests(control_folder)) == []
     assert (control_folder.parent.parent / "outside.json").exists()
 

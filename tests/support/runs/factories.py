@@ -131,7 +131,7 @@ def create_invalid_requests(control: Path) -> None:
     """Create one file of every kind that is not a valid request."""
     control.mkdir(exist_ok=True)
     outside = control.parent.parent / "outside.json"
-    outside.write_text('{"request": "stop", "by": "me"}')
+    outside.write_text('{"format": 1, "request": "stop", "by": "me"}')
     (control / "1-link.json").symlink_to(outside)
     (control / "2-dangling.json").symlink_to("/nowhere")
     os.mkfifo(control / "3-fifo.json")
@@ -139,11 +139,13 @@ def create_invalid_requests(control: Path) -> None:
     (control / "4-folder.json" / "kept").write_text("")
     with (control / "5-large.json").open("wb") as file:
         file.truncate(1 << 40)
-    (control / "6-incomplete.json").write_text('{"request": "st')
+    (control / "6-incomplete.json").write_text('{"format": 1, "request": "st')
     (control / "7-list.json").write_text("[1]")
     (control / "8-deep.json").write_text("[" * (MAX_REQUEST_BYTES - 1))
     (control / "9-bytes.json").write_bytes(b"\xff\xfe\x00")
-    (control / "10.txt").write_text("ignored")
+    (control / "91-later.json").write_text('{"format": 2, "request": "stop", "by": "me"}')
+    (control / "92-none.json").write_text('{"request": "stop", "by": "me"}')
+    (control / "98.txt").write_text("ignored")
 
 
 def find_free_port() -> int:

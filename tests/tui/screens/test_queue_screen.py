@@ -16,6 +16,7 @@ from engine.queue.state import QueueState, write_queue_state
 from engine.runs.control import consume_requests
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
+from engine.utils.codec import or_none
 from support.messages import says
 from support.runs.factories import make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
@@ -38,7 +39,7 @@ class WaitingSupervisor:
         self.entry.enqueue("free:1", ["GPU-0"], name)
 
     def requests(self) -> list[tuple[str, object]]:
-        return [(request.request, request.values.get("priority")) for request in consume_requests(self.folder.control)]
+        return [(request.request, or_none(request.priority)) for request in consume_requests(self.folder.control)]
 
     def close(self) -> None:
         self.entry.release()
