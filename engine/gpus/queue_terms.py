@@ -22,6 +22,7 @@ MAX_PRIORITY = 1 << 20
 MAX_TIME = 1e11  # in Unix seconds
 
 Text = Annotated[str, Meta(max_length=MAX_STRING_CHARS)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 QueuePosition = Annotated[float, Meta(ge=-MAX_TIME, le=MAX_TIME)]
 """A Unix time, or an order that is comparable with one."""
 # What a run waits for before it waits for GPUs.
@@ -36,7 +37,7 @@ class QueueTerms(Record, frozen=True, kw_only=True):
     if all of them allow it. `folder` is the run folder.
     """
 
-    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    priority: Priority = 0
     position: QueuePosition | UnsetType = UNSET
     blocked: Text = ""
     share: Annotated[int, Meta(ge=1, le=MAX_DEVICES)] = 1

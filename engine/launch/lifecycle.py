@@ -93,9 +93,9 @@ class OwnedRun:
 
     def _take_place(self, stage: QueueStage, recorder: Recorder, dependencies: Sequence[Dependency] = ()) -> QueuePlace:
         folder, config = recorder.folder, self.request.config
-        state = replace(initial_state(folder, config, os.getpid()), stage=stage)
+        state = codec.replace(initial_state(folder, config, os.getpid()), stage=stage)
         # A run whose wait was interrupted waits for the same runs, whose folders it knows.
-        state = replace(state, after=state.after or tuple(dependencies))
+        state = codec.replace(state, after=state.after or tuple(dependencies))
         followed = [FollowedRun.open(self.request.runs_dir, dependency) for dependency in state.after]
         self.place = QueuePlace(folder, state, config.queue.share, recorder, self.keep_alive, followed)
         if self.request.detached:

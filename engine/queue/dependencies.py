@@ -16,6 +16,7 @@ from engine.queue.state import Dependency, is_interrupted, read_queue_state
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.watcher import RunWatcher
+from engine.utils.codec import file_number
 from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import shown_path
 
@@ -38,7 +39,9 @@ def find_dependencies(root: Path, references: Sequence[str], *, trust_owner: boo
             raise UsageError.one(KEY, "; ".join(reasons), code=error.problems[0].code) from error
         status = os.fstat(folder.held_fd)
         os.close(folder.held_fd)
-        found.append(Dependency(folder.name, reference.endswith(ANY_END), status.st_dev, status.st_ino))
+        device, inode = file_number(status.st_dev), file_number(status.st_ino)
+        any_end = reference.endswith(ANY_END)
+        found.append(Dependency(name=folder.name, any_end=any_end, device=device, inode=inode))
     return found
 
 
@@ -124,7 +127,7 @@ def _hold_same(folder: RunFolder, dependency: Dependency) -> RunFolder | None:
     except OSError:
         return None
     status = os.fstat(held.held_fd)
-    if (status.st_dev, status.st_ino) == (dependency.device, dependency.inode):
+    if (file_number(status.st_dev), file_number(status.st_ino)) == (dependency.device, dependency.inode):
         return held
     os.close(held.held_fd)
     return None

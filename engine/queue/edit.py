@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +24,7 @@ from engine.runs.folder import LAST_RUN, RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.recorder import Recorder
 from engine.runs.watcher import RunWatcher
-from engine.utils.codec import UNSET, UnsetType
+from engine.utils.codec import UNSET, UnsetType, replace
 from engine.utils.errors import UsageError
 
 # A supervisor polls once per second.

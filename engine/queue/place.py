@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from engine.config.schema import Config
 from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Backfill, Blocked, QueueTerms
@@ -24,7 +24,7 @@ from engine.runs.control import QUEUE_REQUEST_NAMES, REFUSAL_OUTCOMES, ControlRe
 from engine.runs.events import ControlEvent, GpusGranted, WaitingForGpus
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import Recorder
-from engine.utils.codec import UNSET
+from engine.utils.codec import UNSET, replace
 from engine.utils.errors import CodedError
 from engine.utils.files import shown_path
 
@@ -62,7 +62,7 @@ class QueuePlace:
 
     def save(self, **changes: object) -> None:
         """Change and store the place."""
-        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
+        self.state = replace(self.state, **changes)
         write_queue_state(self.folder, self.state)
 
     def poll_terms(self) -> tuple[QueueTerms, str]:
@@ -161,7 +161,15 @@ def initial_state(folder: RunFolder, config: Config, pid: int) -> QueueState:
     previous, now = read_queue_state(folder), time.time()
     if previous is not None and previous.stage in PENDING_STAGES:
         return replace(previous, pid=pid, stage=QueueStage.WAITING)
-    return QueueState(submitted_at=now, position=now, priority=config.queue.priority, pid=pid)
+    return QueueState(
+        submitted_at=now,
+        position=now,
+        priority=config.queue.priority,
+        held=False,
+        after=(),
+        stage=QueueStage.WAITING,
+        pid=pid,
+    )
 
 
 def backfill_of(config: Config) -> Backfill:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles, find_dependencies
-from engine.queue.state import Dependency, QueueState, write_queue_state
+from engine.queue.state import Dependency, write_queue_state
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from support.messages import raises_problem
 from support.runs.event_factories import make_run_started
-from support.runs.factories import append_events, make_run_folder
+from support.runs.factories import append_events, make_queue_state, make_run_folder
 
 
 @contextmanager
@@ -30,6 +30,10 @@ def follow(root: Path, reference: str) -> Iterator[FollowedRun]:
 def make_run(root: Path, state: str | None) -> RunFolder:
     ends = [RunFinished(state=state, message="out of memory")] if state is not None else []
     return make_run_folder(root, "a", make_run_started(), *ends)
+
+
+def make_dependency(name: str) -> Dependency:
+    return Dependency(name=name, any_end=False, device=0, inode=0)
 
 
 @pytest.mark.parametrize(("state", "shown"), [("failed", ["failed", "(out of memory)"]), (None, ["crashed"])])
@@ -93,7 +97,7 @@ def test_deleted_dependency_ends_the_wait_unless_any_end_is_accepted(tmp_path: P
 
 
 def test_interrupted_dependency_is_waited_for(tmp_path: Path) -> None:
-    write_queue_state(make_run_folder(tmp_path, "a"), QueueState(1.0, 1.0))
+    write_queue_state(make_run_folder(tmp_path, "a"), make_queue_state())
     with follow(tmp_path, "a") as followed:
         assert "`gputrain queue resume a` starts it" in followed.waits_because()
 
@@ -105,8 +109,8 @@ def test_unknown_dependency_is_refused(tmp_path: Path) -> None:
 
 
 def test_run_that_would_wait_for_itself_is_refused(tmp_path: Path) -> None:
-    for name, after in (("a", ()), ("b", (Dependency("a"),)), ("c", (Dependency("b"),))):
-        write_queue_state(make_run_folder(tmp_path, name), QueueState(1.0, 1.0, after=after))
-    check_cycles("d", tmp_path, [Dependency("c")])
+    for name, after in (("a", ()), ("b", (make_dependency("a"),)), ("c", (make_dependency("b"),))):
+        write_queue_state(make_run_folder(tmp_path, name), make_queue_state(after=after))
+    check_cycles("d", tmp_path, [make_dependency("c")])
     with raises_problem("conflict", "queue.after", ": a "):
-        check_cycles("a", tmp_path, [Dependency("c")])
+        check_cycles("a", tmp_path, [make_dependency("c")])

@@ -14,6 +14,7 @@ from engine.bench.report import BenchRun
 from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
+from engine.queue.state import QueueStage, QueueState
 from engine.runs.control import MAX_REQUEST_BYTES
 from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, StepEvent
 from engine.runs.fields import Field, find_field
@@ -146,6 +147,14 @@ def create_invalid_requests(control: Path) -> None:
     (control / "91-later.json").write_text('{"format": 2, "request": "stop", "by": "me"}')
     (control / "92-none.json").write_text('{"request": "stop", "by": "me"}')
     (control / "98.txt").write_text("ignored")
+
+
+def make_queue_state(**changes: Any) -> QueueState:
+    """The place of a run that waits."""
+    waiting = QueueState(
+        submitted_at=1.0, position=1.0, priority=0, held=False, after=(), stage=QueueStage.WAITING, pid=0
+    )
+    return replace(waiting, **changes)
 
 
 def find_free_port() -> int:

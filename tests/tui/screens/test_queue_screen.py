@@ -12,13 +12,13 @@ from textual.pilot import Pilot
 from engine.gpus.queue_terms import QueueTerms
 from engine.gpus.reservation import Reservation
 from engine.queue.listing import QueueRow, RowState
-from engine.queue.state import QueueState, write_queue_state
+from engine.queue.state import write_queue_state
 from engine.runs.control import consume_requests
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.utils.codec import or_none
 from support.messages import says
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_queue_state, make_run_folder
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import press
 from tui.screens.dialogs import ChoiceDialog, TextInputDialog
@@ -137,7 +137,7 @@ def test_queue_screen_without_runs_shows_how_to_add_one(tmp_path: Path, monkeypa
 def test_interrupted_run_is_listed_and_can_be_cancelled(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path / "runs", "gone")
     folder.config.touch()
-    write_queue_state(folder, QueueState(1.0, 1.0))
+    write_queue_state(folder, make_queue_state())
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
         assert "interrupted" in visible_text(pilot, "#queue")
