@@ -25,8 +25,6 @@ TEMPORARY = {
     "engine/distributed/collectives.py:all_gather_json",
     "engine/distributed/interfaces.py:choose_interfaces",
     "engine/inference/export.py:_previous_description",
-    "engine/runs/labels.py:change_labels",
-    "engine/runs/labels.py:read_labels",
     "engine/utils/files.py:parse_json",
     "engine/utils/files.py:read_json",
     "engine/utils/files.py:read_user_json",

@@ -9,16 +9,23 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated
 
 from engine.runs.folder import RunFolder
+from engine.utils.codec import (
+    ENTRIES,
+    FileRecord,
+    InvalidRecordError,
+    Meta,
+    decode_valid_fields,
+    replace,
+    update_record,
+)
 from engine.utils.errors import UsageError
-from engine.utils.files import path_of_descriptor, read_json, write_json
+from engine.utils.files import path_of_descriptor, read_bytes, shown_path
 
-LABELS_FORMAT = 1
 MAX_TAGS = 20
 MAX_NOTE_CHARACTERS = 2000
 MAX_LABELS_BYTES = 1 << 16
@@ -27,11 +34,13 @@ TAG_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,39}"
 LOCK_WAIT_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class RunLabels:
+Tag = Annotated[str, Meta(pattern=rf"^{TAG_PATTERN}\Z")]
+
+
+class RunLabels(FileRecord, frozen=True, kw_only=True):
     """Tags, note and archive flag of a run. An archived run is in no list unless asked for."""
 
-    tags: tuple[str, ...] = ()
+    tags: Annotated[tuple[Tag, ...], ENTRIES] = ()
     note: str = ""
     archived: bool = False
 
@@ -46,23 +55,29 @@ NO_LABELS = RunLabels()
 
 def read_labels(folder: RunFolder) -> RunLabels:
     """Return the labels of a run. What is missing or invalid, such as a tag of another form, counts as not set."""
-    values = read_json(folder.labels, MAX_LABELS_BYTES)
-    return NO_LABELS if values is None else _parse(values)
+    with suppress(InvalidRecordError):
+        return _read(folder)
+    return NO_LABELS
 
 
-def _parse(values: Mapping[str, Any]) -> RunLabels:
-    tags, note = values.get("tags"), values.get("note")
-    valid = [tag for tag in tags[: 10 * MAX_TAGS] if is_tag(tag)] if isinstance(tags, list) else []
-    return RunLabels(
-        tags=tuple(dict.fromkeys(valid))[:MAX_TAGS],
-        note=note[:MAX_NOTE_CHARACTERS] if isinstance(note, str) and _is_unicode(note) else "",
-        archived=values.get("archived") is True,
-    )
+def _read(folder: RunFolder) -> RunLabels:
+    """Return the labels of a run. Raises InvalidRecordError if they have another format."""
+    try:
+        labels = decode_valid_fields(read_bytes(folder.labels, MAX_LABELS_BYTES), RunLabels)
+    except OSError:
+        return NO_LABELS
+    except InvalidRecordError as error:
+        if error.code == "wrong-version":
+            raise
+        return NO_LABELS
+    tags = tuple(dict.fromkeys(labels.tags))[:MAX_TAGS]
+    note = labels.note[:MAX_NOTE_CHARACTERS] if _is_unicode(labels.note) else ""
+    return replace(labels, tags=tags, note=note)
 
 
-def is_tag(tag: object) -> bool:
+def is_tag(tag: str) -> bool:
     """Whether a value is a valid tag."""
-    return isinstance(tag, str) and re.fullmatch(TAG_PATTERN, tag) is not None
+    return re.fullmatch(TAG_PATTERN, tag) is not None
 
 
 def _is_unicode(text: str) -> bool:
@@ -96,19 +111,20 @@ def check_labels(labels: RunLabels) -> None:
 def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -> RunLabels:
     """Change the labels of a run, and return the new ones. Fields that this version does not know are kept.
 
-    Raises UsageError if the labels are not valid, if other users can change the run, or if it cannot be written to.
+    Raises UsageError if the labels are not valid, if those in the file have another format, if other users can change the run, or if it cannot be written to.
     """
     if (problem := folder.owner_problem()) is not None:
         raise UsageError.one(folder.name, f"this run {problem}, so its labels cannot be changed", code="foreign-owner")
     try:
         with _held(folder) as held, _locked(held.held_fd):
-            stored = read_json(held.labels, MAX_LABELS_BYTES) or {}
-            labels = change(_parse(stored))
+            labels = change(_read(held))
             check_labels(labels)
-            changed = {"tags": list(labels.tags), "note": labels.note, "archived": labels.archived}
-            write_json(held.labels, {"format": LABELS_FORMAT, **stored, **changed})
+            update_record(held.labels, labels, MAX_LABELS_BYTES)
             # No file of a run is more open than its folder.
             held.labels.chmod(0o644 & os.fstat(held.held_fd).st_mode)
+    except InvalidRecordError as error:
+        advice = f"use the gputrain that wrote it, or delete {shown_path(folder.labels)}"
+        raise UsageError.one(folder.name, f"its {folder.labels.name} {error}", advice, code=error.code) from error
     except OSError as error:
         raise UsageError.one(
             folder.name, f"its labels cannot be written: {error.strerror}", code="not-writable"

@@ -297,6 +297,15 @@ def write_record(path: Path, record: FileRecord) -> None:
     replace_file(path, lambda file: file.write(encode_indented(record) + b"\n"))
 
 
+def update_record(path: Path, record: FileRecord, max_bytes: int = MAX_JSON_BYTES) -> None:
+    """Replace `path` by a record, and keep the fields in it that the class of the record lacks. Raises OSError."""
+    stored: dict[str, Any] | None = None
+    with suppress(OSError):
+        stored = parse_object(read_bytes(path, max_bytes))
+    values = (stored or {}) | msgspec.to_builtins(record)
+    replace_file(path, lambda file: file.write(encode_indented(values) + b"\n"))
+
+
 def write_user_record(root: Path, name: str, record: FileRecord) -> None:
     """Replace a file in a user folder by a record. Raises OSError as `make_user_folder` does."""
     write_record(make_user_folder(root) / name, record)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -75,6 +74,7 @@ def note(
 ) -> None:
     """Set the note of a run, or print it."""
     from engine.runs.labels import read_labels
+    from engine.utils.codec import replace
     from engine.utils.text import printable
 
     with exit_on_usage_error():
@@ -106,6 +106,8 @@ def rename(
 @app.command(cls=HelpCommand, epilog=make_epilog(["gputrain runs archive fashion-3 fashion-4"]))
 def archive(runs: RunsArgument, runs_dir: RunsDirOption = None) -> None:
     """Leave runs out of lists; their files stay."""
+    from engine.utils.codec import replace
+
     with exit_on_usage_error():
         folders = _find_runs(runs, runs_dir)
         _label(folders, lambda labels: replace(labels, archived=True), lambda _: "archived")
@@ -114,6 +116,8 @@ def archive(runs: RunsArgument, runs_dir: RunsDirOption = None) -> None:
 @app.command(cls=HelpCommand, epilog=make_epilog(["gputrain runs unarchive fashion-3"]))
 def unarchive(runs: RunsArgument, runs_dir: RunsDirOption = None) -> None:
     """List archived runs again."""
+    from engine.utils.codec import replace
+
     with exit_on_usage_error():
         folders = _find_runs(runs, runs_dir)
         _label(folders, lambda labels: replace(labels, archived=False), lambda _: "no longer archived")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
@@ -19,6 +18,7 @@ from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, ch
 from engine.runs.manage import check_new_name, rename_run
 from engine.runs.run_row import RunRow
 from engine.runs.trash import RunContents, move_to_trash, run_contents
+from engine.utils.codec import replace
 from engine.utils.errors import Problem, UsageError
 from engine.utils.host import format_bytes
 from engine.utils.text import pluralize, printable

@@ -96,7 +96,7 @@ def test_index_rereads_only_changed_runs(root: Path, monkeypatch: pytest.MonkeyP
     read_rows(root)
     journal, labels, config = (RunFolder(root / f"run-{number}") for number in (3, 4, 5))
     append_to_journal(journal, to_line(make_epoch(6, accuracy=0.99)) + "\n")
-    write_labels(labels, RunLabels(("night",)))
+    write_labels(labels, RunLabels(tags=("night",)))
     config.config.write_text("optim:\n  lr: 0.7\n")
     read = read_names(monkeypatch)
     rows = {row.name: row for row in read_rows(root)}
@@ -124,7 +124,7 @@ def test_index_keeps_rows_that_have_not_changed(root: Path) -> None:
 def test_index_shows_stored_rows_before_it_compares_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = read_rows(root)
     edited, labelled = (RunFolder(root / f"run-{number}") for number in (3, 4))
-    write_labels(labelled, RunLabels(("night",)))
+    write_labels(labelled, RunLabels(tags=("night",)))
     edited.config.write_text("optim:\n  lr: 0.7\n")
     read = read_names(monkeypatch)
     index = RunIndex(root, check_later=True)
@@ -260,7 +260,7 @@ def test_two_programs_write_one_index(root: Path, monkeypatch: pytest.MonkeyPatc
     for index in (first, second):
         index.poll()
     for number, index in ((1, first), (2, second)):
-        write_labels(RunFolder(root / f"run-{number}"), RunLabels(("night",)))
+        write_labels(RunFolder(root / f"run-{number}"), RunLabels(tags=("night",)))
         for path in (root / f"run-{number}", root / f"run-{number}" / "labels.json"):
             os.utime(path, (time.time() - 60, time.time() - 60))
         index.poll()

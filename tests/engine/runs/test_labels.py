@@ -16,21 +16,25 @@ from support.runs.factories import make_run_folder, write_labels
 INVALID = {
     "no JSON": "{",
     "a list": "[1]",
-    "tags of other types": '{"tags": [1, null, ["x"], "a b", "\\u001b[31m", "[red]"], "note": 5, "archived": "yes"}',
-    "half a character": '{"note": "\\ud800", "tags": "night"}',
-    "too large": json.dumps({"tags": ["night"], "x": "x" * MAX_LABELS_BYTES}),
+    "tags of other types": '{"format": 1, "tags": [1, null, ["x"], "a b", "\\u001b[31m", "[red]"]}',
+    "labels of other types": '{"format": 1, "note": 5, "archived": "yes", "tags": "night"}',
+    "half a character": '{"format": 1, "note": "\\ud800"}',
+    "half a character of a path": '{"format": 1, "note": "\\udc80"}',
+    "too large": json.dumps({"format": 1, "tags": ["night"], "x": "x" * MAX_LABELS_BYTES}),
     "deeply nested": "[" * 50_000,
+    "later format": '{"format": 2, "tags": ["night"]}',
+    "no format": '{"tags": ["night"]}',
 }
 
 
 def test_labels_change_keeps_other_labels_and_unknown_fields(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a")
-    folder.labels.write_text('{"color": "red", "tags": ["old"]}')
+    folder.labels.write_text('{"format": 1, "color": "red", "tags": ["old"]}')
     change_labels(folder, lambda labels: labels.with_tags(["night", "old"], ["gone"]))
     held = folder.hold()
-    change_labels(held, lambda labels: RunLabels(labels.tags, "a note", archived=True))
+    change_labels(held, lambda labels: RunLabels(tags=labels.tags, note="a note", archived=True))
     os.close(held.held_fd)
-    assert read_labels(folder) == RunLabels(("old", "night"), "a note", archived=True)
+    assert read_labels(folder) == RunLabels(tags=("old", "night"), note="a note", archived=True)
     assert json.loads(folder.labels.read_text())["color"] == "red"
     write_labels(folder, NO_LABELS)
     assert read_labels(folder) == NO_LABELS
@@ -45,18 +49,18 @@ def test_invalid_labels_file_counts_as_no_labels(tmp_path: Path, text: str) -> N
 
 def test_labels_that_are_a_link_are_neither_read_nor_written_through(tmp_path: Path) -> None:
     folder, other = make_run_folder(tmp_path, "a"), tmp_path / "other.json"
-    other.write_text('{"tags": ["night"]}')
+    other.write_text('{"format": 1, "tags": ["night"]}')
     folder.labels.symlink_to(other)
     assert read_labels(folder) == NO_LABELS
-    write_labels(folder, RunLabels(("mine",)))
-    assert other.read_text() == '{"tags": ["night"]}' and read_labels(folder).tags == ("mine",)
+    write_labels(folder, RunLabels(tags=("mine",)))
+    assert other.read_text() == '{"format": 1, "tags": ["night"]}' and read_labels(folder).tags == ("mine",)
 
 
 @pytest.mark.parametrize(
     ("labels", "code", "location", "values"),
     [
-        (RunLabels(("a b",)), "invalid-value", "a b", []),
-        (RunLabels(tuple(map(str, range(21)))), "too-many", "tags", [21, 20]),
+        (RunLabels(tags=("a b",)), "invalid-value", "a b", []),
+        (RunLabels(tags=tuple(map(str, range(21)))), "too-many", "tags", [21, 20]),
         (RunLabels(note="x" * 2001), "too-large", "note", [2001]),
         (RunLabels(note="\ud800"), "invalid-value", "note", ["UTF-8"]),
     ],
@@ -72,7 +76,7 @@ def test_invalid_labels_are_refused_and_not_written(
 
 def test_labels_of_foreign_run_are_read_and_not_written(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a")
-    folder.labels.write_text('{"tags": ["night"]}')
+    folder.labels.write_text('{"format": 1, "tags": ["night"]}')
     folder.path.chmod(0o777)
     assert read_labels(folder).tags == ("night",)
     with raises_problem("foreign-owner", "a"):
@@ -96,5 +100,22 @@ def test_labels_changed_by_many_threads_lose_none(tmp_path: Path) -> None:
 def test_labels_file_is_no_more_open_than_run_folder(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a")
     folder.path.chmod(0o700)
-    write_labels(folder, RunLabels(("mine",)))
+    write_labels(folder, RunLabels(tags=("mine",)))
     assert folder.labels.stat().st_mode & 0o777 == 0o600
+
+
+def test_labels_lose_no_more_than_what_is_invalid(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    tags = json.dumps(["night", "a b", 5, *(f"t{number}" for number in range(25)), "night"])
+    folder.labels.write_text(f'{{"format": 1, "tags": {tags}, "note": "{"x" * 2001}", "archived": 1}}')
+    labels = read_labels(folder)
+    assert labels.tags == ("night", *(f"t{number}" for number in range(19)))
+    assert (labels.note, labels.archived) == ("x" * 2000, False)
+
+
+def test_labels_of_later_format_are_not_overwritten(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a")
+    folder.labels.write_text('{"format": 2, "tags": ["night"]}')
+    with raises_problem("wrong-version", "a", "labels.json", "format 2", "format 1"):
+        write_labels(folder, NO_LABELS)
+    assert folder.labels.read_text() == '{"format": 2, "tags": ["night"]}'

@@ -239,7 +239,9 @@ def test_delete_of_one_bad_name_deletes_nothing(root: Path) -> None:
 
 def test_runs_of_labels_that_someone_made_are_escaped(root: Path) -> None:
     folder = RunFolder(root / "run-1")
-    folder.labels.write_text('{"tags": ["ok", "\\u001b[31mred"], "note": "[bold]x[/bold]\\u001b]0;title\\u0007"}')
+    folder.labels.write_text(
+        '{"format": 1, "tags": ["ok", "\\u001b[31mred"], "note": "[bold]x[/bold]\\u001b]0;title\\u0007"}'
+    )
     os.utime(folder.path)
     output = runs("--columns", "name,tags,note", "run-1").stdout
     assert "\x1b" not in output and "\x07" not in output and "[bold]x[/bold]\\x1b]0;title\\x07" in output
