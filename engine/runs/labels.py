@@ -111,7 +111,8 @@ def check_labels(labels: RunLabels) -> None:
 def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -> RunLabels:
     """Change the labels of a run, and return the new ones. Fields that this version does not know are kept.
 
-    Raises UsageError if the labels are not valid, if those in the file have another format, if other users can change the run, or if it cannot be written to.
+    Raises UsageError if the labels are not valid or the file has another format, if other users can change the run, or
+    if it cannot be written to.
     """
     if (problem := folder.owner_problem()) is not None:
         raise UsageError.one(folder.name, f"this run {problem}, so its labels cannot be changed", code="foreign-owner")
