@@ -21,10 +21,10 @@ AMPERE: Capability = (8, 0)
 
 @dataclass(frozen=True)
 class AmpChoice:
-    """A level of `precision.amp`. `why` is a clause to print in parentheses; "" if the config sets the level."""
+    """A level of `precision.amp`. `reason` is a clause to print in parentheses; "" if the config sets the level."""
 
     level: AmpLevel
-    why: str = ""
+    reason: str = ""
 
 
 def choose_amp(config: Config, capability: Capability | None, *, on_gpu: bool) -> AmpChoice:
@@ -60,7 +60,7 @@ def describe_precision(amp: AmpChoice, *, tf32: bool, channels_last: bool = Fals
         level = "float32"
     else:
         level = f"{amp.level} AMP" if amp.level not in FLOAT16_LEVELS - {"fp16"} else f"Apex {amp.level}"
-    parts = [f"{level} ({amp.why})" if amp.why else level]
+    parts = [f"{level} ({amp.reason})" if amp.reason else level]
     parts += ["TF32"] if tf32 else []
     parts += ["channels_last"] if channels_last else []
     return "; ".join(filter(None, (", ".join(parts), numa)))

@@ -129,7 +129,7 @@ class OwnedRun:
         request = self.request
         config = preflight.resolved(request.config)
         job = Job(config, preflight.plan, None, False, preflight.source, lr_range=request.lr_range)
-        job = replace(job, input_source=request.input_source, amp_why=preflight.amp.why)
+        job = replace(job, input_source=request.input_source, amp_reason=preflight.amp.reason)
         if self.request.dry_run:
             return job
         if self.claimed is None:

@@ -95,7 +95,7 @@ class RunRow(NamedTuple):
         """Return the row as JSON values."""
         values: dict[str, object] = {**self._asdict(), "age_seconds": self.age_seconds}
         del values["trials"]
-        return values | {"tags": list(self.tags), "verdict": values.pop("bottleneck")}
+        return values | {"tags": list(self.tags)}
 
     @property
     def live(self) -> bool:

@@ -34,8 +34,8 @@ class Job:
     `folder` is None in a dry run, which runs forward and backward on one batch and saves nothing. `resumed` means that
     the folder already has a journal. `source` is set if it was opened before the ranks were started. `start_method` is
     known to the ranks only. With `lr_range`, a learning rate range test replaces the training; it has no folder.
-    `input_source` says what of the model's input is that of its pretrained weights, `amp_why` why `precision.amp` has
-    its level if it was auto.
+    `input_source` says what of the model's input is that of its pretrained weights, `amp_reason` why `precision.amp`
+    has its level if it was auto.
     """
 
     config: Config
@@ -46,7 +46,7 @@ class Job:
     start_method: StartMethod | None = None
     lr_range: LrRange | None = None
     input_source: str = ""
-    amp_why: str = ""
+    amp_reason: str = ""
 
     def with_folder_fd(self, fd: int | None) -> Job:
         """Return the job with its run folder held by `fd`, a descriptor of this process."""

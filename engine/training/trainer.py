@@ -312,9 +312,9 @@ class Trainer:
             max_workers=state.batches.max_workers,
             image_format=state.image_format.describe(),
             pipeline=self.pipeline_choice.pipeline,
-            pipeline_reason=self.pipeline_choice.why,
+            pipeline_reason=self.pipeline_choice.reason,
             decoder=self.decoder_choice.decoder or "",
-            decoder_reason=self.decoder_choice.why,
+            decoder_reason=self.decoder_choice.reason,
             pipeline_auto=self.config.data.pipeline == "auto",
             batch_size=state.sampler.batch_size,
             cores=self.job.plan.threads_per_rank,
@@ -332,7 +332,7 @@ class Trainer:
 
     def _describe_precision(self) -> str:
         return describe_precision(
-            AmpChoice(self.config.precision.amp, self.job.amp_why),
+            AmpChoice(self.config.precision.amp, self.job.amp_reason),
             tf32=self.state.uses_tf32,
             channels_last=self.state.memory_format is torch.channels_last,
             numa=self.job.plan.describe_numa(),

@@ -52,7 +52,7 @@ def measure(dataset: str, path: str, decoder: str, workers: int, batch_size: int
     if decoder == "auto":
         with pipeline.decided_afterwards():
             choice = pipeline.measure_decoders(next(sampler.train_requests(1)), device)
-        return {"choice": f"{choice.decoder} ({choice.why})"}
+        return {"choice": f"{choice.decoder} ({choice.reason})"}
     loader = pipeline.device_loader(device, torch.channels_last)
     for _ in range(WARMUP_STEPS):
         next(loader)

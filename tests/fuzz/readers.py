@@ -27,12 +27,12 @@ from containers import (
 from hypothesis import strategies as st
 from inputs import damaged, json_files, json_line_files, large_json_files, large_yaml_files, yaml_files
 from run_readers import (
+    BOTTLENECK,
     EVALUATION,
     EVENT_DOCUMENTS,
     OWNERS,
     SPARSE_EVALUATION,
     SUMMARY,
-    VERDICT,
     read_evaluation,
     read_log,
     read_owner,
@@ -259,7 +259,9 @@ READERS = [
     Reader("owner.json", json_files(OWNERS), run_file("owner.json"), read_owner, (UsageError,)),
     Reader("events.jsonl", json_line_files(EVENT_DOCUMENTS), run_file("events.jsonl"), read_run),
     Reader("ends of events.jsonl", json_line_files(EVENT_DOCUMENTS), run_file("events.jsonl"), read_partial_run),
-    Reader("summary.json", json_files([SUMMARY | {"verdict": VERDICT}]), run_file("summary.json"), read_partial_run),
+    Reader(
+        "summary.json", json_files([SUMMARY | {"bottleneck": BOTTLENECK}]), run_file("summary.json"), read_partial_run
+    ),
     Reader(
         "control request",
         json_files([{"format": 1, "request": name, "by": "me", "time": 1.0} for name in ("stop", "pause", "x")]),

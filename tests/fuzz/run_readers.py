@@ -62,7 +62,7 @@ OWNERS = [
 ]
 SUMMARY = json.loads(encode(History().summary()))
 SUMMARY |= {"epochs": 3, "best_epoch": 2, "best_val_accuracy": 0.5, "val_loss": 1.0}
-VERDICT = {"kind": "data", "message": "slow", "share": 0.5, "advice": "more workers"}
+BOTTLENECK = {"kind": "waiting for data", "message": "slow"}
 EVALUATION = {
     "epoch": 1, "loss": 0.5, "top1": 0.5, "top5": 1.0, "images": 4, "per_class": [0.5, None],
     "confusion": {"layout": "dense", "rows": [[1, 1], [0, 2]]},

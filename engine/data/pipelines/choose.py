@@ -29,10 +29,10 @@ _SET_BY_USER = "set by data.pipeline"
 
 
 class PipelineChoice(Record, frozen=True):
-    """An input pipeline and the reason for it. `why` is a clause to print after "memory: " or "stream: "."""
+    """An input pipeline and the reason for it. `reason` is a clause to print after "memory: " or "stream: "."""
 
     pipeline: PipelineName
-    why: str
+    reason: str
 
 
 def choose_pipeline(config: Config, source: ImageSource, local_world_size: int) -> PipelineChoice:
@@ -67,7 +67,7 @@ def pipeline_warnings(config: Config, pipeline_choice: PipelineChoice) -> list[P
     workers = config.data.workers
     # `engine.config.effects` warns of it if the pipeline was set.
     if config.data.pipeline == "auto" and pipeline_choice.pipeline == "memory" and workers != "auto" and workers > 0:
-        reason = f"data.workers={workers} has no effect in the memory pipeline ({pipeline_choice.why})"
+        reason = f"data.workers={workers} has no effect in the memory pipeline ({pipeline_choice.reason})"
         return [Problem("", reason, "set data.pipeline=stream to load with workers", code="no-effect")]
     return []
 

@@ -24,10 +24,10 @@ _CODES: dict[DecoderName | None, int] = {None: 0, "cpu": 1, "gpu": 2}
 
 
 class DecoderChoice(Record, frozen=True):
-    """A decoder, None while it is still to be measured. `why` is a clause to print in parentheses; "" if obvious."""
+    """A decoder, None while it is still to be measured. `reason` is a clause to print in parentheses; "" if obvious."""
 
     decoder: DecoderName | None
-    why: str = ""
+    reason: str = ""
 
 
 CPU_DECODER = DecoderChoice("cpu")

@@ -80,7 +80,7 @@ def test_runs_shows_columns_as_table_and_json(root: Path) -> None:
     values = json.loads(runs("--columns", "lr,seed", "--json", "run-1").stdout)
     assert values["format"] == 1
     assert values["runs"][0]["columns"] == {"optim.lr": 0.05, "run.seed": 1}
-    assert values["runs"][0]["config"]["model.name"] == "resnet18" and values["runs"][0]["verdict"] is None
+    assert values["runs"][0]["config"]["model.name"] == "resnet18" and values["runs"][0]["bottleneck"] is None
 
 
 def test_runs_json_has_every_config_key_and_quiet_prints_names_alone(root: Path) -> None:

@@ -65,7 +65,7 @@ def test_run_row_before_first_epoch_uses_data_wait_of_latest_steps(tmp_path: Pat
 def test_run_row_json_has_bottleneck(tmp_path: Path) -> None:
     values = row(tmp_path, GPU_RUN, DATA_WAIT_EPOCH, FINISHED).to_dict()
     assert (values["data_wait"], values["mfu"]) == (0.34, 0.0622)
-    assert values["verdict"] == "waiting for data 34% of the time; try data.workers=4"
+    assert values["bottleneck"] == "waiting for data 34% of the time; try data.workers=4"
 
 
 def test_run_row_of_long_journal_reads_bottleneck_from_summary(tmp_path: Path) -> None:

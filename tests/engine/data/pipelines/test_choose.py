@@ -52,7 +52,7 @@ def test_choose_pipeline_depends_on_dataset_and_augmentation(
     config = resolve_config(None, list(overrides)).config
     choice = choose_pipeline(config, open_source(config), 1)
     assert choice.pipeline == pipeline
-    assert re.search(reason, choice.why)
+    assert re.search(reason, choice.reason)
 
 
 def test_choose_pipeline_keeps_folder_in_memory_unless_cropped_at_file_size(photos: Path) -> None:
@@ -60,7 +60,7 @@ def test_choose_pipeline_keeps_folder_in_memory_unless_cropped_at_file_size(phot
     overrides = [*AUGMENT_OVERRIDES[1:3], "augment.resized_crop=true"]
     config = resolve_config(None, ["data.dataset=folder", f"data.path={photos}", *overrides]).config
     choice = choose_pipeline(config, open_source(config), 1)
-    assert (choice.pipeline, choice.why) == (
+    assert (choice.pipeline, choice.reason) == (
         "stream",
         "augment.resized_crop crops images at their original size",
     )
@@ -75,7 +75,7 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
     config = resolve_config(None, []).config
     source = open_source(config)
     assert choose_pipeline(config, source, 2).pipeline == "memory"
-    assert choose_pipeline(config, source, 3).why == (
+    assert choose_pipeline(config, source, 3).reason == (
         "the decoded images take 336.9 KiB, more than a quarter of the 1.2 MiB of free memory"
     )
     memory_config = resolve_config(None, ["data.pipeline=memory"]).config
@@ -183,7 +183,7 @@ def test_expected_workers_counts_dataloader_workers_only_for_stream(overrides: l
 def test_pipeline_warnings_name_unused_keys() -> None:
     in_memory = PipelineChoice("memory", "the decoded images take 18 KiB")
     [warning] = pipeline_warnings(resolve_config("digits", ["data.workers=2"]).config, in_memory)
-    assert has_problem([warning], "no-effect", "", "data.workers=2 ", f"({in_memory.why})", "data.pipeline=stream")
+    assert has_problem([warning], "no-effect", "", "data.workers=2 ", f"({in_memory.reason})", "data.pipeline=stream")
     memory = resolve_config("digits", ["data.workers=2", "data.pipeline=memory"])
     assert pipeline_warnings(memory.config, in_memory) == []
     assert [key for key, _ in memory.no_effect] == ["data.workers"]

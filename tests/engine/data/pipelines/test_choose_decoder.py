@@ -65,7 +65,7 @@ def test_choose_decoder_leaves_auto_to_measurement_on_gpu(photos: Path) -> None:
 def test_choose_decoder_says_why_auto_is_cpu(photos: Path, key: str) -> None:
     choice = choose(photos, key)
     assert choice.decoder == "cpu"
-    assert key.partition("=")[0] in choice.why
+    assert key.partition("=")[0] in choice.reason
 
 
 def test_choose_decoder_is_cpu_without_torchcodec(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_measure_decoders_takes_gpu_if_it_is_clearly_faster(
 ) -> None:
     choice = measure(photos, monkeypatch, *seconds)
     assert choice.decoder == decoder
-    assert choice.why == f"nvJPEG decodes {gpu_rate} images/s, 4 CPU threads 80"
+    assert choice.reason == f"nvJPEG decodes {gpu_rate} images/s, 4 CPU threads 80"
 
 
 def test_measure_decoders_takes_cpu_if_nvjpeg_does_not_work(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,4 +212,4 @@ def test_measure_decoders_takes_cpu_for_files_larger_than_their_pixels(
     monkeypatch.setattr(measuring, "MAX_SIZE_RATIO", 0.1)
     choice = measure(photos, monkeypatch, 1.0, 0.2, 0.1)
     assert choice.decoder == "cpu"
-    assert "gputrain pack makes them smaller" in choice.why
+    assert "gputrain pack makes them smaller" in choice.reason
