@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ATTACKER_UID = 12345
@@ -39,11 +39,15 @@ class Stage:
 
     def as_attacker(self, program: str, *arguments: str | Path) -> str:
         """Run Python code as the attacker in `shared`, and return its output. It cannot import gputrain."""
+        identity = [f"--reuid={ATTACKER_UID}", f"--regid={ATTACKER_UID}", "--clear-groups"]
+        return self.as_victim(program, *arguments, prefix=["setpriv", *identity])
+
+    def as_victim(self, program: str, *arguments: str | Path, prefix: Sequence[str] = ()) -> str:
+        """Run the same Python code as this user, as the control of an attack."""
         # Not the interpreter of the virtual environment, which other users may not be able to read.
         interpreter = os.path.realpath(sys.executable)
-        identity = [f"--reuid={ATTACKER_UID}", f"--regid={ATTACKER_UID}", "--clear-groups"]
         return subprocess.run(
-            ["setpriv", *identity, interpreter, "-I", "-c", program, *map(str, arguments)],
+            [*prefix, interpreter, "-I", "-c", program, *map(str, arguments)],
             cwd=self.shared, env={"PATH": os.environ["PATH"]}, check=True, text=True, stdout=subprocess.PIPE,
         ).stdout  # fmt: skip
 

@@ -1,6 +1,8 @@
 """A second user plants entries in the shared folder of GPU reservations. The victim must get the GPUs nevertheless.
 
-Only a claim of the attacker's own may make GPUs look busy. Then the victim must be told before it trains on the CPU.
+Only a reservation of the attacker's own may make GPUs look in use. Then the victim gets a warning before it trains on
+the CPU. Each entry has a control, which shows that the victim reads it: without what makes it an attack, it has its
+effect.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from attack import Stage, perform
 
@@ -30,12 +34,16 @@ locks, tick = [], lambda number: None
 def lock(path):
     locks.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644))
     fcntl.flock(locks[-1], fcntl.LOCK_EX)
-def entry(folder=own, name="1-1", text=None, **changes):
+def entry(folder=own, name="1-1", text=lambda valid: valid, **changes):
     folder.mkdir(exist_ok=True)
     values = {"format": 1, "run": "evil", "since": 1.0, "selection": "all", "visible": gpus, "gpus": [],
               "ranks": [], "write_lock": False, **changes}
-    (folder / f"{name}.json").write_text(json.dumps(values) if text is None else text)
+    (folder / f"{name}.json").write_text(text(json.dumps(values)))
     lock(folder / f"{name}.lock")
+def rank_entry(pid):
+    entry(gpus=gpus, ranks=[{"run": "a", "rank": 0, "pid": pid, "uuid": gpus[0]}])
+def nested_entry(depth):
+    entry(gpus=gpus, text=lambda valid: valid[:-1] + ', "x": ' + "[" * depth + "]" * depth + "}")
 exec(sys.argv[3])
 pid = os.fork()
 if pid == 0:
@@ -57,41 +65,116 @@ def tick(number):
         (own / f"2-{number - 1}.json").unlink()
         os.close(locks.pop(0))
 """
+
+
+class Effect(Enum):
+    """What an entry does to a victim that reads it."""
+
+    IN_USE = "its GPUs look in use"
+    AHEAD = "a run is ahead of the victim in the queue"
+    NO_LOCK = "the victim selects GPUs without the host lock"
+    OTHER_FOLDER = "the victim reserves GPUs in a folder with a suffix"
+
+
+class Entry(NamedTuple):
+    """What the attacker plants, its effect, and the control: a program that has this effect, by default the same.
+
+    `by_victim` tells that the victim runs the control: the attack is that another user owns the files."""
+
+    program: str
+    effect: Effect
+    control: str = ""
+    by_victim: bool = False
+
+
+VALID = "entry(gpus=gpus)"
 ENTRIES = {
-    "an infinite PID": 'entry(text=\'{"run": "a", "since": 1, "gpus": [], "ranks": [], "pid": Infinity}\')',
-    "an infinite time": 'entry(text=json.dumps({"run": "a", "since": 1}).replace("1", "1e999"))',
-    "a rank with a large PID": 'entry(gpus=["x"], ranks=[{"run": "a", "rank": 0, "pid": 1 << 70, "uuid": gpus[0]}])',
-    "a deep list": 'entry(text="[" * 60000)',
-    "a sparse file": 'entry(); os.truncate(own / "1-1.json", 30 << 30)',
-    "a pipe as entry": 'entry(); (own / "1-1.json").unlink(); os.mkfifo(own / "1-1.json")',
-    "a pipe as lock of an entry": 'own.mkdir(); os.mkfifo(own / "1-1.lock")',
-    "a pipe as host lock": 'os.mkfifo("gputrain.lock")',
-    "a folder as host lock": 'os.mkdir("gputrain.lock")',
-    "a link as host lock": 'os.symlink("/nowhere", "gputrain.lock")',
-    "a host lock that is held": 'lock("gputrain.lock")',
-    "the victim's folder": "os.mkdir(victim)",
-    "the victim's folder as pipe": "os.mkfifo(victim)",
-    "a link to a folder as the victim's": 'os.mkdir("d"); os.symlink("d", victim)',
-    "a reservation in the victim's name": "entry(folder=Path(victim), gpus=gpus)",
-    "a run that waits for ever": "entry()",
-    "many runs that wait for ever": '[entry(name=f"1-{number}") for number in range(50)]',
-    "runs that wait for ever in turn": ROTATING_WAITER,
-    "a run that waits for too many GPUs": 'entry(selection="free:1000")',
-    "a run that waits for a GPU that does not exist": 'entry(selection="free:3", visible=[*gpus, "GPU-x"])',
-    "hundreds of entries": '[entry(name=f"1-{number}", text="{") for number in range(300)]',
-    "thousands of folders": '[os.mkdir(f"{own}-{number}") for number in range(2000)]',
+    "an infinite PID": Entry('rank_entry(float("inf"))', Effect.IN_USE, "rank_entry(1)"),
+    "a PID that overflows": Entry(
+        'entry(gpus=gpus, text=lambda valid: valid.replace(\'"ranks": []\', \'"ranks": [{"run": "a", "rank": 0, \''
+        ' \'"pid": 1e999, "uuid": "x"}]\'))',
+        Effect.IN_USE,
+        "rank_entry(1)",
+    ),
+    "an infinite time": Entry('entry(gpus=gpus, since=float("inf"))', Effect.IN_USE, VALID),
+    "a time that overflows": Entry(
+        'entry(gpus=gpus, text=lambda valid: valid.replace("1.0", "1e999"))',
+        Effect.IN_USE,
+        'entry(gpus=gpus, text=lambda valid: valid.replace("1.0", "1e9"))',
+    ),
+    "a rank with a large PID": Entry("rank_entry(1 << 70)", Effect.IN_USE, "rank_entry(1)"),
+    "a deep list": Entry("nested_entry(30_000)", Effect.IN_USE, "nested_entry(10)"),
+    "a sparse file": Entry(f'{VALID}; os.truncate(own / "1-1.json", 30 << 30)', Effect.IN_USE, VALID),
+    "a pipe as entry": Entry(
+        f'{VALID}; (own / "1-1.json").unlink(); os.mkfifo(own / "1-1.json")', Effect.IN_USE, VALID
+    ),
+    "a pipe as lock of an entry": Entry(
+        f'{VALID}; (own / "1-1.lock").unlink(); os.mkfifo(own / "1-1.lock")', Effect.IN_USE, VALID
+    ),
+    "a pipe as host lock": Entry('os.mkfifo("gputrain.lock")', Effect.NO_LOCK),
+    "a folder as host lock": Entry('os.mkdir("gputrain.lock")', Effect.NO_LOCK),
+    "a link as host lock": Entry('os.symlink("/nowhere", "gputrain.lock")', Effect.NO_LOCK),
+    "a host lock that is held": Entry('lock("gputrain.lock")', Effect.NO_LOCK),
+    "the victim's folder": Entry("os.mkdir(victim)", Effect.OTHER_FOLDER),
+    "the victim's folder as pipe": Entry("os.mkfifo(victim)", Effect.OTHER_FOLDER),
+    "a link to a folder as the victim's": Entry('os.mkdir("d"); os.symlink("d", victim)', Effect.OTHER_FOLDER),
+    "a reservation in the victim's name": Entry(
+        "entry(folder=Path(victim), gpus=gpus)", Effect.IN_USE, "entry(folder=Path(victim), gpus=gpus)", by_victim=True
+    ),
+    "a run that waits for ever": Entry("entry()", Effect.AHEAD),
+    "many runs that wait for ever": Entry('[entry(name=f"1-{number}") for number in range(50)]', Effect.AHEAD),
+    "runs that wait for ever in turn": Entry(ROTATING_WAITER, Effect.AHEAD),
+    "a run that waits for too many GPUs": Entry('entry(selection="free:1000")', Effect.AHEAD),
+    "a run that waits for a GPU that does not exist": Entry(
+        'entry(selection="free:3", visible=[*gpus, "GPU-x"])', Effect.AHEAD
+    ),
+    "hundreds of entries": Entry(
+        '[entry(name=f"1-{number}", gpus=gpus, text=lambda valid: valid[:1]) for number in range(300)]',
+        Effect.IN_USE,
+        '[entry(name=f"1-{number}", gpus=gpus) for number in range(300)]',
+    ),
+    "thousands of folders": Entry(
+        '[os.mkdir(f"{own}-{number}") for number in range(2000)]',
+        Effect.IN_USE,
+        'entry(folder=Path(f"{own}-1"), gpus=gpus)',
+    ),
 }
 # Allocates as a run does, with shorter timeouts.
 VICTIM = """
-import json, sys
-from engine.gpus import allocation, reservation, run_queue
+import json, os, sys
+from engine.gpus import allocation, reservation, reservation_reader, run_queue
 reservation.LOCK_TIMEOUT_SECONDS = run_queue.CLAIM_TIMEOUT_SECONDS = 0.5
 for selection in ("auto", "0,1"):
+    ahead = [each.run for each in reservation_reader.read_reservations() if each.is_waiting]
     found = allocation.allocate_devices(selection, "mine", wait=False, on_wait=lambda _: None)
     warnings = [[warning.code, str(warning)] for warning in found.warnings]
-    print(json.dumps([[device.uuid for device in found.devices], warnings]))
+    folders = reservation.reservations_root().glob("gputrain-*")
+    folders = [path.name for path in folders if path.lstat().st_uid == os.getuid()]
+    devices = [device.uuid for device in found.devices]
+    print(json.dumps({"devices": devices, "warnings": warnings, "ahead": ahead, "folders": folders}))
     found.reservation.release()
 """
+
+
+class Outcome(NamedTuple):
+    """What the victim got for one selection, and saw: the names of its folders and of the runs ahead of it."""
+
+    devices: list[str]
+    warnings: list[tuple[str, str]]
+    ahead: list[str]
+    folders: list[str]
+
+    def shows(self, effect: Effect) -> bool:
+        own = f"gputrain-{os.getuid()}"
+        match effect:
+            case Effect.IN_USE:
+                return self.devices == [] and self.warnings[0][0] == "gpu-fallback"
+            case Effect.AHEAD:
+                return "evil" in self.ahead
+            case Effect.NO_LOCK:
+                return any("gputrain.lock" in message for _, message in self.warnings)
+            case Effect.OTHER_FOLDER:
+                return any(name.startswith(f"{own}-") for name in self.folders)
 
 
 def attack(stage: Stage) -> None:
@@ -101,49 +184,68 @@ def attack(stage: Stage) -> None:
     host.set_scene(gpu_line(0, used=100), gpu_line(1, used=100))
     stage.environment |= host.environment | {"GPUTRAIN_RESERVATIONS": str(stage.shared)}
     stage.environment.pop("CUDA_VISIBLE_DEVICES", None)
-    for name, program in ENTRIES.items():
-        with_entry(stage, name, program)
-    # What is allowed: the attacker's own claim makes GPUs look busy. Training on the CPU is then announced.
-    pid = plant(stage, "entry(gpus=gpus)")
-    (auto, warnings), (named, _) = victim(stage)
-    [code, message] = warnings[0]
-    stage.gained(auto != [] or code != "gpu-fallback", "GPUs without the victim's knowledge")
+    undisturbed = victim(stage)
+    assert not any(outcome.shows(effect) for outcome in undisturbed for effect in Effect), undisturbed
+    clean(stage)
+    for name, entry in ENTRIES.items():
+        with_entry(stage, name, entry)
+    controls = {(entry.control, entry.effect, entry.by_victim) for entry in ENTRIES.values() if entry.control}
+    for control, effect, by_victim in sorted(controls, key=str):
+        pid = plant(stage, control, by_victim=by_victim)
+        check_control(control, victim(stage), effect)
+        clean(stage, pid)
+    # What is allowed: the attacker's own reservation makes GPUs look in use. Training on the CPU is then announced.
+    pid = plant(stage, VALID)
+    auto, named = victim(stage)
+    [code, message] = auto.warnings[0]
+    stage.gained(auto.devices != [] or code != "gpu-fallback", "GPUs without the victim's knowledge")
     stage.gained("user uid 12345" not in message, "a claim in another user's name")
-    stage.gained(named != GPUS, "GPUs that are selected by name")
+    stage.gained(named.devices != GPUS, "GPUs that are selected by name")
     shown = stage.gputrain("gpus", "--json")
     stage.gained([gpu["runs"] for gpu in parse_gpus_json(shown.stdout)] != [["evil"]] * 2, "a monitor that fails")
     clean(stage, pid)
 
 
-def with_entry(stage: Stage, name: str, program: str) -> None:
+def with_entry(stage: Stage, name: str, entry: Entry) -> None:
     """Check what the victim gets while an entry is planted."""
-    pid = plant(stage, program)
+    pid = plant(stage, entry.program)
     try:
-        for devices, warnings in victim(stage):
-            stage.gained(devices != GPUS, f"a run without GPUs by {name} ({warnings})")
+        outcomes = victim(stage)
+        for outcome in outcomes:
+            stage.gained(outcome.devices != GPUS, f"a run without GPUs by {name} ({outcome.warnings})")
+        if not entry.control:
+            check_control(name, outcomes, entry.effect)
     except (subprocess.SubprocessError, ValueError) as error:
         stage.gained(True, f"a run that fails by {name} ({error})")
     clean(stage, pid)
 
 
-def plant(stage: Stage, program: str) -> int:
-    return int(stage.as_attacker(PLANT, str(os.getuid()), json.dumps(GPUS), program))
+def check_control(name: str, outcomes: list[Outcome], effect: Effect) -> None:
+    """Raise AssertionError if an entry has no effect: an attack with it would test nothing."""
+    assert any(outcome.shows(effect) for outcome in outcomes), f"{name}: not so: {effect.value}: {outcomes}"
 
 
-def victim(stage: Stage) -> list[tuple[list[str], list[tuple[str, str]]]]:
-    """Return the devices, and code and text of the warnings, for "auto" and for named GPUs.
+def plant(stage: Stage, program: str, *, by_victim: bool = False) -> int:
+    """Run a program as the attacker, or as the victim. Returns the PID of the process that holds its locks."""
+    run = stage.as_victim if by_victim else stage.as_attacker
+    return int(run(PLANT, str(os.getuid()), json.dumps(GPUS), program))
 
-    Raises SubprocessError if it fails or hangs."""
+
+def victim(stage: Stage) -> list[Outcome]:
+    """Return what the victim gets for "auto" and for named GPUs. Raises SubprocessError if it fails or hangs."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", VICTIM],
         cwd=stage.home, env=stage.environment, text=True, capture_output=True, timeout=15, check=True,
     )  # fmt: skip
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    found: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    return [Outcome(**values) for values in found]
 
 
-def clean(stage: Stage, pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def clean(stage: Stage, pid: int | None = None) -> None:
+    """End the process that holds the locks, and remove what it planted."""
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for path in stage.shared.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
