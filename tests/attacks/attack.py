@@ -42,13 +42,15 @@ class Stage:
         identity = [f"--reuid={ATTACKER_UID}", f"--regid={ATTACKER_UID}", "--clear-groups"]
         return self.as_victim(program, *arguments, prefix=["setpriv", *identity])
 
-    def as_victim(self, program: str, *arguments: str | Path, prefix: Sequence[str] = ()) -> str:
-        """Run the same Python code as this user, as the control of an attack."""
+    def as_victim(
+        self, program: str, *arguments: str | Path, folder: Path | None = None, prefix: Sequence[str] = ()
+    ) -> str:
+        """Run the same Python code as this user, in `shared` or another folder, as the control of an attack."""
         # Not the interpreter of the virtual environment, which other users may not be able to read.
         interpreter = os.path.realpath(sys.executable)
         return subprocess.run(
             [*prefix, interpreter, "-I", "-c", program, *map(str, arguments)],
-            cwd=self.shared, env={"PATH": os.environ["PATH"]}, check=True, text=True, stdout=subprocess.PIPE,
+            cwd=folder or self.shared, env={"PATH": os.environ["PATH"]}, check=True, text=True, stdout=subprocess.PIPE,
         ).stdout  # fmt: skip
 
     def gputrain(self, *arguments: str | Path, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
