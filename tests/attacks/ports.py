@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -28,6 +29,10 @@ def listening_ports(process: psutil.Process) -> list[int]:
 
 
 def attack(stage: Stage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        accepted = stage.as_attacker(CONNECT, port).split()
+    assert accepted == [port], "the attacker cannot connect to a port that is open"
     runs = stage.home / "runs"
     arguments = ["run", "digits", "--headless", "--gpus", "cpu", "--ranks", "2", "--epochs", "100000", "--name", "a"]
     run = subprocess.Popen(
