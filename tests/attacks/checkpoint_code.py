@@ -11,6 +11,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from attack import ATTACKER_UID, Stage, perform
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -48,6 +49,8 @@ path = pathlib.Path(sys.argv[2])
 path.unlink(missing_ok=True)
 path.write_bytes(bytes.fromhex(sys.argv[3]) + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code))
 """
+# No config may name a module of the standard library, and these commands build no optimizer.
+NEVER_IMPORTED = ("a function of the standard library", "an optimizer of the attacker")
 
 
 class Victim:
@@ -57,12 +60,17 @@ class Victim:
         self._stage, self._marker = stage, marker
 
     def tries(self, what: str, *arguments: str | Path) -> None:
+        self._stage.gained(self.runs_code(*arguments), f"code ran: {what}, {arguments[0]}")
+
+    def runs_code(self, *arguments: str | Path) -> bool:
+        """Run a command, and return whether it ran code that creates the marker."""
         process = os.fork()
         if process == 0:
             self._run([str(argument) for argument in arguments])
         os.waitpid(process, 0)
-        self._stage.gained(self._marker.exists(), f"code ran: {what}, {arguments[0]}")
+        is_marked = self._marker.exists()
         self._marker.unlink(missing_ok=True)
+        return is_marked
 
     def _run(self, arguments: list[str]) -> None:
         os.chdir(self._stage.home)
@@ -95,23 +103,15 @@ def attack(stage: Stage) -> None:
     del sys.modules["nets"]
     sys.path.remove(str(code))
 
-    shell = {"name": "subprocess:getoutput", "options": {"cmd": f"touch {marker}"}}
-    checkpoints = {
-        "a function of the standard library": {"model": shell},
-        "a module of the attacker": {"model": {"name": "evil:build"}, "run": {"code": str(stage.shared)}},
-        "a name that the victim's run uses": {"model": {"name": "nets:build"}, "run": {"code": str(stage.shared)}},
-        "a dataset of the attacker": {"data": {"dataset": "evil:images"}, "run": {"code": str(stage.shared)}},
-        "a metric of the attacker": {"eval": {"metrics": ["evil:build"]}, "run": {"code": str(stage.shared)}},
-        "an optimizer of the attacker": {
-            "optim": {"name": "evil:build"},
-            "schedule": {"name": "evil:build"},
-            "run": {"code": str(stage.shared)},
-        },
-    }
     image = home / "image.png"
-    image.write_bytes(b"")
-    for what, values in checkpoints.items():
-        path = foreign_checkpoint(stage, what, values)
+    Image.new("RGB", (8, 8)).save(image)
+    control = home / "control"
+    control.mkdir()
+    check_control(stage, control, image)
+    for what, values in evil_checkpoints(stage.shared, marker).items():
+        path = saved_checkpoint(stage.shared / what.replace(" ", "-"), values)
+        for file in (path.parents[1], *path.parents[1].rglob("*")):
+            os.chown(file, ATTACKER_UID, ATTACKER_UID)
         victim.tries(what, "predict", "own", image, "--checkpoint", path, "--device", "cpu")
         victim.tries(what, "evaluate", "own", "--checkpoint", path, "--device", "cpu")
         victim.tries(what, "export", "own", "--checkpoint", path, "--output", home / "exported")
@@ -136,15 +136,55 @@ def attack(stage: Stage) -> None:
     victim.tries("compiled code", "predict", "own", image, "--device", "cpu")
 
 
-def foreign_checkpoint(stage: Stage, what: str, values: dict[str, dict[str, object]]) -> Path:
-    """Return a checkpoint of the attacker, whose config has these values."""
-    config = as_dict(resolve_config(None, ["data.dataset=fake", "data.image_size=8"]).config)
+def check_control(stage: Stage, folder: Path, image: Path) -> None:
+    """Raise AssertionError unless the same files run their code if the victim owns them, and trusts the checkpoints."""
+    marker = folder / "marker"
+    stage.as_victim(PLANT, marker, NETS, folder=folder)
+    run = saved_run(stage.shared / "runs" / "control")
+    config = resolve_config(None, ["model.name=nets:build", f"run.code={folder}", "data.dataset=fake"]).config
+    run.config.write_text(to_yaml(as_dict(config)))
+    victim, cpu = Victim(stage, marker), ("--gpus", "cpu")
+    for what, values in evil_checkpoints(folder, marker).items():
+        path = saved_checkpoint(folder / what.replace(" ", "-"), values)
+        command = "predict" if "model" in values else "evaluate"
+        files = [image] if command == "predict" else []
+        ran = victim.runs_code(command, "control", *files, "--checkpoint", path, "--device", "cpu", "--trust-code")
+        assert ran == (what not in NEVER_IMPORTED), f"{what}: whether its code ran: {ran}"
+    for name in ("module", "base"):
+        assert victim.runs_code("summary", folder / f"{name}.yaml"), name
+        assert victim.runs_code("run", "--dry-run", folder / f"{name}.yaml", *cpu), name
+    (folder / "nets.py").write_text(NETS)
+    compiled = folder / "__pycache__" / f"nets.{sys.implementation.cache_tag}.pyc"
+    compiled.parent.mkdir(exist_ok=True)
+    stage.as_victim(PLANT_PYC, marker, compiled, MAGIC_NUMBER.hex())
+    assert victim.runs_code("run", "--dry-run", "model.name=nets:build", f"run.code={folder}", *cpu), "compiled code"
+
+
+def evil_checkpoints(folder: Path, marker: Path) -> dict[str, dict[str, dict[str, object]]]:
+    """Return sections of the config of each checkpoint, which name code to run; `folder` has its modules."""
+    run: dict[str, object] = {"code": str(folder)}
+    return {
+        "a function of the standard library": {
+            "model": {"name": "subprocess:getoutput", "options": {"cmd": f"touch {marker}"}}
+        },
+        "a module of the attacker": {"model": {"name": "evil:build"}, "run": run},
+        "a name that the victim's run uses": {"model": {"name": "nets:build"}, "run": run},
+        "a dataset of the attacker": {"data": {"dataset": "evil:images"}, "run": run},
+        "a metric of the attacker": {"eval": {"metrics": ["evil:build"]}, "run": run},
+        "an optimizer of the attacker": {
+            "optim": {"name": "evil:build"},
+            "schedule": {"name": "evil:build"},
+            "run": run,
+        },
+    }
+
+
+def saved_checkpoint(folder: Path, values: dict[str, dict[str, object]]) -> Path:
+    """Return the checkpoint of a run in `folder`, whose config has these values."""
+    sizes = ["data.dataset=fake", "data.image_size=8", "data.num_classes=5", "model.name=linear"]
+    config = as_dict(resolve_config(None, sizes).config)
     values = {section: config[section] | values.get(section, {}) for section in config}
-    run = saved_run(stage.shared / what.replace(" ", "-"), {"config": values})
-    path = run.checkpoints / "last.pt"
-    for file in (run.path, *run.path.rglob("*")):
-        os.chown(file, ATTACKER_UID, ATTACKER_UID)
-    return path
+    return saved_run(folder, {"config": values}).checkpoints / "last.pt"
 
 
 if __name__ == "__main__":
