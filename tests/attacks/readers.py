@@ -3,12 +3,16 @@ time, and lists the other runs."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
 from pathlib import Path
 
 from attack import Stage, perform
+
+from engine.runs.events import RunFinished
+from engine.runs.journal import to_line
 
 # Enough for gputrain without torch.
 MAX_MEMORY_BYTES = 2 << 30
@@ -49,6 +53,11 @@ def attack(stage: Stage) -> None:
         (runs / name / "lock").touch()
     (runs / "mine" / "log.txt").write_text(f"loss\t0.5 {ESCAPE}\n")
     os.mkfifo(runs / "piped" / "log.txt")
+    (runs / "mine" / "events.jsonl").write_text(to_line(RunFinished(state="stopped")) + "\n")
+    (runs / "mine" / "config.yaml").write_text("{}")
+    [row] = [row for row in json.loads(stage.gputrain("runs", "--json").stdout)["runs"] if row["name"] == "mine"]
+    assert (row["state"], row["config"]["data.dataset"]) == ("stopped", "digits"), row
+    assert stage.gputrain("config", runs / "mine" / "config.yaml").returncode == 0
     stage.as_attacker(PLANT)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
 
