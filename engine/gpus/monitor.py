@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from engine.gpus.snapshot import Reading, SamplerOptions, Snapshot, current_time
+from engine.gpus.snapshot import DRIVER, Reading, SamplerOptions, Snapshot, current_time
 from engine.gpus.start_sampler import start_sampler, take_prestarted_sampler
 from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
@@ -153,4 +153,6 @@ def open_monitor(options: SamplerOptions) -> GpuMonitor:
 def _error_snapshot(error: str) -> Snapshot:
     now = current_time()
     unknown: Reading[str] = Reading(None, now, error)
-    return Snapshot(time=now, host=os.uname().nodename, driver=unknown, cuda=unknown, error=error, gpus=())
+    return Snapshot(
+        time=now, source=DRIVER, host=os.uname().nodename, driver=unknown, cuda=unknown, error=error, gpus=()
+    )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from engine.gpus import nvml, nvml_processes, nvml_rates
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.gpus.snapshot import (
+    DRIVER,
     STATIC_READINGS,
     UNITS,
     Gpu,
@@ -366,18 +367,17 @@ class GpuSampler:
         if driver is None and error is None:
             error = f"the NVIDIA driver has not answered for {waited_s:.0f} s"
         unknown: Reading[str] = Reading(None, now, error or "unknown")
-        gpus = (
-            []
-            if self._state.driver_error
-            else [thread.report() for thread in self._driver_thread.gpu_threads if not thread.excluded]
-        )
+        threads = [] if self._state.driver_error else self._driver_thread.gpu_threads
+        gpus = tuple(thread.report() for thread in threads if not thread.excluded)
         version, cuda = (driver.version, driver.cuda) if driver and not self._state.driver_error else (unknown, unknown)
         all_answered = self._driver_thread.enumerated and all(
             thread.has_answered() for thread in self._driver_thread.gpu_threads
         )
         pending = self._state.driver_error is None and not all_answered
         host = os.uname().nodename
-        return Snapshot(time=now, host=host, driver=version, cuda=cuda, error=error, pending=pending, gpus=tuple(gpus))
+        return Snapshot(
+            time=now, source=DRIVER, host=host, driver=version, cuda=cuda, error=error, pending=pending, gpus=gpus
+        )
 
     @staticmethod
     def _emit(snapshot: Snapshot) -> None:

@@ -244,8 +244,8 @@ def with_units(readings: Mapping[str, Reading[Any]]) -> dict[str, Reading[Any]]:
 class SnapshotSource(Record, frozen=True, kw_only=True):
     """Origin of a snapshot: the driver, or a recording. `made_up` marks a recording of GPUs that do not exist."""
 
-    kind: Literal["driver", "recording"] = "driver"
-    made_up: bool = False
+    kind: Literal["driver", "recording"]
+    made_up: bool
 
     @property
     def notice(self) -> str | None:
@@ -253,6 +253,9 @@ class SnapshotSource(Record, frozen=True, kw_only=True):
         if self.kind == "driver":
             return None
         return "SIMULATED: these GPUs do not exist" if self.made_up else "recording: not the current state of the GPUs"
+
+
+DRIVER = SnapshotSource(kind="driver", made_up=False)
 
 
 class Snapshot(FileRecord, frozen=True, kw_only=True):
@@ -263,7 +266,7 @@ class Snapshot(FileRecord, frozen=True, kw_only=True):
 
     time: UnixTime
     host: str
-    source: SnapshotSource = SnapshotSource()
+    source: SnapshotSource
     driver: Reading[str]
     cuda: Reading[str]
     error: str | None = None

@@ -15,7 +15,6 @@ import time
 
 from engine.runs.records import GpuSample, RankDevice, RankEpochTiming, RankPeakMemory
 from engine.utils.codec import (
-    FORMAT,
     UNSET,
     Count,
     Finite,
@@ -52,7 +51,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Training begins: all ranks are set up. Written once per run. Warnings, GPU samples, control requests and failures
     of the ranks' setup can precede it."""
 
-    format: Count = FORMAT
+    format: Count
     """Version of the journal format."""
     name: str
     """Name of the run and of its folder; "" in a dry run without a name."""

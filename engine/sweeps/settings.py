@@ -178,8 +178,11 @@ def read_settings(path: Path) -> SweepSettings:
     values = _read_mapping(path)
     if (problem := format_problem(values.get("format"), SETTINGS_FORMAT)) is not None:
         raise UsageError.one(str(path), problem, "use the version of gputrain that wrote it", code="wrong-version")
-    known = {part.name for part in fields(SweepSettings)}
-    return _from_values(path, {key: value for key, value in values.items() if key in known})
+    known = [part.name for part in fields(SweepSettings)]
+    if missing := [name for name in known if name not in values]:
+        # The defaults of another version would search something else.
+        raise UsageError.one(str(path), f"is damaged: it lacks {', '.join(missing)}", code="damaged")
+    return _from_values(path, {key: values[key] for key in known})
 
 
 def is_sweep_file(path: Path) -> bool:

@@ -52,7 +52,7 @@ from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
 from engine.training.timing import EpochClock, data_wait_share, gather_timings
 from engine.training.warmup import WarmupResult
-from engine.utils.codec import UNSET, asdict, find_record, finite, write_record
+from engine.utils.codec import FORMAT, UNSET, asdict, find_record, finite, write_record
 from engine.utils.errors import Problem
 from engine.utils.files import replace_file, write_json
 from engine.utils.text import pluralize
@@ -291,6 +291,7 @@ class Trainer:
         name = self.job.folder.name if self.job.folder else (self.config.run.name or "")
         edge = enlarged_edge(self.config, self.source)
         return RunStarted(
+            format=FORMAT,
             name=name,
             host=socket.gethostname(),
             world_size=self.rank_info.world_size,

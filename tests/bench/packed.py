@@ -45,7 +45,7 @@ def write_entries(path: Path, count: int) -> None:
         checksums=np.full(count, zlib.crc32(CONTENT), np.uint32),
         labels=labels.astype(np.uint32),
         names=names,
-        info=PackInfo(classes=tuple(f"n{label:08d}" for label in range(count // IMAGES_PER_CLASS))),
+        info=PackInfo(classes=tuple(f"n{label:08d}" for label in range(count // IMAGES_PER_CLASS)), encoding=None),
     )
     with path.open("wb") as file:
         file.write(bytes(HEADER_BYTES) + CONTENT * count)

@@ -36,7 +36,7 @@ def packed_set() -> bytes:
         checksums=np.array([zlib.crc32(content) for content in contents], np.uint32),
         labels=np.array([0, 1], np.uint32),
         names=names,
-        info=PackInfo(classes=("a", "b"), encoding=Encoding(max_side=40)),
+        info=PackInfo(classes=("a", "b"), encoding=Encoding(max_side=40, quality=90)),
     )
     with TemporaryFile() as file:
         file.write(bytes(96) + contents[1] + contents[0])

@@ -29,14 +29,14 @@ from engine.runs.inspection import PART_NAMES, Inspection, InspectionInfo
 from engine.runs.inspection_file import write_inspection
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample, RankDevice, RankEpochTiming
-from engine.utils.codec import encode
+from engine.utils.codec import FORMAT, encode
 from support.replace import replace
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tui" / "demo" / "data"
 DIGITS = ROOT / "engine" / "data" / "sources" / "digits.npz"
 HOST = "demo-server"
-FORMAT = "224 x 224 pixels"
+IMAGE_FORMAT = "224 x 224 pixels"
 LOG_EVERY, GPUS_EVERY = 10, 60  # steps
 SECONDS_PER_STEP, GLOBAL_BATCH_SIZE, PEAK_LR = 0.08, 512, 0.2
 IMAGES_PER_CLASS = 1000
@@ -98,13 +98,14 @@ def events(run: Training) -> Iterator[Event]:
     schedule, total, losses = run.config.schedule, run.epochs * run.steps_per_epoch, []
     ranks = [RankDevice(rank, HOST, FIRST_PID + rank, gpu_uuid(rank)) for rank in (0, 1)]
     yield RunStarted(
-        time=0.0, name=run.name, host=HOST, world_size=2, devices=[gpu_uuid(0), gpu_uuid(1)], backend="nccl",
+        format=FORMAT, time=0.0, name=run.name, host=HOST, world_size=2, devices=[gpu_uuid(0), gpu_uuid(1)],
+        backend="nccl",
         epochs=run.epochs, global_batch=GLOBAL_BATCH_SIZE, steps_per_epoch=run.steps_per_epoch,
         train_images=run.steps_per_epoch * GLOBAL_BATCH_SIZE, val_images=IMAGES_PER_CLASS * len(run.classes),
         classes=len(run.classes), parameters=23_528_522, workers=8, versions={"torch": "0"}, ranks=ranks,
         batch_size=GLOBAL_BATCH_SIZE // 2, cores=16, small_step_seconds=0.0085, small_step_images=2, flops=24.5e9,
-        peak_tflops=2 * 989.4, trainable_parameters=23_528_522, image_format=FORMAT, input=FORMAT, train_size=224,
-        pipeline="stream", pipeline_reason="set by data.pipeline", pipeline_auto=False, max_workers=8,
+        peak_tflops=2 * 989.4, trainable_parameters=23_528_522, image_format=IMAGE_FORMAT, input=IMAGE_FORMAT,
+        train_size=224, pipeline="stream", pipeline_reason="set by data.pipeline", pipeline_auto=False, max_workers=8,
         worker_type="threads", decoder="cpu", decoder_reason="", compiled=False, precision="bf16", enlarged_edge=0,
         fitting_size=0, start_method="fork",
     )  # fmt: skip

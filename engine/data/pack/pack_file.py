@@ -103,7 +103,7 @@ class PackInfo(Record, frozen=True, kw_only=True):
     """The info section of a packed set: the class names, and how the images were re-encoded, None if they were not."""
 
     classes: tuple[str, ...]
-    encoding: Encoding | None = None
+    encoding: Encoding | None
 
 
 def encode_name(name: str) -> bytes:

@@ -25,8 +25,8 @@ _MCU_PIXELS = {"L": 8, "RGB": 16}
 class Encoding(Record, frozen=True, kw_only=True):
     """How images are re-encoded. Without `max_side`, at full scale."""
 
-    max_side: Annotated[int, Meta(gt=0, le=1 << 20)] | None = None
-    quality: Annotated[int, Meta(ge=1, le=100)] = DEFAULT_QUALITY
+    max_side: Annotated[int, Meta(gt=0, le=1 << 20)] | None
+    quality: Annotated[int, Meta(ge=1, le=100)]
 
 
 def describe_encoding(encoding: Encoding | None) -> dict[str, Any] | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from engine.config.code_trust import CodeTrust
 from engine.config.loader import resolve_config
@@ -200,6 +201,17 @@ def test_settings_of_another_format_are_refused(tmp_path: Path, line: str, found
     write_settings(path, SweepSettings(space={"optim.lr": "0..1"}))
     path.write_text(path.read_text().replace("format: 1", line))
     with raises_problem("wrong-version", str(path), found, "reads format 1"):
+        read_settings(path)
+
+
+@pytest.mark.parametrize("name", [part.name for part in fields(SweepSettings)])
+def test_stored_settings_without_a_field_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    write_settings(path, SweepSettings(space={"optim.lr": "0..1"}))
+    values = yaml.safe_load(path.read_text())
+    del values[name]
+    path.write_text(yaml.safe_dump(values))
+    with raises_problem("damaged", str(path), f"lacks {name}"):
         read_settings(path)
 
 

@@ -19,7 +19,7 @@ import pynvml
 
 from engine.gpus import nvml
 from engine.gpus.sampler import GpuThread, SamplerState
-from engine.gpus.snapshot import SamplerOptions, Snapshot
+from engine.gpus.snapshot import DRIVER, SamplerOptions, Snapshot
 
 TESTS = Path(__file__).parents[2]
 NVML_LIBRARY = "libnvidia-ml.so.1"
@@ -109,7 +109,9 @@ def sample_gpus() -> Snapshot:
     for thread in threads:
         thread.join()
     pynvml.nvmlShutdown()
-    return Snapshot(time=time.time(), host="h", driver=versions.version, cuda=versions.cuda, gpus=tuple(gpus))
+    return Snapshot(
+        time=time.time(), source=DRIVER, host="h", driver=versions.version, cuda=versions.cuda, gpus=tuple(gpus)
+    )
 
 
 def parse_gpus_json(output: str) -> list[dict[str, Any]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from engine.runs.events import EpochEvent, RunResumed, RunStarted, StepEvent
+from engine.utils.codec import FORMAT
 
 RUN_FIELDS: dict[str, Any] = {
+    "format": FORMAT,
     "name": "a",
     "host": "h",
     "world_size": 2,

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from engine.gpus.recording import shift_times
-from engine.gpus.snapshot import UNITS, Reading, Snapshot
+from engine.gpus.snapshot import DRIVER, UNITS, Reading, Snapshot
 from engine.runs.events import Event, GpuEvent, RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
@@ -113,7 +113,9 @@ def past_snapshots(latest: Snapshot) -> Iterator[Snapshot]:
 def no_gpu_feed() -> FrozenGpuFeed:
     unknown: Reading[str] = Reading(None, FROZEN_NOW, NO_GPU_REASON)
     return FrozenGpuFeed(
-        Snapshot(time=FROZEN_NOW, host="a-host", driver=unknown, cuda=unknown, error=NO_GPU_REASON, gpus=())
+        Snapshot(
+            time=FROZEN_NOW, source=DRIVER, host="a-host", driver=unknown, cuda=unknown, error=NO_GPU_REASON, gpus=()
+        )
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.gpus.snapshot import Reading, Snapshot
+from engine.gpus.snapshot import DRIVER, Reading, Snapshot
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, sample_gpus
 from support.messages import has_problem
 from tui.text.gpus import gpu_lines, no_driver_problem
@@ -17,7 +17,7 @@ def test_no_driver_problem_names_gpus_of_torch_only_if_possible(
     monkeypatch.setattr("tui.text.gpus.torch_may_see_gpus", lambda: other_driver)
     unknown: Reading[str] = Reading(None, 0.0, "no driver")
     problem = no_driver_problem(
-        Snapshot(time=0.0, host="host", driver=unknown, cuda=unknown, error="no driver", gpus=())
+        Snapshot(time=0.0, source=DRIVER, host="host", driver=unknown, cuda=unknown, error="no driver", gpus=())
     )
     assert has_problem([problem], "driver-unavailable", "", "host", "(no driver)")
     assert ("GPUs" in problem.message) is other_driver

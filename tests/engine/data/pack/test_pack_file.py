@@ -178,7 +178,7 @@ def write_index(path: Path, **changes: object) -> Path:
         "checksums": np.zeros(3, np.uint32),
         "labels": np.array([0, 0, 1], np.uint32),
         "names": ["a", "b", "c"],
-        "info": PackInfo(classes=("x", "y")),
+        "info": PackInfo(classes=("x", "y"), encoding=None),
     }
     with path.open("wb") as file:
         PackIndex(**values | changes).write(file.fileno())  # type: ignore[arg-type]

@@ -19,22 +19,22 @@ from PIL import Image
 
 from engine.data.pack import partial
 from engine.data.pack.pack_file import Pack
-from engine.data.pack.reencode import Encoding, reencode, restart_interval
+from engine.data.pack.reencode import DEFAULT_QUALITY, Encoding, reencode, restart_interval
 from engine.data.pack.writer import PackProgress, PackRequest, PackStopped, expected_size, make_plan, write_pack
 from engine.utils.errors import Problem, UsageError
 from support.data.packed_photos import NUM_PHOTOS, pack_photos, write_photos
 from support.gputrain_command import ROOT
 from support.messages import has_problem, raises_problem, says
 
-REDUCED = Encoding(max_side=40)
+REDUCED = Encoding(max_side=40, quality=DEFAULT_QUALITY)
 # Packs with a sync after each image, slowly enough to be killed between two of them.
 SLOW_PACK = """
 import sys, time
 from pathlib import Path
 from support.data.packed_photos import pack_photos
-from engine.data.pack.reencode import Encoding
+from engine.data.pack.reencode import DEFAULT_QUALITY, Encoding
 pack_photos(
-    Path(sys.argv[1]), Path(sys.argv[2]), Encoding(max_side=40), sync_bytes=1,
+    Path(sys.argv[1]), Path(sys.argv[2]), Encoding(max_side=40, quality=DEFAULT_QUALITY), sync_bytes=1,
     on_progress=lambda progress: (print(progress.done, flush=True), time.sleep(0.02)),
 )
 """
@@ -95,13 +95,15 @@ def test_pack_reduces_every_image_to_upright_jpeg_with_restart_markers(
 def test_pack_composites_transparency_on_white() -> None:
     buffer = io.BytesIO()
     Image.new("RGBA", (16, 16), (255, 0, 0, 0)).save(buffer, "PNG")
-    assert Image.open(io.BytesIO(reencode(buffer.getvalue(), Encoding()))).getpixel((3, 3)) == (255, 255, 255)
+    assert Image.open(
+        io.BytesIO(reencode(buffer.getvalue(), Encoding(max_side=None, quality=DEFAULT_QUALITY)))
+    ).getpixel((3, 3)) == (255, 255, 255)
 
 
 def test_pack_keeps_grayscale() -> None:
     buffer = io.BytesIO()
     Image.new("LA", (16, 16), (80, 255)).save(buffer, "PNG")
-    image = Image.open(io.BytesIO(reencode(buffer.getvalue(), Encoding())))
+    image = Image.open(io.BytesIO(reencode(buffer.getvalue(), Encoding(max_side=None, quality=DEFAULT_QUALITY))))
     assert (image.mode, image.getpixel((3, 3))) == ("L", 80)
 
 

@@ -12,7 +12,7 @@ import torch
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
 from engine.data.pack.pack_file import CHUNK_ROWS
-from engine.data.pack.reencode import Encoding
+from engine.data.pack.reencode import DEFAULT_QUALITY, Encoding
 from engine.data.pipelines.batch import Batch
 from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.loader import BatchLoader
@@ -42,7 +42,7 @@ def datasets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
-    pack_photos(write_photos(folder / "photos"), folder / "photos.gpk", Encoding(max_side=40))
+    pack_photos(write_photos(folder / "photos"), folder / "photos.gpk", Encoding(max_side=40, quality=DEFAULT_QUALITY))
     return folder / "photos.gpk"
 
 
