@@ -25,6 +25,8 @@ Text = Annotated[str, Meta(max_length=MAX_STRING_CHARS)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 QueuePosition = Annotated[float, Meta(ge=-MAX_TIME, le=MAX_TIME)]
 """A Unix time, or an order that is comparable with one."""
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+NumSharers = Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
 # What a run waits for before it waits for GPUs.
 Blocked = Literal["", "held", "dependency"]
 
@@ -40,7 +42,7 @@ class QueueTerms(Record, frozen=True, kw_only=True):
     priority: Priority = 0
     position: QueuePosition | UnsetType = UNSET
     blocked: Text = ""
-    share: Annotated[int, Meta(ge=1, le=MAX_DEVICES)] = 1
+    share: NumSharers = 1
     folder: Annotated[str, Meta(max_length=MAX_PATH_CHARS)] = ""
 
 

@@ -34,7 +34,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from engine.gpus.queue_terms import MAX_DEVICES, MAX_TIME, QueuePosition, QueueTerms, Text
+from engine.gpus.queue_terms import MAX_DEVICES, MAX_TIME, NumSharers, Priority, QueuePosition, QueueTerms, Text
 from engine.utils.codec import FileRecord, Meta, Record, UnsetType, asdict, decode, replace
 from engine.utils.errors import Problem
 from engine.utils.files import open_regular_file
@@ -75,9 +75,12 @@ class ReservationEntry(FileRecord, QueueTerms, frozen=True, kw_only=True):
     device that is visible to it. `write_lock` says whether it holds the write lock on its lock file.
 
     `reason` is why it waits, `backfill_until` the Unix time until which runs behind it may use the devices that it
-    claims.
+    claims. The terms have no defaults here: without `blocked`, a run that claims no devices would claim some.
     """
 
+    priority: Priority
+    blocked: Text
+    share: NumSharers
     run: Text
     since: ArrivalTime
     selection: Text

@@ -37,7 +37,7 @@ def lock(path):
 def entry(folder=own, name="1-1", text=lambda valid: valid, **changes):
     folder.mkdir(exist_ok=True)
     values = {"format": 1, "run": "evil", "since": 1.0, "selection": "all", "visible": gpus, "gpus": [],
-              "ranks": [], "write_lock": False, **changes}
+              "ranks": [], "write_lock": False, "priority": 0, "blocked": "", "share": 1, **changes}
     (folder / f"{name}.json").write_text(text(json.dumps(values)))
     lock(folder / f"{name}.lock")
 def rank_entry(pid):

@@ -247,7 +247,7 @@ from pathlib import Path
 folder = Path(sys.argv[1]) / f"gputrain-{os.getuid()}"
 folder.mkdir(exist_ok=True)
 values = {"format": 1, "run": "idle", "since": 1.0, "selection": sys.argv[2], "visible": json.loads(sys.argv[3])}
-values |= {"gpus": [], "ranks": [], "write_lock": False}
+values |= {"gpus": [], "ranks": [], "write_lock": False, "priority": 0, "blocked": "", "share": 1}
 (folder / "1-1.json").write_text(json.dumps(values))
 lock = (folder / "1-1.lock").open("w")
 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -30,7 +30,7 @@ from support.messages import has_problem, raises_problem
 SOMEONE = 12345
 ENTRY = {
     "format": 1, "run": "planted", "uid": 0, "lock_name": "x", "since": 1.0, "selection": "all", "visible": ["GPU-1"],
-    "gpus": ["GPU-1"], "ranks": [], "write_lock": False,
+    "gpus": ["GPU-1"], "ranks": [], "write_lock": False, "priority": 0, "blocked": "", "share": 1,
 }  # fmt: skip
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of another user")
 
@@ -87,6 +87,13 @@ def test_entry_without_write_lock_is_read(folder: Path) -> None:
     terms = asdict(QueueTerms(position=1.0))
     assert {name: getattr(found, name) for name in terms} == terms
     assert found.key == (os.getuid(), "1-2.lock")
+
+
+@pytest.mark.parametrize("name", ["priority", "blocked", "share", "gpus", "write_lock", "format"])
+def test_entry_without_a_field_is_ignored(folder: Path, name: str) -> None:
+    plant(folder, {key: value for key, value in ENTRY.items() if key != name})
+    found, [problem] = read()
+    assert found == [] and has_problem([problem], "damaged", "", name)
 
 
 @pytest.mark.parametrize(
