@@ -25,7 +25,6 @@ Text = Annotated[str, Meta(max_length=MAX_STRING_CHARS)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 QueuePosition = Annotated[float, Meta(ge=-MAX_TIME, le=MAX_TIME)]
 """A Unix time, or an order that is comparable with one."""
-Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 NumSharers = Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
 # What a run waits for before it waits for GPUs.
 Blocked = Literal["", "held", "dependency"]
