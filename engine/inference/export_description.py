@@ -27,7 +27,6 @@ from engine.inference.trained_model import TrainedCheckpoint
 from engine.runs.events import EpochEvent
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
-from engine.utils.codec import finite, or_none
 
 # The steps of `transforms` that a program contains.
 PROGRAM_STEPS = ("divide", "normalize")
@@ -37,14 +36,14 @@ def describe_model(checkpoint: TrainedCheckpoint, run: RunFolder, history: Histo
     """Return what model.json says about the model, without its files."""
     model, images = checkpoint.config.model, checkpoint.image_format
     epoch = find_epoch(checkpoint, history)
-    accuracy = None if epoch is None else or_none(epoch.ema_val_accuracy if checkpoint.ema else epoch.val_accuracy)
+    scores = None if epoch is None else epoch.ema if checkpoint.ema else epoch.val
     return ModelDescription(
         gputrain=version("gputrain"),
         run=run.name,
         checkpoint=checkpoint.path.name,
         step=checkpoint.step,
         epoch=None if epoch is None else epoch.epoch,
-        val_accuracy=None if accuracy is None else finite(accuracy),
+        val_accuracy=None if scores is None else scores.accuracy,
         ema=checkpoint.ema,
         weights_sha256=hash_weights(checkpoint.weights),
         model=Architecture(source=model.source, name=model.name, options=model.options),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,7 +45,11 @@ class _PendingSteps:
     work: dist.Work | None
     means: Tensor
     local: Tensor
-    event_fields: dict[str, Any]
+    step: int
+    epoch: int
+    lr: float
+    images_per_second: float
+    data_wait: float
     grad_norm: Tensor | None
     copy_done: torch.cuda.Event | None = None
 
@@ -122,14 +125,17 @@ class StepLog:
         self._losses, self._nonfinite = [], []
         work = all_reduce(means, async_op=True)
         seconds = max(time.perf_counter() - self._clock_start, 1e-9)
-        event_fields = {
-            "step": step,
-            "epoch": epoch,
-            "lr": lr,
-            "images_per_second": round(self._steps * self.global_batch / seconds, 1),
-            "data_wait": round(min(self._data_wait_seconds / seconds, 1.0), 4),
-        }
-        self._pending = _PendingSteps(work, means, local, event_fields, self.latest_grad_norm)
+        self._pending = _PendingSteps(
+            work,
+            means,
+            local,
+            step=step,
+            epoch=epoch,
+            lr=lr,
+            images_per_second=round(self._steps * self.global_batch / seconds, 1),
+            data_wait=round(min(self._data_wait_seconds / seconds, 1.0), 4),
+            grad_norm=self.latest_grad_norm,
+        )
         if means.is_cuda:
             if work is not None:
                 # Makes the current stream wait, not the host.
@@ -151,16 +157,22 @@ class StepLog:
         group, self._pending = self._pending, None
         losses, skipped = group.wait()
         if self.emits_events:
-            grad_norm = UNSET if group.grad_norm is None else finite(group.grad_norm.item())
             known_losses = [finite(loss) for loss in losses]
-            self.channel.send(StepEvent(losses=known_losses, grad_norm=grad_norm, **group.event_fields))
+            event = StepEvent(
+                step=group.step,
+                epoch=group.epoch,
+                losses=known_losses,
+                lr=finite(group.lr),
+                images_per_second=group.images_per_second,
+                data_wait=group.data_wait,
+                grad_norm=UNSET if group.grad_norm is None else finite(group.grad_norm.item()),
+            )
+            self.channel.send(event)
         for index, loss in enumerate(losses):
             too_many = self.skipped.add(skipped[index] > 0.5)
             if too_many or not (self.may_skip or math.isfinite(loss)):
-                step = group.event_fields["step"] - len(losses) + 1 + index
-                raise NonFiniteLossError(
-                    self._describe_nonfinite(step, group.event_fields["epoch"], loss, group.local[0, index]),
-                )
+                step = group.step - len(losses) + 1 + index
+                raise NonFiniteLossError(self._describe_nonfinite(step, group.epoch, loss, group.local[0, index]))
         return losses
 
     def _describe_nonfinite(self, step: int, epoch: int, loss: float, local_loss: Tensor) -> str:
