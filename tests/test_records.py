@@ -139,3 +139,16 @@ def test_checks_of_records_find_what_they_forbid() -> None:
     assert [part for part in parts if isinstance(part, inspect.IntType) and not is_bounded(part)]
     assert [part for part in parts if isinstance(part, inspect.FloatType) and not is_bounded(part)]
     assert [part for part in parts if isinstance(part, inspect.CollectionType) and part.max_length is None]
+
+
+def test_few_modules_read_scores_of_ema_weights() -> None:
+    """Others read `EpochEvent.ema`, `selection_accuracy` or `selection_loss`."""
+    readers = {
+        str(path.relative_to(ROOT))
+        for package in ("engine", "tui")
+        for path in (ROOT / package).rglob("*.py")
+        if b"ema_val_" in path.read_bytes()
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("ema_val_")
+    }
+    assert readers == {"engine/runs/events.py"}
