@@ -9,7 +9,6 @@ null is a value that is not finite, and an absent field is unknown. In Python th
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -92,6 +91,9 @@ def encode(record: object) -> bytes:
     try:
         data = msgspec.json.encode(record, enc_hook=_plain)
     except UnicodeEncodeError:
+        # Takes 1 ms, and few programs need it.
+        import json
+
         # A path that is not UTF-8 has surrogates (PEP 383), which msgspec refuses and `json` escapes.
         return json.dumps(_finite_values(msgspec.to_builtins(record, enc_hook=_plain)), separators=(",", ":")).encode()
     if data.isascii() and b"\x7f" not in data:
@@ -183,6 +185,8 @@ def _parse(data: bytes | str, kind: type[T]) -> T:
     except msgspec.DecodeError:
         if not _ESCAPED_SURROGATE.search(data if isinstance(data, bytes) else data.encode(errors="replace")):
             raise
+        import json
+
         # `int` raises ValueError for NaN and Infinity.
         return msgspec.convert(json.loads(data, parse_constant=int), kind)
 
