@@ -29,9 +29,6 @@ TEMPORARY = {
     "engine/utils/files.py:read_json",
     "engine/utils/files.py:read_user_json",
     "tui/charts/curve_cache.py:decode_curves",
-    "tui/form/model.py:load_last_form",
-    "tui/list_settings.py:read_list_settings",
-    "tui/theme.py:initial_palette",
 }
 
 

@@ -6,13 +6,19 @@ import os
 
 from textual.theme import Theme
 
-from engine.utils.files import read_user_json, state_folder, write_user_json
+from engine.utils.codec import FileRecord, find_user_record, write_user_record
+from engine.utils.files import state_folder
 from tui.palette import ANSI, DARK, PALETTES, Palette
 
 THEME_FILE = "theme.json"
-THEME_FORMAT = 1
 # Values of TERM for terminals that show 8 or 16 colors only.
 BASIC_TERMINALS = {"xterm", "linux", "vt100", "vt220", "ansi", "dumb", "screen"}
+
+
+class ThemeChoice(FileRecord, frozen=True, kw_only=True):
+    """The palette that the user chose last."""
+
+    theme: str
 
 
 def textual_theme(palette: Palette) -> Theme:
@@ -81,11 +87,10 @@ def initial_palette() -> Palette:
     basic = os.environ.get("TERM", "") in BASIC_TERMINALS and not os.environ.get("COLORTERM")
     if basic or "NO_COLOR" in os.environ:
         return ANSI
-    saved = read_user_json(state_folder(), THEME_FILE) or {}
-    name = saved.get("theme") if saved.get("format") == THEME_FORMAT else None
-    return next((palette for palette in PALETTES if palette.name == name), DARK)
+    saved = find_user_record(state_folder(), THEME_FILE, ThemeChoice)
+    return next((palette for palette in PALETTES if saved is not None and palette.name == saved.theme), DARK)
 
 
 def save_palette(palette: Palette) -> None:
     """Remember the palette for the next start. Raises OSError if it cannot be written."""
-    write_user_json(state_folder(), THEME_FILE, {"format": THEME_FORMAT, "theme": palette.name})
+    write_user_record(state_folder(), THEME_FILE, ThemeChoice(theme=palette.name))

@@ -296,6 +296,12 @@ def find_user_record(root: Path, name: str, kind: type[T], max_bytes: int = MAX_
     return find_record(root / name, kind, max_bytes) if user_path_problem(root, name) is None else None
 
 
+def find_valid_user_fields(root: Path, name: str, kind: type[T]) -> T | None:
+    """Return the record in a file of a user folder without the fields that are not valid; None as for
+    `find_user_record`."""
+    return find_valid_fields(root / name, kind) if user_path_problem(root, name) is None else None
+
+
 def write_record(path: Path, record: FileRecord) -> None:
     """Replace `path` atomically by a record, indented for people who read it. Raises OSError."""
     replace_file(path, lambda file: file.write(encode_indented(record) + b"\n"))

@@ -184,4 +184,4 @@ def test_kept_choices_of_user_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     shutil.copytree(FORMAT_1 / "state", tmp_path / "gputrain")
     assert load_last_form().overrides == {"run.epochs": "7"}
     assert initial_palette() == PALETTES[1]
-    assert read_list_settings() == ListSettings(("state", "lr"), "lr", reverse=True)
+    assert read_list_settings() == ListSettings(columns=("state", "lr"), sort_key="lr", reverse=True)

@@ -121,7 +121,7 @@ def make_all(work: Path) -> None:
     gputrain("pack", str(write_images(work / "images")), "--output", str(TARGET / "images.gpk"))
     save_last_form(Form("digits", {"run.epochs": "7"}))
     save_palette(PALETTES[1])
-    save_list_settings(ListSettings(("state", "lr"), "lr", reverse=True))
+    save_list_settings(ListSettings(columns=("state", "lr"), sort_key="lr", reverse=True))
 
     ignored = shutil.ignore_patterns(*SKIPPED, "preprocess.py", "README.md", "last.pt")
     shutil.copytree(run.path, TARGET / NAME, ignore=ignored)

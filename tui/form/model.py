@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from typing import Annotated
 
 from engine.config.command_line import format_value
 from engine.config.loader import (
@@ -28,22 +29,23 @@ from engine.config.yaml_io import to_yaml
 from engine.optim.lr_schedule import lr_factor, scaled_lr
 from engine.runs.folder import runs_root
 from engine.runs.series import FloatArray
+from engine.utils import codec
+from engine.utils.codec import ENTRIES, FileRecord, find_valid_user_fields, write_user_record
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import (
-    config_folder,
-    expand_user,
-    make_user_folder,
-    read_user_json,
-    state_folder,
-    write_user_json,
-)
+from engine.utils.files import config_folder, expand_user, make_user_folder, state_folder
 from tui.flags import run_arguments
 from tui.form.fields import form_fields
 
 FORM_FILE = "form.json"
-FORM_FORMAT = 1
 # Keys that the next form does not repeat: the name must be unique, and no file may set the others.
 TYPED_ONCE_KEYS = {"run.name", *UNSTORED_KEYS}
+
+
+class StoredForm(FileRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """The last submitted form: its base, None if there is none, and the text of the keys that the user typed."""
+
+    base: str | None = None
+    typed: Annotated[dict[str, str], ENTRIES] = codec.field(default_factory=dict)
 
 
 @dataclass
@@ -210,16 +212,11 @@ def lr_curve(
 
 def load_last_form() -> Form:
     """Return the last submitted form; a new one if there is none or its base cannot be read."""
-    stored = read_user_json(state_folder(), FORM_FILE) or {}
-    typed = stored.get("typed")
-    if stored.get("format") != FORM_FORMAT or not isinstance(typed, dict):
+    stored = find_valid_user_fields(state_folder(), FORM_FILE, StoredForm)
+    if stored is None:
         return Form.new()
     known_keys = {info.key for info in form_fields()} - TYPED_ONCE_KEYS
-    base = stored.get("base")
-    form = Form(
-        base if isinstance(base, str) else None,
-        {key: text for key, text in typed.items() if key in known_keys and isinstance(text, str)},
-    )
+    form = Form(stored.base, {key: text for key, text in stored.typed.items() if key in known_keys})
     try:
         _ = form.base_config
     except UsageError:
@@ -235,7 +232,7 @@ def save_last_form(form: Form) -> None:
     if URLS_KEY in typed and any(problem.location == URLS_KEY for problem in validate_form(form)[1]):
         del typed[URLS_KEY]
     try:
-        write_user_json(state_folder(), FORM_FILE, {"format": FORM_FORMAT, "base": form.base, "typed": typed})
+        write_user_record(state_folder(), FORM_FILE, StoredForm(base=form.base, typed=typed))
     except OSError:
         # Not worth an error: the next form only starts from an older state.
         return

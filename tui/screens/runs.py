@@ -24,6 +24,7 @@ from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.runs.trials import best_trial
+from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize, printable
 from tui.keymap import RUNS_COMMANDS, Command
@@ -315,7 +316,7 @@ class RunsScreen(GputrainScreen):
         def sort_by(name: str | None) -> None:
             if name is not None:
                 reverse = order is not None and name == order.field.name and not order.reverse
-                self._change_settings(replace(self._settings, sort_key=name, reverse=reverse))
+                self._change_settings(codec.replace(self._settings, sort_key=name, reverse=reverse))
 
         dialog = SortDialog(choices, order or SortOrder.parse(NEWEST_FIRST))
         self.app.push_screen(dialog, sort_by)
@@ -329,8 +330,8 @@ class RunsScreen(GputrainScreen):
 
         def show(names: list[str] | None) -> None:
             if names is not None:
-                columns = None if tuple(names) == DEFAULT_COLUMNS else tuple(names)
-                self._change_settings(replace(self._settings, columns=columns))
+                columns = () if tuple(names) == DEFAULT_COLUMNS else tuple(names)
+                self._change_settings(codec.replace(self._settings, columns=columns))
 
         dialog = ColumnsDialog(choices, chosen, DEFAULT_COLUMNS)
         self.app.push_screen(dialog, show)

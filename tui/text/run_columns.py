@@ -26,9 +26,9 @@ class ColumnChoice:
 
 
 def known_columns(names: Iterable[str]) -> list[str]:
-    """Return the names that are still known: settings may be of another version."""
+    """Return the names that are still known and printable: settings may be of another version, or damaged."""
     known = []
-    for name in names:
+    for name in filter(str.isprintable, names):
         try:
             known.append(find_field(name).name)
         except UsageError:
