@@ -28,7 +28,6 @@ TEMPORARY = {
     "engine/utils/files.py:parse_json",
     "engine/utils/files.py:read_json",
     "engine/utils/files.py:read_user_json",
-    "tui/charts/curve_cache.py:decode_curves",
 }
 
 

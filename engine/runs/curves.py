@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
 from engine.runs.series import FloatArray, Series
-from engine.utils.codec import or_none
+from engine.utils.codec import Count, Finite, Number, Record, or_none
 
 XAxis = Literal["epoch", "step", "images", "hours"]
 X_AXES: tuple[XAxis, ...] = ("epoch", "step", "images", "hours")
@@ -88,13 +88,12 @@ class StepAxes:
         return steps
 
 
-@dataclass(frozen=True)
-class BestEpoch:
+class BestEpoch(Record, frozen=True, kw_only=True):
     """The epoch with the highest validation accuracy, of the EMA weights if there are any, and its last step."""
 
-    epoch: int
-    step: float
-    accuracy: float
+    epoch: Count
+    step: Number
+    accuracy: Finite
     of_ema: bool
 
 
@@ -260,7 +259,12 @@ class CurveData:
             return None
         index = int(np.nanargmax(selection))
         epoch, step = (self._epoch_events[name].values[index] for name in ("epoch", "step"))
-        return BestEpoch(int(epoch), float(step), float(selection[index]), bool(np.isfinite(ema[index])))
+        return BestEpoch(
+            epoch=int(epoch),
+            step=float(step),
+            accuracy=float(selection[index]),
+            of_ema=bool(np.isfinite(ema[index])),
+        )
 
     def _series_over_steps(self, steps: FloatArray, values: FloatArray, axis: XAxis) -> Series:
         return Series(self.x_positions(steps, axis), values)

@@ -6,23 +6,33 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from engine.runs.curves import BestEpoch, StepAxes
 from engine.runs.reduced_curves import METRICS, BlockSeries, RunCurves
 from engine.runs.series import FloatArray, Series
-from engine.utils.files import cache_folder, make_user_folder, parse_json, read_bytes, replace_file, user_path_problem
+from engine.utils.codec import (
+    ENTRIES,
+    Count,
+    FileNumber,
+    FileRecord,
+    Integer,
+    InvalidRecordError,
+    Meta,
+    decode,
+    encode,
+    file_number,
+)
+from engine.utils.files import cache_folder, make_user_folder, read_bytes, replace_file, user_path_problem
 
-FORMAT = 1
 FOLDER = "curves"
 # Shorter journals are read as fast as a file of the cache.
 MIN_JOURNAL_BYTES = 1 << 19
@@ -30,8 +40,20 @@ MAX_CURVES_IN_MEMORY = 64
 # A file has up to 0.5 MB.
 MAX_FILES, MAX_TOTAL_BYTES, MAX_FILE_BYTES = 128, 1 << 26, 1 << 22
 
-Stamp = tuple[int, int, int]
+Stamp = tuple[FileNumber, Count, Integer]
 """Inode, size in bytes and modification time in ns of a file."""
+
+
+class CurvesHeader(FileRecord, frozen=True, kw_only=True):
+    """The first line of a file: the stamp of the journal, the lengths of the arrays by name, and their checksum."""
+
+    stamp: Stamp
+    arrays: Annotated[dict[str, Count], ENTRIES]
+    crc32: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    steps_per_epoch: Count
+    last_step: Count
+    nonfinite_count: Count
+    best: BestEpoch | None
 
 
 def file_stamp(path: Path) -> Stamp | None:
@@ -40,7 +62,7 @@ def file_stamp(path: Path) -> Stamp | None:
         status = path.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return file_number(status.st_ino), status.st_size, status.st_mtime_ns
 
 
 class CurveCache:
@@ -139,45 +161,41 @@ def encode_curves(stamp: Stamp, curves: RunCurves) -> bytes:
     for name, series in named.items():
         arrays[f"{name}.x"], arrays[f"{name}.y"] = series.x, series.y
     body = b"".join(array.astype("<f8").tobytes() for array in arrays.values())
-    best = curves.best
-    header = {
-        "format": FORMAT,
-        "stamp": stamp,
-        "arrays": {name: len(array) for name, array in arrays.items()},
-        "crc32": zlib.crc32(body),
-        "steps_per_epoch": curves.axes.steps_per_epoch,
-        "last_step": curves.last_step,
-        "nonfinite_count": curves.nonfinite_count,
-        "best": None if best is None else [best.epoch, best.step, best.accuracy, best.of_ema],
-    }
-    return json.dumps(header).encode() + b"\n" + body
+    header = CurvesHeader(
+        stamp=stamp,
+        arrays={name: len(array) for name, array in arrays.items()},
+        crc32=zlib.crc32(body),
+        steps_per_epoch=curves.axes.steps_per_epoch,
+        last_step=curves.last_step,
+        nonfinite_count=curves.nonfinite_count,
+        best=curves.best,
+    )
+    return encode(header) + b"\n" + body
 
 
 def decode_curves(data: bytes, stamp: Stamp) -> RunCurves | None:
     """Return the curves in a file; None if it is damaged, of another format, or of another state of the journal."""
     line, _, body = data.partition(b"\n")
-    header = parse_json(line)
-    if header is None or header.get("format") != FORMAT or header.get("stamp") != list(stamp):
-        return None
     try:
-        if zlib.crc32(body) != header["crc32"]:
+        header = decode(line, CurvesHeader)
+        if header.stamp != stamp or zlib.crc32(body) != header.crc32:
             return None
-        return _curves_of(header, _arrays(header["arrays"], body))
-    except (KeyError, TypeError, ValueError):
+        return _curves_of(header, _arrays(header.arrays, body))
+    except (InvalidRecordError, KeyError, ValueError):
         return None
 
 
 def _arrays(lengths: Mapping[str, int], body: bytes) -> dict[str, FloatArray]:
-    """Split the arrays. Raises TypeError or ValueError."""
+    """Split the arrays. Raises ValueError."""
     values = np.frombuffer(body, "<f8").astype(np.float64)
-    if sum(lengths.values()) != len(values) or min(lengths.values(), default=0) < 0:
+    if sum(lengths.values()) != len(values):
         raise ValueError("the arrays have other lengths")
     parts = np.split(values, np.cumsum(list(lengths.values()))[:-1])
     return dict(zip(lengths, parts, strict=True))
 
 
-def _curves_of(header: Mapping[str, Any], arrays: Mapping[str, FloatArray]) -> RunCurves:
-    """Return the curves. Raises KeyError, TypeError or ValueError."""
+def _curves_of(header: CurvesHeader, arrays: Mapping[str, FloatArray]) -> RunCurves:
+    """Return the curves. Raises KeyError or ValueError."""
 
     def series(name: str) -> Series:
         x, y = arrays[f"{name}.x"], arrays[f"{name}.y"]
@@ -189,9 +207,5 @@ def _curves_of(header: Mapping[str, Any], arrays: Mapping[str, FloatArray]) -> R
     for metric in METRICS:
         points = series(metric)
         metrics[metric] = BlockSeries(points, series(f"{metric}.means") if f"{metric}.means.x" in arrays else points)
-    best = header["best"]
-    if best is not None:
-        epoch, step, accuracy, of_ema = best
-        best = BestEpoch(int(epoch), float(step), float(accuracy), bool(of_ema))
-    axes = StepAxes(int(header["steps_per_epoch"]), series("times"), series("sessions"))
-    return RunCurves(metrics, axes, int(header["last_step"]), int(header["nonfinite_count"]), best)
+    axes = StepAxes(header.steps_per_epoch, series("times"), series("sessions"))
+    return RunCurves(metrics, axes, header.last_step, header.nonfinite_count, header.best)

@@ -152,7 +152,7 @@ def test_encoded_curves_round_trip(steps: int) -> None:
 def test_decode_curves_refuses_what_is_damaged() -> None:
     data = encode_curves(STAMP, reduce_curves(make_data(50)))
     assert decode_curves(data, (1, 2, 4)) is None
-    assert decode_curves(data.replace(b'"format": 1', b'"format": 2'), STAMP) is None
+    assert decode_curves(data.replace(b'"format":1', b'"format":2'), STAMP) is None
     for damaged in (
         b"",
         b"{}",
