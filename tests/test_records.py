@@ -22,9 +22,6 @@ FOREIGN_JSON = {
 }
 # The functions that do not use the codec yet.
 TEMPORARY = {
-    "engine/distributed/collectives.py:all_gather_json",
-    "engine/distributed/interfaces.py:choose_interfaces",
-    "engine/inference/export.py:_previous_description",
     "engine/utils/files.py:parse_json",
     "engine/utils/files.py:read_json",
     "engine/utils/files.py:read_user_json",

@@ -17,13 +17,13 @@ from engine.inference.export_description import describe_file, describe_model
 from engine.inference.export_program import MODEL_FILES, write_model_file
 from engine.inference.export_proof import DEFAULT_IMAGES, Proof, proof_config, prove_export
 from engine.inference.model_card import model_card
-from engine.inference.model_json import ExportedFile, ExportFormat, ModelDescription
+from engine.inference.model_json import ExportedFile, ExportFormat, ExportMark, ModelDescription
 from engine.inference.preprocess_script import preprocess_script
 from engine.inference.trained_model import TrainedCheckpoint, TrainedModel, build_trained_model, check_takes_images
 from engine.runs.folder import RunFolder
-from engine.utils.codec import MAX_JSON_BYTES, InvalidRecordError, parse_object, read_record, replace, write_record
+from engine.utils.codec import InvalidRecordError, find_record, read_record, replace, write_record
 from engine.utils.errors import UsageError
-from engine.utils.files import fsync_folder, read_bytes, replace_file, shown_path
+from engine.utils.files import fsync_folder, replace_file, shown_path
 
 DESCRIPTION_FILE, SCRIPT_FILE, CARD_FILE = "model.json", "preprocess.py", "README.md"
 
@@ -149,8 +149,7 @@ def _previous_description(path: Path, *, force: bool) -> ModelDescription | None
     try:
         return read_record(path, ModelDescription)
     except InvalidRecordError as error:
-        is_export = "gputrain" in (parse_object(read_bytes(path, MAX_JSON_BYTES)) or {})
-        if force or error.code != "wrong-version" or not is_export:
+        if force or error.code != "wrong-version" or find_record(path, ExportMark) is None:
             return None
         advice = "set another --output, or overwrite with --force"
         raise UsageError.one(str(shown_path(path)), str(error), advice, code=error.code) from error

@@ -91,6 +91,12 @@ class ExportedFile(Record, frozen=True, kw_only=True):
     proof: StoredProof
 
 
+class ExportMark(Record, frozen=True, kw_only=True):
+    """What a model.json of any format has: the version of gputrain that wrote it."""
+
+    gputrain: str
+
+
 class ModelDescription(FileRecord, frozen=True, kw_only=True):
     """Content of model.json. `companions` has the SHA-256 of the other files by name.
 
