@@ -6,13 +6,17 @@ as bytes: torch's collectives of objects unpickle, and so may run, what comes ov
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from engine.distributed.messages import decode_message
+from engine.utils.codec import Record, encode
+
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 def all_reduce(
@@ -54,12 +58,13 @@ def gather_bytes(data: bytes, cpu_group: dist.ProcessGroup) -> list[bytes]:
     return [] if gathered is None else _trim(gathered, sizes)
 
 
-def all_gather_json(value: Any, cpu_group: dist.ProcessGroup) -> list[Any]:
-    """Return the JSON values of all ranks, in the order of the ranks. A collective."""
-    padded, sizes = _pad_to_longest(json.dumps(value).encode(), cpu_group)
+def all_gather_records(record: RecordT, cpu_group: dist.ProcessGroup) -> list[RecordT]:
+    """Return the records of all ranks, in the order of the ranks. A collective. Raises PeerFailedError."""
+    padded, sizes = _pad_to_longest(encode(record), cpu_group)
     gathered = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(gathered, padded, group=cpu_group)
-    return [json.loads(text) for text in _trim(gathered, sizes)]
+    kind = type(record)
+    return [decode_message(data, kind.__name__, kind) for data in _trim(gathered, sizes)]
 
 
 def _pad_to_longest(data: bytes, cpu_group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:

@@ -7,7 +7,6 @@ resolves it to 127.0.1.1, which other hosts cannot reach, so each host takes the
 from __future__ import annotations
 
 import ipaddress
-import json
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from engine.distributed.messages import receive, send
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import get_from_rank
+from engine.utils.codec import Record
 from engine.utils.errors import UsageError
 from engine.utils.process import boot_id
 
@@ -28,6 +29,13 @@ GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 # NCCL takes a name without "=" for the beginning of names.
 LOOPBACK = {GLOO_VARIABLE: "lo", NCCL_VARIABLE: "=lo"}
 DISCARD_PORT = 9  # connect(2) of a UDP socket sends nothing; it only looks up the route
+
+
+class RankAddress(Record, frozen=True, kw_only=True):
+    """The network of a rank, and its address on the route to rank 0, "" if rank 0 is unreachable."""
+
+    network: str
+    address: str
 
 
 def loopback_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -41,13 +49,13 @@ def choose_interfaces(rank_info: RankInfo, store: Store, host: str, environ: Map
     `host` is the host of rank 0 in the rendezvous, "" if it is unknown. A collective on the store. Raises UsageError if
     no interface leads to the other hosts.
     """
-    mine = {"network": _network_id(), "address": _address_towards(host)}
-    store.set(f"network/{rank_info.rank}", json.dumps(mine))
-    ranks = [json.loads(get_from_rank(store, rank, f"network/{rank}")) for rank in range(rank_info.world_size)]
-    others = [str(rank["address"]) for rank in ranks if rank["network"] != mine["network"]]
+    mine = RankAddress(network=_network_id(), address=_address_towards(host))
+    send(store, f"network/{rank_info.rank}", mine)
+    ranks = [receive(store, rank, f"network/{rank}", RankAddress) for rank in range(rank_info.world_size)]
+    others = [rank.address for rank in ranks if rank.network != mine.network]
     if not others:
         return loopback_variables(environ)
-    found = _gloo_interface([mine["address"], *others], environ)
+    found = _gloo_interface([mine.address, *others], environ)
     # All ranks refuse together: the others would wait for the refused one.
     store.set(f"unconnected/{rank_info.rank}", socket.gethostname() if found is None else "")
     for rank in range(rank_info.world_size):

@@ -12,13 +12,12 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from enum import Enum
 from math import ceil
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import profile
 
-from engine.distributed.collectives import all_gather_json
+from engine.distributed.collectives import all_gather_records
 from engine.distributed.watchdog import Phase
 from engine.runs.control import MAX_PROFILE_STEPS
 from engine.runs.events import Profiled
@@ -27,6 +26,7 @@ from engine.training.memory import release_free_memory
 from engine.training.profile_report import ProfileError, Recording, write_profile
 from engine.training.rank_state import RankState
 from engine.training.step_marks import MarkingTimer, StepMarks
+from engine.utils.codec import Count, Record
 
 # Steps that are timed before the profiler is on, to show how much it slows them down.
 UNPROFILED_STEPS = 3
@@ -49,6 +49,15 @@ class Interruption(Enum):
 
 # Between two steps, a profile in progress is resumed with what came between them.
 _Resumed = Interruption | None
+
+
+class Calibration(Record, frozen=True, kw_only=True):
+    """What a rank found in a trace of one step: why the profiler does not work, "" if it does, the number of events,
+    and the number of steps whose batches the input pipeline had prepared."""
+
+    problem: str
+    events: Count
+    ready_steps: Count
 
 
 class StepProfiler:
@@ -151,14 +160,15 @@ class StepProfiler:
         with self._clocks_stopped():
             recording.stop()
             ready_steps = ceil(self._state.batches.ready_batches / self._state.sampler.accumulate)
-            mine = [recording.problem, len(recording.events()), ready_steps]
-            ranks: list[list[Any]] = all_gather_json(mine, self._cpu_group)
-        for rank, (problem, _, _) in enumerate(ranks):
-            if problem:
-                raise ProfileError(f"torch.profiler does not work on rank {rank}: {problem}", code="library-failed")
+            mine = Calibration(problem=recording.problem, events=len(recording.events()), ready_steps=ready_steps)
+            ranks = all_gather_records(mine, self._cpu_group)
+        for rank, calibration in enumerate(ranks):
+            if calibration.problem:
+                reason = f"torch.profiler does not work on rank {rank}: {calibration.problem}"
+                raise ProfileError(reason, code="library-failed")
         if interruption is not None:
             yield from _next_step(interruption)
-        most_events, most_ready = (max(values[column] for values in ranks) for column in (1, 2))
+        most_events, most_ready = max(rank.events for rank in ranks), max(rank.ready_steps for rank in ranks)
         return max(MAX_EVENTS // max(most_events, 1), 1), min(most_ready, MAX_SETTLE_STEPS)
 
     def _settle(self, settle_steps: int, count: int) -> Generator[None, _Resumed, None]:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.distributed.collectives import all_gather_json, broadcast_tensors, gather_bytes
+from engine.distributed.collectives import all_gather_records, broadcast_tensors, gather_bytes
+from engine.utils.codec import Count, Record, asdict
 from support.gputrain_command import ROOT
 from support.runs.two_ranks import run_on_two_ranks
 
@@ -28,12 +29,17 @@ class BroadcastCounter(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+class Names(Record, frozen=True, kw_only=True):
+    rank: Count
+    names: list[str]
+
+
 def gather(rank: int) -> Any:
     """Gather values of different sizes, and return what this rank receives."""
     assert dist.group.WORLD is not None
     gathered = gather_bytes(bytes([rank]) * (3 + 4 * rank), dist.group.WORLD)
-    values = all_gather_json({"rank": rank, "names": ["ä"] * rank}, dist.group.WORLD)
-    return [[data.hex() for data in gathered], values]
+    records = all_gather_records(Names(rank=rank, names=["ä"] * rank), dist.group.WORLD)
+    return [[data.hex() for data in gathered], [asdict(record) for record in records]]
 
 
 def broadcast_batch_norms(rank: int) -> Any:
