@@ -13,7 +13,7 @@ from engine.utils.codec import FileRecord, Record
 from support.records import ROOT, field_types, record_classes, record_modules, record_name
 
 CODEC = "engine/utils/codec.py"
-READERS = {"parse_json", "read_json", "read_user_json", "JSONDecoder", "from_json", "parse_object"}
+READERS = {"parse_json", "read_json", "JSONDecoder", "from_json", "parse_object"}
 # The functions that read JSON of other programs.
 FOREIGN_JSON = {
     "engine/distributed/flight_recorder.py:collectives_of_dump",  # the flight recorder of torch
@@ -24,7 +24,6 @@ FOREIGN_JSON = {
 TEMPORARY = {
     "engine/utils/files.py:parse_json",
     "engine/utils/files.py:read_json",
-    "engine/utils/files.py:read_user_json",
 }
 
 

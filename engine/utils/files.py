@@ -124,16 +124,6 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def read_user_json(root: Path, name: str, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
-    """Return the JSON object in a file of a user folder; None as for `read_json`, or if other users can change it."""
-    return read_json(root / name, max_bytes) if user_path_problem(root, name) is None else None
-
-
-def write_user_json(root: Path, name: str, values: Mapping[str, Any]) -> None:
-    """Replace a file in a user folder by a JSON object. Raises OSError as `make_user_folder` does."""
-    write_json(make_user_folder(root) / name, values)
-
-
 def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
     """Replace `path` atomically: write a temporary file beside it, then rename.
 

@@ -12,18 +12,17 @@ import pytest
 from engine.config.loader import find_config, presets, resolve_config
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
 from engine.doctor.machine import user_folder_checks
-from engine.models.catalog import cached_parameter_counts, library_models, library_version
+from engine.models.catalog import ParameterCounts, cached_parameter_counts, library_models, library_version
 from engine.utils.answers import Answer
+from engine.utils.codec import find_user_record, write_user_record
 from engine.utils.errors import UsageError
 from engine.utils.files import (
     cache_folder,
     config_folder,
     make_user_folder,
     own_folder_advice,
-    read_user_json,
     state_folder,
     user_path_problem,
-    write_user_json,
 )
 from support.messages import has_problem, raises_problem
 from tui.form.model import Form, load_last_form, save_last_form
@@ -80,12 +79,12 @@ def test_user_folder_is_not_created_behind_link_of_other_user(tmp_path: Path) ->
 def test_user_folder_and_its_files_are_private_with_any_umask(umask: int) -> None:
     previous = os.umask(umask)
     try:
-        write_user_json(cache_folder(), "a.json", {"a": 1})
+        write_user_record(cache_folder(), "a.json", ParameterCounts(counts={"a": 1}))
     finally:
         os.umask(previous)
     assert cache_folder().stat().st_mode & 0o777 == cache_folder().parent.stat().st_mode & 0o777 == 0o700
     assert (cache_folder() / "a.json").stat().st_mode & 0o022 == 0
-    assert read_user_json(cache_folder(), "a.json") == {"a": 1}
+    assert find_user_record(cache_folder(), "a.json", ParameterCounts) == ParameterCounts(counts={"a": 1})
 
 
 @pytest.mark.nightly
@@ -167,7 +166,7 @@ def test_config_resolves_without_home() -> None:
 def test_caches_are_empty_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = {"source": "torchvision", "name": "resnet18", "weights": []}
     monkeypatch.setattr("engine.models.catalog.ask_helper", lambda *_: Answer({"models": [listed]}))
-    assert read_user_json(cache_folder(), "a.json") is None
+    assert find_user_record(cache_folder(), "a.json", ParameterCounts) is None
     assert "resnet18" in [model.name for model in library_models("torchvision")]
     decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
     assert int(decoded.images.sum()) == 4
