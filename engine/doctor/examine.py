@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from engine.config.schema import as_dict
 from engine.doctor.check import Check
@@ -18,7 +17,16 @@ from engine.doctor.run import (
     preflight_checks,
     problem_check,
 )
-from engine.doctor.software import ProbeAnswer, compatibility_checks, no_answer_check, python_check, torch_checks
+from engine.doctor.software import (
+    AllReduceRequest,
+    AllReduceResult,
+    CudaInfo,
+    TorchInfo,
+    compatibility_checks,
+    no_answer_check,
+    python_check,
+    torch_checks,
+)
 from engine.gpus.allocation import (
     UNMONITORED_WARNING,
     GpuAllocation,
@@ -35,7 +43,8 @@ from engine.gpus.unmonitored import has_driver_library, mark_reserved
 from engine.gpus.visible_devices import visible_devices
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import RunRequest, run_preflight
-from engine.utils.errors import Problem, UsageError, problems_from_json
+from engine.launch.preflight_process import ModelCheck, ModelRequest
+from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 
 # Generous for a busy server, or torch on a network file system.
@@ -66,8 +75,8 @@ class _Examination:
         self._config, self._probe = self._request.config, probe
         self._snapshot: Snapshot | None = None
         self._devices: list[CudaDevice] = []
-        self._torch_info: dict[str, Any] = {}
-        self._cuda_info: dict[str, Any] = {}
+        self._torch_info = TorchInfo()
+        self._cuda_info: CudaInfo | None = None
         self._skip_reason: str | None = None
 
     def gpus(self) -> list[Check]:
@@ -108,17 +117,17 @@ class _Examination:
     def torch(self) -> list[Check]:
         checks = [python_check()]
         try:
-            self._torch_info = self._probe.receive(ProbeAnswer, IMPORT_TIMEOUT_SECONDS)
+            self._torch_info = self._probe.receive(TorchInfo, IMPORT_TIMEOUT_SECONDS)
         except HelperError as error:
             self._probe.close()
             self._skip_reason = "torch does not work"
             return [*checks, no_answer_check("torch", f"the import failed: {error}")]
         checks += torch_checks(self._torch_info)
-        if "torch" in self._torch_info["errors"]:
+        if "torch" in self._torch_info.errors:
             self._skip_reason = "torch does not work"
             return checks
         try:
-            self._cuda_info = self._probe.receive(ProbeAnswer, CUDA_INIT_TIMEOUT_SECONDS)
+            self._cuda_info = self._probe.receive(CudaInfo, CUDA_INIT_TIMEOUT_SECONDS)
         except HelperError as error:
             self._probe.close()
             self._skip_reason = "torch cannot initialize CUDA"
@@ -156,14 +165,15 @@ class _Examination:
         """Build the model as a rank does, and check that its checkpoints fit on the disk."""
         reason = self._skip_reason
         try:
-            if "torchvision" in self._torch_info and self._cuda_info:
-                self._probe.send({"config": as_dict(self._config), "on_gpu": on_gpu})
-                answer = self._probe.receive(ProbeAnswer, MODEL_TIMEOUT_SECONDS)
-                if answer.get("problems"):
-                    return [problem_check(problem) for problem in problems_from_json(answer["problems"])]
-                if "weight_bytes" in answer:
-                    return [checkpoint_check(self._config, self._request.runs_dir, answer["weight_bytes"])]
-                reason = answer["error"]
+            if self._torch_info.torchvision is not None and self._cuda_info is not None:
+                runs_dir = self._request.runs_dir
+                self._probe.send(ModelRequest(config=as_dict(self._config), runs_dir=str(runs_dir), on_gpu=on_gpu))
+                answer = self._probe.receive(ModelCheck, MODEL_TIMEOUT_SECONDS)
+                if answer.problems:
+                    return [problem_check(problem) for problem in answer.problems]
+                if answer.weight_bytes is not None:
+                    return [checkpoint_check(self._config, runs_dir, answer.weight_bytes)]
+                reason = answer.error
         except HelperError as error:
             self._probe.close()
             self._skip_reason = reason = str(error)
@@ -184,12 +194,12 @@ class _Examination:
         reason = self._skip_reason
         if not devices_known:
             reason = "the preflight found no devices; fix the problems above"
-        elif chosen and reason is None and not self._cuda_info.get("gpus"):
+        elif chosen and reason is None and (self._cuda_info is None or not self._cuda_info.gpus):
             reason = "torch cannot use the GPUs"
         if reason is not None:
             return Check("run", "all-reduce", "unknown", f"skipped: {reason}", code="not-examined")
-        self._probe.send({"devices": devices})
+        self._probe.send(AllReduceRequest(devices=devices))
         try:
-            return all_reduce_check(devices, self._probe.receive(ProbeAnswer, ALL_REDUCE_TIMEOUT_SECONDS))
+            return all_reduce_check(devices, self._probe.receive(AllReduceResult, ALL_REDUCE_TIMEOUT_SECONDS))
         except HelperError as error:
-            return all_reduce_check(devices, {"error": str(error)})
+            return all_reduce_check(devices, AllReduceResult(error=str(error)))

@@ -7,10 +7,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config.schema import Config
 from engine.distributed.failures import describe_cause, describe_failure, find_cause, lost_peer, root_cause
@@ -18,7 +18,10 @@ from engine.distributed.interfaces import loopback_variables
 from engine.distributed.node_plan import gpu_backend
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import create_store_file, open_local_store
+from engine.doctor.software import AllReduceRequest, AllReduceResult, CudaInfo, TorchGpu, TorchInfo
+from engine.launch.preflight_process import ModelCheck, ModelRequest
 from engine.runs.events import RankFailed
+from engine.utils.codec import replace
 from engine.utils.exits import describe_exit
 from engine.utils.helper_process import ParentPipe
 from engine.utils.process import die_with_parent, exit_now
@@ -26,7 +29,7 @@ from engine.utils.process import die_with_parent, exit_now
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-JsonObject = dict[str, Any]
+T = TypeVar("T")
 FORK_CONTEXT = multiprocessing.get_context("fork")
 
 TIMEOUT_SECONDS = 300.0  # of rendezvous and collectives
@@ -41,86 +44,85 @@ PATTERN_PERIOD = 1024
 def main(parent: ParentPipe) -> None:
     """Send the versions of torch and its GPUs, then answer requests to check a model or to run an all-reduce."""
     parent.send(torch_info())
-    parent.send(run_in_child(cuda_info))
-    for request in parent.requests(JsonObject):
-        if "config" in request:
-            parent.send(run_in_child(partial(check_model, request)))
+    parent.send(run_in_child(cuda_info, lambda error: CudaInfo(error=error)))
+    requests: Iterator[ModelRequest | AllReduceRequest] = parent.requests(
+        ModelRequest | AllReduceRequest  # type: ignore[arg-type]  # a union, which type[T] does not include
+    )
+    for request in requests:
+        if isinstance(request, ModelRequest):
+            parent.send(run_in_child(partial(check_model, request), lambda error: ModelCheck(error=error)))
         else:
-            parent.send(all_reduce(request["devices"]))
+            parent.send(all_reduce(request.devices))
 
 
-def torch_info() -> JsonObject:
-    """Return the versions and backends of this build of torch; `errors` by library if an import fails."""
-    answer: JsonObject = {"errors": {}}
+def torch_info() -> TorchInfo:
+    """Return the versions and backends of this build of torch, or why its import fails."""
     try:
         import torch
         import torch.distributed as dist
     except Exception as error:
-        return {"errors": {"torch": describe_cause(error)}}
-    answer |= {"torch": torch.__version__, "cuda": torch.version.cuda, "gloo": dist.is_available(), "nccl": None}
-    if dist.is_available():
-        answer["gloo"] = dist.is_gloo_available()
-        if torch.version.cuda and dist.is_nccl_available():
-            answer["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return TorchInfo(errors={"torch": describe_cause(error)})
+    has_nccl = dist.is_available() and torch.version.cuda and dist.is_nccl_available()
+    info = TorchInfo(
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        gloo=dist.is_available() and dist.is_gloo_available(),
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+    )
     try:
         import torchvision
-
-        answer["torchvision"] = torchvision.__version__
     except Exception as error:
-        answer["errors"]["torchvision"] = describe_cause(error)
-    return answer
+        return replace(info, errors={"torchvision": describe_cause(error)})
+    return replace(info, torchvision=torchvision.__version__)
 
 
-def cuda_info() -> JsonObject:
-    """Return the GPUs that torch can initialize, or an `error`."""
+def cuda_info() -> CudaInfo:
     import torch
 
     if torch.version.cuda is None:
-        return {"gpus": [], "kernels": []}
+        return CudaInfo()
     try:
         torch.cuda.init()
     except Exception as error:
-        return {"gpus": [], "kernels": [], "error": describe_cause(error)}
+        return CudaInfo(error=describe_cause(error))
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    gpus = [{"uuid": str(gpu.uuid), "name": gpu.name, "capability": [gpu.major, gpu.minor]} for gpu in properties]
-    return {"gpus": gpus, "kernels": torch.cuda.get_arch_list()}
+    gpus = [TorchGpu(uuid=str(gpu.uuid), name=gpu.name, capability=(gpu.major, gpu.minor)) for gpu in properties]
+    return CudaInfo(gpus=tuple(gpus), kernels=tuple(torch.cuda.get_arch_list()))
 
 
-def check_model(request: JsonObject) -> JsonObject:
+def check_model(request: ModelRequest) -> ModelCheck:
     from engine.launch import model_check
 
-    return model_check.check_model(Config.model_validate(request["config"]), on_gpu=request["on_gpu"])
+    return model_check.check_model(Config.model_validate(request.config), on_gpu=request.on_gpu)
 
 
-def run_in_child(function: Callable[[], JsonObject]) -> JsonObject:
-    """Return the answer of a forked child, or an `error` if it died."""
+def run_in_child(function: Callable[[], T], fail: Callable[[str], T]) -> T:
+    """Return the answer of a forked child; if it died, that of `fail`, which receives the reason."""
     ours, theirs = FORK_CONTEXT.Pipe(duplex=False)
     process = FORK_CONTEXT.Process(target=_child_main, args=(theirs, function, os.getpid()))
     process.start()
     theirs.close()
     try:
-        answer: JsonObject = ours.recv()
+        answer: T = ours.recv()
     except EOFError:
         process.join()
-        return {"error": str(describe_exit(process.exitcode or 0))}
+        return fail(str(describe_exit(process.exitcode or 0)))
     process.join()
     return answer
 
 
-def _child_main(pipe: Connection, function: Callable[[], JsonObject], parent: int) -> None:
+def _child_main(pipe: Connection, function: Callable[[], object], parent: int) -> None:
     die_with_parent(parent)
     pipe.send(function())
     exit_now(0)
 
 
-def all_reduce(devices: list[str]) -> JsonObject:
-    """Time an all-reduce of 64 MiB between processes, one per device: UUIDs, or "cpu" once per process.
-
-    Return `right`, whether the sum is correct, and `seconds`, the median of the repetitions; or the first `error`."""
+def all_reduce(devices: list[str]) -> AllReduceResult:
+    """Time an all-reduce of 64 MiB between processes, one per device: UUIDs, or "cpu" once per process."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(device for device in devices if device != "cpu")
     pipes, store_fd = [FORK_CONTEXT.Pipe() for _ in devices], create_store_file()
     ranks = [
-        FORK_CONTEXT.Process(target=_rank_main, args=(pipes, store_fd, rank, devices[rank] != "cpu", os.getpid()))
+        FORK_CONTEXT.Process(target=_rank_main, args=(pipes, store_fd, rank, devices[rank], os.getpid()))
         for rank in range(len(devices))
     ]
     for rank in ranks:
@@ -136,9 +138,9 @@ def all_reduce(devices: list[str]) -> JsonObject:
             rank.join()
 
 
-def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[Any]) -> JsonObject:
+def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[Any]) -> AllReduceResult:
     """Return the answer of rank 0 once all ranks have answered, or the error that caused the others."""
-    answers: dict[int, JsonObject] = {}
+    answers: dict[int, AllReduceResult | RankFailed] = {}
     failures: list[RankFailed] = []
     while len(answers) < len(pipes):
         pending = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
@@ -151,15 +153,15 @@ def _collect_answers(devices: list[str], pipes: list[Connection], ranks: list[An
             except EOFError:
                 ranks[rank].join()
                 problem = describe_exit(ranks[rank].exitcode or 0)
-                answers[rank] = {"cause": str(problem), "code": problem.code, "lost_peer": False}
-            if "cause" in answers[rank]:
-                failures.append(RankFailed(rank=rank, device=devices[rank], **answers[rank]))
+                answers[rank] = RankFailed(rank=rank, device=devices[rank], cause=str(problem), code=problem.code)
+        failures = [answer for answer in answers.values() if isinstance(answer, RankFailed)]
     if failures:
-        return {"error": describe_failure(root_cause(failures))}
-    return answers[0] | {"right": all(answer["right"] for answer in answers.values())}
+        return AllReduceResult(error=describe_failure(root_cause(failures)))
+    results = {rank: answer for rank, answer in answers.items() if isinstance(answer, AllReduceResult)}
+    return replace(results[0], right=all(result.right for result in results.values()))
 
 
-def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: int, on_gpu: bool, parent: int) -> None:
+def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: int, device: str, parent: int) -> None:
     die_with_parent(parent)
     pipe = pipes[rank][1]
     # The parent reads EOF only when every copy of the rank's end is closed.
@@ -167,16 +169,17 @@ def _rank_main(pipes: list[tuple[Connection, Connection]], store_fd: int, rank: 
         end.close()
     try:
         store = open_local_store(store_fd, TIMEOUT_SECONDS)
-        pipe.send(_time_all_reduce(store, RankInfo(rank, len(pipes), rank, len(pipes)), on_gpu=on_gpu))
+        pipe.send(_time_all_reduce(store, RankInfo(rank, len(pipes), rank, len(pipes)), on_gpu=device != "cpu"))
     except Exception as error:
         cause = find_cause(error)
-        pipe.send({"cause": cause.reason, "code": cause.code, "lost_peer": lost_peer(error)})
+        failure = RankFailed(rank=rank, device=device, cause=cause.reason, code=cause.code, lost_peer=lost_peer(error))
+        pipe.send(failure)
     # Wait for the parent to close the pipe: exiting early could break a connection that another rank still sets up.
     pipe.poll(None)
     exit_now(0)
 
 
-def _time_all_reduce(store: Store, rank_info: RankInfo, *, on_gpu: bool) -> JsonObject:
+def _time_all_reduce(store: Store, rank_info: RankInfo, *, on_gpu: bool) -> AllReduceResult:
     import torch
     import torch.distributed as dist
 
@@ -206,4 +209,4 @@ def _time_all_reduce(store: Store, rank_info: RankInfo, *, on_gpu: bool) -> Json
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     kept = sorted(times[WARMUP_ITERATIONS:])
-    return {"right": right, "seconds": kept[len(kept) // 2], "bytes": ALL_REDUCE_BYTES}
+    return AllReduceResult(right=right, seconds=kept[len(kept) // 2], size_bytes=ALL_REDUCE_BYTES)

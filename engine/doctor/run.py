@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from engine.config.data_sections import ENCODED_DATASETS
 from engine.config.schema import Config
@@ -13,6 +12,7 @@ from engine.data.limits import SHM_PATH, LoaderFootprint, auto_workers, needs_wo
 from engine.data.sources.formats import expected_input_format
 from engine.distributed.node_plan import NodePlan
 from engine.doctor.check import Check, shortage_check
+from engine.doctor.software import AllReduceResult
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.selection import CudaDevice
 from engine.launch.preflight import Preflight
@@ -126,29 +126,29 @@ def all_reduce_devices(config: Config, chosen: Sequence[CudaDevice]) -> list[str
     return [device.uuid for device in chosen] or ["cpu"] * max(min(config.device.ranks, max_ranks), 2)
 
 
-def all_reduce_check(devices: Sequence[str], outcome: Mapping[str, Any]) -> Check:
+def all_reduce_check(devices: Sequence[str], outcome: AllReduceResult) -> Check:
     """Report the outcome of `engine.doctor.probe.all_reduce` between devices."""
     on_gpu, number, name = devices[0] != "cpu", len(devices), "all-reduce"
     among = pluralize(number, "GPU") if on_gpu else f"{number} ranks on the CPU"
     backend = "NCCL" if on_gpu else "gloo"
     advice = NCCL_ADVICE if on_gpu else "check that neither a firewall nor GLOO_SOCKET_IFNAME blocks the interface lo"
-    if "error" in outcome:
+    if outcome.error is not None:
         return Check(
             "run",
             name,
             "problem",
-            f"{backend} between {among} failed: {outcome['error']}",
+            f"{backend} between {among} failed: {outcome.error}",
             advice,
             code="library-failed",
         )
-    if not outcome["right"]:
+    if not outcome.right:
         return Check(
             "run", name, "problem", f"{backend} between {among} returned a wrong sum", advice, code="wrong-result"
         )
     if number == 1:
         return Check("run", name, "ok", f"{backend} works on one GPU; a single rank has nothing to reduce")
-    bandwidth = bus_bandwidth(number, outcome["bytes"], outcome["seconds"])
-    found = f"{format_bytes(outcome['bytes'])} between {among} with {backend}: {bandwidth / 1e9:.3g} GB/s on the bus"
+    bandwidth = bus_bandwidth(number, outcome.size_bytes, outcome.seconds)
+    found = f"{format_bytes(outcome.size_bytes)} between {among} with {backend}: {bandwidth / 1e9:.3g} GB/s on the bus"
     if on_gpu and bandwidth < MIN_GPU_BUS_BYTES_PER_SECOND:
         return Check("run", name, "warning", f"{found}, which is slow", advice, code="slow-network")
     return Check("run", name, "ok", found)

@@ -5,18 +5,61 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from engine.doctor.check import Check
 from engine.gpus.snapshot import Snapshot
+from engine.utils.codec import Count, Record, Seconds, field
 from engine.utils.text import pluralize
 
-ProbeAnswer = dict[str, Any]
 TORCHVISION_ADVICE = (
     "install both from the same index: `pip install --force-reinstall torch torchvision`; for the CPU with "
     "`--index-url https://download.pytorch.org/whl/cpu`"
 )
 TORCH_BUILD_ADVICE = "install a build of torch for this driver (https://pytorch.org/get-started), or a newer driver"
+
+
+class TorchInfo(Record, frozen=True, kw_only=True):
+    """The versions of torch, of its CUDA and NCCL, and of torchvision; None or False for what is missing.
+
+    `errors` says why a library cannot be imported."""
+
+    torch: str | None = None
+    cuda: str | None = None
+    gloo: bool = False
+    nccl: str | None = None
+    torchvision: str | None = None
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+class TorchGpu(Record, frozen=True, kw_only=True):
+    """A GPU as torch sees it, with its compute capability."""
+
+    uuid: str
+    name: str
+    capability: tuple[Count, Count]
+
+
+class CudaInfo(Record, frozen=True, kw_only=True):
+    """The GPUs that torch can initialize, and the architectures that it has kernels for; or the `error`."""
+
+    gpus: tuple[TorchGpu, ...] = ()
+    kernels: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class AllReduceRequest(Record, frozen=True, kw_only=True, tag_field="task", tag="all_reduce"):
+    """Request for an all-reduce between devices: UUIDs, or "cpu" once per process."""
+
+    devices: list[str]
+
+
+class AllReduceResult(Record, frozen=True, kw_only=True):
+    """Whether the sum of an all-reduce is correct, and the median of its times; or the `error`."""
+
+    right: bool = False
+    seconds: Seconds = 0.0
+    size_bytes: Count = 0
+    error: str | None = None
 
 
 def python_check() -> Check:
@@ -40,9 +83,9 @@ def no_answer_check(name: str, reason: str) -> Check:
     return Check("torch", name, "problem", f"{installed_versions()}: {reason}", advice, code="library-failed")
 
 
-def torch_checks(torch_info: ProbeAnswer) -> Iterator[Check]:
+def torch_checks(torch_info: TorchInfo) -> Iterator[Check]:
     """Check that torch and torchvision import; `torch_info` is the answer of `engine.doctor.probe`."""
-    failed = {name: torch_info["errors"][name] for name in ("torch", "torchvision") if name in torch_info["errors"]}
+    failed = {name: torch_info.errors[name] for name in ("torch", "torchvision") if name in torch_info.errors}
     for name, error in failed.items():
         found = f"{name} cannot be imported ({installed_versions()}): {error}"
         yield Check("torch", name, "problem", found, TORCHVISION_ADVICE, code="library-failed")
@@ -53,9 +96,9 @@ def torch_checks(torch_info: ProbeAnswer) -> Iterator[Check]:
             "torch",
             "torch",
             "ok",
-            f"{torch_info['torch']}, works with torchvision {torch_info['torchvision']}",
+            f"{torch_info.torch}, works with torchvision {torch_info.torchvision}",
         )
-    if not torch_info["gloo"]:
+    if not torch_info.gloo:
         yield Check(
             "torch",
             "gloo",
@@ -67,13 +110,13 @@ def torch_checks(torch_info: ProbeAnswer) -> Iterator[Check]:
 
 
 def compatibility_checks(
-    torch_info: ProbeAnswer, cuda_info: ProbeAnswer, snapshot: Snapshot | None, visible_gpus: int
+    torch_info: TorchInfo, cuda_info: CudaInfo, snapshot: Snapshot | None, visible_gpus: int
 ) -> Iterator[Check]:
     """Check that torch can use the GPUs of the driver; `visible_gpus` is how many CUDA_VISIBLE_DEVICES shows."""
-    torch_cuda = torch_info["cuda"]
+    torch_cuda = torch_info.cuda
     gpus = 0 if snapshot is None else len(snapshot.gpus)
     if torch_cuda is None:
-        found = f"torch {torch_info['torch']} is built without CUDA"
+        found = f"torch {torch_info.torch} is built without CUDA"
         if gpus == 0:
             yield Check("torch", "CUDA", "ok", f"{found}, and this host has no NVIDIA GPU")
         else:
@@ -89,10 +132,10 @@ def compatibility_checks(
     if gpus == 0 or snapshot is None:
         yield Check("torch", "CUDA", "ok", f"torch is built for CUDA {torch_cuda}, and this host has no NVIDIA GPU")
     else:
-        yield cuda_check(torch_cuda, snapshot.cuda.value, cuda_info.get("error") if visible_gpus else None)
-    yield from arch_checks(cuda_info.get("gpus", []), cuda_info.get("kernels", []))
-    if torch_info["nccl"] is not None:
-        yield Check("torch", "NCCL", "ok", f"version {torch_info['nccl']}, bundled with torch")
+        yield cuda_check(torch_cuda, snapshot.cuda.value, cuda_info.error if visible_gpus else None)
+    yield from arch_checks(cuda_info.gpus, cuda_info.kernels)
+    if torch_info.nccl is not None:
+        yield Check("torch", "NCCL", "ok", f"version {torch_info.nccl}, bundled with torch")
     elif gpus > 1:
         yield Check(
             "torch",
@@ -126,13 +169,13 @@ def _major_version(number: str) -> int:
     return int(number.partition(".")[0])
 
 
-def arch_checks(gpus: Sequence[ProbeAnswer], arch_list: Sequence[str]) -> Iterator[Check]:
+def arch_checks(gpus: Sequence[TorchGpu], arch_list: Sequence[str]) -> Iterator[Check]:
     """Yield a problem for each GPU that this build of torch has no kernels for."""
     for gpu in gpus:
-        major, minor = gpu["capability"]
+        major, minor = gpu.capability
         if arch_list and not supports_capability((major, minor), arch_list):
             found = (
-                f"torch has no kernels for {gpu['name']}: compute capability {major}.{minor}, but this build supports "
+                f"torch has no kernels for {gpu.name}: compute capability {major}.{minor}, but this build supports "
                 f"{' '.join(arch_list)}"
             )
             advice = "select other GPUs with --gpus, or install a build of torch for it"

@@ -29,6 +29,7 @@ from engine.distributed.failures import describe_cause, find_cause, has_known_ca
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
+from engine.launch.preflight_process import ModelCheck
 from engine.models.factory import weight_bytes
 from engine.models.summary import input_spec
 from engine.optim.param_groups import summarize_param_groups
@@ -36,7 +37,7 @@ from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.rank_state import RankState
 from engine.training.train import TrainingData, build_trainer
-from engine.utils.errors import Problem, UsageError, problems_to_json
+from engine.utils.errors import Problem, UsageError
 
 FIXED_PIPELINE = PipelineChoice("fixed", "the trial needs only one batch")
 # BatchNorm cannot normalize a single image whose feature maps are one pixel large.
@@ -44,13 +45,10 @@ MIN_TRIAL_BATCH_SIZE = 2
 TORCH_BUILD_ADVICE = "install a build of torch for this driver (https://pytorch.org/get-started)"
 
 
-def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
-    """Build the training state of a rank on the CPU, with random instead of pretrained weights.
-
-    Return `problems` as JSON, `weight_bytes`, the size of parameters and buffers, the number of `parameters`, and
-    `weight_decay`, pairs of a weight decay and its number of tensors; or an `error` if no model was built."""
+def check_model(config: Config, *, on_gpu: bool) -> ModelCheck:
+    """Build the training state of a rank on the CPU, with random instead of pretrained weights."""
     if is_user_code(config.data.dataset):
-        return {"error": f"only opening {config.data.dataset} shows its image size and classes"}
+        return ModelCheck(error=f"only opening {config.data.dataset} shows its image size and classes")
     trial = trial_config(
         config,
         # Whether a layer has a deterministic kernel depends on the device.
@@ -71,12 +69,15 @@ def check_model(config: Config, *, on_gpu: bool) -> dict[str, Any]:
         decays = Counter[float]()
         for group in summarize_param_groups(config.optim, state.optimized_model):
             decays[group.weight_decay] += group.tensors
-        sizes = {"weight_bytes": weight_bytes(state.model), "parameters": parameters}
-        return {"problems": [], **sizes, "weight_decay": sorted(decays.items(), reverse=True)}
+        return ModelCheck(
+            parameters=parameters,
+            weight_bytes=weight_bytes(state.model),
+            weight_decay=tuple(sorted(decays.items(), reverse=True)),
+        )
     except UsageError as error:
-        return {"problems": problems_to_json(error.problems)}
+        return ModelCheck(problems=error.problems)
     except Exception as error:
-        return {"error": describe_cause(error, config)}
+        return ModelCheck(error=describe_cause(error, config))
 
 
 def torch_gpu_problems() -> list[Problem]:

@@ -6,12 +6,13 @@ The screen must not import torch, and must be able to cancel a check, such as th
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from engine.config.precision import describe_precision, uses_tf32
 from engine.config.schema import Config
+from engine.data.inspection_process import ImageCounts
 from engine.data.sources.base import ImageSource
 from engine.data.sources.formats import expected_input_format
 from engine.data.sources.open import open_source_for_preflight
@@ -20,8 +21,9 @@ from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.launch.input_keys import with_input_keys
 from engine.launch.preflight import Preflight, RunRequest, run_preflight
-from engine.utils.codec import decode
-from engine.utils.errors import UsageError, problems_from_json, problems_to_json
+from engine.optim.user_schedule import SampledSchedule
+from engine.utils.codec import Count, Finite, Record, field, replace
+from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import ParentPipe
 
 # Values of other keys leave the scan of a dataset valid.
@@ -29,6 +31,59 @@ SCAN_KEYS = {
     *("dataset", "path", "val_path", "allow_empty", "download", "val_split"),
     *("num_classes", "image_size", "size_schedule", "channels", "fake_train", "fake_val"),
 }
+
+
+class PreflightRequest(Record, frozen=True, kw_only=True, tag_field="task", tag="preflight"):
+    """Request for the preflight of a config, the valid part of what was typed if it has `problems`.
+
+    `typed` are the keys that the user typed, `warnings` those of the config."""
+
+    config: dict[str, Any]
+    runs_dir: str
+    problems: list[Problem]
+    typed: list[str]
+    warnings: list[Problem]
+    snapshot: Snapshot | None
+
+
+class PreflightResult(Record, frozen=True, kw_only=True):
+    """The problems of a config; the devices and the images of its run as far as they are known.
+
+    `devices` is 0 and `on_gpu` None while the devices are unknown, `batch_size` and `images` are None if they are."""
+
+    problems: list[Problem]
+    warnings: list[Problem]
+    devices: Count
+    on_gpu: bool | None
+    cpu_fallback: str
+    batch_size: Count | None
+    images: ImageCounts | None
+    classes: Count | None
+    schedule: SampledSchedule | None
+    input: str
+    precision: str
+
+
+class ModelRequest(Record, frozen=True, kw_only=True, tag_field="task", tag="model"):
+    """Request to build the model of a config; with `check_gpus`, also to check whether torch can use the GPUs."""
+
+    config: dict[str, Any]
+    runs_dir: str
+    on_gpu: bool
+    check_gpus: bool = False
+
+
+class ModelCheck(Record, frozen=True, kw_only=True):
+    """The problems of building a model, or if no model was built for another reason, the `error`.
+
+    If it was built, the number of its `parameters`, the size of parameters and buffers, and each weight decay with its
+    number of tensors."""
+
+    problems: list[Problem] = field(default_factory=list)
+    error: str = ""
+    parameters: Count | None = None
+    weight_bytes: Count | None = None
+    weight_decay: tuple[tuple[Finite, Count], ...] = ()
 
 
 def scan_key(config: Config) -> str:
@@ -40,20 +95,23 @@ def scan_key(config: Config) -> str:
 def main(parent: ParentPipe) -> None:
     """Answer each request: the problems of its config, and the images and ranks of the run."""
     sources: dict[str, ImageSource | None] = {}
-    for request in parent.requests(dict[str, Any]):
-        parent.send(_check_model(request) if request["task"] == "model" else _check_request(request, sources))
+    requests: Iterator[PreflightRequest | ModelRequest] = parent.requests(
+        PreflightRequest | ModelRequest  # type: ignore[arg-type]  # a union, which type[T] does not include
+    )
+    for request in requests:
+        parent.send(_check_model(request) if isinstance(request, ModelRequest) else check_request(request, sources))
 
 
-def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None]) -> dict[str, Any]:
-    problems = tuple(problems_from_json(values["problems"]))
+def check_request(form: PreflightRequest, sources: dict[str, ImageSource | None]) -> PreflightResult:
+    """Run the preflight. `sources` keeps the opened datasets by their `scan_key`."""
     request = RunRequest(
-        Config.model_validate(values["config"]),
-        Path(values["runs_dir"]),
+        Config.model_validate(form.config),
+        Path(form.runs_dir),
         "form",
         dry_run=True,
-        problems=problems,
-        typed=frozenset(values["typed"]),
-        warnings=tuple(problems_from_json(values["warnings"])),
+        problems=tuple(form.problems),
+        typed=frozenset(form.typed),
+        warnings=tuple(form.warnings),
     )
     request = with_input_keys(request)
 
@@ -61,8 +119,7 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
 
     def choose_gpus(wait: bool) -> list[CudaDevice]:
         nonlocal allocation
-        device = request.config.device
-        snapshot = decode(values["snapshot"], Snapshot) if values["snapshot"] else None
+        device, snapshot = request.config.device, form.snapshot
         try:
             allocation = preview_allocation(
                 device.gpus, snapshot, wait=request.config.waits, share=request.config.queue.share
@@ -83,25 +140,23 @@ def _check_request(values: dict[str, Any], sources: dict[str, ImageSource | None
         return sources[key]
 
     preflight = run_preflight(request, choose_gpus, open_source=open_source)
-    plan, counts, source, schedule = preflight.plan, preflight.counts, preflight.source, preflight.schedule
-    return {
-        "problems": problems_to_json(preflight.problems),
-        "devices": 0 if plan is None else plan.local_world_size * plan.devices_per_rank,
-        "cpu_fallback": "" if allocation.cpu_fallback is None else str(allocation.cpu_fallback),
-        "warnings": problems_to_json(
-            [
-                *(warning for warning in allocation.warnings if warning != allocation.cpu_fallback),
-                *preflight.warnings,
-            ]
-        ),
-        "on_gpu": None if plan is None else plan.on_gpu,
-        "batch_size": preflight.batch_size,
-        "images": None if counts is None else [counts.train, counts.val],
-        "classes": None if source is None else len(source.classes),
-        "schedule": None if schedule is None else asdict(schedule),
-        "input": _describe_input(request),
-        "precision": _describe_precision(request.config, preflight),
-    }
+    plan, source = preflight.plan, preflight.source
+    return PreflightResult(
+        problems=list(preflight.problems),
+        warnings=[
+            *(warning for warning in allocation.warnings if warning != allocation.cpu_fallback),
+            *preflight.warnings,
+        ],
+        devices=0 if plan is None else plan.local_world_size * plan.devices_per_rank,
+        on_gpu=None if plan is None else plan.on_gpu,
+        cpu_fallback="" if allocation.cpu_fallback is None else str(allocation.cpu_fallback),
+        batch_size=preflight.batch_size,
+        images=preflight.counts,
+        classes=None if source is None else len(source.classes),
+        schedule=preflight.schedule,
+        input=_describe_input(request),
+        precision=_describe_precision(request.config, preflight),
+    )
 
 
 def _describe_input(request: RunRequest) -> str:
@@ -121,10 +176,10 @@ def _describe_precision(config: Config, preflight: Preflight) -> str:
     return describe_precision(preflight.amp, tf32=tf32, numa=plan.describe_numa())
 
 
-def _check_model(values: dict[str, Any]) -> dict[str, Any]:
+def _check_model(asked: ModelRequest) -> ModelCheck:
     from engine.launch.model_check import check_model, torch_gpu_problems
 
-    gpu_problems = torch_gpu_problems() if values.get("check_gpus") else []
-    request = with_input_keys(RunRequest(Config.model_validate(values["config"]), Path(values["runs_dir"]), "form"))
-    answer = check_model(request.config, on_gpu=values["on_gpu"])
-    return answer | {"problems": [*problems_to_json(gpu_problems), *answer.get("problems", ())]}
+    gpu_problems = torch_gpu_problems() if asked.check_gpus else []
+    request = with_input_keys(RunRequest(Config.model_validate(asked.config), Path(asked.runs_dir), "form"))
+    checked = check_model(request.config, on_gpu=asked.on_gpu)
+    return replace(checked, problems=[*gpu_problems, *checked.problems])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from weakref import WeakSet
 
@@ -14,6 +13,7 @@ from textual.css.stylesheet import Stylesheet
 
 from engine.data.sources.base import ImageSource
 from engine.launch import preflight_process
+from engine.utils.codec import Record, decode, encode
 
 notify = App.notify
 parse_rules = Stylesheet._parse_rules
@@ -34,13 +34,14 @@ class PreflightInProcess:
 
     def __init__(self) -> None:
         self._sources: dict[str, ImageSource | None] = {}
-        self._answer = ""
+        self._answer = b""
 
-    def send(self, request: dict[str, Any]) -> None:
-        self._answer = json.dumps(preflight_process._check_request(json.loads(json.dumps(request)), self._sources))
+    def send(self, request: Record) -> None:
+        received = decode(encode(request), preflight_process.PreflightRequest)
+        self._answer = encode(preflight_process.check_request(received, self._sources))
 
-    def receive(self, _: type[object]) -> Any:
-        return json.loads(self._answer)
+    def receive(self, kind: type[Record]) -> Record:
+        return decode(self._answer, kind)
 
     def kill(self) -> None:
         """Do nothing: `send` has ended."""

@@ -9,17 +9,17 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 from engine.config.schema import Config, as_dict, without_default_batch_size
 from engine.data.batching import build_sampler_from_counts
 from engine.data.sampler import DistributedBatchSampler
 from engine.gpus.snapshot import Snapshot
 from engine.launch.batch_size import with_batch_size
-from engine.launch.preflight_process import scan_key
+from engine.launch.preflight_process import ModelCheck, ModelRequest, PreflightRequest, PreflightResult, scan_key
 from engine.optim.user_schedule import SampledSchedule
-from engine.utils.codec import encode
-from engine.utils.errors import Problem, problems_from_json, problems_to_json
+from engine.utils.codec import Record
+from engine.utils.errors import Problem
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
 
 # Building the model imports torch, so it waits until nothing is typed.
@@ -27,6 +27,7 @@ MODEL_CHECK_DELAY_SECONDS = 1.0
 CANCEL_POLL_SECONDS = 0.1
 
 Task = Literal["preflight", "model"]
+ResultT = TypeVar("ResultT", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,6 @@ class FormCheckResult:
     """Precision and NUMA nodes of a run on GPUs."""
     run_name: str = ""
     """Name that the run gets if none is typed."""
-
-
-@dataclass(frozen=True)
-class ModelCheckResult:
-    """The problems of building the model; its number of parameters, and each weight decay with its number of tensors,
-    if it was built."""
-
-    problems: list[Problem] = field(default_factory=list)
-    parameters: int | None = None
-    weight_decay: tuple[tuple[float, int], ...] = ()
 
 
 class FormChecker:
@@ -102,56 +93,46 @@ class FormChecker:
 
         `typed` are the keys that the user typed; `warnings` those of the config, which the result repeats.
         Blocks until the data is scanned. Return None if a newer check canceled this one."""
-        request = {
-            "config": without_default_batch_size(config, as_dict(config)),
-            "runs_dir": str(self._runs_dir),
-            "problems": problems_to_json(problems),
-            "typed": list(typed),
-            "warnings": problems_to_json(warnings),
-            "snapshot": None if snapshot is None else encode(snapshot).decode(),
-        }
-        answer = self._ask("preflight", canceled, request)
-        if answer is None:
+        request = PreflightRequest(
+            config=without_default_batch_size(config, as_dict(config)),
+            runs_dir=str(self._runs_dir),
+            problems=list(problems),
+            typed=list(typed),
+            warnings=list(warnings),
+            snapshot=snapshot,
+        )
+        result = self._ask("preflight", canceled, request, PreflightResult)
+        if result is None:
             return None
-        total_ranks, sampler = answer["devices"] or config.device.ranks, None
-        if answer["images"] is not None:
-            train, val = answer["images"]
-            batch_size = answer["batch_size"]
-            checked = config if batch_size is None else with_batch_size(config, batch_size)
-            sampler = build_sampler_from_counts(checked, train, val, total_ranks)
-        host_problems = problems_from_json(answer["problems"])
+        total_ranks, sampler = result.devices or config.device.ranks, None
+        if (images := result.images) is not None:
+            checked = config if result.batch_size is None else with_batch_size(config, result.batch_size)
+            sampler = build_sampler_from_counts(checked, images.train, images.val, total_ranks)
         return FormCheckResult(
             total_ranks,
-            answer["on_gpu"],
+            result.on_gpu,
             sampler,
-            host_problems,
-            answer["cpu_fallback"],
-            tuple(problems_from_json(answer["warnings"])),
-            num_classes=answer["classes"],
-            schedule=SampledSchedule(**answer["schedule"]) if answer["schedule"] is not None else None,
-            input=answer["input"],
-            precision=answer["precision"],
+            result.problems,
+            result.cpu_fallback,
+            tuple(result.warnings),
+            num_classes=result.classes,
+            schedule=result.schedule,
+            input=result.input,
+            precision=result.precision,
         )
 
     def check_model(
         self, canceled: threading.Event, config: Config, *, on_gpu: bool, check_gpus: bool = False
-    ) -> ModelCheckResult:
+    ) -> ModelCheck:
         """Build the model of a config that has no other problems, unless a newer check begins within a second.
 
         `check_gpus` also checks whether torch can use the GPUs of this host."""
         if canceled.wait(MODEL_CHECK_DELAY_SECONDS):
-            return ModelCheckResult()
-        request = {
-            "config": as_dict(config),
-            "runs_dir": str(self._runs_dir),
-            "on_gpu": on_gpu,
-            "check_gpus": check_gpus,
-        }
-        answer = self._ask("model", canceled, request)
-        if answer is None:
-            return ModelCheckResult()
-        decays = tuple((decay, tensors) for decay, tensors in answer.get("weight_decay", ()))
-        return ModelCheckResult(problems_from_json(answer["problems"]), answer.get("parameters"), decays)
+            return ModelCheck()
+        request = ModelRequest(
+            config=as_dict(config), runs_dir=str(self._runs_dir), on_gpu=on_gpu, check_gpus=check_gpus
+        )
+        return self._ask("model", canceled, request, ModelCheck) or ModelCheck()
 
     def cancel(self) -> None:
         self._replace("")
@@ -168,7 +149,7 @@ class FormChecker:
             self._scan_key = key
             return self._canceled
 
-    def _ask(self, task: Task, canceled: threading.Event, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _ask(self, task: Task, canceled: threading.Event, request: Record, kind: type[ResultT]) -> ResultT | None:
         """Return the answer of a helper process; None if the check was canceled. Raises HelperError if it failed."""
         turn = self._turns[task]
         while not turn.acquire(timeout=CANCEL_POLL_SECONDS):
@@ -182,8 +163,8 @@ class FormChecker:
                     self._helpers[task] = start_helper("engine.launch.preflight_process", keep_stderr=False)
                 helper = self._helpers[task]
             try:
-                helper.send({"task": task, **request})
-                return helper.receive(dict[str, Any])
+                helper.send(request)
+                return helper.receive(kind)
             except HelperError:
                 helper.close()
                 with self._lock:

@@ -22,7 +22,15 @@ from engine.doctor.check import Check
 from engine.doctor.gpus import count_nvidia_cards, driver_check, gpu_checks, no_driver_check, visible_devices_check
 from engine.doctor.machine import environment_checks, memory_check, runs_folder_check
 from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidth, device_check, preflight_checks
-from engine.doctor.software import arch_checks, cuda_check, supports_capability, torch_checks
+from engine.doctor.software import (
+    AllReduceResult,
+    TorchGpu,
+    TorchInfo,
+    arch_checks,
+    cuda_check,
+    supports_capability,
+    torch_checks,
+)
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, select
@@ -48,7 +56,7 @@ from tui.text.doctor import merge_gpus
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
 NOBODY, SOMEONE = 65534, 12345
-OUTCOME = {"right": True, "seconds": 0.001, "bytes": 64 << 20}
+OUTCOME = AllReduceResult(right=True, seconds=0.001, size_bytes=64 << 20)
 TWO = [
     CudaDevice(0, gpu_uuid(0), "Fake H100", 0),
     CudaDevice(1, gpu_uuid(1), "Fake H100", 0, unavailable=Unavailable(Obstacle.IN_USE, "process 7 of alice is on it")),
@@ -310,12 +318,12 @@ def test_arch_check_requires_code_for_gpu_architecture(
     capability: tuple[int, int], kernels: list[str], runs: bool
 ) -> None:
     assert supports_capability(capability, kernels) is runs
-    checks = list(arch_checks([{"name": "X", "capability": list(capability)}], kernels))
+    checks = list(arch_checks([TorchGpu(uuid="", name="X", capability=capability)], kernels))
     assert [(check.state, check.code) for check in checks] == ([] if runs else [("problem", "wrong-version")])
 
 
 def test_torch_check_reports_mismatched_torchvision() -> None:
-    info = {"torch": "2.15.0+cpu", "gloo": True, "errors": {"torchvision": "RuntimeError: operator does not exist"}}
+    info = TorchInfo(torch="2.15.0+cpu", gloo=True, errors={"torchvision": "RuntimeError: operator does not exist"})
     [check] = torch_checks(info)
     assert (check.state, check.code) == ("problem", "library-failed")
     assert "pip install --force-reinstall torch torchvision" in check.advice
@@ -382,10 +390,12 @@ def test_all_reduce_check_rates_speed_correctness_and_errors() -> None:
     gpus = [gpu_uuid(0), gpu_uuid(1)]
     fast = all_reduce_check(gpus, OUTCOME)
     assert fast.state == "ok" and all(value in fast.found for value in ("64 MiB", "2 GPUs", "NCCL", "67.1 GB/s"))
-    slow, wrong = (all_reduce_check(gpus, OUTCOME | change) for change in ({"seconds": 1.0}, {"right": False}))
+    slow, wrong = (
+        all_reduce_check(gpus, replace(OUTCOME, **change)) for change in ({"seconds": 1.0}, {"right": False})
+    )
     assert [slow.state, slow.code, wrong.state, wrong.code] == ["warning", "slow-network", "problem", "wrong-result"]
-    assert all_reduce_check(["cpu", "cpu"], OUTCOME | {"seconds": 1.0}).state == "ok"
-    failed = all_reduce_check(gpus, {"error": "no answer within 60 s"})
+    assert all_reduce_check(["cpu", "cpu"], replace(OUTCOME, seconds=1.0)).state == "ok"
+    failed = all_reduce_check(gpus, AllReduceResult(error="no answer within 60 s"))
     assert (failed.state, failed.code, "NCCL_P2P_DISABLE=1" in failed.advice) == ("problem", "library-failed", True)
     assert "GB/s" not in all_reduce_check(gpus[:1], OUTCOME).found
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.launch.preflight_process import ModelCheck
 from support.screen.demo_app import FROZEN_NOW, demo_runs
-from tui.form.checks import FormChecker, ModelCheckResult
+from tui.form.checks import FormChecker
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def color_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def known_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The form builds no model, which imports torch, unless a test has the marker `builds_model`."""
     if request.node.get_closest_marker("builds_model") is None:
-        known = ModelCheckResult(parameters=21_578)
+        known = ModelCheck(parameters=21_578)
         monkeypatch.setattr(FormChecker, "check_model", lambda *_, **__: known)
 
 
