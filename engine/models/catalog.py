@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
@@ -24,7 +24,6 @@ from engine.utils.codec import (
     InvalidRecordError,
     Number,
     Record,
-    convert,
     find_user_record,
     replace,
     write_user_record,
@@ -61,6 +60,14 @@ class ParameterCounts(FileRecord, frozen=True, kw_only=True):
     """The parameter counts of models of one installed version of a library by name, in the user's cache."""
 
     counts: Annotated[dict[str, Count], ENTRIES]
+
+
+class CatalogRequest(Record, frozen=True, kw_only=True):
+    """Request to the helper process about the models of a library."""
+
+    task: Literal["models", "inputs", "count"]
+    source: str
+    names: tuple[str, ...] = ()
 
 
 def check_model_name(model: ModelConfig) -> None:
@@ -139,8 +146,9 @@ def read_listing(source: str, task: Literal["models", "inputs"], kind: type[List
     if (cached := find_user_record(cache_folder(), name, kind)) is not None:
         return cached
     try:
-        answer = ask_helper(_HELPER_MODULE, Answer[dict[str, Any]], {"task": task, "source": source})
-        listing = convert(answer.get(), kind)
+        request = CatalogRequest(task=task, source=source)
+        answer: Answer[Listing] = ask_helper(_HELPER_MODULE, Answer[kind], request)  # type: ignore[valid-type]
+        listing = answer.get()
     except (HelperError, InvalidRecordError) as error:
         raise UsageError.one(
             "model.source", f"the models of {source} cannot be listed: {error}", code="library-failed"
@@ -202,7 +210,7 @@ def count_model_parameters(
         return
     counted: dict[str, int] = {}
     with start_helper(_HELPER_MODULE, keep_stderr=False) as helper:
-        helper.send({"task": "count", "source": source, "names": names})
+        helper.send(CatalogRequest(task="count", source=source, names=tuple(names)))
         try:
             for name in names:
                 count = None

@@ -6,11 +6,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
+from engine.models.catalog import CatalogModel, CatalogRequest, ModelListing
 from engine.models.input_listing import INPUT_LISTERS
+from engine.models.pretrained_input import InputListing
 from engine.utils.answers import Answer
-from engine.utils.codec import Record
 from engine.utils.errors import UsageError
 from engine.utils.helper_process import ParentPipe
 from engine.utils.host import available_cores
@@ -23,14 +24,6 @@ if TYPE_CHECKING:
 MAX_PROCESSES = 8
 # Fewer models are not worth another process.
 MIN_MODELS_PER_PROCESS = 10
-
-
-class CatalogRequest(Record, frozen=True, kw_only=True):
-    """Request to the helper process about the models of a library."""
-
-    task: Literal["models", "inputs", "count"]
-    source: str
-    names: tuple[str, ...] = ()
 
 
 def main(parent: ParentPipe) -> None:
@@ -48,17 +41,16 @@ def main(parent: ParentPipe) -> None:
         parent.send(Answer.refuse(error))
         return
     if request.task == "models":
-        parent.send(Answer({"models": MODEL_LISTERS[source]()}))
+        parent.send(Answer(ModelListing(models=tuple(MODEL_LISTERS[source]()))))
         return
     if request.task == "inputs":
-        parent.send(Answer({"inputs": INPUT_LISTERS[source]()}))
+        parent.send(Answer(InputListing(inputs=INPUT_LISTERS[source]())))
         return
     for count in parameter_counts(source, request.names):
         parent.send(Answer(count))
 
 
-def list_torchvision_models() -> list[dict[str, Any]]:
-    """List torchvision's classification models as fields of `CatalogModel`."""
+def list_torchvision_models() -> list[CatalogModel]:
     from torchvision import models
 
     entries = []
@@ -71,11 +63,19 @@ def list_torchvision_models() -> list[dict[str, Any]]:
             [] if default is None else [default.name, *(member.name for member in weights if member is not default)]
         )
         top1 = meta.get("_metrics", {}).get("ImageNet-1K", {}).get("acc@1")
-        entries.append(_model_entry("torchvision", name, weight_names, meta.get("num_params"), top1))
+        entries.append(
+            CatalogModel(
+                source="torchvision",
+                name=name,
+                parameters=meta.get("num_params"),
+                weights=tuple(weight_names),
+                top1=top1,
+            )
+        )
     return entries
 
 
-def list_timm_models() -> list[dict[str, Any]]:
+def list_timm_models() -> list[CatalogModel]:
     import timm
 
     tags: dict[str, list[str]] = {}
@@ -88,24 +88,18 @@ def list_timm_models() -> list[dict[str, Any]]:
         default_tag = default.tag if default is not None else ""
         # timm's default entry can have no weights.
         available = tags.get(name, [])
-        weight_names = [
+        weight_names = (
             *(tag for tag in available if tag == default_tag),
             *(tag for tag in available if tag != default_tag),
-        ]
-        entries.append(_model_entry("timm", name, weight_names, None, None))
+        )
+        entries.append(CatalogModel(source="timm", name=name, weights=weight_names))
     return entries
 
 
-MODEL_LISTERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+MODEL_LISTERS: dict[str, Callable[[], list[CatalogModel]]] = {
     "torchvision": list_torchvision_models,
     "timm": list_timm_models,
 }
-
-
-def _model_entry(
-    source: str, name: str, weights: Sequence[str], parameters: int | None, top1: float | None
-) -> dict[str, Any]:
-    return {"source": source, "name": name, "parameters": parameters, "weights": list(weights), "top1": top1}
 
 
 def parameter_count(source: str, name: str) -> int | None:

@@ -9,51 +9,53 @@ import math
 from collections.abc import Callable
 from typing import Any, get_args
 
-from engine.config.data_sections import Interpolation
+from engine.config.data_sections import Fit, Interpolation
+from engine.models.pretrained_input import PretrainedInput
 
 # Networks whose weights expect pixels from -1 to 1. torchvision converts their ImageNet normalization inside the
 # network (`transform_input`), which `engine.models.factory` turns off, because it depends on the dataset.
 _TRANSFORM_INPUT_MODELS = ("googlenet", "inception_v3")
-_FIT_OF_CROP_MODE = {"center": "crop", "squash": "squash"}
+_FIT_OF_CROP_MODE: dict[str, Fit] = {"center": "crop", "squash": "squash"}
 
 
-def list_torchvision_inputs() -> dict[str, dict[str, Any]]:
-    """Return the fields of `PretrainedInput` by model name, from `transforms()` of the default weights."""
+def list_torchvision_inputs() -> dict[str, PretrainedInput]:
+    """Return the inputs by model name, from `transforms()` of the default weights."""
     from torchvision import models
 
-    inputs: dict[str, dict[str, Any]] = {}
+    inputs: dict[str, PretrainedInput] = {}
     for name in models.list_models(module=models):
         offered = models.get_model_weights(name)
         if not len(offered):
             continue
         transforms = offered["DEFAULT"].transforms()
         crop, resize = transforms.crop_size[0], transforms.resize_size[0]
-        mean, std = transforms.mean, transforms.std
+        mean: Any = tuple(transforms.mean)
+        std: Any = tuple(transforms.std)
         if name in _TRANSFORM_INPUT_MODELS:
             mean = std = (0.5, 0.5, 0.5)
-        inputs[name] = {
-            "weights": str(offered["DEFAULT"]),
-            "image_size": crop,
-            "val_crop": crop,
-            "val_resize": resize,
-            "crop_ratio": crop / resize,
-            "fit": "crop",
-            "interpolation": transforms.interpolation.value,
-            "mean": list(mean),
-            "std": list(std),
-        }
+        inputs[name] = PretrainedInput(
+            weights=str(offered["DEFAULT"]),
+            image_size=crop,
+            val_crop=crop,
+            val_resize=resize,
+            crop_ratio=crop / resize,
+            fit="crop",
+            interpolation=transforms.interpolation.value,
+            mean=mean,
+            std=std,
+        )
     return inputs
 
 
-def list_timm_inputs() -> dict[str, dict[str, Any]]:
-    """Return the fields of `PretrainedInput` by model name, with and without tag, from timm's data config.
+def list_timm_inputs() -> dict[str, PretrainedInput]:
+    """Return the inputs by model name, with and without tag, from timm's data config.
 
     The evaluation has the test size of the weights, as in timm's validate.py, whose figures timm publishes. Weights for
     images that are not square are left out.
     """
     import timm
 
-    inputs: dict[str, dict[str, Any]] = {}
+    inputs: dict[str, PretrainedInput] = {}
     for name in [*timm.list_models(pretrained=True), *timm.list_models()]:
         pretrained_cfg = timm.get_pretrained_cfg(name)
         if pretrained_cfg is None or not pretrained_cfg.has_weights:
@@ -65,7 +67,7 @@ def list_timm_inputs() -> dict[str, dict[str, Any]]:
     return inputs
 
 
-def _timm_input(weights: str, pretrained_cfg: dict[str, Any]) -> dict[str, Any] | None:
+def _timm_input(weights: str, pretrained_cfg: dict[str, Any]) -> PretrainedInput | None:
     import timm.data
 
     resolve_data_config: Any = timm.data.resolve_data_config
@@ -76,21 +78,23 @@ def _timm_input(weights: str, pretrained_cfg: dict[str, Any]) -> dict[str, Any] 
     (_, height, size), (_, val_height, crop) = training["input_size"], test["input_size"]
     if (height, val_height) != (size, crop):
         return None
-    return {
-        "weights": weights.rstrip("."),
-        "image_size": size,
-        "val_crop": crop,
+    mean: Any = tuple(test["mean"])
+    std: Any = tuple(test["std"])
+    return PretrainedInput(
+        weights=weights.rstrip("."),
+        image_size=size,
+        val_crop=crop,
         # As in timm.data.transforms_factory.
-        "val_resize": math.floor(crop / test["crop_pct"]),
-        "crop_ratio": test["crop_pct"],
-        "fit": _FIT_OF_CROP_MODE.get(test["crop_mode"], "crop"),
-        "interpolation": test["interpolation"] if test["interpolation"] in get_args(Interpolation) else "bicubic",
-        "mean": list(test["mean"]),
-        "std": list(test["std"]),
-    }
+        val_resize=math.floor(crop / test["crop_pct"]),
+        crop_ratio=test["crop_pct"],
+        fit=_FIT_OF_CROP_MODE.get(test["crop_mode"], "crop"),
+        interpolation=test["interpolation"] if test["interpolation"] in get_args(Interpolation) else "bicubic",
+        mean=mean,
+        std=std,
+    )
 
 
-INPUT_LISTERS: dict[str, Callable[[], dict[str, dict[str, Any]]]] = {
+INPUT_LISTERS: dict[str, Callable[[], dict[str, PretrainedInput]]] = {
     "torchvision": list_torchvision_inputs,
     "timm": list_timm_inputs,
 }

@@ -136,8 +136,7 @@ def _catalog() -> dict[str, TimmOptimizer]:
     if (cached := find_user_record(cache_folder(), name, TimmOptimizers)) is not None:
         return cached.optimizers
     try:
-        answer = ask_helper("engine.optim.timm_optimizers", Answer[dict[str, Any]])
-        listing = convert(answer.get(), TimmOptimizers)
+        listing = ask_helper("engine.optim.timm_optimizers", Answer[TimmOptimizers]).get()
     except (HelperError, InvalidRecordError) as error:
         raise UsageError.one(
             "optim.name", f"timm's optimizers cannot be listed: {error}", code="library-failed"
@@ -155,18 +154,18 @@ def main(parent: ParentPipe) -> None:
     except UsageError as error:
         parent.send(Answer.refuse(error))
         return
-    parent.send(Answer({"optimizers": describe_optimizers()}))
+    parent.send(Answer(TimmOptimizers(optimizers=describe_optimizers())))
 
 
-def describe_optimizers() -> dict[str, Any]:
-    """Map each of timm's optimizers to the fields of its `TimmOptimizer`. Imports timm."""
+def describe_optimizers() -> dict[str, TimmOptimizer]:
+    """Describe timm's optimizers by name. Imports timm."""
     from timm.optim import get_optimizer_info, list_optimizers
 
-    catalog: dict[str, Any] = {}
+    catalog: dict[str, TimmOptimizer] = {}
     for name in map(str, list_optimizers()):
         info = get_optimizer_info(name)
         refused = _refusal(info)
-        catalog[name] = {"options": {} if refused else _optimizer_parameters(info), "refused": refused}
+        catalog[name] = TimmOptimizer(options={} if refused else _optimizer_parameters(info), refused=refused)
     return catalog
 
 
@@ -181,8 +180,8 @@ def _refusal(info: Any) -> str:
     return ""
 
 
-def _optimizer_parameters(info: Any) -> dict[str, Any]:
-    """Return the fields of the `TimmOption` of each option; `info` is timm's OptimInfo."""
+def _optimizer_parameters(info: Any) -> dict[str, TimmOption]:
+    """Return the options by name; `info` is timm's OptimInfo."""
     options = {}
     for key, parameter in inspect.signature(info.opt_class).parameters.items():
         if key in RESERVED_ARGUMENTS:
@@ -192,7 +191,7 @@ def _optimizer_parameters(info: Any) -> dict[str, Any]:
             # The default of timm's `create_optimizer_v2`.
             default = 0.9
         optional = "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
-        options[key] = {"default": _plain_value(default), "optional": optional}
+        options[key] = TimmOption(default=_plain_value(default), optional=optional)
     return options
 
 

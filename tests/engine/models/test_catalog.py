@@ -26,8 +26,9 @@ from engine.models.catalog import (
 )
 from engine.models.factory import build_model
 from engine.models.input_listing import list_timm_inputs
-from engine.models.pretrained_input import find_pretrained_input
+from engine.models.pretrained_input import InputListing, find_pretrained_input
 from engine.optim.timm_optimizers import timm_optimizer_problems
+from engine.utils.codec import write_record
 from engine.utils.errors import UsageError, not_installed
 from support.messages import has_problem, raises_problem, says
 from tui.cli.models import app
@@ -103,7 +104,7 @@ def test_input_of_timm_weights_is_that_of_their_data_config(cache: Path, forbid_
 
     # In this process, which has imported timm: another one takes seconds.
     listing = cache / "gputrain" / f"inputs-timm-{catalog.library_version('timm')}.json"
-    listing.write_text(json.dumps({"format": 1, "inputs": list_timm_inputs()}))
+    write_record(listing, InputListing(inputs=list_timm_inputs()))
     names = [
         "resnet50",
         "resnet50.tv_in1k",

@@ -16,8 +16,9 @@ from engine.config.schema import Config
 from engine.config.training_sections import OptimConfig
 from engine.optim import timm_optimizers
 from engine.optim.optimizers import build_optimizer, optimizer_step
-from engine.optim.timm_optimizers import timm_optimizer_problems, timm_options
+from engine.optim.timm_optimizers import TimmOptimizers, timm_optimizer_problems, timm_options
 from engine.utils.answers import Answer
+from engine.utils.codec import convert
 from support.messages import has_problem, raises_problem
 from support.models.small_model import refused, resumes_identically, same, small, train
 
@@ -128,7 +129,7 @@ def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, mon
     path.parent.mkdir()
     path.write_text(json.dumps({"format": 1, "optimizers": damaged}))
     described = {"optimizers": {"lamb": {"options": {"eps": {"default": 1e-6, "optional": False}}, "refused": ""}}}
-    monkeypatch.setattr(timm_optimizers, "ask_helper", lambda *_: Answer(described))
+    monkeypatch.setattr(timm_optimizers, "ask_helper", lambda *_: Answer(convert(described, TimmOptimizers)))
     assert timm_options("timm:lamb")["eps"].default == 1e-6
     assert json.loads(path.read_text()) == {"format": 1} | described
 

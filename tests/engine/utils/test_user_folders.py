@@ -12,7 +12,14 @@ import pytest
 from engine.config.loader import find_config, presets, resolve_config
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
 from engine.doctor.machine import user_folder_checks
-from engine.models.catalog import ParameterCounts, cached_parameter_counts, library_models, library_version
+from engine.models.catalog import (
+    CatalogModel,
+    ModelListing,
+    ParameterCounts,
+    cached_parameter_counts,
+    library_models,
+    library_version,
+)
 from engine.utils.answers import Answer
 from engine.utils.codec import find_user_record, write_user_record
 from engine.utils.errors import UsageError
@@ -164,8 +171,8 @@ def test_config_resolves_without_home() -> None:
 
 @pytest.mark.usefixtures("no_home")
 def test_caches_are_empty_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = {"source": "torchvision", "name": "resnet18", "weights": []}
-    monkeypatch.setattr("engine.models.catalog.ask_helper", lambda *_: Answer({"models": [listed]}))
+    listed = ModelListing(models=(CatalogModel(source="torchvision", name="resnet18"),))
+    monkeypatch.setattr("engine.models.catalog.ask_helper", lambda *_: Answer(listed))
     assert find_user_record(cache_folder(), "a.json", ParameterCounts) is None
     assert "resnet18" in [model.name for model in library_models("torchvision")]
     decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))
