@@ -23,7 +23,7 @@ from engine.distributed.rendezvous import open_local_store, open_store
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.events import ConfigRejected
 from engine.training.job import ExitCode, Job
-from engine.utils.errors import UsageError, problems_to_json
+from engine.utils.errors import UsageError
 from engine.utils.process import STOP_SIGNALS, die_with_parent, exit_now
 
 # A rank writes the tracebacks of its threads to the log.
@@ -102,7 +102,7 @@ def run_rank(rank: int, job: Job, inherited: Inherited) -> None:
         outcome = train(job, rank_info, store, channel)
         code = ExitCode.STOPPED if outcome == "stopped" else ExitCode.FINISHED
     except UsageError as error:
-        channel.send(ConfigRejected(problems=problems_to_json(error.problems)))
+        channel.send(ConfigRejected(problems=error.problems))
         code = ExitCode.USAGE_ERROR
     except BaseException as error:
         channel.send(rank_failure(rank, job.plan.devices[rank], error, job.config))

@@ -30,7 +30,7 @@ from engine.launch.rank_process import Inherited, InheritedFd, run_rank, run_spa
 from engine.launch.start_method import choose_start_method
 from engine.runs.events import ConfigRejected, RankFailed
 from engine.training.job import Job
-from engine.utils.errors import UsageError, problems_to_json
+from engine.utils.errors import UsageError
 from engine.utils.process import STOP_SIGNALS, die_with_parent, redirect_output
 
 PROGRAM = "from engine.launch.rank_starter import main; main()"
@@ -191,7 +191,7 @@ def main() -> None:
             job.folder.restrict_umask()
         processes = _start_ranks(job, handles, pipe)
     except UsageError as error:
-        pipe.send(ConfigRejected(problems=problems_to_json(error.problems)))
+        pipe.send(ConfigRejected(problems=error.problems))
         os._exit(1)
     except Exception as error:
         # Ranks that have been started already die with this process.

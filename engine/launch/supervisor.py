@@ -31,7 +31,7 @@ from engine.runs.control import REQUEST_NAMES, RequestCounters, consume_requests
 from engine.runs.events import ConfigRejected, ControlEvent, Event, FlushJournal, RankFailed
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils import codec
-from engine.utils.errors import Problem, UsageError, problems_from_json
+from engine.utils.errors import Problem, UsageError
 from engine.utils.exits import describe_exit, oom_kill_count
 from engine.utils.process import SignalHandler, blocked_reason
 
@@ -195,7 +195,7 @@ class Supervisor:
         if isinstance(event, RankFailed):
             self._failures.setdefault(event.rank, event)
         elif isinstance(event, ConfigRejected):
-            self._problems = self._problems or problems_from_json(event.problems)
+            self._problems = self._problems or event.problems
         else:
             self._emit(event)
 

@@ -384,8 +384,8 @@ class ConfigRejected(Event, frozen=True, kw_only=True, tag="refused"):
     """The ranks found the config impossible during setup. Sent to the supervisor, which discards the new run; never
     written to the journal."""
 
-    problems: list[list[str]]
-    """Pairs of config key and reason."""
+    problems: list[Problem]
+    """What the ranks refuse."""
 
 
 class FlushJournal(Event, frozen=True, kw_only=True, tag="flush"):

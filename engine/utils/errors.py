@@ -47,15 +47,6 @@ class Problem:
         return f"{self.label}: {self.message}" if self.location else self.message
 
 
-def problems_to_json(problems: Iterable[Problem]) -> list[list[str]]:
-    """Return the fields of each problem that a message shows, for another process."""
-    return [[problem.location, problem.reason, problem.advice, problem.source, problem.code] for problem in problems]
-
-
-def problems_from_json(rows: Iterable[Sequence[str]]) -> list[Problem]:
-    return [Problem(location, reason, advice, source, code=code) for location, reason, advice, source, code in rows]
-
-
 class UsageError(Exception):
     """The request cannot be carried out. Holds all problems."""
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from engine.utils.errors import problems_from_json
+from engine.utils.codec import convert
+from engine.utils.errors import Problem
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid, parse_gpus_json
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, says
@@ -24,19 +25,20 @@ from support.messages import has_problem, says
 # Reserves GPUs as a run does, prints them as JSON, and holds them until its standard input closes.
 HOLDER = """
 import json, sys
+from engine.utils.codec import encode
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.reservation_reader import ReservedRank
-from engine.utils.errors import UsageError, problems_to_json
+from engine.utils.errors import UsageError
 selection, run, wait, ranks, setup = json.loads(sys.argv[1])
 exec(setup)
-emit = lambda **values: print(json.dumps(values), flush=True)
+emit = lambda **values: print(encode(values).decode(), flush=True)
 try:
     choice = allocate_devices(selection, run, wait=wait, on_wait=lambda reason: emit(waits=reason))
 except UsageError as error:
-    emit(refused=problems_to_json(error.problems))
+    emit(refused=error.problems)
 else:
     choice.reservation.publish_ranks([ReservedRank(run, *rank) for rank in ranks])
-    emit(took=[device.index for device in choice.devices], warnings=problems_to_json(choice.warnings))
+    emit(took=[device.index for device in choice.devices], warnings=choice.warnings)
     sys.stdin.read()
     choice.reservation.release()
 """
@@ -111,7 +113,7 @@ def test_reservation_gives_each_gpu_to_one_run(gputrain: Gputrain, four_gpus: Fa
     assert sorted(reserved) == [0, 1, 2, 3]
     [refused] = [message["refused"] for message in messages if "refused" in message]
     values = ("2 free GPUs", " 0 ", ": reserved by run run-", "--wait")
-    assert has_problem(problems_from_json(refused), "gpu-in-use", "device.gpus", *values)
+    assert has_problem(convert(refused, list[Problem]), "gpu-in-use", "device.gpus", *values)
     for holder in holders:
         holder.release()
     assert reservation_files(four_gpus) == []
@@ -143,7 +145,7 @@ def test_reservation_queue_serves_waiting_runs_in_order(gputrain: Gputrain, four
     big.read_until_waits_because("2 free GPUs", " 1 ")
     small.read_until_waits_because("run big (user ")
     later = Holder(gputrain, four_gpus, "free:1", "late")
-    refused = problems_from_json(later.read_message()["refused"])
+    refused = convert(later.read_message()["refused"], list[Problem])
     assert has_problem(refused, "gpu-in-use", "device.gpus", "run big (user ")
     first.release()
     pair, single = big.wait_for_gpus(), small.wait_for_gpus()
@@ -180,7 +182,7 @@ def test_reservation_shares_named_gpus_with_warning_or_waits(gputrain: Gputrain,
     sharing = Holder(gputrain, four_gpus, "0")
     message = sharing.read_message()
     assert message["took"] == [0]
-    warnings = problems_from_json(message["warnings"])
+    warnings = convert(message["warnings"], list[Problem])
     assert has_problem(warnings, "gpu-in-use", "", "GPU 0: reserved by run first (user ")
     sharing.release()
     waiting = Holder(gputrain, four_gpus, "0", wait=True)
@@ -236,7 +238,7 @@ def test_reservation_without_host_lock_gives_each_gpu_to_one_run(
         messages = [racer.read_until_taken() for racer in racers]
     assert sorted(index for message in messages for index in message["took"]) == [0, 1, 2, 3]
     for message in messages:
-        assert has_problem(problems_from_json(message["warnings"]), "not-writable", "", "gputrain.lock")
+        assert has_problem(convert(message["warnings"], list[Problem]), "not-writable", "", "gputrain.lock")
     for racer in racers:
         racer.release()
 
