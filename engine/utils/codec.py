@@ -188,7 +188,10 @@ def _parse(data: bytes | str, kind: type[T]) -> T:
         import json
 
         # `int` raises ValueError for NaN and Infinity.
-        return msgspec.convert(json.loads(data, parse_constant=int), kind)
+        values = json.loads(data, parse_constant=int)
+        # Raises ValueError for surrogates that no path has (PEP 383), which could not be read back.
+        json.dumps(values, ensure_ascii=False).encode(errors="surrogateescape")
+        return msgspec.convert(values, kind)
 
 
 def _check_format(data: bytes | str) -> None:
