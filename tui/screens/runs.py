@@ -309,9 +309,8 @@ class RunsScreen(GputrainScreen):
         from tui.screens.columns import SortDialog
 
         order = self._order
-        choices = column_choices(
-            self._view.request.rows, [NEWEST_FIRST, "name", *(field.name for field in self._fields)]
-        )
+        names = [NEWEST_FIRST, "name", *(field.name for field in self._fields)]
+        choices = column_choices(self._view.request.rows, names)
 
         def sort_by(name: str | None) -> None:
             if name is not None:
