@@ -18,19 +18,11 @@ from engine.config.schema import Config
 from engine.distributed.node_plan import plan_node
 from engine.doctor import examine as examining
 from engine.doctor import gpus as doctor_gpus
+from engine.doctor import software
 from engine.doctor.check import Check
 from engine.doctor.gpus import count_nvidia_cards, driver_check, gpu_checks, no_driver_check, visible_devices_check
 from engine.doctor.machine import environment_checks, memory_check, runs_folder_check
 from engine.doctor.run import all_reduce_check, all_reduce_devices, bus_bandwidth, device_check, preflight_checks
-from engine.doctor.software import (
-    AllReduceResult,
-    TorchGpu,
-    TorchInfo,
-    arch_checks,
-    cuda_check,
-    supports_capability,
-    torch_checks,
-)
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.selection import CudaDevice, select
@@ -56,7 +48,7 @@ from tui.text.doctor import merge_gpus
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
 NOBODY, SOMEONE = 65534, 12345
-OUTCOME = AllReduceResult(right=True, seconds=0.001, size_bytes=64 << 20)
+OUTCOME = software.AllReduceResult(right=True, seconds=0.001, size_bytes=64 << 20)
 TWO = [
     CudaDevice(0, gpu_uuid(0), "Fake H100", 0),
     CudaDevice(1, gpu_uuid(1), "Fake H100", 0, unavailable=Unavailable(Obstacle.IN_USE, "process 7 of alice is on it")),
@@ -297,7 +289,7 @@ def test_visible_devices_check_reports_hidden_gpus() -> None:
 def test_cuda_check_accepts_same_or_older_cuda_major_version(
     built: str, served: str | None, error: str | None, code: str
 ) -> None:
-    check = cuda_check(built, served, error)
+    check = software.cuda_check(built, served, error)
     assert (check.state, check.code, (error or "") in check.found) == ("problem" if code else "ok", code, True)
 
 
@@ -317,14 +309,14 @@ def test_cuda_check_accepts_same_or_older_cuda_major_version(
 def test_arch_check_requires_code_for_gpu_architecture(
     capability: tuple[int, int], kernels: list[str], runs: bool
 ) -> None:
-    assert supports_capability(capability, kernels) is runs
-    checks = list(arch_checks([TorchGpu(uuid="", name="X", capability=capability)], kernels))
+    assert software.supports_capability(capability, kernels) is runs
+    checks = list(software.arch_checks([software.TorchGpu(uuid="", name="X", capability=capability)], kernels))
     assert [(check.state, check.code) for check in checks] == ([] if runs else [("problem", "wrong-version")])
 
 
 def test_torch_check_reports_mismatched_torchvision() -> None:
-    info = TorchInfo(torch="2.15.0+cpu", gloo=True, errors={"torchvision": "RuntimeError: operator does not exist"})
-    [check] = torch_checks(info)
+    errors = {"torchvision": "RuntimeError: operator does not exist"}
+    [check] = software.torch_checks(software.TorchInfo(torch="2.15.0+cpu", gloo=True, errors=errors))
     assert (check.state, check.code) == ("problem", "library-failed")
     assert "pip install --force-reinstall torch torchvision" in check.advice
 
@@ -395,7 +387,7 @@ def test_all_reduce_check_rates_speed_correctness_and_errors() -> None:
     )
     assert [slow.state, slow.code, wrong.state, wrong.code] == ["warning", "slow-network", "problem", "wrong-result"]
     assert all_reduce_check(["cpu", "cpu"], replace(OUTCOME, seconds=1.0)).state == "ok"
-    failed = all_reduce_check(gpus, AllReduceResult(error="no answer within 60 s"))
+    failed = all_reduce_check(gpus, software.AllReduceResult(error="no answer within 60 s"))
     assert (failed.state, failed.code, "NCCL_P2P_DISABLE=1" in failed.advice) == ("problem", "library-failed", True)
     assert "GB/s" not in all_reduce_check(gpus[:1], OUTCOME).found
 
