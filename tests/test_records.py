@@ -20,17 +20,12 @@ FOREIGN_JSON = {
     "engine/data/sources/tar_index.py:_label",  # labels in a tar shard
     "engine/config/differences.py:_json_value",  # values of YAML as JSON, for comparisons
 }
-# The functions that do not use the codec yet.
-TEMPORARY = {
-    "engine/utils/files.py:parse_json",
-    "engine/utils/files.py:read_json",
-}
 
 
 def test_codec_alone_reads_json() -> None:
     found = {place for package in ("engine", "tui") for place in places_that_read_json(package)}
     assert len(FOREIGN_JSON) <= 8
-    assert found == FOREIGN_JSON | TEMPORARY
+    assert found == FOREIGN_JSON
 
 
 def places_that_read_json(package: str) -> Iterator[str]:

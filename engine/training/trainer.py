@@ -52,9 +52,9 @@ from engine.training.rank_state import RankState
 from engine.training.state_dict import restore_state
 from engine.training.timing import EpochClock, data_wait_share, gather_timings
 from engine.training.warmup import WarmupResult
-from engine.utils.codec import FORMAT, UNSET, asdict, find_record, finite, write_record
+from engine.utils.codec import FORMAT, UNSET, asdict, encode_indented, find_record, finite, write_record
 from engine.utils.errors import Problem
-from engine.utils.files import replace_file, write_json
+from engine.utils.files import replace_file
 from engine.utils.text import pluralize
 
 MAX_LISTED_FILES = 10
@@ -372,4 +372,4 @@ class Trainer:
         if self.rank_info.rank == 0 and self.job.folder is not None:
             names = {str(index): name for index, name in enumerate(self.source.classes)}
             with suppress(OSError):
-                write_json(self.job.folder.class_indices, names)
+                replace_file(self.job.folder.class_indices, lambda file: file.write(encode_indented(names) + b"\n"))

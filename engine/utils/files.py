@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_path_reason
@@ -23,8 +22,6 @@ from engine.utils.trust import foreign_path_reason
 _DESCRIPTORS = "/proc/self/fd/"
 # Nobody, not even root, can create a folder in it.
 _MISSING_HOME = Path(os.devnull)
-# Python objects take up to 30 times the memory of their JSON text.
-MAX_JSON_BYTES = 1 << 24
 
 
 def expand_user(path: str) -> Path:
@@ -148,11 +145,6 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
         fsync_folder(path.parent)
 
 
-def overwrite_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Overwrite an existing file by a JSON object in place. Raises OSError."""
-    overwrite_bytes(path, (json.dumps(dict(values), allow_nan=False) + "\n").encode())
-
-
 def overwrite_bytes(path: Path, data: bytes) -> None:
     """Overwrite an existing file in place, which needs no space on a full disk. Raises OSError.
 
@@ -240,12 +232,6 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Replace `path` atomically by a JSON object. Raises OSError."""
-    text = json.dumps(dict(values), indent=2, allow_nan=False) + "\n"
-    replace_file(path, lambda file: file.write(text.encode()))
-
-
 def open_regular_file(path: Path | str, max_bytes: int | None = None, *, dir_fd: int | None = None) -> BinaryIO:
     """Open a regular file of at most `max_bytes` for reading, without following a link.
 
@@ -281,27 +267,6 @@ def append_to_file(path: Path) -> int:
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return handle
-
-
-def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if it is missing, unreadable, too large or not a JSON object."""
-    try:
-        return parse_json(read_bytes(path, max_bytes))
-    except OSError:
-        return None
-
-
-def parse_json(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that `data` encodes; None if it is none. NaN and Infinity are not JSON."""
-    try:
-        values = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def delete_oldest_files(folder: Path, pattern: str, max_bytes: int, *, spare_seconds: float = 0) -> None:

@@ -23,7 +23,7 @@ from engine.runs.run_row import make_run_row
 from engine.runs.watcher import RunWatcher
 from engine.training.checkpoint import save_checkpoint
 from engine.utils.codec import write_record
-from engine.utils.files import write_json
+from support.json_files import write_json
 from support.messages import has_problem, raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import default_fields, make_run_folder

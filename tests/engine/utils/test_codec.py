@@ -182,6 +182,9 @@ def test_codec_finds_nothing_in_missing_large_or_damaged_file(tmp_path: Path) ->
     assert find_record(path, Sample) is find_valid_fields(path, Sample) is None
     write_record(path, Sample(note="a" * 100))
     assert find_record(path, Sample, max_bytes=100) is None
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    assert find_record(path, Sample) is find_valid_fields(path, Sample) is None
     path.write_bytes(b"{")
     assert find_record(path, Sample) is find_valid_fields(path, Sample) is None
     path.write_bytes(b'{"format":1,"note":5}')

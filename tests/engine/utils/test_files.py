@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.utils import trust
-from engine.utils.files import append_to_file, open_regular_file, read_json, replace_file
+from engine.utils.files import append_to_file, open_regular_file, replace_file
 from engine.utils.trust import foreign_reason
 
 OTHER_UID = 12345
@@ -45,18 +45,6 @@ def test_replace_file_does_not_write_through_planted_link(tmp_path: Path) -> Non
     (tmp_path / f".new.{os.getpid()}.tmp").symlink_to(victim)
     replace_file(tmp_path / "new", lambda file: file.write(b"text"))
     assert (victim.read_text(), (tmp_path / "new").read_text()) == ("kept", "text")
-
-
-@pytest.mark.parametrize("text", ['{"pid": Infinity}', '{"pid": NaN}', "[1]", '{"pid": 1', "[" * 100_000])
-def test_read_json_returns_none_for_invalid_json(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.json").write_text(text)
-    assert read_json(tmp_path / "a.json") is None
-
-
-def test_read_json_does_not_read_sparse_file(tmp_path: Path) -> None:
-    with (tmp_path / "a.json").open("wb") as file:
-        file.truncate(1 << 40)
-    assert read_json(tmp_path / "a.json") is None
 
 
 def status_of(path: Path, **changes: int) -> os.stat_result:

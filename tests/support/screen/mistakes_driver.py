@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import write_inspection
-from engine.utils.files import write_json
+from support.json_files import write_json
 from support.runs.inspections import CLASSES, make_inspection
 from support.screen.demo_app import demo_runs, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import press

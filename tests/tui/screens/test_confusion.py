@@ -18,7 +18,7 @@ from engine.runs.evaluations import mistakes, read_evaluations, worst_first
 from engine.runs.folder import RunFolder
 from engine.training.metrics import MAX_CONFUSION_CLASSES
 from engine.utils.codec import InvalidRecordError
-from engine.utils.files import write_json
+from support.json_files import write_json
 from support.messages import says
 from support.screen.demo_app import clipped_widgets, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from tui.demo.server import LIVE_RUN

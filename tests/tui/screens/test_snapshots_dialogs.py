@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder
-from engine.utils.files import write_json
+from support.json_files import write_json
 from support.screen.demo_app import demo_app, demo_runs, wait_until, wait_until_idle
 from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
