@@ -55,9 +55,9 @@ from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog
 from engine.optim import timm_optimizers
-from engine.utils.codec import asdict, encode
+from engine.utils.codec import MAX_JSON_BYTES, asdict, encode
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import MAX_JSON_BYTES, cache_folder, config_folder, make_user_folder, state_folder
+from engine.utils.files import cache_folder, config_folder, make_user_folder, state_folder
 from engine.utils.helper_process import HelperError
 from tui.form.model import load_last_form, validate_form
 from tui.text.models import list_models, print_models
