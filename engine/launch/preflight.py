@@ -54,9 +54,11 @@ from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
 from engine.runs.claimed_run import check_claim
 from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder
+from engine.runs.journal import find_session_problem
 from engine.runs.recorder import Listener
 from engine.runs.terminal_events import DataDownload
 from engine.utils.errors import Problem, UsageError, collect_problems
+from engine.utils.files import shown_path
 from engine.utils.host import has_bfloat16_instructions, max_open_files
 
 # Choose the GPUs of this host, none for the CPU; the argument is whether to wait for them. Raises UsageError.
@@ -315,10 +317,14 @@ def check_dependencies(request: RunRequest) -> list[Dependency]:
 
 
 def check_resumed_config(config: Config, folder: RunFolder) -> None:
-    """Raises UsageError if the config changes an immutable key of the run in `folder`, before GPUs are reserved.
+    """Raises UsageError, before GPUs are reserved, if the journal of the run in `folder` has another format, or the
+    config changes an immutable key of the run.
 
     The newest checkpoint decides, because `config.yaml` may have been edited. `engine.training.resume` repeats this on
     the ranks with the checkpoint that they load, whose checksum is verified."""
+    if (problem := find_session_problem(folder.journal)) is not None:
+        advice = "use the version of gputrain that wrote it, or use a new name with --name to start a new run"
+        raise UsageError.one(str(shown_path(folder.journal)), problem, advice, code="wrong-version")
     saved = saved_config(folder)
     if saved is None:
         return

@@ -34,7 +34,18 @@ from engine.runs.events import (
     WarningEvent,
     type_name,
 )
-from engine.utils.codec import FORMAT, InvalidRecordError, Record, UnixTime, decode, decode_valid_fields, encode, parser
+from engine.utils.codec import (
+    FORMAT,
+    Header,
+    InvalidRecordError,
+    Record,
+    UnixTime,
+    decode,
+    decode_valid_fields,
+    encode,
+    format_problem,
+    parser,
+)
 from engine.utils.files import append_to_file, open_regular_file, replace_file
 
 READ_CHUNK_BYTES = 1 << 20
@@ -274,8 +285,8 @@ class JournalReader:
         """Return the event of a line as `from_line` does. Sets `problem` if the line starts a session of another
         format."""
         event = from_line(line)
-        if event is None and event_type(line) in (RunStarted, RunResumed):
-            self.problem = f"{self._path.name} was written by another version of gputrain, which this one cannot read"
+        if event is None and (reason := _session_problem(line)) is not None:
+            self.problem = f"{self._path.name} {reason}"
         return event
 
     def poll_lines(self, max_bytes: int | None = None) -> Iterator[bytes]:
@@ -299,6 +310,23 @@ class JournalReader:
             return
         except OSError as error:
             self.problem = f"{self._path.name} cannot be read: {error.strerror}"
+
+
+def find_session_problem(path: Path) -> str | None:
+    """Return why a session in a journal cannot be read, as a clause that follows its name; None if all can."""
+    lines = (line for line in JournalReader(path).poll_lines() if event_type(line) in (RunStarted, RunResumed))
+    return next((_session_problem(line) for line in lines if from_line(line) is None), None)
+
+
+def _session_problem(line: bytes) -> str | None:
+    """Return why an invalid line cannot be read, as a clause that follows the name of the journal; None if it does not
+    start a session."""
+    if event_type(line) not in (RunStarted, RunResumed):
+        return None
+    with suppress(InvalidRecordError):
+        if (problem := format_problem(decode(line, Header).format)) is not None:
+            return problem
+    return "was written by another version of gputrain, which this one cannot read"
 
 
 def long_line_problem(path: Path) -> str:

@@ -67,7 +67,9 @@ class InvalidRecordError(CodedError, ValueError):
     code = "damaged"
 
 
-class _Header(Record, frozen=True, kw_only=True):
+class Header(Record, frozen=True, kw_only=True):
+    """The format of a record that may be of any version."""
+
     format: Any = None
 
 
@@ -195,7 +197,7 @@ def _parse(data: bytes | str, kind: type[T]) -> T:
 
 
 def _check_format(data: bytes | str) -> None:
-    if (problem := format_problem(_parse(data, _Header).format)) is not None:
+    if (problem := format_problem(_parse(data, Header).format)) is not None:
         raise InvalidRecordError(problem, code="wrong-version")
 
 

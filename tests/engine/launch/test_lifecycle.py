@@ -28,6 +28,7 @@ from engine.runs import ownership
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import list_runs
 from engine.runs.history import history_from_events
+from engine.runs.journal import to_line
 from engine.runs.records import RankDevice
 from engine.runs.terminal_events import RunStarting
 from engine.training.job import ExitCode, RunResult
@@ -105,6 +106,32 @@ def test_owner_resumes_run_that_has_something_left_to_do(
         assert (job is not None and job.resumed) == is_left
         assert len(owned.warnings) == (not is_left)
         assert is_left or says(owned.warnings[0], "already-finished", "a ", "2 epochs", "run.epochs")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": 2}, "has format 2, but this gputrain reads format 1"),
+        ({"ranks": None}, "was written by another version of gputrain"),
+    ],
+    ids=["later format", "earlier version"],
+)
+def test_owner_and_preflight_refuse_to_resume_run_of_another_format(
+    tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    folder = make_ended_run(tmp_path, "stopped")
+    started = json.loads(to_line(make_run_started())) | change
+    # A later version of gputrain has resumed the run.
+    with folder.journal.open("a") as file:
+        file.write(json.dumps(started) + "\n" + to_line(RunFinished(state="stopped")) + "\n")
+    recorded = folder.journal.read_bytes()
+    with owner(tmp_path, run={"resume": True}) as owned:
+        [problem] = run_preflight(owned.run.request, lambda wait: []).problems
+        with pytest.raises(UsageError) as raised:
+            owned.run.prepare(PREFLIGHT)
+    assert raised.value.problems == [problem]
+    assert has_problem([problem], "wrong-version", str(folder.journal), reason, "--name")
+    assert folder.journal.read_bytes() == recorded
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from engine.runs.journal import (
     Journal,
     JournalReader,
     find_last_event,
+    find_session_problem,
     from_line,
     to_line,
 )
@@ -191,13 +192,31 @@ def test_journal_reader_reads_the_same_events_whole_and_in_parts(tmp_path: Path)
     assert events == []
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"ranks": None}], ids=["later format", "earlier version"])
-def test_journal_reader_reports_run_of_another_format(tmp_path: Path, change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": 2}, "has format 2, but this gputrain reads format 1"),
+        ({"format": None}, "has no format, but this gputrain reads format 1"),
+        ({"ranks": None}, "was written by another version of gputrain, which this one cannot read"),
+    ],
+    ids=["later format", "no format", "earlier version"],
+)
+def test_journal_reader_reports_run_of_another_format(tmp_path: Path, change: dict[str, object], reason: str) -> None:
     started = json.loads(to_line(make_run_started())) | change
     (tmp_path / "events.jsonl").write_text(json.dumps(started) + "\n" + to_line(make_step(1)) + "\n")
     reader = JournalReader(tmp_path / "events.jsonl")
     assert list(reader.poll()) == [make_step(1)]
-    assert reader.problem == "events.jsonl was written by another version of gputrain, which this one cannot read"
+    assert reader.problem == f"events.jsonl {reason}"
+
+
+def test_session_start_of_invalid_text_is_reported_and_raises_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"type":"run_started","time":1,"format":"\xff"}\n')
+    assert find_session_problem(path) is not None
+    path.write_text(
+        to_line(WarningEvent(message="run_started", code="recovered")) + "\n" + to_line(make_run_started()) + "\n"
+    )
+    assert find_session_problem(path) is None
 
 
 def test_encoder_begins_each_line_as_the_search_for_an_event_expects(tmp_path: Path) -> None:
