@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
@@ -69,7 +70,7 @@ def single_rank_trainer(
         capability = torch.cuda.get_device_capability()
         plan = NodePlan((f"GPU-{cuda_uuid(torch.device('cuda', 0))}",), (None,), 1, 1, 0, "gloo", capability=capability)
     job = Job(config, plan, RunFolder(folder) if folder else None, False, source)
-    threads = torch.get_num_threads()
+    threads, environment = torch.get_num_threads(), dict(os.environ)
     # With tests running in parallel, more threads only contend for cores.
     torch.set_num_threads(1)
     try:
@@ -83,6 +84,9 @@ def single_rank_trainer(
         if dist.is_initialized():
             dist.destroy_process_group()
         torch.set_num_threads(threads)
+        # The process group selects the loopback interface, which later runs of the test process would inherit.
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 def train_in_process(folder: Path, *overrides: str, checkpoint: Path | None = None) -> list[EpochEvent]:
