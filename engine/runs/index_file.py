@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, BinaryIO, NamedTuple
 
 from engine.runs.run_row import RunRow
-from engine.utils.codec import ENTRIES, FileRecord, encode, parser
+from engine.utils.codec import ENTRIES, FileRecord, InvalidRecordError, decode, encode
 from engine.utils.files import (
     append_to_file,
     cache_folder,
@@ -81,11 +81,11 @@ class IndexFile:
             return {}
         intact = [line[9:] for line in lines if _is_intact(line)]
         rows: dict[str, StoredRow] = {}
-        parse = parser(list[StoredRow])
         for start in range(0, len(intact), LINES_PER_PARSE):
             # One array takes less time than a line each.
-            with suppress(ValueError, RecursionError):
-                for stored in parse(b"[%b]" % b",".join(intact[start : start + LINES_PER_PARSE])):
+            with suppress(InvalidRecordError):
+                # Unlike `parser`, it takes paths that are not UTF-8.
+                for stored in decode(b"[%b]" % b",".join(intact[start : start + LINES_PER_PARSE]), list[StoredRow]):
                     name = stored.row.name
                     rows[name] = stored._replace(row=stored.row._replace(folder=f"{self._shown_root}/{name}"))
         self._lines = len(lines)

@@ -105,6 +105,13 @@ def test_index_rereads_only_changed_runs(root: Path, monkeypatch: pytest.MonkeyP
     assert rows["run-5"].config == {"optim.lr": 0.7} and read_rows(root)[0].name == "run-5"
 
 
+def test_index_keeps_row_of_run_with_a_path_that_is_not_utf8(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "run-3").rename(root / os.fsdecode(b"run-\xff"))
+    rows, read = read_rows(root), read_names(monkeypatch)
+    assert read_rows(root) == rows
+    assert read == []
+
+
 def test_index_keeps_rows_that_have_not_changed(root: Path) -> None:
     index = RunIndex(root)
     index.poll()
