@@ -28,7 +28,7 @@ ShortText = Annotated[str, Meta(max_length=4096)]
 class RemoteState(Record, kw_only=True, frozen=False):  # type: ignore[misc]  # a sync changes it in place
     """State of one remote run."""
 
-    token: Annotated[str, Meta(pattern="^[0-9a-f]{8,64}$")]
+    token: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}\Z")]
     """Random name of the remote run: its ID at W&B, a tag of it at MLflow."""
     run_id: ShortText = ""
     """ID that MLflow gave to the remote run; "" before it is known."""

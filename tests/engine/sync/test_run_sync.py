@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -228,12 +230,19 @@ def test_damaged_state_counts_as_none(tmp_path: Path) -> None:
         first = state.read("x")
         state.write("x", first)
     path = folder.sync / "mlflow.json"
-    for damage in ("", "[]", '{"remotes": 3}', '{"remotes": {"x": {"token": "../x", "sent_step": true}}}'):
+    stored = json.loads(path.read_text())
+    remotes: list[object] = [3, *({"x": {"token": token}} for token in ("../x", f"{first.token}\n", 1))]
+    damages = [*(json.dumps(stored | {"remotes": remote}) for remote in remotes), json.dumps(stored | {"format": 2})]
+    for damage in ("", "[]", *damages):
         path.write_text(damage)
         with open_state(folder, "mlflow") as state:
             read = state.read("x")
+        assert re.fullmatch("[0-9a-f]{16}", read.token)
         assert read.token != first.token
-        assert read.sent_step == 0
+    stored["remotes"]["x"]["sent_step"] = True
+    path.write_text(json.dumps(stored))
+    with open_state(folder, "mlflow") as state:
+        assert state.read("x") == first
 
 
 def test_state_of_run_that_others_can_change_is_in_state_folder(
