@@ -161,7 +161,7 @@ def assert_small(action: Callable[[int], object]) -> None:
 @pytest.mark.soak
 def test_run_of_one_week_is_listed_and_read(gputrain: Gputrain) -> None:
     folder = long_run(gputrain.runs, WEEK)
-    folder.summary.write_text(json.dumps({"epochs": 1007}))
+    folder.summary.write_text(json.dumps({"format": 1, "epochs": 1007}))
     print(f"\n{folder.journal.stat().st_size / 1e6:.0f} MB of journal")
     for _ in range(3):
         start_time = time.monotonic()

@@ -98,7 +98,9 @@ def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolde
         model, optimizer = ("cnn", "resnet18", "vit_b_16")[number % 3], ("sgd", "adamw")[number % 2]
         changes = [f"run.seed={number % 10}", f"model.name={model}", f"optim.name={optimizer}", "data.dataset=digits"]
         folder.config.write_text(_config_text((*changes, f"optim.lr={0.1 / (number % 4 + 1)}")))
-        folder.summary.write_text(json.dumps({"state": finished.state, "best_val_accuracy": 0.5, "epochs": epochs}))
+        folder.summary.write_text(
+            json.dumps({"format": 1, "state": finished.state, "best_val_accuracy": 0.5, "epochs": epochs})
+        )
         folder.owner.write_text(json.dumps({"format": 1, "host": socket.gethostname(), "pid": 1, "heartbeat": None}))
         for path in (folder.config, folder.journal, folder.summary, folder.lock, folder.owner, folder.path):
             os.utime(path, (started, started))
