@@ -55,7 +55,8 @@ class EpochTime:
     """How long one epoch took, in seconds, and what limited it. A share of the time is NaN if it is unknown.
 
     `waited`, `forward` and `rest` are means over the ranks; `rest` is backward passes, communication and optimizer.
-    `evaluation` is the remaining time of the epoch. Old journals tell only what `waited` is; `other` is all the rest.
+    `evaluation` is the remaining time of the epoch. Without timings of the ranks, only `waited` is known, and `other`
+    is all the rest.
     """
 
     epoch: int
