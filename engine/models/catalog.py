@@ -21,7 +21,6 @@ from engine.utils.codec import (
     ENTRIES,
     Count,
     FileRecord,
-    InvalidRecordError,
     Number,
     Record,
     find_user_record,
@@ -149,7 +148,7 @@ def read_listing(source: str, task: Literal["models", "inputs"], kind: type[List
         request = CatalogRequest(task=task, source=source)
         answer: Answer[Listing] = ask_helper(_HELPER_MODULE, Answer[kind], request)  # type: ignore[valid-type]
         listing = answer.get()
-    except (HelperError, InvalidRecordError) as error:
+    except HelperError as error:
         raise UsageError.one(
             "model.source", f"the models of {source} cannot be listed: {error}", code="library-failed"
         ) from error

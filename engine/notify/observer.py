@@ -21,7 +21,7 @@ from engine.runs.history import History
 from engine.runs.journal import JournalReader, event_type, from_line
 from engine.runs.run_row import RunRow, end_message, row_of_history
 from engine.runs.watcher import RunWatcher
-from engine.utils.codec import Count, FileNumber, Number, Record
+from engine.utils.codec import Count, FileNumber, Finite, Record
 from engine.utils.files import shown_path
 
 TYPE_CHECKING = False
@@ -55,14 +55,14 @@ class WatchOptions(Record, frozen=True, kw_only=True):
     nothing if the clock of the host was set since."""
     urls: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
-    min_minutes: Number = 0.0
-    stall_minutes: Number = 0.0
-    watchdog_s: Number = 0.0
-    crash_grace_s: Number = CRASH_GRACE_SECONDS
-    waited_s: Number = 0.0
+    min_minutes: Finite = 0.0
+    stall_minutes: Finite = 0.0
+    watchdog_s: Finite = 0.0
+    crash_grace_s: Finite = CRASH_GRACE_SECONDS
+    waited_s: Finite = 0.0
     """Seconds that the run waited for its GPUs; 0 if it did not."""
     gpus: tuple[str, ...] = ()
-    retry_delays_s: tuple[Number, ...] = ()
+    retry_delays_s: tuple[Finite, ...] = ()
 
 
 @dataclass

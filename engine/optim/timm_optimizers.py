@@ -137,7 +137,7 @@ def _catalog() -> dict[str, TimmOptimizer]:
         return cached.optimizers
     try:
         listing = ask_helper("engine.optim.timm_optimizers", Answer[TimmOptimizers]).get()
-    except (HelperError, InvalidRecordError) as error:
+    except HelperError as error:
         raise UsageError.one(
             "optim.name", f"timm's optimizers cannot be listed: {error}", code="library-failed"
         ) from error

@@ -321,12 +321,16 @@ def find_session_problem(path: Path) -> str | None:
 def _session_problem(line: bytes) -> str | None:
     """Return why an invalid line cannot be read, as a clause that follows the name of the journal; None if it does not
     start a session."""
-    if event_type(line) not in (RunStarted, RunResumed):
+    kind = event_type(line)
+    if kind not in (RunStarted, RunResumed):
         return None
-    with suppress(InvalidRecordError):
+    try:
         if (problem := format_problem(decode(line, Header).format)) is not None:
             return problem
-    return "was written by another version of gputrain, which this one cannot read"
+        decode(line, kind)
+    except InvalidRecordError as error:
+        return str(error)
+    return None
 
 
 def long_line_problem(path: Path) -> str:

@@ -315,8 +315,8 @@ def write_record(path: Path, record: FileRecord) -> None:
 def update_record(path: Path, record: FileRecord, max_bytes: int = MAX_JSON_BYTES) -> None:
     """Replace `path` by a record, and keep the fields in it that the class of the record lacks. Raises OSError."""
     stored: dict[str, Any] | None = None
-    with suppress(OSError):
-        stored = parse_object(read_bytes(path, max_bytes))
+    with suppress(OSError, ValueError, RecursionError):
+        stored = _parse(read_bytes(path, max_bytes), dict[str, Any])
     values = (stored or {}) | msgspec.to_builtins(record)
     replace_file(path, lambda file: file.write(encode_indented(values) + b"\n"))
 

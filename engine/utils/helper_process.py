@@ -115,7 +115,7 @@ class HelperProcess:
 
     def receive(self, kind: type[T], timeout_s: float = math.inf) -> T:
         """Return the next answer; lines that are not JSON are skipped. Without a timeout it waits until the process
-        ends. Raises the same errors as `read_lines`, and InvalidRecordError if the answer is of another kind."""
+        ends. Raises the same errors as `read_lines`, and HelperError if the answer is of another kind."""
         from engine.utils.codec import InvalidRecordError, ValidationError, decode
 
         deadline = time.monotonic() + timeout_s
@@ -125,7 +125,7 @@ class HelperProcess:
                     return decode(self._lines.popleft(), kind)
                 except InvalidRecordError as error:
                     if isinstance(error.__cause__, ValidationError):
-                        raise
+                        raise HelperError(f"its answer {error}") from error
             self._lines += self._read_until(deadline)
             if not self._lines:
                 raise HelperTimeoutError(timeout_s)

@@ -13,8 +13,8 @@ from threading import Timer
 import psutil
 import pytest
 
-from engine.utils.codec import InvalidRecordError
 from engine.utils.helper_process import (
+    HelperError,
     HelperExitedError,
     HelperProcess,
     HelperTimeoutError,
@@ -122,7 +122,7 @@ def test_helper_receive_skips_lines_that_are_not_json() -> None:
 
 
 def test_helper_receive_refuses_answer_of_another_kind() -> None:
-    with HelperProcess(r"import os; os.write(1, b'[1]\n')") as helper, pytest.raises(InvalidRecordError):
+    with HelperProcess(r"import os; os.write(1, b'[1]\n')") as helper, pytest.raises(HelperError):
         helper.receive(str, PATIENCE_SECONDS)
 
 
