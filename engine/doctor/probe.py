@@ -18,7 +18,7 @@ from engine.distributed.interfaces import loopback_variables
 from engine.distributed.node_plan import gpu_backend
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import create_store_file, open_local_store
-from engine.doctor.software import AllReduceRequest, AllReduceResult, CudaInfo, TorchGpu, TorchInfo
+from engine.doctor.software import AllReduceRequest, AllReduceResult, CudaGpu, CudaInfo, TorchInfo
 from engine.launch.preflight_process import ModelCheck, ModelRequest
 from engine.runs.events import RankFailed
 from engine.utils.codec import replace
@@ -86,7 +86,7 @@ def cuda_info() -> CudaInfo:
     except Exception as error:
         return CudaInfo(error=describe_cause(error))
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    gpus = [TorchGpu(uuid=str(gpu.uuid), name=gpu.name, capability=(gpu.major, gpu.minor)) for gpu in properties]
+    gpus = [CudaGpu(uuid=str(gpu.uuid), name=gpu.name, capability=(gpu.major, gpu.minor)) for gpu in properties]
     return CudaInfo(gpus=tuple(gpus), kernels=tuple(torch.cuda.get_arch_list()))
 
 

@@ -31,7 +31,7 @@ class TorchInfo(Record, frozen=True, kw_only=True):
     errors: dict[str, str] = field(default_factory=dict)
 
 
-class TorchGpu(Record, frozen=True, kw_only=True):
+class CudaGpu(Record, frozen=True, kw_only=True):
     """A GPU as torch sees it, with its compute capability."""
 
     uuid: str
@@ -42,7 +42,7 @@ class TorchGpu(Record, frozen=True, kw_only=True):
 class CudaInfo(Record, frozen=True, kw_only=True):
     """The GPUs that torch can initialize, and the architectures that it has kernels for; or the `error`."""
 
-    gpus: tuple[TorchGpu, ...] = ()
+    gpus: tuple[CudaGpu, ...] = ()
     kernels: tuple[str, ...] = ()
     error: str | None = None
 
@@ -169,7 +169,7 @@ def _major_version(number: str) -> int:
     return int(number.partition(".")[0])
 
 
-def arch_checks(gpus: Sequence[TorchGpu], arch_list: Sequence[str]) -> Iterator[Check]:
+def arch_checks(gpus: Sequence[CudaGpu], arch_list: Sequence[str]) -> Iterator[Check]:
     """Yield a problem for each GPU that this build of torch has no kernels for."""
     for gpu in gpus:
         major, minor = gpu.capability

@@ -50,7 +50,7 @@ class GpuCapability(Record, frozen=True, kw_only=True):
     capability: tuple[Count, Count] | None
 
 
-class PreflightResult(HostProblems, frozen=True, kw_only=True):
+class HostPreflight(HostProblems, frozen=True, kw_only=True):
     """The preflight of a rank. `stopped` if it received a stop request, `failure` is the cause of an exception."""
 
     stopped: bool
@@ -133,7 +133,7 @@ def share_problems(
 
     `failure` is the cause if the preflight raised an exception."""
     host = socket.gethostname()
-    result = PreflightResult(host=host, problems=tuple(problems), stopped=stopped, failure=failure)
+    result = HostPreflight(host=host, problems=tuple(problems), stopped=stopped, failure=failure)
     send(store, f"preflight/{rank_info.rank}", result)
 
 
@@ -143,9 +143,9 @@ def collect_rank_problems(
     """Return the distinct problems of all ranks. A problem found only on another host names that host.
 
     Raises KeyboardInterrupt if one of the ranks received a stop request, and PeerFailedError if one failed."""
-    results: list[PreflightResult] = []
+    results: list[HostPreflight] = []
     for rank in range(1, rank_info.world_size):
-        result = wait_for_message(store, f"preflight/{rank}", PreflightResult, stop_flag, rank)
+        result = wait_for_message(store, f"preflight/{rank}", HostPreflight, stop_flag, rank)
         if result.stopped:
             raise KeyboardInterrupt
         if result.failure:

@@ -310,7 +310,7 @@ def test_arch_check_requires_code_for_gpu_architecture(
     capability: tuple[int, int], kernels: list[str], runs: bool
 ) -> None:
     assert software.supports_capability(capability, kernels) is runs
-    checks = list(software.arch_checks([software.TorchGpu(uuid="", name="X", capability=capability)], kernels))
+    checks = list(software.arch_checks([software.CudaGpu(uuid="", name="X", capability=capability)], kernels))
     assert [(check.state, check.code) for check in checks] == ([] if runs else [("problem", "wrong-version")])
 
 
