@@ -45,7 +45,7 @@ LIGHT = [
     "runs.control",
     "runs.events",
     "runs.folder",
-    "runs.index",
+    "runs.run_list",
     "runs.inspection_file",
     "runs.labels",
     "runs.history",

@@ -243,7 +243,7 @@ class GputrainApp(TerminalApp):
     def resume_run(self, folder: RunFolder, state: RunState | None) -> None:
         """Resume a run that has ended from its last checkpoint. For a finished one, ask for the number of epochs."""
         from engine.runs.claim import observe_claim
-        from engine.runs.run_row import read_summary
+        from engine.runs.run_record import read_run_record
         from tui.screens.dialogs import epochs_dialog, take_over_dialog
 
         if state is None:
@@ -276,8 +276,9 @@ class GputrainApp(TerminalApp):
             self.push_screen(take_over_dialog(folder.name, observed), take_over)
             return
         # A finished run has nothing left to do unless it gets more epochs.
-        if state == "finished" and (epochs := read_summary(folder).epochs):
-            self.push_screen(epochs_dialog(folder.name, epochs), resume)
+        record = read_run_record(folder)
+        if state == "finished" and record is not None and record.epochs:
+            self.push_screen(epochs_dialog(folder.name, record.epochs), resume)
         else:
             resume("")
 

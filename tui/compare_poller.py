@@ -11,11 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.runs.comparison import ComparedRun, Comparison, compare_runs, describe_run, read_flat_config, scan_history
+from engine.runs.comparison import (
+    ComparedRun,
+    Comparison,
+    compare_runs,
+    describe_run,
+    read_compared_record,
+    read_flat_config,
+)
 from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.history import History
 from engine.runs.journal import JournalReader
+from engine.runs.metric_directions import read_directions
 from engine.runs.reduced_curves import RunCurves, reduce_curves
 from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache, Stamp, file_stamp
 from tui.pollers import READ_CHUNK_BYTES, RUN_POLL_INTERVAL_SECONDS, Poller
@@ -65,7 +72,7 @@ _Stamps = tuple[Stamp | None, Stamp | None, Stamp | None]
 
 def _stamps(folder: RunFolder) -> _Stamps:
     # The owner writes owner.json while the run is live, and when it ends.
-    return file_stamp(folder.journal), file_stamp(folder.config), file_stamp(folder.owner)
+    return file_stamp(folder.summary), file_stamp(folder.config), file_stamp(folder.owner)
 
 
 class _RunFollower:
@@ -75,7 +82,6 @@ class _RunFollower:
         self._folder, self._cache = folder, cache
         curves = cache.curves.recall(folder.journal)
         self.state = ReadRun(folder, curves, cache.described(folder), foreign=folder.owner_problem())
-        self._history, self._history_reader = History(), JournalReader(folder.journal)
         self._data, self._curve_reader = CurveData(), JournalReader(folder.journal)
         self._described_stamps: _Stamps | None = None
         self._read_stamp: Stamp | None = None
@@ -96,13 +102,10 @@ class _RunFollower:
         return self.state != before
 
     def _read_description(self, stamps: _Stamps) -> ComparedRun:
-        journal, config = stamps[:2]
-        if journal is not None and journal[1] < self._history_reader.offset:
-            self._history, self._history_reader = History(), JournalReader(self._folder.journal)
-        scan_history(self._history_reader, self._history)
+        config = stamps[1]
         if self._stored is None or self._stored[0] != config:
             self._stored = (config, read_flat_config(self._folder.config))
-        described = describe_run(self._folder, self._history, self._stored[1], self._history_reader.problem)
+        described = describe_run(self._folder, read_compared_record(self._folder), self._stored[1])
         if not RunState(described.state).live:
             self._cache.keep(self._folder, stamps, described)
         return described
@@ -145,6 +148,7 @@ class ComparePoller(Poller):
 
     def __init__(self, folders: Sequence[RunFolder], cache: CompareCache) -> None:
         super().__init__("compare", RUN_POLL_INTERVAL_SECONDS)
+        self._directions = read_directions(folders[0].path.parent)
         self._followers = [_RunFollower(folder, cache) for folder in folders]
         self.runs: tuple[ReadRun, ...] = ()
         self.comparison: Comparison | None = None
@@ -175,5 +179,6 @@ class ComparePoller(Poller):
     def _publish(self, described: bool) -> None:
         self.runs = tuple(follower.state for follower in self._followers)
         if described:
-            self.comparison = compare_runs([run.described for run in self.runs if run.described is not None])
+            runs = [run.described for run in self.runs if run.described is not None]
+            self.comparison = compare_runs(runs, self._directions)
         self.version += 1

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, cast
 from engine.gpus.monitor import GpuMonitor, open_monitor
 from engine.gpus.snapshot import SamplerOptions, Snapshot
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.index import RunIndex
-from engine.runs.run_row import RunRow, row_of_history
+from engine.runs.record_completion import store_completed_record
+from engine.runs.run_list import RunList
+from engine.runs.run_record import read_run_record
+from engine.runs.run_row import RunRow, make_row, read_row
+from engine.utils import codec
 from engine.utils.codec import InvalidRecordError
 from engine.utils.errors import Problem, UsageError
 from tui.charts.gpu_loads import GpuLoads
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from engine.runs.history import History
     from engine.runs.journal import JournalReader
     from engine.runs.records import RankDevice
-    from engine.runs.watcher import RunWatcher
     from tui.text.preview import RunPreview
     from tui.text.preview_reader import PreviewReader
 
@@ -43,8 +45,9 @@ POLL_INTERVAL_SECONDS = 1.0
 RUN_POLL_INTERVAL_SECONDS = 0.5
 # Events are queued in batches, so that a screen that loads a long journal stays responsive.
 MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES = 400, 8
-# A run list is read in parts, so that the first runs appear at once and a key is never late.
-READ_SECONDS, READ_PAUSE_SECONDS = 0.1, 0.02
+# A run list is read in parts, short ones for the first page. Each part takes the time to sort the runs read so far.
+FIRST_READ_SECONDS, FIRST_RUNS = 0.1, 100
+READ_SECONDS, READ_PAUSE_SECONDS = 0.5, 0.02
 READ_CHUNK_BYTES = 1 << 20
 MAX_PREVIEWS = 64
 # Epochs whose lines of the log are shown in columns.
@@ -70,7 +73,7 @@ class Poller:
         self._stop_event = threading.Event()
         self._wake_event = threading.Event()
         self.on_first_result: Callable[[], None] | None = None
-        """Called once, in the thread, when the poller has its first result."""
+        """Called once, in the thread, when the poller has its first result, and before for a part of it."""
         self.unexpected_error: Problem | None = None
         """Message of an unexpected exception in the latest poll."""
         self._thread = threading.Thread(target=self._poll_loop, name=name, daemon=True)
@@ -162,7 +165,7 @@ class RunListPoller(Poller):
 
     def __init__(self, runs_dir: Path, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
         super().__init__("runs", interval_s)
-        self._index = RunIndex(runs_dir, check_later=True)
+        self._list = RunList(runs_dir)
         self.enabled = True
         self.rows: list[RunRow] | None = None
         self.complete = False
@@ -178,28 +181,29 @@ class RunListPoller(Poller):
         if not self.enabled:
             return
         self._poll_once()
+        if not self.complete and self.on_first_result is not None:
+            # For the first page; it is called again when all runs have been read.
+            self.on_first_result()
         while not self.complete and self.problem is None and not self._stop_event.is_set():
-            if self.on_first_result is not None:
-                self.on_first_result()
-                self.on_first_result = None
             # Leaves the interpreter to the thread that draws.
             self._stop_event.wait(READ_PAUSE_SECONDS)
             self._poll_once()
 
     def _poll_once(self) -> None:
         try:
-            self._index.poll(READ_SECONDS)
+            self._list.poll(FIRST_READ_SECONDS if len(self._list.rows) < FIRST_RUNS else READ_SECONDS)
         except UsageError as error:
             self.rows, self.problem, self.complete = [], error.problems[0], True
             return
         waiting = read_waiting_runs()
         self.cpu_ranks = [
             (row.name, rank)
-            for row, watcher in self._index.live_runs()
-            for rank in (watcher.history.started.ranks if watcher.history.started else ())
+            for row in self._list.rows
+            if row.live
+            for rank in row.record.rank_devices
             if rank.device == "cpu" and rank.host == socket.gethostname()
         ]
-        self.rows, self.complete, self.count = self._index.rows, self._index.complete, self._index.count
+        self.rows, self.complete, self.count = self._list.rows, self._list.complete, self._list.count
         # Most runs of this user are among the rows, as waiting ones.
         folders = {row.folder for row in self.rows or () if row.state == RunState.WAITING}
         self.waiting = [run for run in waiting if run.folder not in folders]
@@ -208,14 +212,11 @@ class RunListPoller(Poller):
     def has_result(self) -> bool:
         return self.rows is not None
 
-    def cleanup(self) -> None:
-        self._index.close()
-
 
 class RunPoller(Poller):
     """Publishes the latest state of one run, and queues all its events, oldest first; one journal reader feeds both.
 
-    While a long journal is being read, the state comes from its head and tail through a `RunWatcher`.
+    While a long journal is being read, the state comes from the record of the run.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -234,7 +235,7 @@ class RunPoller(Poller):
 
         self._reader: JournalReader = JournalReader(self.folder.journal)
         self._history: History = History()
-        self._ends: RunWatcher | None = None
+        self._is_reading = False
         self._loads = RankLoads()
 
     def poll(self) -> None:
@@ -251,12 +252,13 @@ class RunPoller(Poller):
             self._begin()
             self._enqueue(None)
         if size - self._reader.offset > READ_CHUNK_BYTES:
-            from engine.runs.watcher import RunWatcher
-
-            self._ends = RunWatcher(self.folder)
+            self._is_reading = True
             self._poll_state()
         while self._read_chunk(size) and not self._stop_event.is_set():
             pass
+        if not self.caught_up and self._reader.problem is None:
+            # The record of a run that crashed, or that has none.
+            store_completed_record(self.folder, self._history, self._reader.offset)
         self.caught_up = True
 
     def _read_chunk(self, size: int) -> bool:
@@ -271,7 +273,7 @@ class RunPoller(Poller):
             # No progress means that the journal is gone or unreadable.
             more = start_offset < self._reader.offset < size
             if not more:
-                self._ends = None
+                self._is_reading = False
             self._poll_state()
         finally:
             # The reader has consumed these events: queue them for the curves even if publishing the state failed.
@@ -281,11 +283,13 @@ class RunPoller(Poller):
 
     def _poll_state(self) -> None:
         """Publish the latest state."""
-        partial, problem = False, self._reader.problem
-        history = self._history
-        if self._ends is not None:
-            history, partial, problem = self._ends.poll(), self._ends.partial, self._ends.problem
-        row = row_of_history(self.folder, history, partial=partial, problem=problem)
+        history, row = self._history, read_row(self.folder) if self._is_reading else None
+        if row is None:
+            # Of a run that cannot be recorded, the journal does not say so.
+            stored = read_run_record(self.folder)
+            record = history.record(None if stored is None else stored.config)
+            problem = stored.problem if stored is not None and record.state.live else ""
+            row = make_row(self.folder, codec.replace(record, problem=problem), problem=self._reader.problem)
         if row.live and history.started is not None:
             self._loads.measure_cpu(history.started, time.time())
         self.latest = RunSnapshot(

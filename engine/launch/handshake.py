@@ -29,6 +29,7 @@ from engine.distributed.rendezvous import keep_until_exit
 from engine.launch.preflight import RunRequest
 from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, read_claim
 from engine.runs.events import WarningEvent
+from engine.runs.find import newest_first
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.recorder import Listener
 from engine.training.job import ExitCode
@@ -263,18 +264,22 @@ def find_run_of_agents(
 
     Waits until its owner is gone: one that died on another host is noticed only by its missing heartbeat. `listener`
     receives a warning about that, `check_stop` is called repeatedly and may raise."""
-    for run in list_runs(runs_dir):
-        # Another user could name any agent.
-        claim = read_claim(run.owner) if run.is_own else None
-        if claim is not None and set(agents) & set(claim.agents):
-            timeout_s = HEARTBEAT_TIMEOUT_SECONDS + 1
-            deadline, is_announced = time.monotonic() + timeout_s, False
-            while run.is_owned() and time.monotonic() < deadline:
-                check_stop()
-                if not is_announced:
-                    message = f"waiting up to {timeout_s:g} s for the process that trained {run.name} before to end"
-                    listener(WarningEvent(message=message, code="already-running"))
-                    is_announced = True
-                time.sleep(1)
-            return run
-    return None
+    found = newest_first([run for run in list_runs(runs_dir) if set(agents) & _claiming_agents(run)])
+    if not found:
+        return None
+    run, timeout_s = found[0], HEARTBEAT_TIMEOUT_SECONDS + 1
+    deadline, is_announced = time.monotonic() + timeout_s, False
+    while run.is_owned() and time.monotonic() < deadline:
+        check_stop()
+        if not is_announced:
+            message = f"waiting up to {timeout_s:g} s for the process that trained {run.name} before to end"
+            listener(WarningEvent(message=message, code="already-running"))
+            is_announced = True
+        time.sleep(1)
+    return run
+
+
+def _claiming_agents(run: RunFolder) -> set[str]:
+    """Return the agents whose ranks trained a run of this user. Another user could name any agent."""
+    claim = read_claim(run.owner) if run.is_own else None
+    return set() if claim is None else set(claim.agents)

@@ -32,8 +32,8 @@ from engine.runs.events import Event, GpuEvent, RunFinished, RunStarted, Warning
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.recorder import Listener, Recorder
+from engine.runs.run_record import read_run_record
 from engine.runs.terminal_events import BatchSizeFound, RunStarting
-from engine.runs.watcher import RunWatcher
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
@@ -222,8 +222,7 @@ class OwnedRun:
     def keep_alive(self) -> None:
         """Renew the heartbeats of the run and of its GPU reservation. Raises OwnershipLostError."""
         self.allocation.reservation.touch()
-        problem = None if self.recorder is None else self.recorder.problem
-        if self.claimed is not None and (warning := self.claimed.ownership.renew_heartbeat(problem)) is not None:
+        if self.claimed is not None and (warning := self.claimed.ownership.renew_heartbeat()) is not None:
             self.emit(WarningEvent.of(warning))
         if self.recorder is not None:
             self.recorder.catch_up()
@@ -323,10 +322,11 @@ def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
     except UsageError:
         claimed.ownership.release()
         raise
-    finished = RunWatcher(claimed.folder).poll().finished
-    done = finished is not None and finished.state == RunState.FINISHED
-    # Reading all of a long journal takes seconds, so check its last event first.
-    if done and is_complete(run, claimed.folder.history()):
+    record = read_run_record(claimed.folder)
+    # Reading all of a long journal takes seconds, so do so only if the run may have finished.
+    may_be_done = record is None or record.state not in (RunState.STOPPED, RunState.FAILED)
+    history = claimed.folder.history() if may_be_done else None
+    if history is not None and history.state is RunState.FINISHED and is_complete(run, history):
         claimed.ownership.release()
         return None
     return claimed
@@ -334,8 +334,7 @@ def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
 
 def is_complete(run: RunConfig, history: History) -> bool:
     """Whether a finished run has nothing left to train with this config."""
-    accuracies = (epoch.selection_accuracy for epoch in history.epochs)
-    return len(history.epochs) >= run.epochs or has_stopped_early(run, accuracies)
+    return len(history.epochs) >= run.epochs or has_stopped_early(run, history.epochs)
 
 
 def with_run_name(config: Config, folder: RunFolder) -> Config:

@@ -15,7 +15,7 @@ from engine.utils.text import format_duration, pluralize, printable
 
 if TYPE_CHECKING:
     from engine.config.notify_section import Occasion
-    from engine.runs.run_row import RunRow
+    from engine.runs.run_record import RunRecord
 
 MAX_TITLE_CHARS = 200
 MAX_LINE_CHARS = 600
@@ -46,16 +46,16 @@ class Message:
 
 
 def make_message(
-    occasion: Occasion, sentence: str, host: str, folder: Path, row: RunRow, *, resumable: bool
+    occasion: Occasion, sentence: str, host: str, folder: Path, record: RunRecord, *, resumable: bool
 ) -> Message:
-    """Return the message for an occasion. `row` is the run in `folder`; `host` is where it runs."""
+    """Return the message for an occasion. `record` is that of the run in `folder`; `host` is where it runs."""
     words, level = _TITLES[occasion]
     is_end = occasion in ("finished", "stopped", "failed", "crashed")
-    diagnosis = row.bottleneck if occasion in ("finished", "stopped") else None
+    bottleneck = record.bottleneck if occasion in ("finished", "stopped") else None
     lines = [
         sentence,
-        diagnosis or "",
-        _progress(row, with_best=occasion != "finished"),
+        bottleneck.message if bottleneck else "",
+        _progress(record, with_best=occasion != "finished"),
         _command(folder, resumes=is_end and occasion != "finished" and resumable),
     ]
     return Message(occasion, _bound(f"{folder.name} {words} on {host}", MAX_TITLE_CHARS), _join(lines), level)
@@ -72,10 +72,11 @@ def test_message(host: str) -> Message:
     return Message("test", f"gputrain on {host}", "This is a test. Messages about your runs arrive here.", "info")
 
 
-def stall_sentence(row: RunRow, seconds: float, watchdog_s: float) -> str:
+def stall_sentence(record: RunRecord, seconds: float, watchdog_s: float) -> str:
     """Return how many seconds a run has made no progress, where it stands, and what will end it."""
-    phase = f" ({row.phase})" if row.phase else ""
-    sentence = f"no progress for {format_duration(seconds)} after step {row.step:,} in epoch {row.current_epoch}{phase}"
+    phase = f" ({record.phase})" if record.phase else ""
+    place = f"after step {record.step:,} in epoch {record.current_epoch}{phase}"
+    sentence = f"no progress for {format_duration(seconds)} {place}"
     if watchdog_s > seconds:
         sentence += f"; the watchdog ends the run after {format_duration(watchdog_s)} (run.watchdog)"
     return sentence
@@ -86,12 +87,12 @@ def granted_sentence(gpus: Sequence[str], waited_s: float) -> str:
     return f"{pluralize(len(gpus), 'GPU')} after a wait of {format_duration(waited_s)}: {', '.join(gpus)}"
 
 
-def _progress(row: RunRow, *, with_best: bool) -> str:
-    if not row.epochs:
+def _progress(record: RunRecord, *, with_best: bool) -> str:
+    if not record.total_epochs:
         return ""
-    text = f"{row.epoch} of {pluralize(row.epochs, 'epoch')} in {format_duration(row.seconds)}"
-    if with_best and row.best_val_accuracy is not None:
-        text += f", best accuracy {row.best_val_accuracy:.4f}"
+    text = f"{record.epochs} of {pluralize(record.total_epochs, 'epoch')} in {format_duration(record.seconds)}"
+    if with_best and record.best_val_accuracy is not None:
+        text += f", best accuracy {record.best_val_accuracy:.4f}"
     return text
 
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from engine.distributed.failures import describe_failure
 from engine.notify.message import Message, granted_sentence, make_message, stall_sentence
 from engine.runs.bottleneck import BottleneckKind, heat_bottleneck
 from engine.runs.claim import read_claim
-from engine.runs.events import Event, RankFailed, RunFinished, RunResumed, RunStarted
+from engine.runs.events import RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
-from engine.runs.journal import JournalReader, event_type, from_line
-from engine.runs.run_row import RunRow, end_message, row_of_history
-from engine.runs.watcher import RunWatcher
+from engine.runs.journal import JournalReader
+from engine.runs.record_completion import open_record
+from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
+from engine.runs.run_row import state_message
 from engine.utils.codec import Count, FileNumber, Finite, Record
 from engine.utils.files import shown_path
 
@@ -38,8 +39,6 @@ STALL_RATIO = 3.0
 SLOWED_REPEAT_SECONDS = 6 * 3600.0
 # A poll that comes this late means that this process or the host was suspended.
 SUSPENDED_SECONDS = 60.0
-# Events that start or end the ranks of a session.
-SESSION_EVENTS = (RunStarted, RunResumed, RunFinished, RankFailed)
 
 
 class WatchOptions(Record, frozen=True, kw_only=True):
@@ -93,9 +92,10 @@ class SessionObserver:
     _progress: _Progress = field(default_factory=_Progress)
 
     def __post_init__(self) -> None:
-        self._watcher = RunWatcher(self.folder)
-        self._session = JournalReader(self.folder.journal)
-        self._session.offset = self.options.journal_start
+        self._history = History()
+        """State of the session, without earlier ones."""
+        self._journal = JournalReader(self.folder.journal)
+        self._journal.offset = self.options.journal_start
         self._host = socket.gethostname()
 
     def poll(self) -> list[Message]:
@@ -107,29 +107,26 @@ class SessionObserver:
     def _poll(self) -> Iterator[Message]:
         # Before the journal: an owner writes the end of the run before it releases the folder.
         owned = self._is_owned()
-        events = list(self._session_events())
-        history = self._watcher.poll()
         if self._is_deleted():
             self.ended = True
             if self._started:
-                yield self._message("failed", "the run folder was deleted, so the run has ended", history)
+                yield self._message("failed", "the run folder was deleted, so the run has ended", NO_RECORD)
             return
         if not self._granted_told and self.options.waited_s > 0:
             self._granted_told = True
-            yield self._message("granted", granted_sentence(self.options.gpus, self.options.waited_s), history)
-        yield from self._follow_session(events, history)
+            yield self._message("granted", granted_sentence(self.options.gpus, self.options.waited_s))
+        yield from self._follow_session()
         if self._finished is not None:
-            self.ended = True
-            yield from self._end(self._finished, history)
+            yield from self._end(self._finished, owned)
         elif owned is None:
             # Another process resumed the run, and has a watcher of its own.
             self.ended = True
         elif not owned:
-            yield from self._poll_crash(history)
+            yield from self._poll_crash()
         else:
             self._unowned_since = None
-            yield from self._poll_stall(history)
-            yield from self._poll_throttling(history)
+            yield from self._poll_stall()
+            yield from self._poll_throttling()
 
     def _is_owned(self) -> bool | None:
         """Whether the owner of this session lives; None if another process owns the run."""
@@ -145,42 +142,47 @@ class SessionObserver:
             # NFS: another host deleted it.
             return True
 
-    def _session_events(self) -> Iterator[Event]:
-        """Yield the new events of this session that start or end its ranks."""
-        for line in self._session.poll_lines():
-            if event_type(line) in SESSION_EVENTS and (event := from_line(line)) is not None:
-                yield event
-
-    def _follow_session(self, events: Sequence[Event], history: History) -> Iterator[Message]:
+    def _follow_session(self) -> Iterator[Message]:
         """Find a start of the ranks after a failure in this session (`run.max_restarts`), and its end."""
-        for event in events:
+        for event in self._journal.poll():
+            self._history.add(event)
             if isinstance(event, RunStarted):
                 if self._started and self._failure is not None:
-                    yield self._message("restarted", describe_failure(self._failure), history)
+                    yield self._message("restarted", describe_failure(self._failure))
                 self._started, self._failure, self._progress = True, None, _Progress()
             elif isinstance(event, RankFailed):
                 self._failure = event
             elif isinstance(event, RunFinished):
                 self._finished = event
 
-    def _end(self, finished: RunFinished, history: History) -> Iterator[Message]:
+    def _end(self, finished: RunFinished, owned: bool | None) -> Iterator[Message]:
+        # The record of a run that another process has resumed is that of the new session.
+        record = read_run_record(self.folder) if owned is not None else self._history.record()
+        if owned and (record is None or record.state.live):
+            # The owner writes it next, or cannot and leaves it behind.
+            return
+        self.ended = True
+        if record is None or owned is False:
+            record = open_record(self.folder)
         if finished.state == "failed":
             sentence = finished.message if self._failure is None else describe_failure(self._failure)
-            yield self._message("failed", sentence, history)
-        elif max(history.total_seconds, 0.0) >= 60 * self.options.min_minutes:
+            yield self._message("failed", sentence, record)
+        elif record.seconds >= 60 * self.options.min_minutes:
             occasion: Occasion = "finished" if finished.state == "finished" else "stopped"
-            yield self._message(occasion, finished.message, history)
+            yield self._message(occasion, finished.message, record)
 
-    def _poll_crash(self, history: History) -> Iterator[Message]:
+    def _poll_crash(self) -> Iterator[Message]:
         now = self.clock()
         self._unowned_since = now if self._unowned_since is None else self._unowned_since
         if now - self._unowned_since >= self.options.crash_grace_s:
             self.ended = True
-            sentence = end_message(None, RunState.CRASHED) if self.folder.resumable else CRASHED_WITHOUT_CHECKPOINT
-            yield self._message("crashed", sentence, history)
+            record = open_record(self.folder)
+            is_resumable = self.folder.resumable
+            sentence = state_message(record, RunState.CRASHED) if is_resumable else CRASHED_WITHOUT_CHECKPOINT
+            yield self._message("crashed", sentence, record)
 
-    def _poll_stall(self, history: History) -> Iterator[Message]:
-        now, progress = self.clock(), self._progress
+    def _poll_stall(self) -> Iterator[Message]:
+        now, progress, history = self.clock(), self._progress, self._history
         is_late = self._last_poll is not None and now - self._last_poll > SUSPENDED_SECONDS
         marker = (
             *(history.steps_done, history.current_epoch, history.phase, len(history.epochs), history.paused),
@@ -193,11 +195,12 @@ class SessionObserver:
         limit_s = max(60 * self.options.stall_minutes, STALL_RATIO * progress.longest_s)
         if self.options.stall_minutes > 0 and now - progress.since >= limit_s and not progress.told:
             progress.told = True
-            sentence = stall_sentence(self._row(history), now - progress.since, self.options.watchdog_s)
-            yield self._message("stalled", sentence, history)
+            record = self._record()
+            sentence = stall_sentence(record, now - progress.since, self.options.watchdog_s)
+            yield self._message("stalled", sentence, record)
 
-    def _poll_throttling(self, history: History) -> Iterator[Message]:
-        now = self.clock()
+    def _poll_throttling(self) -> Iterator[Message]:
+        now, history = self.clock(), self._history
         if not self._started or (self._slowed_at is not None and now - self._slowed_at < SLOWED_REPEAT_SECONDS):
             return
         bottleneck = heat_bottleneck(history.started, history.throttling, time.time())
@@ -206,12 +209,13 @@ class SessionObserver:
             bottleneck = history.bottleneck if history.bottleneck.kind is BottleneckKind.THROTTLED else None
         if bottleneck is not None:
             self._slowed_at = now
-            yield self._message("slowed", bottleneck.message, history)
+            yield self._message("slowed", bottleneck.message)
 
-    def _row(self, history: History) -> RunRow:
-        return row_of_history(self.folder, history, partial=self._watcher.partial, problem=None)
+    def _record(self) -> RunRecord:
+        return read_run_record(self.folder) or NO_RECORD
 
-    def _message(self, occasion: Occasion, sentence: str, history: History) -> Message:
+    def _message(self, occasion: Occasion, sentence: str, record: RunRecord | None = None) -> Message:
         # The folder may have been moved since.
         path = shown_path(self.folder.root)
-        return make_message(occasion, sentence, self._host, path, self._row(history), resumable=self.folder.resumable)
+        record = record or self._record()
+        return make_message(occasion, sentence, self._host, path, record, resumable=self.folder.resumable)

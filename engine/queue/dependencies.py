@@ -15,7 +15,7 @@ from engine.config.queue_section import ANY_END
 from engine.queue.state import Dependency, is_interrupted, read_queue_state
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
-from engine.runs.watcher import RunWatcher
+from engine.runs.record_completion import open_run
 from engine.utils.codec import file_number
 from engine.utils.errors import CodedError, UsageError
 from engine.utils.files import shown_path
@@ -67,7 +67,6 @@ class FollowedRun:
 
     dependency: Dependency
     folder: RunFolder | None
-    watcher: RunWatcher | None = field(default=None)
     is_stopped: bool = field(default=False, init=False)
 
     @classmethod
@@ -78,23 +77,20 @@ class FollowedRun:
             with suppress(UsageError):
                 renamed = (_hold_same(candidate, dependency) for candidate in list_runs(root))
                 folder = next(filter(None, renamed), None)
-        return cls(dependency, folder, None if folder is None else RunWatcher(folder))
+        return cls(dependency, folder)
 
     def waits_because(self) -> str:
         """Return why the run is still to be waited for, "" if it has ended as it should.
 
         Raises DependencyError if it will never end so."""
         self.is_stopped = False
-        if self.folder is None or self.watcher is None or os.fstat(self.folder.held_fd).st_nlink == 0:
+        if self.folder is None or os.fstat(self.folder.held_fd).st_nlink == 0:
             if self.dependency.any_end:
                 return ""
             raise DependencyError(
                 f"the run {self.dependency.name}, which this run waited for, was deleted", code="run-deleted"
             )
-        name, state = shown_path(self.folder.root).name, self.folder.state(self.watcher.poll())
-        if not state.live:
-            # It may have ended between the two readings of journal and lock.
-            state = self.folder.state(self.watcher.poll())
+        name, (record, state) = shown_path(self.folder.root).name, open_run(self.folder)
         if state.live:
             return f"after run {name}, which is {state}"
         if state is RunState.INTERRUPTED or is_interrupted(self.folder):
@@ -104,8 +100,7 @@ class FollowedRun:
         if state is RunState.STOPPED:
             self.is_stopped = True
             return f"after run {name}, which was stopped; `gputrain resume {name}` continues it"
-        message = self.watcher.history.finished.message if self.watcher.history.finished else ""
-        cause = f" ({message})" if message else ""
+        cause = f" ({record.message})" if record.message else ""
         raise DependencyError(
             f"the run {name}, which this run waited for, {_ENDS[state]}{cause}; to start a run however it ends, use "
             f"--after {name}{ANY_END}",

@@ -22,8 +22,8 @@ from engine.runs.events import RunFinished
 from engine.runs.find import check_last, find_run
 from engine.runs.folder import LAST_RUN, RunFolder
 from engine.runs.ownership import Ownership
+from engine.runs.record_completion import open_run
 from engine.runs.recorder import Recorder
-from engine.runs.watcher import RunWatcher
 from engine.utils.codec import UNSET, UnsetType, replace
 from engine.utils.errors import UsageError
 
@@ -63,7 +63,7 @@ def find_own_row(reference: str, root: Path, rows: Sequence[QueueRow] | None = N
         )
     # Says that there is no such run, if there is none.
     folder = find_run(root, reference)
-    state = folder.state(RunWatcher(folder).poll())
+    state = open_run(folder).state
     advice = f"stop it with `gputrain stop {folder.name}`" if state.live else ""
     raise UsageError.one(folder.name, f"is not in the queue: it is {state}", advice, code="wrong-state")
 

@@ -17,6 +17,7 @@ from engine.gpus.queue_terms import own_order, queue_order
 from engine.gpus.reservation_reader import ReservationInfo, read_reservations
 from engine.queue.state import PENDING_STAGES, QueueState, read_queue_state
 from engine.runs.folder import RunFolder, list_runs
+from engine.utils.files import shown_path
 from engine.utils.text import pluralize
 from engine.utils.trust import name_of_user
 
@@ -81,6 +82,12 @@ def list_queue(root: Path | None = None) -> list[QueueRow]:
     blocked = sorted((each for each in reservations if each.blocked), key=lambda each: (each.uid, own_order(each)))
     rows += [_row(each, (), None) for each in blocked]
     return rows + (interrupted_rows(root) if root is not None else [])
+
+
+def find_place(folder: RunFolder) -> int | None:
+    """Return the place of a run of this user among those that wait for GPUs, counted from 1; None if it is none."""
+    path = str(shown_path(folder.root))
+    return next((row.place for row in list_queue() if row.is_own and row.folder == path), None)
 
 
 def interrupted_rows(root: Path) -> list[QueueRow]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from engine.config.schema import Config
 from engine.gpus.queue_terms import MAX_PRIORITY, MAX_TIME, Backfill, Blocked, QueueTerms
 from engine.queue.dependencies import FollowedRun
+from engine.queue.listing import find_place
 from engine.queue.state import (
     PENDING_STAGES,
     QueueStage,
@@ -53,12 +54,13 @@ class QueuePlace:
     _entered_at: float = field(default_factory=time.monotonic, init=False)
     _recorded_at: float | None = field(default=None, init=False)
     _reason: str = field(default="", init=False)
-    _recorded_reason: str = field(default="", init=False)
+    _recorded: tuple[str, int | None] | None = field(default=None, init=False)
+    """Reason and place in the journal."""
 
     @property
     def has_waited(self) -> bool:
         """Whether the journal says so."""
-        return bool(self._recorded_reason)
+        return self._recorded is not None
 
     def save(self, **changes: object) -> None:
         """Change and store the place."""
@@ -132,15 +134,17 @@ class QueuePlace:
         return f"ignored: a waiting run accepts {', '.join(QUEUE_REQUEST_NAMES)} and stop"
 
     def report(self, reason: str) -> None:
-        """Record why the run waits, and show it if it has changed."""
+        """Record why the run waits and at which place, and show the reason if it has changed."""
         changed, self._reason = reason != self._reason, reason
-        now = time.monotonic()
-        due = self._recorded_at is None or now - self._recorded_at >= RECORD_INTERVAL_SECONDS
-        if due and reason != self._recorded_reason:
-            self._recorded_at, self._recorded_reason = now, reason
-            self.recorder.record(WaitingForGpus(message=reason), notify=changed)
-        elif changed:
-            self.recorder.show(WaitingForGpus(message=reason))
+        event, now = WaitingForGpus(message=reason), time.monotonic()
+        if self._recorded_at is None or now - self._recorded_at >= RECORD_INTERVAL_SECONDS:
+            place = find_place(self.folder)
+            if (reason, place) != self._recorded:
+                self._recorded_at, self._recorded = now, (reason, place)
+                self.recorder.record(event if place is None else replace(event, place=place), notify=changed)
+                return
+        if changed:
+            self.recorder.show(event)
 
     def leave(self, devices: Sequence[str]) -> None:
         """Record that the run has its devices."""

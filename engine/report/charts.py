@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.report.lines import Line, draw_lines, make_line, whole_x_ticks
-from engine.report.runs import ReportedRun, blocks_of
+from engine.report.runs import ReportedRun
 from engine.report.style import PAGE, drawing, to_inline_svg
 from engine.report.timeline import EpochTime
 from engine.runs.curves import XAxis
@@ -106,7 +106,7 @@ def _classes(run: ReportedRun) -> int:
 
 
 def _epoch_line(run: ReportedRun, label: str, name: str, color: int, dash: int, axis: XAxis) -> Line:
-    return Line(label, run.epoch_series(name, axis), color, dash)
+    return Line(label, run.curves.over(name, axis).points, color, dash)
 
 
 def _overlaid_charts(groups: Sequence[Group], command: str) -> list[Chart]:
@@ -125,10 +125,10 @@ def _overlaid_charts(groups: Sequence[Group], command: str) -> list[Chart]:
 
     specs = [
         ("Training loss", lines(lambda run: run.curves.over("train_loss", axis), TRAIN_SMOOTHING), "Moving average."),
-        ("Validation loss", lines(lambda run: run.curves.over("val_loss", axis)), ""),
-        ("Validation accuracy", lines(lambda run: run.curves.over("accuracy", axis)), ""),
+        ("Validation loss", lines(lambda run: run.curves.over("best_val_loss", axis)), ""),
+        ("Validation accuracy", lines(lambda run: run.curves.over("best_val_accuracy", axis)), ""),
         (LEARNING_RATE, lines(lambda run: run.curves.over("lr", axis)), ""),
-        (THROUGHPUT, lines(lambda run: blocks_of(run.epoch_series("images_per_second", axis))), ""),
+        (THROUGHPUT, lines(lambda run: run.curves.over("images_per_second", axis)), ""),
     ]
     last = max(run.curves.last_x(axis) for group in groups for run in group.runs)
     return _draw_all(command, specs, axis, last)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +21,9 @@ from engine.report.runs import ReportedRun, read_reported_run
 from engine.report.sections import Row, Table
 from engine.report.style import COLORS, DARK_COLORS, dashes
 from engine.report.text import UNKNOWN
-from engine.runs.comparison import FIGURES, Column, Comparison, compare_runs, require_comparable, spread_text
+from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable, spread_text
 from engine.runs.folder import RunFolder
+from engine.runs.metrics import NO_METRICS, Better, Metric
 from engine.utils.libraries import import_library
 from engine.utils.text import pluralize, printable
 
@@ -71,15 +72,17 @@ class LegendEntry:
     text: str
 
 
-def make_page(folders: Sequence[RunFolder]) -> str:
+def make_page(folders: Sequence[RunFolder], directions: Mapping[str, Better] = NO_METRICS) -> str:
     """Return the page about these runs. The same files give the same page.
+
+    `directions` are those of the user's own metrics that their names do not say.
 
     Raises UsageError if there are too many runs, or if matplotlib or jinja2 is not installed.
     """
     require_comparable(len(folders))
     environment = _environment()
     runs = [read_reported_run(folder, PAGE_BLOCKS) for folder in folders]
-    comparison = compare_runs([run.compared for run in runs])
+    comparison = compare_runs([run.compared for run in runs], directions)
     columns = comparison.columns(grouped=True)
     groups = [
         Group(ascii_uppercase[index], tuple(runs[run] for run in column.runs), index)
@@ -95,7 +98,7 @@ def make_page(folders: Sequence[RunFolder]) -> str:
         style=(Path(__file__).parent / STYLE_SHEET).read_text(encoding="utf-8"),
         palettes=(COLORS, DARK_COLORS),
         version=version("gputrain"),
-        runs=[_view(run, f"r{number}", letters[run.name]) for number, run in enumerate(runs)],
+        runs=[_view(run, comparison.metrics, f"r{number}", letters[run.name]) for number, run in enumerate(runs)],
         charts=charts,
         legend=_legend(groups),
         figures=figure_table(comparison, columns),
@@ -121,7 +124,7 @@ def _environment() -> Any:
     return environment
 
 
-def _view(run: ReportedRun, anchor: str, letter: str) -> RunView:
+def _view(run: ReportedRun, metrics: Sequence[Metric], anchor: str, letter: str) -> RunView:
     tags, note = sections.labels(run)
     history = run.history
     return RunView(
@@ -134,7 +137,7 @@ def _view(run: ReportedRun, anchor: str, letter: str) -> RunView:
         tags=tags,
         note=note,
         notes=tuple(sections.notes(run)),
-        figures=sections.figures(run),
+        figures=sections.figures(run, metrics),
         epochs=sections.epoch_table(history.epochs, history.best),
         time=sections.time_section(run, f"{anchor}-time", COMMAND),
         hardware=sections.hardware(run),
@@ -162,19 +165,19 @@ def _legend(groups: Sequence[Group]) -> list[LegendEntry]:
 
 def figure_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
     """Return the figures of runs side by side: a row for each group, with the best value of each column set off."""
-    shown = [figure for figure in FIGURES if any(comparison.figure(column, figure.name) for column in columns)]
-    best = {figure.name: comparison.best_columns(columns, figure) for figure in shown}
+    shown = comparison.shown_metrics
+    best = {metric.key: comparison.best_columns(columns, metric) for metric in shown}
     rows = []
     for index, column in enumerate(columns):
         names = ", ".join(comparison.runs[run].name for run in column.runs)
         states = ", ".join(dict.fromkeys(comparison.runs[run].state for run in column.runs))
         cells = [ascii_uppercase[index], names, states]
-        for figure in shown:
-            value = comparison.figure(column, figure.name)
-            text = UNKNOWN if value is None else spread_text(figure, value)
-            cells.append(f"{text} ★" if index in best[figure.name] else text)
+        for metric in shown:
+            value = comparison.figure(column, metric)
+            text = UNKNOWN if value is None else spread_text(metric, value)
+            cells.append(f"{text} ★" if index in best[metric.key] else text)
         rows.append(Row(tuple(cells)))
-    return Table(("", "run", "state", *(figure.label for figure in shown)), tuple(rows))
+    return Table(("", "run", "state", *(metric.label for metric in shown)), tuple(rows))
 
 
 def difference_table(comparison: Comparison) -> Table:

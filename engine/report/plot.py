@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,14 @@ from engine.config.command_line import format_value
 from engine.config.differences import KeyDifference, is_neutral
 from engine.report.lines import FAINT_OPACITY, Line, draw_lines, make_line, whole_x_ticks
 from engine.report.output import make_mark
-from engine.report.runs import ReportedRun, blocks_of, read_reported_run
+from engine.report.runs import ReportedRun, read_reported_run
 from engine.report.style import PRINT, dashes, drawing
 from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable
 from engine.runs.curves import X_AXES, XAxis
+from engine.runs.fields import ALIASES
 from engine.runs.folder import RunFolder
-from engine.runs.reduced_curves import BlockSeries
+from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, Unit, own_metric
+from engine.runs.reduced_curves import STEP_CURVES
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.libraries import import_library
 from engine.utils.text import printable
@@ -46,51 +48,32 @@ FONT_SIZE, LINE_WIDTH = 8.0, 1.1
 DEFAULT_SMOOTHING = 0.02
 X_LABELS: Mapping[XAxis, str] = {"epoch": "Epoch", "step": "Step", "images": "Training images", "hours": "Hours"}
 DEFAULT_METRICS = ("loss", "accuracy")
-# Metrics with a value for each step or each `step` event; all others have one for each epoch.
-STEP_METRICS = ("train_loss", "lr", "grad_norm")
 # Of a legend above the panels: characters in an inch, for the line beside a label, and inches for a row.
 CHARACTERS_PER_IN, ENTRY_CHARACTERS, LEGEND_ROW_IN = 17, 10, 0.17
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric of a panel: the label of its axis, and the curves of a run with their names.
+# Their curves are averaged over steps.
+SMOOTHED = ("train_loss", "grad_norm")
 
-    A curve is a metric of `engine.runs.reduced_curves`, or else a field of the `epoch` events.
-    """
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel: the label of its axis, and the curves of a run, by their keys in `RunCurves`, with their names."""
 
     label: str
-    curves: tuple[tuple[str, str], ...]
-    is_smoothed: bool = False
+    curves: Mapping[str, str]
 
 
-METRICS: Mapping[str, Metric] = {
-    "loss": Metric("Loss", (("validation", "val_loss"), ("training", "train_loss")), is_smoothed=True),
-    "accuracy": Metric("Validation accuracy", (("", "accuracy"),)),
-    "train_loss": Metric("Training loss", (("", "train_loss"),), is_smoothed=True),
-    "val_loss": Metric("Validation loss", (("", "val_loss"),)),
-    "train_accuracy": Metric("Training accuracy", (("", "train_accuracy"),)),
-    "val_accuracy": Metric("Validation accuracy", (("", "val_accuracy"),)),
-    "val_top5": Metric("Validation top-5 accuracy", (("", "val_top5"),)),
-    "ema_val_loss": Metric("Validation loss (EMA)", (("", "ema_val_loss"),)),
-    "ema_val_accuracy": Metric("Validation accuracy (EMA)", (("", "ema_val_accuracy"),)),
-    "lr": Metric("Learning rate", (("", "lr"),)),
-    "grad_norm": Metric("Gradient norm", (("", "grad_norm"),), is_smoothed=True),
-    "images_per_second": Metric("Images per second", (("", "images_per_second"),)),
-    "data_wait": Metric("Share of time waiting for data", (("", "data_wait"),)),
-    "seconds": Metric("Seconds per epoch", (("", "seconds"),)),
+PANELS: Mapping[str, Panel] = {
+    "loss": Panel("Loss", {"val_loss": "validation", "train_loss": "training"}),
+    "accuracy": Panel("Validation accuracy", {"best_val_accuracy": ""}),
 }
-# A log scale would hide the differences that matter.
-SHARES = ("accuracy", "train_accuracy", "val_accuracy", "val_top5", "ema_val_accuracy", "data_wait")
-ALIASES = {
-    "acc": "accuracy", "best_val_accuracy": "accuracy", "top5": "val_top5", "throughput": "images_per_second",
-    "images_s": "images_per_second", "learning_rate": "lr", "optim.lr": "lr",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PlotOptions:
-    """What a figure shows. `width_in` is in inches, `smoothing` a share of the steps from 0 to 1."""
+    """What a figure shows. `metrics` are names for `find_panel`, `width_in` is in inches, `smoothing` a share of the
+    steps from 0 to 1."""
 
     metrics: tuple[str, ...] = DEFAULT_METRICS
     axis: XAxis = "epoch"
@@ -98,16 +81,41 @@ class PlotOptions:
     smoothing: float = DEFAULT_SMOOTHING
     log: bool = False
     grouped: bool = True
+    directions: Mapping[str, Better] = field(default_factory=dict)
+    """Those of the user's own metrics that their names do not say."""
 
 
-def find_metric(name: str) -> str:
-    """Return the metric that a name means. Raises UsageError with the nearest known name."""
+def find_panel(name: str, own: Collection[str] = ()) -> str:
+    """Return the key of what a name means: one of `PANELS`, or a metric. `own` are the names of the user's own metrics.
+
+    Raises UsageError with the nearest known name.
+    """
     wanted = name.casefold().replace("-", "_")
-    wanted = ALIASES.get(wanted, wanted)
-    if wanted not in METRICS:
-        advice = did_you_mean(wanted, [*METRICS, *ALIASES]) or f"; choose one of {', '.join(METRICS)}"
-        raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}", code="unknown-value")
-    return wanted
+    curves = [key for key, metric in METRICS.items() if metric.epoch is not None or key in STEP_CURVES]
+    if wanted in PANELS or wanted in curves:
+        return wanted
+    if (own_name := name.removeprefix(METRIC_PREFIX)) in own:
+        return METRIC_PREFIX + own_name
+    if (key := ALIASES.get(wanted)) in curves:
+        return str(key)
+    known = [*PANELS, *curves, *own]
+    advice = did_you_mean(wanted, known) or f"; choose one of {', '.join(known)}"
+    raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}", code="unknown-value")
+
+
+def make_panel(key: str) -> Panel:
+    """Return what a panel shows."""
+    if key in PANELS:
+        return PANELS[key]
+    label = (metric := _metric(key)).curve_label or metric.label
+    return Panel(label if key.startswith(METRIC_PREFIX) else label[:1].upper() + label[1:], {key: ""})
+
+
+def _metric(key: str, directions: Mapping[str, Better] = NO_METRICS) -> Metric:
+    if not key.startswith(METRIC_PREFIX):
+        return METRICS[key]
+    name = key.removeprefix(METRIC_PREFIX)
+    return own_metric(name, better=directions.get(name))
 
 
 def find_axis(name: str) -> XAxis:
@@ -157,35 +165,39 @@ def make_plot(
 ) -> bytes:
     """Return the figure of these runs as a file of one of `FORMATS`. The same files give the same figure.
 
-    Raises UsageError if a metric has no value in any run, or if matplotlib is not installed.
+    Raises UsageError if a metric is unknown or has no value in any run, or if matplotlib is not installed.
     """
     require_comparable(len(folders))
     runs = [read_reported_run(folder) for folder in folders]
+    own = list(dict.fromkeys(name for run in runs for epoch in run.history.epochs for name in epoch.metrics))
+    keys = list(dict.fromkeys(find_panel(name, own) for name in options.metrics))
     comparison = compare_runs([run.compared for run in runs])
     for note in comparison.notes:
         warn(note)
     columns = comparison.columns(grouped=options.grouped)
     labels = column_labels(comparison, columns, _legend_characters(options.width_in) - ENTRY_CHARACTERS)
     groups = [[runs[index] for index in column.runs] for column in columns]
-    panels = [_panel_lines(METRICS[name], groups, labels, options) for name in options.metrics]
-    for name, lines in zip(options.metrics, panels, strict=True):
-        if not lines:
+    panels = [make_panel(key) for key in keys]
+    metrics = [[_metric(curve, options.directions) for curve in panel.curves] for panel in panels]
+    lines = [_panel_lines(panel, groups, labels, options) for panel in panels]
+    for key, drawn in zip(keys, lines, strict=True):
+        if not drawn:
             raise UsageError.one(
-                "--metric", f"no run has a value of {name}, so there is nothing to plot", code="not-recorded"
+                "--metric", f"no run has a value of {key}, so there is nothing to plot", code="not-recorded"
             )
     mark = make_mark(MARK_KIND, [folder.name for folder in folders])
     with drawing(COMMAND, PRINT, FONT_SIZE) as figure_class, _glyph_warnings(kind, warn):
-        height = options.width_in / len(panels) * PANEL_ASPECT + _legend_rows(panels, options.width_in) * LEGEND_ROW_IN
+        height = options.width_in / len(panels) * PANEL_ASPECT + _legend_rows(lines, options.width_in) * LEGEND_ROW_IN
         figure = figure_class(figsize=(options.width_in, height), layout="constrained")
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axes, name, lines in zip(all_axes, options.metrics, panels, strict=True):
-            draw_lines(axes, lines, PRINT, log=options.log and name not in SHARES, width=LINE_WIDTH)
+        for axes, panel, rows, drawn in zip(all_axes, panels, metrics, lines, strict=True):
+            draw_lines(axes, drawn, PRINT, log=options.log and not _are_shares(rows, drawn), width=LINE_WIDTH)
             axes.set_xlabel(X_LABELS[options.axis])
             whole_x_ticks(axes, options.axis)
-            axes.set_ylabel(METRICS[name].label)
-            if len(METRICS[name].curves) > 1:
-                _add_kind_legend(axes, METRICS[name])
-        _add_run_legend(figure, panels)
+            axes.set_ylabel(printable(panel.label))
+            if len(panel.curves) > 1:
+                _add_kind_legend(axes, panel)
+        _add_run_legend(figure, lines)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=PNG_DPI, metadata=_metadata(kind, mark))
     return buffer.getvalue()
@@ -243,32 +255,26 @@ def _rounded(value: object) -> object:
 
 
 def _panel_lines(
-    metric: Metric, groups: Sequence[Sequence[ReportedRun]], labels: Sequence[str], options: PlotOptions
+    panel: Panel, groups: Sequence[Sequence[ReportedRun]], labels: Sequence[str], options: PlotOptions
 ) -> list[Line]:
     """Return the curves of a panel that have a value. The second curve of each run is thin and pale."""
     lines = []
-    smoothing = options.smoothing if metric.is_smoothed else 0.0
     for index, (runs, label) in enumerate(zip(groups, labels, strict=True)):
-        for number, (_, name) in enumerate(metric.curves):
-            line = make_line(
-                label, [_blocks(run, name, options.axis) for run in runs], index, smoothing=_of_steps(name, smoothing)
-            )
+        for number, key in enumerate(panel.curves):
+            smoothing = options.smoothing if key in SMOOTHED else 0.0
+            line = make_line(label, [run.curves.over(key, options.axis) for run in runs], index, smoothing=smoothing)
             # Raw values of several runs would hide each other.
-            line = replace(line, is_faint=number > 0, raw=line.raw if len(groups) == len(metric.curves) == 1 else None)
+            line = replace(line, is_faint=number > 0, raw=line.raw if len(groups) == len(panel.curves) == 1 else None)
             if np.isfinite(line.series.y).any():
                 lines.append(line)
     return lines
 
 
-def _of_steps(name: str, smoothing: float) -> float:
-    return smoothing if name in STEP_METRICS else 0.0
-
-
-def _blocks(run: ReportedRun, name: str, axis: XAxis) -> BlockSeries:
-    # The validation curves of `RunCurves` are those of the EMA weights, if there are any.
-    if name in STEP_METRICS or name == "accuracy":
-        return run.curves.over(name, axis)
-    return blocks_of(run.epoch_series(name, axis))
+def _are_shares(metrics: Sequence[Metric], lines: Sequence[Line]) -> bool:
+    """Whether curves are shares from 0 to 1, of which a log scale would hide the differences that matter."""
+    if not all(metric.better is Better.HIGH and metric.unit is Unit.SCORE for metric in metrics):
+        return all(metric.unit is Unit.SHARE for metric in metrics)
+    return all(np.nanmin(line.series.y) >= 0 and np.nanmax(line.series.y) <= 1 for line in lines)
 
 
 def _legend_entries(panels: Sequence[Sequence[Line]]) -> dict[str, Line]:
@@ -302,10 +308,10 @@ def _add_run_legend(figure: Figure, panels: Sequence[Sequence[Line]]) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=3.0)
 
 
-def _add_kind_legend(axes: Axes, metric: Metric) -> None:
+def _add_kind_legend(axes: Axes, panel: Panel) -> None:
     """Name the curves of one run within a panel: the main one is thick."""
-    handles = [_handle(PRINT.ink, 0, is_faint=number > 0) for number in range(len(metric.curves))]
-    axes.legend(handles, [label for label, _ in metric.curves], loc="best", handlelength=3.0)
+    handles = [_handle(PRINT.ink, 0, is_faint=number > 0) for number in range(len(panel.curves))]
+    axes.legend(handles, list(panel.curves.values()), loc="best", handlelength=3.0)
 
 
 def _handle(color: str, dash: int, *, is_faint: bool = False) -> Any:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-import numpy as np
 
 from engine.config.yaml_io import MAX_CONFIG_BYTES
 from engine.report.timeline import Timeline
 from engine.runs.comparison import ComparedRun, describe_run, read_flat_config
-from engine.runs.curves import CurveData, XAxis
+from engine.runs.curves import CurveData
 from engine.runs.evaluations import RunEvaluations, read_evaluations
-from engine.runs.events import EpochEvent
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
-from engine.runs.reduced_curves import MAX_BLOCKS, BlockSeries, RunCurves, reduce_curves
-from engine.runs.series import Series
+from engine.runs.reduced_curves import MAX_BLOCKS, RunCurves, reduce_curves
 from engine.utils.codec import InvalidRecordError
 from engine.utils.files import read_bytes
 
@@ -38,10 +33,6 @@ class ReportedRun:
     def name(self) -> str:
         return self.folder.name
 
-    def epoch_series(self, name: str, axis: XAxis) -> Series:
-        """Return a field of the `epoch` events over an x axis; NaN where it is unknown."""
-        return epoch_series(self.history.epochs, name, self.curves, axis)
-
 
 def read_reported_run(folder: RunFolder, max_blocks: int = MAX_BLOCKS) -> ReportedRun:
     """Read a run. Its curves have at most `max_blocks` blocks each, so a long run takes no more space than a short one.
@@ -53,21 +44,8 @@ def read_reported_run(folder: RunFolder, max_blocks: int = MAX_BLOCKS) -> Report
         history.add(event)
         data.add(event)
         timeline.add(event, history)
-    compared = describe_run(folder, history, read_flat_config(folder.config), reader.problem)
+    compared = describe_run(folder, history.record(), read_flat_config(folder.config), reader.problem)
     return ReportedRun(folder, compared, history, reduce_curves(data, max_blocks), timeline, data.nonfinite_count)
-
-
-def epoch_series(epochs: list[EpochEvent], name: str, curves: RunCurves, axis: XAxis) -> Series:
-    """Return a field of `epoch` events over an x axis; NaN where it is unknown."""
-    values = [getattr(epoch, name) for epoch in epochs]
-    y = np.array([value if isinstance(value, float | int) else math.nan for value in values], np.float64)
-    steps = np.array([epoch.step for epoch in epochs], np.float64)
-    return Series(curves.axes.positions(steps, axis), y)
-
-
-def blocks_of(series: Series) -> BlockSeries:
-    """Return a series that is short enough to be drawn as it is."""
-    return BlockSeries(series, series)
 
 
 def read_run_evaluations(folder: RunFolder) -> tuple[RunEvaluations | None, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,17 @@ from engine.report.charts import Chart, time_chart
 from engine.report.runs import ReportedRun, read_config_text
 from engine.report.text import UNKNOWN, number_text, percent_text, share_text, time_text
 from engine.report.timeline import limit_shares
-from engine.runs.comparison import FIGURES
-from engine.runs.comparison import number_text as figure_text
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.folder import RunState
 from engine.runs.labels import read_labels
+from engine.runs.metrics import (
+    METRICS,
+    Aggregate,
+    Metric,
+    Unit,
+    format_metric,
+    own_metric,
+)
 from engine.runs.run_config import default_values
 from engine.utils.codec import UNSET
 from engine.utils.host import format_bytes
@@ -76,28 +82,23 @@ def subtitle(run: ReportedRun) -> str:
     return ", ".join(parts)
 
 
-def figures(run: ReportedRun) -> list[tuple[str, str]]:
+def figures(run: ReportedRun, metrics: Iterable[Metric]) -> list[tuple[str, str]]:
     """Return the key figures, the most important first."""
+    started, best = run.history.started, run.history.best
+    if started is None:
+        return []
     values: list[tuple[str, str]] = []
-    started, history = run.history.started, run.history
-    best = history.best
-    for figure in FIGURES:
-        value = getattr(run.compared.figures, figure.name)
-        if value is None:
+    for metric in metrics:
+        value = metric.of_run(run.compared.record)
+        if value is None or metric.aggregate is Aggregate.NOW or metric.key == "total_epochs":
             continue
-        text = figure_text(figure, float(value))
-        if figure.name == "epochs" and started is not None:
-            text += f" of {started.epochs:,}"
-        values.append((figure.label, text))
-    if best is not None and best.val_top5 is not None and started is not None and started.classes > 5:
+        text = format_metric(metric, value)
+        values.append((_text(metric.label), f"{text} of {started.epochs:,}" if metric.key == "epochs" else text))
+    if best is not None and best.val_top5 is not None and started.classes > 5:
         values.insert(1, ("top-5 of that epoch", share_text(best.val_top5)))
-    if started is not None:
-        values.append(("parameters", f"{started.parameters:,}"))
-        values.append(("training images", f"{started.train_images:,}"))
-        values.append(("validation images", f"{started.val_images:,}"))
-        values.append(("classes", f"{started.classes:,}"))
-    if history.mfu is not None:
-        values.append(("MFU of the last epoch", percent_text(history.mfu)))
+    values.append(("training images", f"{started.train_images:,}"))
+    values.append(("validation images", f"{started.val_images:,}"))
+    values.append(("classes", f"{started.classes:,}"))
     return values
 
 
@@ -108,28 +109,28 @@ def _text(value: Any) -> str:
 
 def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table:
     """Return the results of each epoch; of a long run evenly spaced ones, the best one and the last one."""
-    has_ema = any(epoch.ema is not None for epoch in epochs)
     kept = set(np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_EPOCH_ROWS)).round().astype(int).tolist())
-    heads = ["epoch", "train loss", "train accuracy", "val loss", "val accuracy"]
-    heads += ["averaged weights: val accuracy"] if has_ema else []
-    own_metrics = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))[:MAX_OWN_METRICS]
-    heads += map(_text, own_metrics)
-    heads += ["lr", "seconds", "images/s"]
+    own = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))[:MAX_OWN_METRICS]
+    # At an epoch, the best metrics are those of the trained or of the EMA weights.
+    metrics = [metric for metric in METRICS.values() if metric.aggregate is not Aggregate.BEST]
+    metrics = [metric for metric in metrics if _is_shown(metric, map(metric.of_epoch, epochs))]
+    metrics += map(own_metric, own)
     rows = []
     for index, epoch in enumerate(epochs):
-        if index not in kept and epoch is not best:
-            continue
-        cells = [str(epoch.epoch), _loss(epoch.train_loss), share_text(epoch.train_accuracy), _loss(epoch.val_loss)]
-        cells += [share_text(epoch.val_accuracy)]
-        cells += [share_text(epoch.ema.accuracy if epoch.ema is not None else None)] if has_ema else []
-        cells += [_loss(epoch.metrics.get(name)) for name in own_metrics]
-        cells += [number_text(epoch.lr), number_text(epoch.seconds, 3), number_text(epoch.images_per_second, 3)]
-        rows.append(Row(tuple(cells), epoch is best))
-    return Table(tuple(heads), tuple(rows), len(epochs) - len(rows))
+        if index in kept or epoch is best:
+            cells = [_cell(metric, metric.of_epoch(epoch)) for metric in metrics]
+            rows.append(Row((str(epoch.epoch), *cells), epoch is best))
+    heads = ("epoch", *(_text(metric.short_label) for metric in metrics))
+    return Table(heads, tuple(rows), len(epochs) - len(rows))
 
 
-def _loss(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
+def _is_shown(metric: Metric, values: Iterable[float | None]) -> bool:
+    """Whether a value is known, and of a count not zero."""
+    return any(value if metric.unit is Unit.COUNT else value is not None for value in values)
+
+
+def _cell(metric: Metric, value: float | None) -> str:
+    return UNKNOWN if value is None else format_metric(metric, value)
 
 
 @dataclass(frozen=True)

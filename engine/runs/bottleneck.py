@@ -11,11 +11,10 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from engine.runs.events import EpochEvent, RunStarted
-from engine.runs.records import GpuSample, RankEpochTiming
-from engine.utils.codec import Record, UnsetType
+from engine.runs.records import Bottleneck, BottleneckKind, GpuSample, RankEpochTiming
+from engine.utils.codec import UnsetType
 
 # A run that waits less for data is not limited by it.
 MAX_DATA_WAIT_SHARE = 0.10
@@ -43,23 +42,6 @@ THROTTLE_CAUSES = {
 HEAT_CAUSES = frozenset({"heat", "heat or power"})
 HEAT_MIN_SECONDS = 60.0
 SHORT_UUID_CHARS = 12
-
-
-class BottleneckKind(StrEnum):
-    """What limits a run. The values are part of the `summary.json` format."""
-
-    DATA = "waiting for data"
-    STRAGGLER = "waiting for a slow rank"
-    THROTTLED = "slowed down"
-    SMALL_STEPS = "too little work a step"
-    COMPUTE = "compute-bound"
-
-
-class Bottleneck(Record, frozen=True):
-    """Diagnosis of a run: the kind, and one sentence with the advice."""
-
-    kind: BottleneckKind
-    message: str
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,6 @@ class Claim(FileRecord, frozen=True, kw_only=True):
     """Random text that no other claim has."""
     journal_start: Count = 0
     """Size of the journal in bytes when the process acquired the run: its events follow."""
-    problem: str | None = None
-    """Why the owner cannot record the run, as a clause; None if it can."""
 
     @property
     def process(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,82 +15,40 @@ import yaml
 
 from engine.config.differences import SEED_KEY, KeyDifference, differing_keys, flat_values, seed_group_key
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
-from engine.runs.events import GpuEvent, RunStarted, StepEvent
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.history import History
-from engine.runs.journal import JournalReader, event_type, from_line
-from engine.utils.codec import or_none
+from engine.runs.metrics import NO_METRICS, Better, Metric, format_metric, own_metrics, recorded_metrics
+from engine.runs.record_completion import complete_record
+from engine.runs.run_record import RunRecord, read_run_record
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
-from engine.utils.text import format_duration
 
 COMPARISON_FORMAT = 1
 # Each run has a letter of its own.
 MAX_RUNS = 16
-# The events of most lines, which no figure needs.
-SKIPPED_EVENTS = (StepEvent, GpuEvent)
 DATASETS_WITHOUT_FILES = {"digits", "fake"}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A key figure: its field of `RunFigures`, its label, and whether a `high` or a `low` value is better."""
-
-    name: str
-    label: str
-    better: str = ""
-
-
-FIGURES = (
-    Figure("best_val_accuracy", "best accuracy", "high"),
-    Figure("best_epoch", "best epoch"),
-    Figure("val_loss", "lowest val loss", "low"),
-    Figure("train_loss", "last train loss", "low"),
-    Figure("epochs", "epochs"),
-    Figure("seconds", "seconds", "low"),
-    Figure("images_per_second", "images/s", "high"),
-    Figure("gpus", "GPUs"),
-    Figure("ranks", "ranks"),
-    Figure("global_batch", "global batch"),
-)
-
-
-@dataclass(frozen=True)
-class RunFigures:
-    """Key figures of one run; None if unknown."""
-
-    best_val_accuracy: float | None = None
-    """Validation accuracy of the best epoch, 0 to 1, of the EMA weights if there are any."""
-    best_epoch: int | None = None
-    val_loss: float | None = None
-    """Lowest validation loss of all epochs, of the EMA weights if there are any."""
-    train_loss: float | None = None
-    """Mean training loss of the last epoch."""
-    epochs: int | None = None
-    """Completed epochs."""
-    seconds: float | None = None
-    """Duration of all sessions together."""
-    images_per_second: float | None = None
-    """Median training throughput of the epochs, over all ranks."""
-    gpus: int | None = None
-    """Number of different GPUs; 0 on the CPU."""
-    ranks: int | None = None
-    global_batch: int | None = None
-    """Images per step over all ranks."""
+# Tables show all other metrics of the registry.
+OMITTED_KEYS = {
+    *("val_accuracy", "val_loss", "train_accuracy", "total_epochs", "step", "steps", "eta_seconds", "rate_now"),
+    *("data_wait", "mfu", "grad_norm", "parameters", "queue_place"),
+}
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run: flat config (None if unreadable), figures, and why its files cannot be read."""
+    """One run: its record, flat config (None if unreadable), and why its files cannot be read."""
 
     name: str
     folder: str
     state: str
     config: Mapping[str, Any] | None
-    figures: RunFigures
-    dataset: tuple[Any, ...] = ()
-    """Training images, validation images and classes; empty before the start."""
+    record: RunRecord
     problem: str | None = None
+
+    @property
+    def dataset(self) -> tuple[int | None, ...]:
+        """Training images, validation images and classes; empty before the start."""
+        record = self.record
+        return () if record.train_images is None else (record.train_images, record.val_images, record.classes)
 
 
 @dataclass(frozen=True)
@@ -116,9 +74,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs, the config keys that differ, the groups that differ in the seed alone, and what the reader should know."""
+    """Runs, the metrics of their records, the config keys that differ, the groups that differ in the seed alone, and
+    what the reader should know."""
 
     runs: tuple[ComparedRun, ...]
+    metrics: tuple[Metric, ...]
     differences: tuple[KeyDifference, ...]
     seed_groups: tuple[tuple[int, ...], ...]
     notes: tuple[Problem, ...]
@@ -129,11 +89,20 @@ class Comparison:
         members = {run for group in groups.values() for run in group}
         return [Column(groups.get(run, (run,))) for run in range(len(self.runs)) if run in groups or run not in members]
 
-    def figure(self, column: Column, name: str) -> Spread | None:
-        """Return the mean and spread of a figure over the runs of a column; None if it is unknown."""
-        return spread(getattr(self.runs[run].figures, name) for run in column.runs)
+    @property
+    def shown_metrics(self) -> list[Metric]:
+        """The metrics of which a run has a value, without those that a table of figures omits."""
+        return [
+            metric
+            for metric in self.metrics
+            if metric.key not in OMITTED_KEYS and any(metric.of_run(run.record) is not None for run in self.runs)
+        ]
 
-    def best_columns(self, columns: Sequence[Column], figure: Figure) -> set[int]:
+    def figure(self, column: Column, metric: Metric) -> Spread | None:
+        """Return the mean and spread of a metric over the runs of a column; None if it is unknown."""
+        return spread(metric.of_run(self.runs[run].record) for run in column.runs)
+
+    def best_columns(self, columns: Sequence[Column], metric: Metric) -> set[int]:
         """Return the indices of the columns with the best value. Empty if all are equal, or fewer than two are known.
 
         Durations compare only between runs that have finished.
@@ -141,24 +110,25 @@ class Comparison:
         values: dict[int, float] = {}
         for index, column in enumerate(columns):
             finished = all(self.runs[run].state == RunState.FINISHED for run in column.runs)
-            value = self.figure(column, figure.name)
-            if value is not None and (finished or figure.name != "seconds"):
+            value = self.figure(column, metric)
+            if value is not None and (finished or metric.key != "seconds"):
                 values[index] = value.mean
-        if not figure.better or len(set(values.values())) < 2:
+        if metric.better is Better.NEITHER or len(set(values.values())) < 2:
             return set()
-        best = (max if figure.better == "high" else min)(values.values())
+        best = (max if metric.better is Better.HIGH else min)(values.values())
         return {index for index, value in values.items() if value == best}
 
     def to_dict(self, baseline: int | None = None) -> dict[str, object]:
         """Return the comparison as JSON values, with differences from the run `baseline` if there is one."""
         columns = self.columns(grouped=False)
-        best = {figure.name: sorted(self.best_columns(columns, figure)) for figure in FIGURES if figure.better}
+        figures = [{metric.key: metric.of_run(run.record) for metric in self.metrics} for run in self.runs]
+        best = {metric.key: sorted(self.best_columns(columns, metric)) for metric in self.metrics if metric.better}
         runs: list[dict[str, object]] = []
-        for run in self.runs:
+        for run, values in zip(self.runs, figures, strict=True):
             entry: dict[str, object] = {"name": run.name, "folder": run.folder, "state": run.state}
-            entry |= {"figures": asdict(run.figures), "problem": run.problem}
+            entry |= {"figures": values, "problem": run.problem}
             if baseline is not None:
-                entry["difference"] = figure_differences(run.figures, self.runs[baseline].figures)
+                entry["difference"] = figure_differences(values, figures[baseline])
             runs.append(entry)
         return {
             "format": COMPARISON_FORMAT,
@@ -173,7 +143,7 @@ class Comparison:
         }
 
     def _group_figures(self, group: Column) -> dict[str, object]:
-        values = {figure.name: self.figure(group, figure.name) for figure in FIGURES}
+        values = {metric.key: self.figure(group, metric) for metric in self.metrics}
         return {name: None if value is None else asdict(value) for name, value in values.items()}
 
 
@@ -186,41 +156,36 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(statistics.fmean(known), deviation, len(known))
 
 
-def spread_text(figure: Figure, value: Spread) -> str:
+def spread_text(metric: Metric, value: Spread) -> str:
     """Format a figure; of a group the mean and the standard deviation."""
-    text = number_text(figure, value.mean)
-    return text if not value.deviation else f"{text} ±{number_text(figure, value.deviation)}"
+    text = format_metric(metric, value.mean)
+    return text if not value.deviation else f"{text} ±{format_metric(metric, value.deviation)}"
 
 
-def number_text(figure: Figure, value: float) -> str:
-    """Format a number of a figure, with the digits that people compare."""
-    if figure.name == "seconds":
-        return format_duration(value) if value >= 10 else f"{value:.1f}s"
-    if figure.name == "images_per_second":
-        return f"{value:,.0f}"
-    if figure.name in ("best_val_accuracy", "val_loss", "train_loss"):
-        return f"{value:.4f}" if value < 1e5 else f"{value:.3g}"
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
-
-
-def figure_differences(figures: RunFigures, baseline: RunFigures) -> dict[str, float | None]:
+def figure_differences(
+    figures: Mapping[str, float | None], baseline: Mapping[str, float | None]
+) -> dict[str, float | None]:
     """Return each figure minus that of the baseline; None if one of them is unknown."""
     differences: dict[str, float | None] = {}
-    for part in fields(RunFigures):
-        value, reference = getattr(figures, part.name), getattr(baseline, part.name)
-        differences[part.name] = None if value is None or reference is None else value - reference
+    for key, value in figures.items():
+        reference = baseline[key]
+        differences[key] = None if value is None or reference is None else value - reference
     return differences
 
 
-def compare_runs(runs: Sequence[ComparedRun]) -> Comparison:
-    """Compare runs that have been read. Raises UsageError as `require_comparable` does."""
+def compare_runs(runs: Sequence[ComparedRun], directions: Mapping[str, Better] = NO_METRICS) -> Comparison:
+    """Compare runs that have been read. `directions` are those of the user's own metrics that their names do not say.
+
+    Raises UsageError as `require_comparable` does.
+    """
     require_comparable(len(runs))
+    metrics = recorded_metrics(own_metrics((run.record for run in runs), directions))
     differences = differing_keys([run.config for run in runs])
     notes = [Problem(run.name, run.problem, code="damaged") for run in runs if run.problem is not None]
     if _datasets_differ(runs, {difference.key for difference in differences}):
         reason = "The runs train on different datasets, so their accuracies and losses do not compare"
         notes.insert(0, Problem("", reason, code="not-comparable"))
-    return Comparison(tuple(runs), tuple(differences), _seed_groups(runs), tuple(notes))
+    return Comparison(tuple(runs), tuple(metrics), tuple(differences), _seed_groups(runs), tuple(notes))
 
 
 def _datasets_differ(runs: Sequence[ComparedRun], keys: set[str]) -> bool:
@@ -243,36 +208,35 @@ def _seed_groups(runs: Sequence[ComparedRun]) -> tuple[tuple[int, ...], ...]:
     alike: dict[object, list[int]] = {}
     for index, run in enumerate(runs):
         if run.config is not None:
-            size = (run.figures.ranks, run.figures.global_batch, run.dataset)
+            size = (run.record.ranks, run.record.global_batch, run.dataset)
             alike.setdefault((seed_group_key(run.config), size), []).append(index)
     seeds = [None if run.config is None else str(run.config[SEED_KEY]) for run in runs]
     return tuple(tuple(group) for group in alike.values() if len({seeds[run] for run in group}) > 1)
 
 
 def read_run(folder: RunFolder) -> ComparedRun:
-    """Read one run for a comparison: its config, and the lines of its journal that the figures need."""
-    reader, history = JournalReader(folder.journal), History()
-    scan_history(reader, history)
-    return describe_run(folder, history, read_flat_config(folder.config), reader.problem)
+    """Read one run for a comparison: its config and its record."""
+    return describe_run(folder, read_compared_record(folder), read_flat_config(folder.config))
+
+
+def read_compared_record(folder: RunFolder) -> RunRecord:
+    """Return the record of a run, which of a crashed one is that of its journal."""
+    record = read_run_record(folder)
+    is_complete = record is not None and folder.state(record.state) is not RunState.CRASHED
+    return record if record is not None and is_complete else complete_record(folder)
 
 
 def describe_run(
-    folder: RunFolder, history: History, stored: tuple[dict[str, Any] | None, str | None], problem: str | None
+    folder: RunFolder,
+    record: RunRecord,
+    stored: tuple[dict[str, Any] | None, str | None],
+    problem: str | None = None,
 ) -> ComparedRun:
-    """Return what a comparison needs of a run: of the history of its journal, its config as `read_flat_config` returns
-    it, and why the journal cannot be read."""
+    """Return what a comparison needs of a run: of its record, its config as `read_flat_config` returns it, and why the
+    journal cannot be read."""
     config, config_problem = stored
-    started = history.started
-    dataset = () if started is None else (started.train_images, started.val_images, started.classes)
-    return ComparedRun(
-        folder.name,
-        str(folder.path),
-        str(folder.state(history)),
-        config,
-        run_figures(history),
-        dataset,
-        config_problem or problem,
-    )
+    state = str(folder.state(record.state))
+    return ComparedRun(folder.name, str(folder.path), state, config, record, config_problem or problem)
 
 
 def read_flat_config(path: Path) -> tuple[dict[str, Any] | None, str | None]:
@@ -286,43 +250,3 @@ def read_flat_config(path: Path) -> tuple[dict[str, Any] | None, str | None]:
     if not isinstance(stored, dict):
         return None, f"{path.name} has no sections"
     return flat_values(stored), None
-
-
-def run_figures(history: History) -> RunFigures:
-    """Return the figures of a run from its history."""
-    summary, started = history.summary(), history.started
-    if started is None:
-        return RunFigures()
-    losses = [epoch.selection_loss for epoch in history.epochs]
-    return RunFigures(
-        best_val_accuracy=or_none(summary.best_val_accuracy),
-        best_epoch=or_none(summary.best_epoch),
-        val_loss=min((loss for loss in losses if loss is not None), default=None),
-        train_loss=or_none(summary.train_loss),
-        epochs=summary.epochs,
-        seconds=summary.seconds,
-        images_per_second=or_none(summary.images_per_second),
-        gpus=len(set(started.devices) - {"cpu"}),
-        ranks=started.world_size,
-        global_batch=started.global_batch,
-    )
-
-
-def scan_history(reader: JournalReader, history: History) -> None:
-    """Add the new events of a journal, but not its steps and GPU samples, which are most of the lines.
-
-    The last of them before each session and at the end is added: it is the end of a session that crashed.
-    """
-    skipped = b""
-    for line in reader.poll_lines():
-        kind = event_type(line)
-        if kind in SKIPPED_EVENTS:
-            skipped = line
-        elif kind is not None:
-            if skipped and issubclass(kind, RunStarted) and (last := from_line(skipped)) is not None:
-                history.add(last)
-            skipped = b""
-            if (event := reader.parse(line)) is not None:
-                history.add(event)
-    if skipped and (last := from_line(skipped)) is not None:
-        history.add(last)

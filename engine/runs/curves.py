@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from engine.runs.events import EpochEvent, Event, RunContinued, RunPaused, RunResumed, RunStarted, StepEvent
+from engine.runs.metrics import METRIC_PREFIX, METRICS, own_metric
 from engine.runs.series import FloatArray, Series
 from engine.utils.codec import Count, Finite, Number, Record, or_none
 
@@ -117,15 +118,12 @@ class CurveData:
         """x positions of those steps, per axis."""
         self._step_events = {name: GrowingArray() for name in ("step", "time", "lr", "grad_norm")}
         """Columns of the `step` events."""
-        self._epoch_events = {
-            name: GrowingArray()
-            for name in (
-                *("epoch", "step", "train_loss", "val_loss", "train_accuracy", "val_accuracy"),
-                *("ema_val_loss", "ema_val_accuracy", "selection_loss", "selection_accuracy"),
-            )
-        }
-        self._own_metrics: dict[str, GrowingArray] = {}
-        """The user's own metrics (`eval.metrics`) of each epoch; NaN where unknown."""
+        self._epoch_events = {name: GrowingArray() for name in ("epoch", "step")}
+        """Columns of the `epoch` events."""
+        self._metrics = {key: metric for key, metric in METRICS.items() if metric.epoch is not None}
+        """Metrics of the epochs by their key, also the user's own ones (`eval.metrics`)."""
+        self._epoch_metrics = {key: GrowingArray() for key in self._metrics}
+        """Their values in each epoch; NaN where unknown."""
         self._time_offset_s = 0.0
         """Added to the time of an event; the sum is its training time, without pauses and gaps between sessions."""
         self._pause_start: float | None = None
@@ -173,47 +171,32 @@ class CurveData:
                 columns["grad_norm"].append(or_none(event.grad_norm))
             case EpochEvent():
                 self._add_own_metrics(event)
-                ema = event.ema
-                values = {
-                    "epoch": event.epoch,
-                    "step": event.step,
-                    "train_loss": event.train_loss,
-                    "val_loss": event.val_loss,
-                    "train_accuracy": event.train_accuracy,
-                    "val_accuracy": event.val_accuracy,
-                }
-                self.nonfinite_count += list(values.values()).count(None)
-                values |= {
-                    "ema_val_loss": None if ema is None else ema.loss,
-                    "ema_val_accuracy": None if ema is None else ema.accuracy,
-                    "selection_loss": event.selection_loss,
-                    "selection_accuracy": event.selection_accuracy,
-                }
-                for name, numbers in self._epoch_events.items():
-                    numbers.append(values[name])
+                results = (event.train_loss, event.train_accuracy, event.val_loss, event.val_accuracy)
+                self.nonfinite_count += results.count(None)
+                self._epoch_events["epoch"].append(event.epoch)
+                self._epoch_events["step"].append(event.step)
+                for key, numbers in self._epoch_metrics.items():
+                    numbers.append(self._metrics[key].of_epoch(event))
             case _:
                 return
         self.version += 1
 
     def _add_own_metrics(self, event: EpochEvent) -> None:
-        """Add the values of an epoch, before the epoch itself is added."""
-        count = self._epoch_events["epoch"].length
-        for name in event.metrics:
-            if name not in self._own_metrics and len(self._own_metrics) < MAX_OWN_METRICS:
-                self._own_metrics[name] = GrowingArray()
-                self._own_metrics[name].set(0, [math.nan] * count)
-        for name, numbers in self._own_metrics.items():
-            numbers.append(event.metrics.get(name))
+        """Add the metrics that only this epoch has, before its values are added."""
+        for metric in map(own_metric, event.metrics):
+            if metric.key not in self._metrics and len(self._metrics) < len(METRICS) + MAX_OWN_METRICS:
+                self._metrics[metric.key], self._epoch_metrics[metric.key] = metric, GrowingArray()
+                self._epoch_metrics[metric.key].set(0, [math.nan] * self._epoch_events["epoch"].length)
 
     def _truncate_after(self, step: int) -> None:
         self._losses.truncate(step)
         self._step_positions.clear()
-        for table in (self._step_events, self._epoch_events):
-            kept = int(np.searchsorted(table["step"].values, step, "right"))
-            for numbers in table.values():
+        step_columns = [*self._step_events.values()]
+        epoch_columns = [*self._epoch_events.values(), *self._epoch_metrics.values()]
+        for steps, columns in ((self._step_events["step"], step_columns), (self._epoch_events["step"], epoch_columns)):
+            kept = int(np.searchsorted(steps.values, step, "right"))
+            for numbers in columns:
                 numbers.truncate(kept)
-        for numbers in self._own_metrics.values():
-            numbers.truncate(self._epoch_events["step"].length)
 
     @property
     def last_step(self) -> int:
@@ -233,14 +216,18 @@ class CurveData:
             positions.set(positions.length, self.x_positions(np.arange(positions.length + 1.0, length + 1.0), axis))
         return Series(positions.values[:length], self._losses.values)
 
-    def epoch_metric(self, name: str, axis: XAxis) -> Series:
-        """Return a field of the `epoch` events, such as `val_loss` or `ema_val_accuracy`."""
-        return self._series_over_steps(self._epoch_events["step"].values, self._epoch_events[name].values, axis)
+    def epoch_metric(self, key: str, axis: XAxis) -> Series:
+        """Return a metric of the epochs, such as `val_loss`, `ema_val_accuracy` or `metrics.NAME`."""
+        return self._series_over_steps(self._epoch_events["step"].values, self._epoch_metrics[key].values, axis)
+
+    def epoch_metrics(self, axis: XAxis) -> dict[str, Series]:
+        """Return all metrics of the epochs by key, the user's own ones as `metrics.NAME`."""
+        return {key: self.epoch_metric(key, axis) for key in self._metrics}
 
     def own_metrics(self, axis: XAxis) -> dict[str, Series]:
         """Return the user's own metrics by name."""
-        steps = self._epoch_events["step"].values
-        return {name: self._series_over_steps(steps, part.values, axis) for name, part in self._own_metrics.items()}
+        own = [key for key in self._metrics if key.startswith(METRIC_PREFIX)]
+        return {key.removeprefix(METRIC_PREFIX): self.epoch_metric(key, axis) for key in own}
 
     def step_metric(self, name: Literal["lr", "grad_norm"], axis: XAxis) -> Series:
         """Return the learning rate or the gradient norm at every `step` event."""
@@ -254,7 +241,7 @@ class CurveData:
     @property
     def best(self) -> BestEpoch | None:
         """The best epoch, the first one of equals; None without a validation accuracy."""
-        ema, selection = (self._epoch_events[name].values for name in ("ema_val_accuracy", "selection_accuracy"))
+        ema, selection = (self._epoch_metrics[key].values for key in ("ema_val_accuracy", "best_val_accuracy"))
         if not np.isfinite(selection).any():
             return None
         index = int(np.nanargmax(selection))

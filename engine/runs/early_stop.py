@@ -11,6 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.config.run_sections import RunConfig
+from engine.runs.events import EpochEvent
+from engine.runs.metrics import METRICS
+
+MONITORED = "best_val_accuracy"
 
 
 class EarlyStop:
@@ -45,9 +49,9 @@ class EarlyStop:
         self.stale_epochs = int(state["stale_epochs"])
 
 
-def has_stopped_early(run: RunConfig, accuracies: Iterable[float | None]) -> bool:
-    """Whether a run with these validation accuracies, one per epoch, has nothing left to train."""
+def has_stopped_early(run: RunConfig, epochs: Iterable[EpochEvent]) -> bool:
+    """Whether a run with these epochs has nothing left to train."""
     early_stop = EarlyStop(run)
-    for accuracy in accuracies:
-        early_stop.step(accuracy)
+    for epoch in epochs:
+        early_stop.step(METRICS[MONITORED].of_epoch(epoch))
     return early_stop.expired

@@ -25,6 +25,7 @@ from engine.runs.events import (
 from engine.runs.history import History
 from engine.runs.run_devices import describe_run_devices, mean_epoch_seconds
 from engine.runs.terminal_events import BatchSizeFound, DataDownload, RunStarting
+from engine.utils.codec import or_none
 from engine.utils.text import pluralize, printable
 
 
@@ -80,7 +81,8 @@ def _format_event(event: Event) -> str | None:
         case EpochEvent():
             return _epoch_line(event)
         case WaitingForGpus():
-            return f"waiting: {event.message}"
+            place = or_none(event.place)
+            return f"waiting: {event.message}{'' if place is None else f' (place {place} in the queue)'}"
         case GpusGranted():
             devices = f"GPUs granted: {', '.join(event.devices)}" if event.devices else "the run can start"
             return f"{devices}, after {event.seconds:.0f} s in the queue"

@@ -357,11 +357,13 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 
 
 class WaitingForGpus(Event, frozen=True, kw_only=True, tag="waiting"):
-    """The run waits in the queue. Written when it joins and when the reason changes, at most every 30 s. Under torchrun
-    and srun, it is only shown on the terminal."""
+    """The run waits in the queue. Written when it joins and when the reason or its place changes, at most every 30 s.
+    Under torchrun and srun, it is only shown on the terminal."""
 
     message: str
     """Which GPUs or runs it waits for, and why."""
+    place: Count | UnsetType = UNSET
+    """Its place among the runs that wait for GPUs, counted from 1. Absent while it is held or waits for other runs."""
 
 
 class GpusGranted(Event, frozen=True, kw_only=True, tag="granted"):

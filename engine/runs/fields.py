@@ -1,19 +1,22 @@
-"""Names for what a run list can show, sort and filter by: figures of a row, config keys, labels, and their aliases.
+"""Names for what a run list can show, sort and filter by: metrics, figures of a row, config keys, labels, aliases.
 
-`engine.runs.query` filters and sorts with them, `gputrain runs --columns` and the screen of runs show their values.
+The numbers are those of `engine.runs.metrics`. `engine.runs.query` filters and sorts with the names, `gputrain runs
+--columns` and the screen of runs show their values.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from engine.runs.keys import quote_key
+from engine.runs.metrics import BEST_PREFIX, METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, Unit, own_metric
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
-from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.errors import UsageError, nearest
 
 
 class Kind(Enum):
@@ -35,7 +38,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Field:
-    """A named value of a run. `value` returns None if it is unknown.
+    """A named value of a run. `value` returns None if it is unknown. A number of the record has a `metric`.
 
     `descending` is the direction in which people sort it: the best and the newest first.
     """
@@ -44,14 +47,10 @@ class Field:
     kind: Kind
     value: Callable[[RunRow], Any]
     descending: bool = False
+    metric: Metric | None = None
 
 
-def _end_known(read: Callable[[RunRow], float]) -> Callable[[RunRow], float | None]:
-    """Return 0, which a row has before the first event, as unknown."""
-    return lambda row: read(row) or None
-
-
-FIGURES: Mapping[str, Field] = {
+ROW_FIELDS: Mapping[str, Field] = {
     field.name: field
     for field in (
         Field("name", Kind.TEXT, lambda row: row.name),
@@ -59,38 +58,20 @@ FIGURES: Mapping[str, Field] = {
         Field("tags", Kind.TAGS, lambda row: row.tags),
         Field("note", Kind.TEXT, lambda row: row.note),
         Field("archived", Kind.FLAG, lambda row: row.archived),
-        Field("epoch", Kind.NUMBER, lambda row: row.epoch, descending=True),
-        Field("epochs", Kind.NUMBER, lambda row: row.epochs, descending=True),
-        Field("step", Kind.NUMBER, lambda row: row.step, descending=True),
-        Field("steps", Kind.NUMBER, lambda row: row.steps, descending=True),
-        Field("best_val_accuracy", Kind.SHARE, lambda row: row.best_val_accuracy, descending=True),
-        Field("best_epoch", Kind.NUMBER, lambda row: row.best_epoch),
-        Field("val_accuracy", Kind.SHARE, lambda row: row.val_accuracy, descending=True),
-        Field("val_loss", Kind.SHARE, lambda row: row.val_loss),
-        Field("train_loss", Kind.SHARE, lambda row: row.train_loss),
-        Field("images_per_second", Kind.NUMBER, lambda row: row.images_per_second, descending=True),
-        Field("data_wait", Kind.SHARE, lambda row: row.data_wait, descending=True),
-        Field("mfu", Kind.SHARE, lambda row: row.mfu, descending=True),
-        Field("grad_norm", Kind.NUMBER, lambda row: row.grad_norm, descending=True),
         Field("age", Kind.DURATION, lambda row: row.age_seconds),
-        Field("duration", Kind.DURATION, _end_known(lambda row: row.seconds), descending=True),
-        Field("eta", Kind.DURATION, lambda row: row.eta_seconds),
-        Field("started", Kind.DATE, lambda row: row.started_at, descending=True),
-        Field("updated", Kind.DATE, lambda row: row.updated_at, descending=True),
-        Field("gpus", Kind.NUMBER, lambda row: row.gpus, descending=True),
-        Field("ranks", Kind.NUMBER, lambda row: row.ranks, descending=True),
-        Field("global_batch", Kind.NUMBER, lambda row: row.global_batch, descending=True),
-        Field("parameters", Kind.NUMBER, lambda row: row.parameters, descending=True),
+        Field("started_at", Kind.DATE, lambda row: row.record.started_at, descending=True),
+        Field("updated_at", Kind.DATE, lambda row: row.record.updated_at, descending=True),
         Field("sweep", Kind.TEXT, lambda row: row.sweep or None),
-        Field("host", Kind.TEXT, lambda row: row.host or None),
-        Field("phase", Kind.TEXT, lambda row: row.phase or None),
+        Field("host", Kind.TEXT, lambda row: row.record.host or None),
+        Field("phase", Kind.TEXT, lambda row: row.record.phase or None),
         Field("message", Kind.TEXT, lambda row: row.message),
-        Field("bottleneck", Kind.TEXT, lambda row: row.bottleneck),
+        Field("bottleneck", Kind.TEXT, lambda row: row.record.bottleneck and row.record.bottleneck.message),
         Field("foreign", Kind.FLAG, lambda row: row.foreign is not None),
         Field("live", Kind.FLAG, lambda row: row.live),
         Field("folder", Kind.TEXT, lambda row: row.folder),
     )
 }
+_KINDS = {Unit.SCORE: Kind.SHARE, Unit.SHARE: Kind.SHARE, Unit.SECONDS: Kind.DURATION}
 ALIASES: Mapping[str, str] = {
     "tag": "tags",
     "accuracy": "best_val_accuracy",
@@ -100,8 +81,12 @@ ALIASES: Mapping[str, str] = {
     "loss": "val_loss",
     "images_s": "images_per_second",
     "throughput": "images_per_second",
-    "seconds": "duration",
-    "time": "duration",
+    "epoch": "epochs",
+    "duration": "seconds",
+    "time": "seconds",
+    "eta": "eta_seconds",
+    "started": "started_at",
+    "updated": "updated_at",
     "run": "name",
     "run.name": "name",
     "model": "model.name",
@@ -122,22 +107,20 @@ ALIASES: Mapping[str, str] = {
 }
 
 
-# Begins the name of one of the user's own metrics, such as metrics.f1.
-METRIC_PREFIX = "metrics."
-
-
-def find_field(name: str) -> Field:
-    """Return the field that a name means: a figure, an alias, a config key, or the last part of one config key only.
+def find_field(name: str, own: Mapping[str, Better] = NO_METRICS) -> Field:
+    """Return the field that a name means: a figure, an alias, a config key, the last part of one config key only, or
+    one of the user's own metrics in `own`, as `own_metrics` returns them.
 
     Raises UsageError, with the nearest known name.
     """
     wanted = name.casefold()
     wanted = ALIASES.get(wanted.replace("-", "_"), wanted)
-    if (figure := FIGURES.get(wanted.replace("-", "_"))) is not None:
+    if (figure := _find_figure(wanted.replace("-", "_"))) is not None:
         return figure
-    if wanted.startswith(METRIC_PREFIX) and wanted != METRIC_PREFIX:
-        # Not folded: the name of a metric is the user's.
-        return _metric_field(name[len(METRIC_PREFIX) :])
+    for prefix in (METRIC_PREFIX, BEST_PREFIX):
+        if wanted.startswith(prefix) and wanted != prefix:
+            # Not folded: the name of a metric is the user's.
+            return _own_field(name[len(prefix) :], own, best=prefix == BEST_PREFIX)
     if wanted in ALIASES.values():
         return _config_field(wanted)
     keys = default_values()
@@ -155,13 +138,24 @@ def find_field(name: str) -> Field:
         raise UsageError.one(
             name, f"is part of several config keys: {', '.join(matches)}; write one of them", code="ambiguous-name"
         )
-    advice = did_you_mean(wanted, known_names())
-    raise UsageError.one(name, f"is no figure of a run and no config key{advice}", code="unknown-key")
+    if name in own:
+        return _own_field(name, own, best=False)
+    if (rest := name.removeprefix("best_")) in own:
+        return _own_field(rest, own, best=True)
+    found = nearest(wanted, known_names(own))
+    advice = "" if found is None else f"did you mean {quote_key(found)}?"
+    raise UsageError.one(name, "is no figure of a run and no config key", advice, code="unknown-key")
 
 
-def known_names() -> list[str]:
-    """Return all names that `find_field` knows: figures, aliases, config keys. Imports the config schema."""
-    return [*FIGURES, *ALIASES, *(key for key in default_values() if key not in ALIASES)]
+def figure_names() -> list[str]:
+    """Return the names of the values that every run has."""
+    return [*ROW_FIELDS, *(key for key, metric in METRICS.items() if metric.record is not None)]
+
+
+def known_names(own: Iterable[str] = ()) -> list[str]:
+    """Return all names that `find_field` knows: figures, aliases, config keys, and the user's `own` metrics. Imports
+    the config schema."""
+    return [*figure_names(), *ALIASES, *(key for key in default_values() if key not in ALIASES), *own]
 
 
 def value_of(row: RunRow, name: str) -> Any:
@@ -169,24 +163,34 @@ def value_of(row: RunRow, name: str) -> Any:
     return find_field(name).value(row)
 
 
+def _find_figure(name: str) -> Field | None:
+    metric = METRICS.get(name)
+    return ROW_FIELDS.get(name) if metric is None or metric.record is None else _metric_field(metric)
+
+
+def _own_field(name: str, own: Mapping[str, Better], *, best: bool) -> Field:
+    return _metric_field(own_metric(name, best=best, better=own.get(name)))
+
+
+def _metric_field(metric: Metric) -> Field:
+    kind, descending = _KINDS.get(metric.unit, Kind.NUMBER), metric.better is not Better.LOW
+    return Field(metric.key, kind, lambda row: metric.of_run(row.record), descending, metric)
+
+
 def _config_field(key: str) -> Field:
     def value(row: RunRow) -> Any:
-        if not row.config_known:
+        config = row.record.config
+        if config is None:
             return None
-        found = row.config[key] if key in row.config else default_values()[key]
+        found = config[key] if key in config else default_values()[key]
         return "none" if found is None else found
 
     return Field(key, Kind.CONFIG, value)
 
 
-def _metric_field(metric: str) -> Field:
-    """Return the field of one of the user's own metrics, of the last epoch."""
-    return Field(f"{METRIC_PREFIX}{metric}", Kind.SHARE, lambda row: row.metrics.get(metric), descending=True)
-
-
 def _option_field(key: str, option: str) -> Field:
     def value(row: RunRow) -> Any:
-        options = row.config.get(key)
+        options = (row.record.config or {}).get(key)
         return options.get(option) if isinstance(options, dict) else None
 
     return Field(f"{key}.{option}", Kind.CONFIG, value)

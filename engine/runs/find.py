@@ -6,7 +6,7 @@ Commands and the queue call it. `engine.runs.folder` describes the folder that i
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from engine.config.run_name import normalize_name
@@ -15,9 +15,12 @@ from engine.runs.folder import (
     OTHER_RUNS_FOLDER_ADVICE,
     TRUST_OWNER_ADVICE,
     RunFolder,
+    is_listed,
     is_run_folder,
     list_runs,
 )
+from engine.runs.record_completion import read_listed_record
+from engine.runs.run_record import read_run_record
 from engine.utils.errors import UsageError, did_you_mean
 
 
@@ -29,24 +32,27 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
     """
     if not reference:
         raise UsageError.one("RUN", "is empty; type the name of a run, its folder, or last", code="missing-value")
-    runs = list_runs(root)
-    usable = [run for run in runs if trust_owner or run.is_own]
-    names = [run.name for run in runs]
-    # A folder that another program made may have the decomposed form.
-    same = [name for name in names if name == reference] or [
-        name for name in names if normalize_name(name) == normalize_name(reference)
-    ]
+    is_name = reference != LAST_RUN and "/" not in reference and is_listed(reference)
+    if is_name and is_run_folder(root / reference):
+        return _hold_own(RunFolder(root / reference), trust_owner=trust_owner)
     # Resolve links, so that the run gets its own name in its own runs folder.
     path = Path(os.path.realpath(reference))
-    prefix = normalize_name(reference)
-    matches = [run for run in usable if normalize_name(run.name).startswith(prefix)]
+    if "/" in reference and is_run_folder(path):
+        return _hold_own(RunFolder(path), trust_owner=trust_owner)
+    runs = list_runs(root)
+    usable = [run for run in runs if trust_owner or run.is_own]
     if reference == LAST_RUN and usable:
-        check_last(root, usable[0].name, [run.name for run in usable])
-        return _hold_own(usable[0], trust_owner=trust_owner)
+        newest = newest_first(usable)[0]
+        check_last(root, newest.name, [run.name for run in usable])
+        return _hold_own(newest, trust_owner=trust_owner)
+    prefix = normalize_name(reference)
+    # A folder that another program made may have the decomposed form.
+    same = [run for run in runs if normalize_name(run.name) == prefix]
     if same:
-        return _hold_own(RunFolder(root / same[0]), trust_owner=trust_owner)
+        return _hold_own(same[0], trust_owner=trust_owner)
     if is_run_folder(path):
         return _hold_own(RunFolder(path), trust_owner=trust_owner)
+    matches = [run for run in usable if normalize_name(run.name).startswith(prefix)]
     if len(matches) == 1:
         return _hold_own(matches[0], trust_owner=trust_owner)
     if matches:
@@ -61,10 +67,21 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
             TRUST_OWNER_ADVICE,
             code="foreign-writable",
         )
+    names = [run.name for run in runs]
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
     raise UsageError.one(
         reference, f"no run of this name in {root}, only {shown}{did_you_mean(reference, names)}", code="unknown-run"
     )
+
+
+def newest_first(runs: Sequence[RunFolder]) -> list[RunFolder]:
+    """Return runs in the order of a list: by the start of their latest session, the latest first."""
+
+    def started_at(run: RunFolder) -> float:
+        record = read_run_record(run) or read_listed_record(run).record
+        return record.started_at or 0.0
+
+    return sorted(runs, key=lambda run: (-started_at(run), run.name))
 
 
 def check_last(root: Path, newest: str, names: Collection[str]) -> None:

@@ -113,7 +113,8 @@ class RunFolder:
     def sweep(self) -> str:
         """Name of the sweep that the run is a trial of; "" if it is none."""
         name, _ = sweep_of_trial(self.name) or ("", None)
-        return name if name and is_file(self.path.with_name(name) / SWEEP_FILE) else ""
+        # A list reads thousands, and a Path takes longer than the file system.
+        return name if name and is_file(f"{self.path.parent}/{name}/{SWEEP_FILE}") else ""
 
     @property
     def config(self) -> Path:
@@ -132,7 +133,7 @@ class RunFolder:
 
     @property
     def summary(self) -> Path:
-        """Summary of the run, see `engine.runs.history.RunSummary`."""
+        """Record of the run, see `engine.runs.run_record`."""
         return self.root / "summary.json"
 
     @property
@@ -240,13 +241,14 @@ class RunFolder:
         """Whether the folder belongs to this user."""
         return self._status().st_uid == os.geteuid()
 
-    def owner_problem(self) -> str | None:
+    def owner_problem(self, status: os.stat_result | None = None) -> str | None:
         """Return why other users can change the folder itself, as a clause that follows its name; None if they cannot.
+        `status` is that of the folder, if it is known.
 
         This is what lists show; `foreign_reason` also examines the files in the folder.
         """
         try:
-            return foreign_reason(self._status(), trust_root=False)
+            return foreign_reason(status or self._status(), trust_root=False)
         except OSError as error:
             return f"cannot be examined: {error.strerror}"
 
@@ -290,33 +292,28 @@ class RunFolder:
 
         return history_from_events(JournalReader(self.journal).poll())
 
-    def state(self, history: History) -> RunState:
-        """Return the state of the run from its journal and its owner."""
-        if not self.is_owned():
-            if history.waiting is not None:
-                return RunState.INTERRUPTED
-            return _final_state(history.finished.state) if history.finished is not None else RunState.CRASHED
-        if history.waiting is not None:
-            return RunState.WAITING
-        if history.started is None or history.finished is not None or history.failures:
-            # A failure without a run_finished event means that the ranks are restarting.
-            return RunState.STARTING
-        if history.stopping:
-            return RunState.STOPPING
-        return RunState.PAUSED if history.paused else RunState.RUNNING
+    def state(self, recorded: RunState, *, is_owned: bool | None = None) -> RunState:
+        """Return the state of the run now, from the one that its journal or its record has. `is_owned` is what the
+        caller has found out before it read the record."""
+        if self.is_owned() if is_owned is None else is_owned:
+            # The owner resumes a run that has ended.
+            return recorded if recorded.live else RunState.STARTING
+        if not recorded.live:
+            return recorded
+        return RunState.INTERRUPTED if recorded is RunState.WAITING else RunState.CRASHED
 
     def is_owned(self) -> bool:
         """Whether a live process owns the run, see `engine.runs.claim`."""
         return is_claimed(self.owner, self.lock)
 
 
-def _final_state(state: str) -> RunState:
+def final_state(state: str) -> RunState:
     """Convert the state of a `run_finished` event; an unknown state counts as failed."""
     return RunState(state) if state in set(RunState) and not RunState(state).live else RunState.FAILED
 
 
 def list_runs(root: Path) -> list[RunFolder]:
-    """Return all runs in `root`, latest start first. Raises UsageError if the folder cannot be read."""
+    """Return all runs in `root` by name. Raises UsageError if the folder cannot be read."""
     try:
         paths = list(root.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -324,10 +321,7 @@ def list_runs(root: Path) -> list[RunFolder]:
     except OSError as error:
         reason = f"{root} cannot be read: {error.strerror}"
         raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
-    return sorted(
-        (RunFolder(path) for path in paths if is_listed(path.name) and is_run_folder(path)),
-        key=lambda run: (-(session_start(run) or 0.0), run.name),
-    )
+    return [RunFolder(path) for path in sorted(paths) if is_listed(path.name) and is_run_folder(path)]
 
 
 def is_listed(name: str) -> bool:
@@ -344,11 +338,3 @@ def sweep_of_trial(run_name: str) -> tuple[str, int] | None:
 def is_run_folder(path: Path) -> bool:
     """Whether the path is a readable run folder. Links do not count, because they could point anywhere."""
     return is_file(path / "lock") and not path.is_symlink()
-
-
-def session_start(run: RunFolder) -> float | None:
-    """Return when the latest session started, in Unix seconds: the config is written when a run starts or resumes."""
-    try:
-        return run.config.stat().st_mtime
-    except OSError:
-        return None

@@ -1,18 +1,17 @@
-"""Current state and summary of a run, derived from its events.
+"""Current state of a run, derived from its events.
 
-The recorder writes the summary to `summary.json`; the log, `gputrain runs` and the screen read the state.
+The recorder keeps it for the record of the run (`engine.runs.run_record`); the log and the run screen read it.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Any
 
 from engine.runs.bottleneck import (
     STRAGGLER_EPOCHS,
-    Bottleneck,
     GpuThrottling,
     diagnose,
     model_flops_utilization,
@@ -37,79 +36,19 @@ from engine.runs.events import (
     WaitingForGpus,
     WarningEvent,
 )
-from engine.runs.records import GpuSample
+from engine.runs.folder import RunState, final_state
+from engine.runs.records import Bottleneck, GpuSample, GpuSummary
 from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
-from engine.utils import codec
-from engine.utils.codec import ENTRIES, UNSET, Count, FileRecord, Finite, Number, Record, Seconds, UnsetType
+from engine.runs.run_record import RunRecord
+from engine.utils.codec import or_none, replace
 
 # Events of the ranks are recorded up to seconds after later ones of the supervisor.
 CLOCK_STEP_SECONDS = 10.0
+MAX_ETA_SECONDS = 1e12
+# A damaged journal may claim any number.
+MAX_COUNT = 1 << 53
 # Readings whose mean is in a summary. Memory and temperature are there with their maximum.
 MEAN_READINGS = ("util", "sm_active", "tensor_active", "power")
-
-T = TypeVar("T")
-
-
-class GpuSummary(Record, frozen=True, kw_only=True):
-    """Statistics of one GPU over a run. A reading that the GPU never provided is absent."""
-
-    uuid: str
-    host: str
-    util: Number | UnsetType = UNSET
-    """Mean GPU utilization in percent."""
-    sm_active: Number | UnsetType = UNSET
-    """Mean SM activity in percent."""
-    tensor_active: Number | UnsetType = UNSET
-    """Mean tensor core activity in percent."""
-    power: Number | UnsetType = UNSET
-    """Mean power draw in watts."""
-    max_memory_used: Number | UnsetType = UNSET
-    """Maximum GPU memory in use, in bytes."""
-    max_temperature: Number | UnsetType = UNSET
-    """Maximum temperature in degrees Celsius."""
-    throttled: list[str] = codec.field(default_factory=list)
-    """All throttle reasons."""
-
-
-class RunSummary(FileRecord, frozen=True, kw_only=True):
-    """Content of `summary.json`, rewritten after every epoch and at the end of the run. Unknown values are absent."""
-
-    state: str = ""
-    """running, finished, stopped or failed."""
-    epochs: Count = 0
-    """Number of completed epochs."""
-    train_loss: Finite | UnsetType | None = UNSET
-    """Training loss of the last epoch; null if not finite, like all losses, accuracies and metrics."""
-    val_loss: Finite | UnsetType | None = UNSET
-    """Validation loss of the last epoch."""
-    val_accuracy: Finite | UnsetType | None = UNSET
-    """Validation accuracy of the last epoch, 0 to 1."""
-    best_epoch: Count | UnsetType = UNSET
-    """Epoch with the highest validation accuracy, of the EMA weights if there are any."""
-    best_val_accuracy: Finite | UnsetType = UNSET
-    """Validation accuracy of the best epoch, 0 to 1, of the EMA weights if there are any."""
-    images_per_second: Number | UnsetType = UNSET
-    """Median training throughput of the epochs, in images/s over all ranks."""
-    seconds: Seconds = 0.0
-    """Duration of all sessions of the run together, in seconds, without pauses."""
-    message: str = ""
-    """Message of the `run_finished` event."""
-    bottleneck: Bottleneck | UnsetType = UNSET
-    """What limits the run, see `engine.runs.bottleneck`."""
-    data_wait: Number | UnsetType = UNSET
-    """Share of the training time of the latest epoch that the ranks waited for data, 0 to 1."""
-    mfu: Number | UnsetType = UNSET
-    """Model FLOPs utilization of the latest epoch, 0 to 1."""
-    gpus: Annotated[list[GpuSummary], ENTRIES] = codec.field(default_factory=list)
-    """Statistics of each GPU."""
-    metrics: Annotated[dict[str, Finite | None], ENTRIES] = codec.field(default_factory=dict)
-    """The user's own metrics of the last epoch, by name."""
-    cpu_fallback: str = ""
-    """Why the run trained on the CPU although the host has GPUs; "" if it did not."""
-    devices: str = ""
-    """Devices of the latest session as text, such as `2 x H200 (GPU 0, 3)` or `the CPU`."""
-    seconds_per_epoch: Seconds | UnsetType = UNSET
-    """Mean duration of the epochs that the latest session trained from start to end, in seconds."""
 
 
 @dataclass
@@ -160,15 +99,19 @@ class History:
     finished: RunFinished | None = None
     waiting: WaitingForGpus | None = None
     """Why the run waits in the queue; None if it does not."""
+    granted: bool = False
+    """Whether it has its GPUs, and its ranks start."""
     seconds: float = 0.0
     gpus: dict[str, GpuStats] = field(default_factory=dict)
     latest_gpus: GpuEvent | None = None
     cpu_fallback: str = ""
-    """Same as `RunSummary.cpu_fallback`."""
+    """Same as `RunRecord.cpu_fallback`."""
     steps_done: int = 0
     """Number of completed optimizer steps, by the latest event that names a step."""
     current_epoch: int = 0
     """Epoch of that event, counted from 1."""
+    session_time: float | None = None
+    """When the latest session started to train, or the first one to wait, in Unix seconds."""
     saving: bool = False
     """Whether a checkpoint is being written."""
     _epoch_phase: str = ""
@@ -180,28 +123,29 @@ class History:
     def add(self, event: Event) -> None:
         """Update the state with the next event."""
         self._advance(event)
+        if self.session_time is None or isinstance(event, RunStarted):
+            self.session_time = event.time
         match event:
             case WaitingForGpus():
                 # A session that crashed before the wait does not include it.
                 self._end_session()
                 self.waiting = event
             case GpusGranted():
-                self.waiting = None
+                self.waiting, self.granted = None, True
             case RunStarted():
                 # A session that crashed has no run_finished event; it ends with its last event.
                 self._end_session()
                 self._session_start = event.time
-                self.started, self.finished, self.waiting = event, None, None
+                self.started, self.finished, self.waiting, self.granted = event, None, None, False
                 if set(event.devices) != {"cpu"}:
                     self.cpu_fallback = ""
                 self.stopping = self.paused = False
                 self.failures.clear()
                 for stats in self.gpus.values():
                     stats.throttling = None
+                self.latest_step = None
                 if isinstance(event, RunResumed):
                     self.epochs = [epoch for epoch in self.epochs if epoch.step <= event.from_step]
-                    if self.latest_step is not None and self.latest_step.step > event.from_step:
-                        self.latest_step = None
                 self._session_epochs = len(self.epochs)
             case StepEvent():
                 self.latest_step = event
@@ -222,7 +166,7 @@ class History:
             case RankFailed():
                 self.failures.append(event)
             case RunFinished():
-                self.finished, self.waiting = event, None
+                self.finished, self.waiting, self.granted = event, None, False
         if (
             self._session_start is not None
             and event.time < self._latest_time - CLOCK_STEP_SECONDS
@@ -340,33 +284,102 @@ class History:
         running = self._latest_time - self._session_start if self._session_start is not None else 0.0
         return self.seconds + max(running, 0.0)
 
-    def summary(self) -> RunSummary:
-        """Return the content of `summary.json`."""
+    @property
+    def state(self) -> RunState:
+        """State of the run while its owner lives."""
+        if self.waiting is not None:
+            return RunState.WAITING
+        if self.finished is not None and not self.granted:
+            return final_state(self.finished.state)
+        if self.started is None or self.granted or self.failures:
+            # A failure without a run_finished event means that the ranks are restarting.
+            return RunState.STARTING
+        if self.stopping:
+            return RunState.STOPPING
+        return RunState.PAUSED if self.paused else RunState.RUNNING
+
+    @property
+    def message(self) -> str:
+        """Why the run waits, or why or with which result it ended; "" while it trains."""
+        event = self.waiting or self.finished
+        return "" if event is None else event.message
+
+    def record(self, config: Mapping[str, Any] | None = None) -> RunRecord:
+        """Return the record of the run, with its changed config values by `section.key`; None if they are unknown."""
+        started, state = self.started, self.state
         last, best = (self.epochs[-1] if self.epochs else None), self.best
-        return RunSummary(
-            state=self.finished.state if self.finished else "running",
+        trains = state in (RunState.RUNNING, RunState.STOPPING)
+        losses = [loss for epoch in self.epochs if (loss := epoch.selection_loss) is not None]
+        metrics = self._known_metrics()
+        eta_s = self.eta_s if trains else None
+        record = RunRecord(
+            state=state,
+            message=self.message,
+            queue_place=None if self.waiting is None else or_none(self.waiting.place),
+            step=self.steps_done,
             epochs=last.epoch if last else 0,
-            train_loss=last.train_loss if last else UNSET,
-            val_loss=last.val_loss if last else UNSET,
-            val_accuracy=last.val_accuracy if last else UNSET,
+            current_epoch=self.current_epoch,
+            phase=self.phase if state.live else "",
+            train_loss=last.train_loss if last else None,
+            train_accuracy=last.train_accuracy if last else None,
+            val_loss=last.val_loss if last else None,
+            val_accuracy=last.val_accuracy if last else None,
             metrics=last.metrics if last else {},
-            best_epoch=best.epoch if best else UNSET,
-            best_val_accuracy=_or_unset(best.selection_accuracy if best else None),
-            images_per_second=_or_unset(self._median_images_per_second()),
+            best_epoch=best.epoch if best else None,
+            best_val_accuracy=best.selection_accuracy if best else None,
+            best_val_loss=min(losses, default=None),
+            lowest_metrics={name: min(values) for name, values in metrics.items()},
+            highest_metrics={name: max(values) for name, values in metrics.items()},
+            images_per_second=self._median_images_per_second(),
+            rate_now=self._latest_images_per_second() if trains else None,
+            data_wait=self.data_wait,
+            mfu=self.mfu,
+            grad_norm=or_none(self.latest_step.grad_norm) if self.latest_step else None,
+            bottleneck=self.bottleneck,
             seconds=round(self.total_seconds, 3),
-            message=self.finished.message if self.finished else "",
-            bottleneck=_or_unset(self.bottleneck),
-            data_wait=_or_unset(self.data_wait),
-            mfu=_or_unset(self.mfu),
-            gpus=[stats.summary(uuid) for uuid, stats in self.gpus.items()],
+            seconds_per_epoch=mean_epoch_seconds(self.full_session_epochs),
+            eta_seconds=eta_s if eta_s is not None and eta_s <= MAX_ETA_SECONDS else None,
+            started_at=self.session_time,
+            updated_at=self.latest_time,
+            config=None if config is None else dict(config),
             cpu_fallback=self.cpu_fallback,
-            devices=describe_run_devices(self.started) if self.started else "",
-            seconds_per_epoch=_or_unset(mean_epoch_seconds(self.full_session_epochs)),
+            gpu_stats=[stats.summary(uuid) for uuid, stats in self.gpus.items()],
         )
+        return record if started is None else replace(record, **_started_fields(started, self.current_epoch))
+
+    def _latest_images_per_second(self) -> float | None:
+        source = self.latest_step or self.latest_session_epoch
+        return None if source is None else source.images_per_second
+
+    def _known_metrics(self) -> dict[str, list[float]]:
+        """Return the finite values of each of the user's own metrics."""
+        known: dict[str, list[float]] = {}
+        for epoch in self.epochs:
+            for name, value in epoch.metrics.items():
+                if value is not None:
+                    known.setdefault(name, []).append(value)
+        return known
 
 
-def _or_unset(value: T | None) -> T | UnsetType:
-    return UNSET if value is None else value
+def _started_fields(started: RunStarted, current_epoch: int) -> dict[str, Any]:
+    """Return what the record says about the start of the latest session."""
+    return {
+        "steps": min(started.epochs * started.steps_per_epoch, MAX_COUNT),
+        "total_epochs": started.epochs,
+        # A checkpoint after the last epoch is at the beginning of the next one.
+        "current_epoch": min(current_epoch, started.epochs),
+        "host": started.host,
+        "devices": describe_run_devices(started),
+        "gpus": len(set(started.devices) - {"cpu"}),
+        "ranks": started.world_size,
+        "rank_devices": started.ranks,
+        "global_batch": started.global_batch,
+        "parameters": started.parameters,
+        "train_images": started.train_images,
+        "val_images": started.val_images,
+        "classes": started.classes,
+        "versions": started.versions,
+    }
 
 
 def history_from_events(events: Iterable[Event]) -> History:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -51,10 +51,6 @@ from engine.utils.files import append_to_file, open_regular_file, replace_file
 READ_CHUNK_BYTES = 1 << 20
 # Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.
 MAX_LINE_BYTES = 1 << 24
-SCAN_BLOCK_BYTES = 1 << 20
-# Bounds of a search for an event: bytes compared, at several GB/s, and bytes parsed as JSON, at 15 MB/s.
-MAX_SCAN_BYTES = 1 << 28
-MAX_PARSED_BYTES = 1 << 22
 # What a full disk does not take waits in memory. Beyond this size, readings that come often are dropped.
 MAX_UNWRITTEN_BYTES = 1 << 26
 DROPPED_TYPES = (StepEvent, GpuEvent, PhaseChanged)
@@ -336,33 +332,3 @@ def _session_problem(line: bytes) -> str | None:
 def long_line_problem(path: Path) -> str:
     """Return the sentence about a line of more than `MAX_LINE_BYTES`."""
     return f"{path.name} is damaged: it has a line of more than {MAX_LINE_BYTES >> 20} MiB"
-
-
-def find_last_event(file: BinaryIO, end: int, types: Sequence[type[Event]]) -> Event | None:
-    """Return the last event of one of the types whose line begins before byte `end`.
-
-    None if there is none in the `MAX_SCAN_BYTES` before `end`, or if `MAX_PARSED_BYTES` of lines that begin like such
-    an event are invalid. The search compares bytes instead of parsing JSON.
-    """
-    prefixes = [b"\n" + _line_start(kind) for kind in types]
-    unread, unparsed = MAX_SCAN_BYTES, MAX_PARSED_BYTES
-    while end > 0 and unread > 0 and unparsed > 0:
-        start = max(end - SCAN_BLOCK_BYTES, 0)
-        unread -= SCAN_BLOCK_BYTES
-        # The block begins with the newline before the first line, and ends with the prefix of the last one.
-        file.seek(max(start - 1, 0))
-        block = (b"\n" if start == 0 else b"") + file.read(end - start + max(map(len, prefixes)))
-        end = start + max(block.rfind(prefix, 0, end - start + len(prefix) - 1) for prefix in prefixes)
-        if end >= start:
-            file.seek(end)
-            line = file.readline(unparsed)
-            unparsed -= len(line)
-            if (event := from_line(line)) is not None:
-                return event
-        end = max(end, start)
-    return None
-
-
-def _line_start(kind: type[Event]) -> bytes:
-    """Return the bytes with which the encoder begins each line of an event type: the type is its first field."""
-    return encode({"type": type_name(kind)}).removesuffix(b"}")

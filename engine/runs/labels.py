@@ -63,7 +63,7 @@ def read_labels(folder: RunFolder) -> RunLabels:
 def _read(folder: RunFolder) -> RunLabels:
     """Return the labels of a run. Raises InvalidRecordError if they have another format."""
     try:
-        labels = decode_valid_fields(read_bytes(folder.labels, MAX_LABELS_BYTES), RunLabels)
+        labels = decode_valid_fields(read_bytes(f"{folder.root}/labels.json", MAX_LABELS_BYTES), RunLabels)
     except OSError:
         return NO_LABELS
     except InvalidRecordError as error:

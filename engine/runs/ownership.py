@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.runs.claim import Claim, check_unclaimed, observe_claim, read_claim, watch_claims
-from engine.runs.folder import RunFolder
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.run_record import read_run_record
 from engine.utils.codec import overwrite_record, write_record
 from engine.utils.errors import CodedError, Problem, UsageError
 from engine.utils.files import file_size, shown_path
@@ -60,7 +61,6 @@ class Ownership:
         `take_over`, a run whose heartbeat does not move is acquired although its last one is not old."""
         self.folder, self._agents = folder, tuple(agents)
         self._last_heartbeat, self._token = -math.inf, uuid.uuid4().hex
-        self._problem: str | None = None
         self._location, self._owner_problem = folder.path, folder.owner_problem()
         handle = _retry(partial(_try_lock, folder.lock))
         if handle is None:
@@ -76,20 +76,21 @@ class Ownership:
             os.close(handle)
             raise
         self._lock_fd, self._journal_start = handle, file_size(folder.journal)
+        self._earlier_lock = os.fstat(handle)
+        # A record that is older than its lock may be that of an earlier session.
+        with suppress(OSError):
+            os.utime(handle)
         self._earlier_claim = read_claim(folder.owner)
         self._renew()
 
-    def renew_heartbeat(self, problem: str | None = None) -> Problem | None:
+    def renew_heartbeat(self) -> Problem | None:
         """Write the heartbeat if it is due, and return a warning if the folder was moved or opened to others since.
 
-        `problem` is why the run is not recorded; if it changes, the heartbeat is due. Errors are ignored, because a
-        full disk must not end a run. Raises RunFolderDeletedError and RunTakenOverError.
+        Errors are ignored, because a full disk must not end a run. Raises RunFolderDeletedError and RunTakenOverError.
         """
         # Includes suspended time: after it, this process may own the run no longer.
-        is_due = seconds_since_boot() - self._last_heartbeat >= HEARTBEAT_INTERVAL_SECONDS
-        if problem == self._problem and not is_due:
+        if seconds_since_boot() - self._last_heartbeat < HEARTBEAT_INTERVAL_SECONDS:
             return None
-        self._problem = problem
         self._check_token()
         return self._renew()
 
@@ -143,7 +144,6 @@ class Ownership:
             start_ticks=process_start_ticks(os.getpid()),
             token=self._token,
             journal_start=self._journal_start,
-            problem=None if heartbeat is None else self._problem,
         )
         try:
             write_record(self.folder.owner, claim)
@@ -158,6 +158,10 @@ class Ownership:
         with suppress(RunTakenOverError):
             self._check_token()
             self._write_owner(None)
+        with suppress(OSError):
+            if self.folder.summary.stat().st_mtime_ns < os.fstat(self._lock_fd).st_mtime_ns:
+                # This process has recorded nothing, so the run is as it was.
+                os.utime(self._lock_fd, ns=(self._earlier_lock.st_atime_ns, self._earlier_lock.st_mtime_ns))
         os.close(self._lock_fd)
         if self.folder.fd is not None:
             os.close(self.folder.fd)
@@ -233,6 +237,12 @@ def _try_lock(path: Path) -> int | None:
     return None
 
 
+def try_lock_unclaimed(folder: RunFolder) -> int | None:
+    """Return a file descriptor that holds the lock of a run; None if a process owns it, or one of another host claims
+    it. Does not wait. Raises OSError."""
+    return None if observe_claim(folder.owner) is not None else _try_lock(folder.lock)
+
+
 def _check_unclaimed(folder: RunFolder, advice: str | None = None, command: str = "", *, take_over: bool) -> None:
     """Raise UsageError if a process on another host owns the run, or may own it, as far as this process has seen."""
     command = command or f"gputrain resume {folder.name}"
@@ -249,17 +259,11 @@ def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageErro
         return UsageError.one(
             folder.name, reason, "try again later, or use a new name with --name", code="already-running"
         )
-    does = "waiting for GPUs" if _is_waiting(folder) else "running"
+    record = read_run_record(folder)
+    does = "waiting for GPUs" if record is not None and record.state is RunState.WAITING else "running"
     return UsageError.one(
         folder.name, f"is already {does} as {process}", advice or _stop_advice(folder), code="already-running"
     )
-
-
-def _is_waiting(folder: RunFolder) -> bool:
-    # Imports the events of a journal, which only this message needs.
-    from engine.runs.watcher import RunWatcher
-
-    return RunWatcher(folder).poll().waiting is not None
 
 
 def _stop_advice(folder: RunFolder) -> str:

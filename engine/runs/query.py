@@ -3,6 +3,9 @@
 A query is words separated by blanks, and all of them must hold: `optim.name=adamw val_accuracy>0.9 -tag=old failed`.
 `gputrain runs` and the screen of runs share it. `engine.runs.fields` resolves the names.
 
+A key with other characters than letters, digits and `_ . / @ : -` is in double quotes, `"val f1">0.9`
+(`engine.runs.keys`).
+
 `=` and `!=` take `*` and `?` in text, and several values, `model=resnet18,resnet50`. Text compares without regard to
 case. A run whose value is unknown meets no condition on it.
 """
@@ -12,9 +15,8 @@ from __future__ import annotations
 import math
 import operator
 import re
-import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
@@ -24,6 +26,8 @@ from typing import Any
 from engine.config.run_name import normalize_name
 from engine.runs.fields import Field, Kind, as_text, date_text, find_field
 from engine.runs.folder import RunState
+from engine.runs.keys import KEY_PATTERN, parse_key, quote_key, split_unquoted, unquote
+from engine.runs.metrics import METRICS, NO_METRICS, Aggregate, Better
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
@@ -32,7 +36,7 @@ QUERY_HELP = (
     "Words that must all match: text in name, state, tags or note, or KEY=VALUE, with = != > >= < <= or ~ (contains) "
     "and * in values. -WORD excludes."
 )
-_CONDITION = re.compile(r"(?P<name>[A-Za-z_][\w.-]*?)(?P<operator>!=|!~|>=|<=|==|=|>|<|~)(?P<value>.*)", re.DOTALL)
+_CONDITION = re.compile(rf"(?P<key>{KEY_PATTERN})(?P<operator>!=|!~|>=|<=|==|=|>|<|~)(?P<value>.*)", re.DOTALL)
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -68,18 +72,18 @@ class Query:
         return [row for row in rows if self.matches(row)]
 
 
-def parse_query(words: str | Sequence[str]) -> Query:
+def parse_query(words: str | Sequence[str], own: Mapping[str, Better] = NO_METRICS) -> Query:
     """Parse a query: one text, or words of a command line, each of which may contain several conditions.
 
-    Quotes keep blanks together. Raises UsageError with a problem for each condition that is not valid.
+    Quotes keep blanks together. `own` are the user's own metrics, as for `find_field`. Raises UsageError with a problem
+    for each condition that is not valid.
     """
-    # A name has one form, however it is typed.
-    texts = [normalize_name(text) for text in ([words] if isinstance(words, str) else words)]
+    texts = [words] if isinstance(words, str) else words
     predicates, problems, names = list[Predicate](), list[Problem](), set[str]()
     parts = [part for text in texts for part in _split(text)]
     for word in parts:
         with collect_problems(problems):
-            predicate, field = _parse_word(word)
+            predicate, field = _parse_word(word, own)
             predicates.append(predicate)
             names |= {field.name} if field is not None else set()
     if problems:
@@ -90,27 +94,61 @@ def parse_query(words: str | Sequence[str]) -> Query:
 
 def _split(text: str) -> list[str]:
     """Split at blanks outside of quotes. An open quote, as while typing, counts as text."""
-    lexer = shlex.shlex(text, posix=True)
-    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""
-    try:
-        return [word for word in lexer if word]
-    except ValueError:
-        return text.split()
+    parts = split_unquoted(text, str.isspace, "\"'")
+    return text.split() if parts is None else parts
 
 
-def _parse_word(word: str) -> tuple[Predicate, Field | None]:
+def _parse_word(word: str, own: Mapping[str, Better]) -> tuple[Predicate, Field | None]:
     """Return the condition of a word, and the field it is on. Raises UsageError."""
-    negated = len(word) > 1 and word[0] in "-!"
-    body = word[1:] if negated else word
-    match = _CONDITION.fullmatch(body)
-    if match is None:
-        predicate, field = _parse_plain(body), None
+    sign, key, comparison, value = _parts_of(word)
+    if key:
+        field = find_field(key, own)
+        predicate = _parse_condition(field, comparison, value)
     else:
-        field = find_field(match["name"])
-        predicate = _parse_condition(field, match["operator"], match["value"])
-    if not negated:
+        predicate, field = _parse_plain(value), None
+    if not sign:
         return predicate, field
     return (lambda row: not predicate(row)), field
+
+
+def _parts_of(word: str) -> tuple[str, str, str, str]:
+    """Return the sign of negation, the key, the operator and the value of a word; of one that is no condition, the text
+    as its value."""
+    sign = word[0] if len(word) > 1 and word[0] in "-!" else ""
+    body = word.removeprefix(sign)
+    # A name has one form, however it is typed.
+    if (match := _CONDITION.fullmatch(body)) is not None:
+        return sign, parse_key(match["key"]), match["operator"], normalize_name(unquote(match["value"]))
+    body = normalize_name(unquote(body))
+    if (match := _CONDITION.fullmatch(body)) is not None:
+        return sign, parse_key(match["key"]), match["operator"], match["value"]
+    return sign, "", "", body
+
+
+@dataclass(frozen=True)
+class BestCondition:
+    """A condition on the best value of a metric, which more runs meet than that on its last one, `key`."""
+
+    key: str
+    text: str
+    count: int
+
+
+def find_best_condition(query: Query, rows: Sequence[RunRow], own: Mapping[str, Better]) -> BestCondition | None:
+    """Return a condition with which the query finds runs, where one on the last value of a metric finds none."""
+    for index, word in enumerate(query.words):
+        sign, key, comparison, value = _parts_of(word)
+        metric = find_field(key, own).metric if key else None
+        if metric is None or metric.aggregate is not Aggregate.LAST:
+            continue
+        best = f"best_{metric.key}"
+        if metric.key in METRICS and best not in METRICS:
+            continue
+        text = f"{sign}{quote_key(best)}{comparison}{value}"
+        words = [*query.words[:index], text, *query.words[index + 1 :]]
+        if count := len(parse_query(words, own).filter(rows)):
+            return BestCondition(metric.key, text, count)
+    return None
 
 
 def _parse_plain(word: str) -> Predicate:
@@ -132,7 +170,8 @@ def _parse_plain(word: str) -> Predicate:
 
 def _parse_condition(field: Field, sign: str, text: str) -> Predicate:
     if not text:
-        raise UsageError.one(f"{field.name}{sign}", f"needs a value: {field.name}{sign}VALUE", code="missing-value")
+        condition = f"{quote_key(field.name)}{sign}"
+        raise UsageError.one(condition, f"needs a value: {condition}VALUE", code="missing-value")
     if sign in ("~", "!~"):
         part = text.casefold()
         return _on_values(field, lambda value: part in _shown(field, value).casefold(), negated=sign == "!~")
@@ -303,10 +342,10 @@ class SortOrder:
     reverse: bool = False
 
     @classmethod
-    def parse(cls, name: str, *, reverse: bool = False) -> SortOrder:
-        """Return the order by a name; a minus before it reverses. Raises UsageError for an unknown name."""
+    def parse(cls, name: str, own: Mapping[str, Better] = NO_METRICS, *, reverse: bool = False) -> SortOrder:
+        """Return the order by a key; a minus before it reverses. Raises UsageError for an unknown key."""
         is_reversed = name.startswith("-")
-        return cls(find_field(name.removeprefix("-")), reverse is not is_reversed)
+        return cls(find_field(parse_key(name.removeprefix("-")), own), reverse is not is_reversed)
 
     @property
     def descending(self) -> bool:
@@ -331,12 +370,13 @@ class SortOrder:
         return [*(row for _, row in parts), *unknown]
 
 
-def parse_columns(text: str) -> list[Field]:
-    """Return the fields of comma-separated names. Raises UsageError with a problem for each unknown one."""
+def parse_columns(text: str, own: Mapping[str, Better] = NO_METRICS) -> list[Field]:
+    """Return the fields of comma-separated keys. Raises UsageError with a problem for each unknown one."""
     fields, problems = list[Field](), list[Problem]()
-    for name in [part.strip() for part in text.split(",") if part.strip()]:
+    parts = split_unquoted(text, ",".__contains__, '"')
+    for part in filter(str.strip, text.split(",")) if parts is None else parts:
         with collect_problems(problems):
-            fields.append(find_field(name))
+            fields.append(find_field(parse_key(part.strip()), own))
     if problems:
         raise UsageError(problems)
     if not fields:

@@ -1,14 +1,16 @@
-"""Record a run: each event goes to the journal, and to the log, TensorBoard and the summary, which it can do without.
+"""Record a run: each event goes to the journal, and to the log, TensorBoard and the record, which it can do without.
 
 The supervisor uses it; under torchrun and srun, rank 0 does.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
@@ -23,17 +25,20 @@ from engine.runs.events import (
     RunStarted,
     WarningEvent,
 )
-from engine.runs.folder import RunFolder
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import Journal
 from engine.runs.log import LogWriter
+from engine.runs.run_config import changed_values, read_changed_config
 from engine.runs.sinks import Sink, describe_error, disk_problem
 from engine.runs.tensorboard import TensorBoardWriter
-from engine.utils.codec import write_record
+from engine.utils import codec
 from engine.utils.errors import Problem
 from engine.utils.files import replace_file, shown_path
 from engine.utils.text import pluralize, printable
 
 Listener = Callable[[Event], None]
+# Lists read the record of a live run once a second.
+RECORD_INTERVAL_SECONDS = 1.0
 
 
 class Recorder:
@@ -44,16 +49,23 @@ class Recorder:
     """
 
     def __init__(
-        self, folder: RunFolder, config: Config, listener: Listener, *, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: RunFolder,
+        config: Config | None,
+        listener: Listener,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the files of the run folder. Raises OSError if it cannot be written to."""
+        """Open the files of the run folder; without a `config`, it keeps the one that it has. Raises OSError if it
+        cannot be written to."""
         self.folder = folder
         self.history = folder.history()
         self._listener = listener
         folder.control.mkdir(exist_ok=True)
         folder.checkpoints.mkdir(exist_ok=True)
         self._config = config
-        if not folder.config.exists():
+        self._config_values = read_changed_config(folder.config) if config is None else _changed(config)
+        if config is not None and not folder.config.exists():
             self._write_config()
         self._journal = Journal(folder.journal, folder.reserve)
         self._log = LogWriter(folder.log)
@@ -68,11 +80,21 @@ class Recorder:
         self._state_sink = Sink("the state of the run", self._warn, clock=clock)
         self._log_sink, self._config_sink = make_sink(folder.log.name), make_sink(folder.config.name)
         self._tensorboard_sink = make_sink(f"{folder.tensorboard.name}/")
-        self._summary_sink = make_sink(folder.summary.name)
-        self._sinks = (self._log_sink, self._config_sink, self._tensorboard_sink, self._summary_sink)
-        self._config_is_due = self._curves_are_due = self._summary_is_due = False
+        self._record_sink = make_sink(folder.summary.name)
+        self._sinks = (self._log_sink, self._config_sink, self._tensorboard_sink, self._record_sink)
+        self._config_is_due = self._curves_are_due = self._record_is_due = False
+        self._clock, self._recorded_at = clock, -math.inf
+        self._recorded: tuple[RunState, str] | None = None
+        """State and problem that were written last."""
+        record = self.history.record(self._config_values)
+        self._run_record = (
+            record if record.started_at is not None else codec.replace(record, started_at=round(time.time(), 3))
+        )
         self._lock = threading.Lock()
         self.closed = threading.Event()
+        if not folder.summary.exists():
+            # Lists show the run while its ranks start.
+            self._write_record_if_due(force=True)
 
     def record(self, event: Event, *, notify: bool = True) -> None:
         """Record one event; ignored after `close`. Safe to call from any thread.
@@ -91,11 +113,14 @@ class Recorder:
         self._listener(event)
 
     def catch_up(self) -> None:
-        """Write what waits in memory, if the disk takes it again. Safe to call from any thread."""
-        if self.problem is None:
-            return
+        """Write the record if it is due, and what waits in memory if the disk takes it again. Safe to call from any
+        thread."""
         with self._lock:
-            if not self.closed.is_set():
+            if self.closed.is_set():
+                return
+            if self.problem is None:
+                self._write_record_if_due()
+            else:
                 self._write_journal(self._journal.catch_up)
                 self._write_sinks()
                 self._report_recovery()
@@ -110,11 +135,12 @@ class Recorder:
             self._state_sink.attempt(lambda: self.history.add(event), force=True)
             self._write_journal(lambda: self._journal.append(event))
             self._log.add(self._log_text(event))
+            self._record_is_due = True
             if isinstance(event, RunStarted):
                 self._begin_session(event)
             if isinstance(event, EpochEvent):
                 self._write_journal(self._sync_journal)
-                self._curves_are_due = self._summary_is_due = True
+                self._curves_are_due = True
             self._write_sinks()
             listener(event)
         self._report_recovery()
@@ -127,7 +153,7 @@ class Recorder:
         if self._journal.is_behind:
             self._journal.use_reserve()
         self._write_journal(self._sync_journal)
-        self._summary_is_due = True
+        self._record_is_due = True
         self._write_sinks(force=True)
         listener(event)
         if self._journal.is_behind:
@@ -139,7 +165,7 @@ class Recorder:
 
     def _begin_session(self, event: RunStarted) -> None:
         # Not earlier, because a resume that fails during setup must leave the run unchanged.
-        self._config_is_due = True
+        self._config_is_due = self._config is not None
         with suppress(OSError):
             self._tensorboard.restart(event.from_step if isinstance(event, RunResumed) else 0)
 
@@ -183,8 +209,7 @@ class Recorder:
     def _write_sinks(self, *, force: bool = False) -> None:
         """Write what is due to the files that a run can do without."""
         # The smallest first, which fit on a disk that is nearly full.
-        if self._summary_is_due:
-            self._summary_sink.attempt(self._write_summary, force=force)
+        self._write_record_if_due(force=force)
         if self._config_is_due:
             self._config_sink.attempt(self._write_config, force=force)
         self._log_sink.attempt(self._log.flush, force=force)
@@ -206,15 +231,35 @@ class Recorder:
         self._curves_are_due = False
         return warning
 
-    def _write_summary(self) -> None:
-        write_record(self.folder.summary, self.history.summary())
-        self._summary_is_due = False
+    def _write_record_if_due(self, *, force: bool = False) -> None:
+        """Write the record at a change of the state or of the problem, and else once in `RECORD_INTERVAL_SECONDS`."""
+        state, problem = self.history.state, self.problem or ""
+        changed = self._recorded != (state, problem)
+        is_old = self._clock() - self._recorded_at >= RECORD_INTERVAL_SECONDS
+        # A run whose resume does not train yet stays one that has ended.
+        if force or (self.history.state.live and (changed or (self._record_is_due and is_old))):
+            self._recorded, self._recorded_at = (state, problem), self._clock()
+            self._record_sink.attempt(lambda: self._write_record(problem, durable=force), force=force)
+
+    def _write_record(self, problem: str, *, durable: bool) -> None:
+        record = self._run_record
+        # The record must not be ahead of the journal.
+        if not self._journal.is_behind and self.history.session_time is not None:
+            record = self.history.record(self._config_values)
+        self._run_record = record = codec.replace(record, problem=problem)
+        try:
+            codec.write_record(self.folder.summary, record, durable=durable)
+        except OSError:
+            # It needs no space on a full disk.
+            codec.overwrite_record(self.folder.summary, record)
+        self._record_is_due = self._journal.is_behind
 
     def set_config(self, config: Config) -> None:
         """Set the config that is written when training starts: the ranks may use other values than were requested."""
-        self._config = config
+        self._config, self._config_values = config, _changed(config)
 
     def _write_config(self) -> None:
+        assert self._config is not None  # noqa: S101 - `_config_is_due` says so
         text = to_yaml(as_stored(self._config))
         replace_file(self.folder.config, lambda file: file.write(text.encode()), durable=True)
         self._config_is_due = False
@@ -240,3 +285,8 @@ class Recorder:
             self._tensorboard.close()
         self._journal.close()
         self._log.close()
+
+
+def _changed(config: Config) -> dict[str, Any]:
+    """Return the values of a config that differ from their defaults, by `section.key`."""
+    return changed_values(as_stored(config))

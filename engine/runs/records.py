@@ -1,8 +1,10 @@
-"""Records about single ranks and GPUs that journal events contain, see `engine.runs.events`."""
+"""Records about single ranks, GPUs and diagnoses that journal events and the record of a run contain."""
 
 from __future__ import annotations
 
-from engine.utils.codec import Count, Integer, Number, Record, Seconds
+from enum import StrEnum
+
+from engine.utils.codec import UNSET, Count, Integer, Number, Record, Seconds, UnsetType, field
 
 
 class RankDevice(Record, frozen=True, omit_defaults=True):
@@ -84,3 +86,41 @@ class GpuSample(Record, frozen=True, omit_defaults=True):
     def throttle_reasons(self) -> list[str]:
         """Throttle reasons other than idleness."""
         return [word for word in self.throttle or [] if word != "idle"]
+
+
+class GpuSummary(Record, frozen=True, kw_only=True):
+    """Statistics of one GPU over a run. A reading that the GPU never provided is absent."""
+
+    uuid: str
+    host: str
+    util: Number | UnsetType = UNSET
+    """Mean GPU utilization in percent."""
+    sm_active: Number | UnsetType = UNSET
+    """Mean SM activity in percent."""
+    tensor_active: Number | UnsetType = UNSET
+    """Mean tensor core activity in percent."""
+    power: Number | UnsetType = UNSET
+    """Mean power draw in watts."""
+    max_memory_used: Number | UnsetType = UNSET
+    """Maximum GPU memory in use, in bytes."""
+    max_temperature: Number | UnsetType = UNSET
+    """Maximum temperature in degrees Celsius."""
+    throttled: list[str] = field(default_factory=list)
+    """All throttle reasons."""
+
+
+class BottleneckKind(StrEnum):
+    """What limits a run. The values are part of the `summary.json` format."""
+
+    DATA = "waiting for data"
+    STRAGGLER = "waiting for a slow rank"
+    THROTTLED = "slowed down"
+    SMALL_STEPS = "too little work a step"
+    COMPUTE = "compute-bound"
+
+
+class Bottleneck(Record, frozen=True):
+    """Diagnosis of a run: the kind, and one sentence with the advice."""
+
+    kind: BottleneckKind
+    message: str

@@ -16,7 +16,8 @@ from engine.runs.series import Series, block_extremes, block_means, block_starts
 
 # A terminal has 500 columns of two dots at most, so that four times as many zooms in without a loss.
 MAX_BLOCKS = 2048
-METRICS = ("train_loss", "val_loss", "accuracy", "lr", "grad_norm")
+# Metrics with a value for each step or each `step` event; all others have one for each epoch.
+STEP_CURVES = ("train_loss", "lr", "grad_norm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +32,16 @@ class BlockSeries:
         return self.points is not self.means
 
 
+_NO_SERIES = Series(np.empty(0), np.empty(0))
+NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)
+
+
 @dataclass(frozen=True, eq=False)
 class RunCurves:
-    """The curves of one run, one for each of `METRICS`. Nothing in it changes, so threads can share it."""
+    """The curves of one run. Nothing in it changes, so threads can share it."""
 
     metrics: Mapping[str, BlockSeries]
+    """Those of `STEP_CURVES`, and those of `CurveData.epoch_metrics`."""
     axes: StepAxes
     last_step: int
     nonfinite_count: int
@@ -46,8 +52,8 @@ class RunCurves:
         return float(self.axes.positions(np.array([float(self.last_step)]), axis)[0])
 
     def over(self, metric: str, axis: XAxis) -> BlockSeries:
-        """Return a curve over an x axis."""
-        block = self.metrics[metric]
+        """Return a curve over an x axis; an empty one of a metric that the run does not have."""
+        block = self.metrics.get(metric, NO_BLOCKS)
         points = self._moved(block.points, axis)
         return BlockSeries(points, self._moved(block.means, axis) if block.is_reduced else points)
 
@@ -62,14 +68,9 @@ class RunCurves:
 
 
 def reduce_curves(data: CurveData, max_blocks: int | None = MAX_BLOCKS) -> RunCurves:
-    """Return the curves of a run in at most `max_blocks` blocks each; None keeps every point.
-
-    The validation curves are those of the EMA weights, if there are any, as for the best epoch.
-    """
-    metrics = {
+    """Return the curves of a run in at most `max_blocks` blocks each; None keeps every point."""
+    metrics = data.epoch_metrics("step") | {
         "train_loss": data.train_loss("step"),
-        "val_loss": data.epoch_metric("selection_loss", "step"),
-        "accuracy": data.epoch_metric("selection_accuracy", "step"),
         "lr": data.step_metric("lr", "step"),
         "grad_norm": data.step_metric("grad_norm", "step"),
     }

@@ -11,7 +11,9 @@ from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 from engine.runs.folder import RunState
+from engine.runs.metrics import METRICS
 from engine.runs.run_row import RunRow
+from engine.utils.codec import replace
 
 
 def group_trials(rows: Iterable[RunRow]) -> dict[str, list[RunRow]]:
@@ -39,8 +41,9 @@ def fold_trials(rows: Sequence[RunRow], opened: Container[str] = ()) -> list[Run
 
 
 def best_trial(trials: Sequence[RunRow]) -> RunRow:
-    """Return the trial with the highest validation accuracy, the first of equals."""
-    return max(trials, key=lambda row: -1.0 if row.best_val_accuracy is None else row.best_val_accuracy)
+    """Return the trial with the best validation accuracy, the first of equals."""
+    metric = METRICS["best_val_accuracy"]
+    return max(trials, key=lambda row: metric.merit(metric.of_run(row.record)))
 
 
 def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
@@ -51,8 +54,8 @@ def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
     state = next((state for state in states if counts[state]), trials[0].state)
     reasons = {row.message for row in trials} if len(counts) == 1 and not counts[RunState.FINISHED] else set()
     message = ", ".join(f"{count} {name}" for name, count in counts.items())
-    starts = [row.started_at for row in trials if row.started_at is not None]
-    updates = [row.updated_at for row in trials if row.updated_at is not None]
+    starts = [row.record.started_at for row in trials if row.record.started_at is not None]
+    updates = [row.record.updated_at for row in trials if row.record.updated_at is not None]
     return best._replace(
         name=best.sweep,
         sweep="",
@@ -60,16 +63,20 @@ def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
         folder=str(Path(best.folder).with_name(best.sweep)),
         state=str(state),
         message=f"{message}: {reasons.pop()}" if len(reasons) == 1 else message,
-        images_per_second=None,
-        eta_seconds=None,
-        bottleneck=None,
+        record=replace(
+            best.record,
+            images_per_second=None,
+            rate_now=None,
+            eta_seconds=None,
+            bottleneck=None,
+            phase="",
+            seconds=sum(row.record.seconds for row in trials),
+            started_at=max(starts, default=None),
+            updated_at=max(updates, default=None),
+        ),
         unreadable=False,
         foreign=next((row.foreign for row in trials if row.foreign is not None), None),
-        phase="",
-        seconds=sum(row.seconds for row in trials),
         tags=tuple(tag for tag in best.tags if all(tag in row.tags for row in trials)),
         note="",
         archived=all(row.archived for row in trials),
-        started_at=max(starts, default=None),
-        updated_at=max(updates, default=None),
     )

@@ -22,18 +22,19 @@ from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import to_yaml
 from engine.runs.control import consume_requests
+from engine.runs.metrics import Metric
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.messages import send_end, trial_override
 from engine.sweeps.plan import SweepPlan, without_name
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import overrides_of
 from engine.sweeps.study import CRASHES, PRESET, PRUNED_AT, RUN, SweepStudy
-from engine.sweeps.trial_run import Ended, TrialRun, metric_of, result_of
+from engine.sweeps.trial_run import Ended, TrialRun, result_of
 from engine.training.job import ExitCode
 from engine.utils.errors import Problem
 from engine.utils.files import replace_file
 from engine.utils.process import SignalHandler
-from engine.utils.text import pluralize
+from engine.utils.text import pluralize, printable
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -192,7 +193,7 @@ class Controller:
         for epoch in trial.history.epochs:
             if epoch.epoch in recorded:
                 continue
-            self.study.report(trial.number, epoch.epoch, metric_of(epoch, self.settings.metric))
+            self.study.report(trial.number, epoch.epoch, self.settings.objective.of_epoch(epoch))
             # Trial 0 is the baseline of the others. They are compared with the trials that have ended, too.
             is_worse = self.study.should_prune(trial.number, total)
             may_prune = trial.number > 0 and ended is None and epoch.epoch < total and not self._is_pruned(trial)
@@ -240,9 +241,9 @@ class Controller:
         return False
 
     def _complete(self, trial: TrialRun) -> None:
-        value = result_of(trial.history, self.settings.metric)
+        value = result_of(trial.history, self.settings.objective)
         if value is None:
-            self._fail(trial, Problem("", f"no epoch has a finite {self.settings.metric}", code="non-finite"))
+            self._fail(trial, Problem("", f"no epoch has a finite {self.settings.objective.key}", code="non-finite"))
             return
         previous = self._best()
         self.study.complete(trial.number, value)
@@ -253,7 +254,7 @@ class Controller:
             note = f" (best so far {shown(best.value)}, trial {best.number})"
             if previous is None or previous.number != best.number:
                 self._write_best(best)
-        self.emit(f"trial {trial.number} finished: {self.settings.metric} {shown(value)}{note}")
+        self.emit(f"trial {trial.number} finished: {self.settings.objective.key} {shown(value)}{note}")
 
     def _fail(self, trial: TrialRun, reason: Problem) -> None:
         self.study.fail(trial.number, reason)
@@ -264,17 +265,17 @@ class Controller:
             self._stopping = True
 
     def _best(self) -> FrozenTrial | None:
-        return best_trial(self.study.trials(), maximizes=self.settings.maximizes)
+        return best_trial(self.study.trials(), self.settings.objective)
 
     def _value_text(self, number: int) -> str:
         value = self.study.trial(number).value
-        return "no epoch has a result" if value is None else f"{self.settings.metric} {shown(value)}"
+        return "no epoch has a result" if value is None else f"{self.settings.objective.key} {shown(value)}"
 
     def _write_best(self, best: FrozenTrial) -> None:
         """Write what the config of the best trial changes, without the devices that only the sweep has chosen."""
         overrides = [] if best.user_attrs.get(PRESET) else overrides_of(best.params)
         config = resolve_config(str(self.folder.config), overrides, trust_code=True).config
-        head = f"# Trial {best.number} of {self.folder.name}: {self.settings.metric} {best.value}\n"
+        head = f"# Trial {best.number} of {self.folder.name}: {printable(self.settings.objective.key)} {best.value}\n"
         changed = as_stored(without_name(config), only_changed=True)
         text = head + (to_yaml(changed) if changed else "")
         replace_file(self.folder.best, lambda file: file.write(text.encode()))
@@ -292,7 +293,7 @@ class Controller:
         best = self._best()
         if best is not None:
             self._write_best(best)
-            value = f"{self.settings.metric} {shown(best.value)}"
+            value = f"{self.settings.objective.key} {shown(best.value)}"
             lines.append(f"best: trial {best.number}, {value}; {best_command(self.folder)}")
         code = ExitCode.FINISHED if self._has_result else ExitCode.FAILED
         if counts["running"] or (self._stopping and len(trials) < self.settings.trials and self._has_result):
@@ -310,11 +311,10 @@ STATE_WORDS = {"RUNNING": "running", "WAITING": "running", "COMPLETE": "complete
 END_WORDS = {"running": "stopped"}
 
 
-def best_trial(trials: Sequence[FrozenTrial], *, maximizes: bool) -> FrozenTrial | None:
+def best_trial(trials: Sequence[FrozenTrial], metric: Metric) -> FrozenTrial | None:
     """Return the completed trial with the best value, the first of equals; None if there is none."""
     complete = [trial for trial in trials if trial.state.name == "COMPLETE" and trial.value is not None]
-    sign = 1 if maximizes else -1
-    return max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number), default=None)
+    return max(complete, key=lambda trial: (metric.merit(trial.value), -trial.number), default=None)
 
 
 def best_command(folder: SweepFolder) -> str:

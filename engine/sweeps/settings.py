@@ -14,6 +14,8 @@ import yaml
 
 from engine.config.resume import PATH_KEYS
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, to_yaml, yaml_error
+from engine.runs.metric_directions import DIRECTIONS
+from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, own_metric
 from engine.sweeps.space import Range, Space, parse_space, split_choices
 from engine.utils.codec import format_problem
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
@@ -23,7 +25,6 @@ from engine.utils.trust import foreign_path_reason
 SETTINGS_FORMAT = 1
 Sampler = Literal["tpe", "grid", "random"]
 Pruner = Literal["asha", "none"]
-Metric = Literal["val_accuracy", "val_loss"]
 DEFAULT_TRIALS = 40
 MAX_TRIALS = 100_000
 MAX_PARALLEL = 1024
@@ -32,7 +33,6 @@ RESERVED_KEYS = ("run.name", "run.resume", "run.requeue", "run.code_packages")
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "sampler": get_args(Sampler),
     "pruner": get_args(Pruner),
-    "metric": get_args(Metric),
 }
 # The overrides that only the trials have.
 DEVICE_KEYS = frozenset({"device.gpus", "device.wait", "device.threads"})
@@ -46,7 +46,7 @@ class SweepSettings:
 
     `config` is the config file or preset as typed, None for the defaults. `space` maps config keys to their SPACE as
     typed (`engine.sweeps.space`), `fixed` the other keys to their values. `device` holds the overrides of section
-    `device` that only the trials have. `seed` is that of the sampler.
+    `device` that only the trials have. `metric` is a text for `find_objective`. `seed` is that of the sampler.
     """
 
     config: str | None = None
@@ -56,14 +56,17 @@ class SweepSettings:
     parallel: int = 1
     sampler: Sampler = "tpe"
     pruner: Pruner = "asha"
-    metric: Metric = "val_accuracy"
+    metric: str = "best_val_accuracy"
     seed: int = 0
     device: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def maximizes(self) -> bool:
-        """Whether a higher value of the metric is better."""
-        return self.metric == "val_accuracy"
+    def objective(self) -> Metric:
+        """The metric whose best value over the epochs is the result of a trial. Raises ValueError if there is none."""
+        metric = find_objective(self.metric)
+        if metric is None:
+            raise ValueError(f"{self.metric} is no metric of an epoch")
+        return metric
 
     def spaces(self) -> dict[str, Space]:
         """Return the parsed space of each searched key. Raises UsageError with every problem."""
@@ -85,6 +88,32 @@ class SweepSettings:
         """Return the names of the settings in which two commands for one sweep must not differ, but do."""
         names = [part.name for part in fields(self) if part.name not in (*CHANGEABLE, "device")]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+
+def objective_keys() -> tuple[str, ...]:
+    """Return the metrics that a sweep can search the best value of: those that have one in each epoch."""
+    return tuple(key for key, metric in METRICS.items() if metric.epoch is not None and metric.better)
+
+
+def find_objective(text: str, directions: Mapping[str, Better] = NO_METRICS) -> Metric | None:
+    """Return one of `objective_keys`, or one of the user's own metrics, `metrics.NAME`; None if it is neither.
+
+    `metrics.NAME=low` says which values are better, else `directions` and then the name.
+    """
+    if not text.startswith(METRIC_PREFIX):
+        return METRICS[text] if text in objective_keys() else None
+    key, _, word = text.rpartition("=")
+    is_directed = word in DIRECTIONS and key.startswith(METRIC_PREFIX)
+    name = (key if is_directed else text).removeprefix(METRIC_PREFIX)
+    return own_metric(name, better=DIRECTIONS[word] if is_directed else directions.get(name)) if name else None
+
+
+def with_direction(settings: SweepSettings, directions: Mapping[str, Better]) -> SweepSettings:
+    """Return settings that name the direction of an own metric, so that a sweep keeps it when the folder changes its
+    `directions`."""
+    metric = find_objective(settings.metric, directions)
+    is_own = metric is not None and metric.key.startswith(METRIC_PREFIX)
+    return replace(settings, metric=f"{metric.key}={metric.better}") if metric is not None and is_own else settings
 
 
 def split_space(values: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:
@@ -128,6 +157,11 @@ def check_numbers(settings: SweepSettings) -> list[Problem]:
         problems.append(
             Problem("--seed", f"must be an integer from 0 to {2**32 - 1}, not {settings.seed!r}", code="out-of-range")
         )
+    if find_objective(settings.metric) is None:
+        known = (*objective_keys(), f"{METRIC_PREFIX}NAME")
+        reason = f"{settings.metric!r} is not allowed: must be one of {', '.join(known)}"
+        hint = did_you_mean(settings.metric, known)
+        problems.append(Problem("--metric", reason + hint, code="unknown-value"))
     for name, choices in CHOICES.items():
         value = getattr(settings, name)
         if value not in choices:
@@ -182,7 +216,10 @@ def read_settings(path: Path) -> SweepSettings:
     if missing := [name for name in known if name not in values]:
         # The defaults of another version would search something else.
         raise UsageError.one(str(path), f"is damaged: it lacks {', '.join(missing)}", code="damaged")
-    return _from_values(path, {key: values[key] for key in known})
+    settings = _from_values(path, {key: values[key] for key in known})
+    if find_objective(settings.metric) is None:
+        raise UsageError.one(str(path), f"is damaged: {settings.metric!r} is no metric of an epoch", code="damaged")
+    return settings
 
 
 def is_sweep_file(path: Path) -> bool:

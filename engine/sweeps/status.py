@@ -68,11 +68,11 @@ class SweepStatus:
 
     def by_value(self) -> list[TrialRow]:
         """Return the trials, the best value first and those without a value last."""
-        sign = -1 if self.settings.maximizes else 1
+        merit = self.settings.objective.merit
         rank = {"complete": 0, "running": 1, "stopped": 2, "pruned": 3, "failed": 4}
         return sorted(
             self.trials,
-            key=lambda row: (rank[row.state], math.inf if row.value is None else sign * row.value, row.number),
+            key=lambda row: (rank[row.state], -merit(row.value), row.number),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class SweepReader:
             self._complete, self._importances = complete, self._study.importances()
         running = self.folder.is_running()
         rows = tuple(_row(self.folder.trial(trial.number), trial, is_running=running) for trial in trials)
-        best = best_trial(trials, maximizes=settings.maximizes)
+        best = best_trial(trials, settings.objective)
         return SweepStatus(
             name=self.folder.name,
             folder=str(self.folder.path),

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from engine.runs.metrics import Better
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import Range, Space, Value
@@ -80,7 +81,7 @@ def open_study(folder: SweepFolder, settings: SweepSettings, *, create: bool = F
             backend = JournalFileBackend(str(path), lock_obj=cast(Any, _HeldLock()))
             storage = optuna.storages.JournalStorage(backend)
             directions = optuna.study.StudyDirection
-            direction = directions.MAXIMIZE if settings.maximizes else directions.MINIMIZE
+            direction = directions.MINIMIZE if settings.objective.better is Better.LOW else directions.MAXIMIZE
             if create and not storage.get_all_studies():
                 study = optuna.create_study(storage=storage, study_name=STUDY_NAME, direction=direction)
             else:

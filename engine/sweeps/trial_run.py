@@ -19,11 +19,11 @@ from pathlib import Path
 from engine.launch.detached import LaunchedRun, start_detached
 from engine.runs.claim import read_claim
 from engine.runs.control import send_request
-from engine.runs.events import ControlEvent, EpochEvent, RunFinished
+from engine.runs.events import ControlEvent, RunFinished
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
-from engine.sweeps.settings import Metric
+from engine.runs.metrics import Metric
 from engine.training.job import ExitCode
 from engine.utils.errors import Problem, UsageError
 from engine.utils.process import STOP_SIGNALS
@@ -158,14 +158,7 @@ class TrialRun:
         return Problem("", text or str(ended), code=code or "run-failed")
 
 
-def metric_of(epoch: EpochEvent, metric: Metric) -> float | None:
-    """Return the metric of an epoch that selects the best one; None if it is not finite."""
-    return epoch.selection_accuracy if metric == "val_accuracy" else epoch.selection_loss
-
-
 def result_of(history: History, metric: Metric) -> float | None:
     """Return the best value of the metric over the epochs of a run; None if none is finite."""
-    values = [value for epoch in history.epochs if (value := metric_of(epoch, metric)) is not None]
-    if not values:
-        return None
-    return max(values) if metric == "val_accuracy" else min(values)
+    values = [value for epoch in history.epochs if (value := metric.of_epoch(epoch)) is not None]
+    return max(values, key=metric.merit, default=None)

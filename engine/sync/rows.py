@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from engine.runs.events import EpochEvent, Event, GpuEvent, RunFinished, RunResumed, RunStarted, Scores, StepEvent
+from engine.runs.events import EpochEvent, Event, GpuEvent, RunFinished, RunResumed, RunStarted, StepEvent
+from engine.runs.metrics import METRICS, Aggregate, Unit
 from engine.runs.records import GpuSample
 from engine.utils.codec import UNSET
 
@@ -155,28 +156,28 @@ def _step_metrics(event: StepEvent) -> dict[str, float]:
 
 
 def _epoch_metrics(epoch: EpochEvent) -> dict[str, float]:
-    metrics = {
-        "train/epoch": float(epoch.epoch),
-        "epoch/train_loss": _number(epoch.train_loss),
-        "epoch/train_accuracy": _number(epoch.train_accuracy),
-        "epoch/images_per_second": epoch.images_per_second,
-        "epoch/seconds": epoch.seconds,
-        "epoch/skipped_steps": float(epoch.skipped_steps),
-        "epoch/skipped_images": float(epoch.skipped_images),
-        **_scores("val", epoch.val),
-        **({} if epoch.ema is None else _scores("ema", epoch.ema)),
-    }
-    if epoch.data_wait is not UNSET:
-        metrics["epoch/data_wait"] = epoch.data_wait
+    """Return the metrics of an epoch by name: `val/` and `ema/` for those of validation, `epoch/` for the others."""
+    metrics = {"train/epoch": float(epoch.epoch)}
+    for key, metric in METRICS.items():
+        # At an epoch, the best metrics are those of the trained or of the EMA weights.
+        if metric.epoch is None or metric.aggregate is Aggregate.BEST or (key.startswith("ema_") and epoch.ema is None):
+            continue
+        value = metric.epoch(epoch)
+        if value is not None or metric.unit is Unit.SCORE:
+            metrics[_epoch_name(key)] = _number(value)
+    for part, scores in (("val", epoch.val), ("ema", epoch.ema)):
+        own = {} if scores is None else scores.metrics
+        metrics |= {f"{part}/metrics/{name}": _number(value) for name, value in own.items()}
     return metrics
 
 
-def _scores(part: str, scores: Scores) -> dict[str, float]:
-    named = {"loss": scores.loss, "accuracy": scores.accuracy, "top5": scores.top5}
-    named |= {f"metrics/{name}": value for name, value in scores.metrics.items()}
-    return {f"{part}/{name}": _number(value) for name, value in named.items()}
+def _epoch_name(key: str) -> str:
+    for prefix, part in (("val_", "val"), ("ema_val_", "ema")):
+        if key.startswith(prefix):
+            return f"{part}/{key.removeprefix(prefix)}"
+    return f"epoch/{key}"
 
 
 def _number(value: float | None) -> float:
     """Return NaN for a value that is not finite, as the services draw it."""
-    return math.nan if value is None else value
+    return math.nan if value is None else float(value)

@@ -8,19 +8,21 @@ before, the remote run is replaced by one that gets all valid steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine.runs.events import RunResumed, RunStarted
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.history import History, RunSummary
+from engine.runs.history import History
 from engine.runs.journal import JournalReader
-from engine.runs.watcher import RunWatcher
+from engine.runs.metric_directions import read_directions
+from engine.runs.metrics import Better, own_metrics, recorded_metrics
+from engine.runs.record_completion import open_run
+from engine.runs.run_record import RunRecord
 from engine.sync.description import describe_run
 from engine.sync.remote import RemoteRun, Service, SyncError
 from engine.sync.rows import Row, RowBuilder
 from engine.sync.state import RemoteState, StateFile
-from engine.utils.codec import UNSET
 
 # The state is written before and after each batch.
 BATCH_ROWS = 500
@@ -47,7 +49,6 @@ class RunSync:
         self._service = service
         self._state_file = state_file
         self._stop = stop
-        self._watch = RunWatcher(folder)
         self._reading: _Reading | None = None
         self._journal_bytes_read = -1
 
@@ -77,9 +78,9 @@ class RunSync:
 
     def _poll(self) -> bool:
         # First the state and then the journal: that of an ended run is complete.
-        self.run_state = self.folder.state(self._watch.poll())
+        record, self.run_state = open_run(self.folder)
         ended, size = not self.run_state.live, self._journal_bytes()
-        if size == 0 or (self._watch.history.started is None and not ended):
+        if size == 0 or (record.ranks is None and not ended):
             return ended
         digest = describe_run(self.folder, None).digest()
         if self._reading is None and self._is_up_to_date(size, digest):
@@ -173,8 +174,9 @@ class RunSync:
         self._send(reading)
         finished = reading.history.finished
         end = finished.time if finished is not None else reading.latest_time
-        summary = reading.history.summary()
-        figures = Row(max(reading.builder.last_step, 1), end, _figures(summary))
+        summary = reading.history.record()
+        directions = read_directions(self.folder.path.parent)
+        figures = Row(max(reading.builder.last_step, 1), end, _figures(summary, directions))
         reading.remote.finish(self.run_state, figures, summary.message)
         self._reading = None
 
@@ -227,16 +229,9 @@ class _Reading:
         self.builder.valid_until = min(self.resumed_from[self.sessions :], default=math.inf)
 
 
-def _figures(summary: RunSummary) -> dict[str, float]:
+def _figures(record: RunRecord, directions: Mapping[str, Better]) -> dict[str, float]:
     """Return the final figures of a run that are known."""
-    figures = {
-        "summary/epochs": summary.epochs,
-        "summary/train_loss": summary.train_loss,
-        "summary/val_loss": summary.val_loss,
-        "summary/val_accuracy": summary.val_accuracy,
-        "summary/best_epoch": summary.best_epoch,
-        "summary/best_val_accuracy": summary.best_val_accuracy,
-        "summary/images_per_second": summary.images_per_second,
-        "summary/seconds": summary.seconds,
+    values = {
+        f"summary/{metric.key}": metric.of_run(record) for metric in recorded_metrics(own_metrics([record], directions))
     }
-    return {name: float(value) for name, value in figures.items() if value is not None and value is not UNSET}
+    return {name: float(value) for name, value in values.items() if value is not None}

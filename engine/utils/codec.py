@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, field
+from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, field, to_builtins
 from msgspec.structs import asdict, fields, replace
 
 from engine.utils.errors import CodedError
 from engine.utils.files import make_user_folder, overwrite_bytes, read_bytes, replace_file, user_path_problem
 
-__all__ = ["UNSET", "Meta", "UnsetType", "asdict", "field", "fields", "replace"]
+__all__ = ["UNSET", "Meta", "UnsetType", "asdict", "field", "fields", "replace", "to_builtins"]
 
 FORMAT = 1
 # Python objects take up to 30 times the memory of their JSON text.
@@ -97,7 +97,7 @@ def encode(record: object) -> bytes:
         import json
 
         # A path that is not UTF-8 has surrogates (PEP 383), which msgspec refuses and `json` escapes.
-        return json.dumps(_finite_values(msgspec.to_builtins(record, enc_hook=_plain)), separators=(",", ":")).encode()
+        return json.dumps(_finite_values(to_builtins(record, enc_hook=_plain)), separators=(",", ":")).encode()
     if data.isascii() and b"\x7f" not in data:
         return data
     # Terminals act on characters such as U+009B and U+202E, and people print these lines.
@@ -307,9 +307,9 @@ def find_valid_user_fields(root: Path, name: str, kind: type[T]) -> T | None:
     return find_valid_fields(root / name, kind) if user_path_problem(root, name) is None else None
 
 
-def write_record(path: Path, record: FileRecord) -> None:
-    """Replace `path` atomically by a record, indented for people who read it. Raises OSError."""
-    replace_file(path, lambda file: file.write(encode_indented(record) + b"\n"))
+def write_record(path: Path, record: FileRecord, *, durable: bool = False) -> None:
+    """Replace `path` by an indented record, as `replace_file` does. Raises OSError."""
+    replace_file(path, lambda file: file.write(encode_indented(record) + b"\n"), durable=durable)
 
 
 def update_record(path: Path, record: FileRecord, max_bytes: int = MAX_JSON_BYTES) -> None:
@@ -317,7 +317,7 @@ def update_record(path: Path, record: FileRecord, max_bytes: int = MAX_JSON_BYTE
     stored: dict[str, Any] | None = None
     with suppress(OSError, ValueError, RecursionError):
         stored = _parse(read_bytes(path, max_bytes), dict[str, Any])
-    values = (stored or {}) | msgspec.to_builtins(record)
+    values = (stored or {}) | to_builtins(record)
     replace_file(path, lambda file: file.write(encode_indented(values) + b"\n"))
 
 

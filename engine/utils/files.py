@@ -32,12 +32,9 @@ def expand_user(path: str) -> Path:
         raise UsageError.one(path, "there is no such user; use the full path", code="not-found") from error
 
 
-def is_file(path: Path) -> bool:
+def is_file(path: Path | str) -> bool:
     """Whether the path is a file. False also if it is inaccessible or invalid."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
+    return os.path.isfile(path)  # noqa: PTH113 - `Path.is_file` raises PermissionError
 
 
 def is_folder(path: Path) -> bool:
@@ -248,11 +245,18 @@ def open_regular_file(path: Path | str, max_bytes: int | None = None, *, dir_fd:
     raise OSError(errno.EFBIG, f"has more than {max_bytes} bytes", str(path))
 
 
-def read_bytes(path: Path, max_bytes: int) -> bytes:
+def read_bytes(path: Path | str, max_bytes: int) -> bytes:
     """Return the content of a regular file of at most `max_bytes`. Raises OSError, as `open_regular_file` does."""
+    return read_file(path, max_bytes)[0]
+
+
+def read_file(path: Path | str, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """Return the content of a regular file of at most `max_bytes`, and its status. Raises OSError, as
+    `open_regular_file` does."""
     with open_regular_file(path, max_bytes) as file:
+        status = os.fstat(file.fileno())
         # `read` allocates what it is asked for, and a file may grow after it was opened.
-        return file.read(min(os.fstat(file.fileno()).st_size, max_bytes))
+        return file.read(min(status.st_size, max_bytes)), status
 
 
 def append_to_file(path: Path) -> int:

@@ -106,7 +106,7 @@ def test_digits_run_best_checkpoint_is_best_epoch(digits_run: FinishedRun) -> No
 def test_runs_command_lists_digits_run(digits_run: FinishedRun, shared_gputrain: SharedGputrain) -> None:
     runs = json.loads(shared_gputrain("runs", "--json").stdout)["runs"]
     row = next(row for row in runs if row["name"] == "digits")
-    assert (row["state"], row["epoch"], row["epochs"]) == ("finished", 15, 15)
+    assert (row["state"], row["epochs"], row["total_epochs"]) == ("finished", 15, 15)
     assert ["digits", "finished", "15/15"] in [line.split()[:3] for line in shared_gputrain("runs").stdout.splitlines()]
 
 

@@ -72,7 +72,7 @@ def losses_after(run: Path, step: int) -> dict[int, float]:
 
 def test_kept_run_is_listed_as_stopped(gputrain: Gputrain, kept_run: Path) -> None:
     [row] = json.loads(gputrain("runs", "--json").stdout)["runs"]
-    assert (row["name"], row["state"], row["epoch"]) == ("kept", "stopped", 1)
+    assert (row["name"], row["state"], row["epochs"]) == ("kept", "stopped", 1)
 
 
 def test_kept_run_shows_its_log(gputrain: Gputrain, kept_run: Path) -> None:

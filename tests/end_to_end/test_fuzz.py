@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,6 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from engine.config.loader import ResolvedConfig, resolve_config
 from engine.config.schema import Config, as_dict, fields, sections
 from engine.config.yaml_io import parse_yaml, to_yaml
-from engine.runs import journal, watcher
 from engine.runs.curves import CurveData
 from engine.runs.event_lines import event_line
 from engine.runs.events import (
@@ -38,13 +36,12 @@ from engine.runs.events import (
 from engine.runs.folder import RunFolder
 from engine.runs.history import history_from_events
 from engine.runs.journal import EVENT_TYPES, JournalReader, event_type, from_line, to_line
+from engine.runs.record_completion import complete_record, open_record
 from engine.runs.records import GpuSample
-from engine.runs.run_row import make_run_row
-from engine.runs.watcher import RunWatcher
 from engine.utils.codec import encode
 from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import default_fields, make_run_folder
+from support.runs.factories import default_fields, make_run_folder, row_of
 from tui.charts.plot import plot
 from tui.charts.view import ChartView
 from tui.pollers import RunPoller
@@ -242,7 +239,7 @@ def test_history_reads_any_journal(data: bytes, max_bytes: int) -> None:
         assert list(map(to_line, parts)) == list(map(to_line, whole))
         history = history_from_events(whole)
         assert history.steps_done >= 0
-        encode(history.summary())
+        encode(history.record())
         read_like_screens(folder.path)
 
 
@@ -255,8 +252,8 @@ def has_start_of_another_format(data: bytes) -> bool:
 def read_like_screens(path: Path) -> None:
     """Read the run like `gputrain runs` and the run screen do."""
     folder = RunFolder(path)
-    watch = RunWatcher(folder)
-    row = make_run_row(watch)
+    folder.summary.unlink(missing_ok=True)
+    row = row_of(folder)
     assert row.unreadable == has_start_of_another_format(folder.journal.read_bytes())
     row_cells(row)
     run_line(row, 10, 80)
@@ -274,14 +271,12 @@ def read_like_screens(path: Path) -> None:
 
 
 @fuzz
-@given(st.lists(JOURNALS, max_size=4).map(b"\n".join), st.integers(1, 400))
-def test_run_watcher_reads_ends_of_any_journal(data: bytes, block: int) -> None:
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        for module, size in ((watcher, "MAX_FULL_READ_BYTES"), (watcher, "TAIL_BYTES"), (journal, "SCAN_BLOCK_BYTES")):
-            patch.setattr(module, size, block)
+@given(st.lists(JOURNALS, max_size=4).map(b"\n".join))
+def test_record_of_any_journal_is_completed(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as name:
         folder = make_run_folder(Path(name), "a")
+        folder.summary.unlink()
         folder.journal.write_bytes(data)
-        watch = RunWatcher(folder)
-        row = make_run_row(watch)
-        assert not row.unreadable or has_start_of_another_format(data)
-        assert watch.partial == (len(data) > block)
+        assert open_record(folder) == complete_record(folder)
+        # It is stored, unless it lacks a part of the journal.
+        assert folder.summary.exists() == (not has_start_of_another_format(data))

@@ -21,13 +21,12 @@ from typer.testing import CliRunner
 from engine.config.schema import Config
 from engine.runs.events import CheckpointSaved, Event, GpuEvent, StepEvent
 from engine.runs.folder import RunFolder
-from engine.runs.journal import to_line
+from engine.runs.journal import JournalReader, to_line
 from engine.runs.recorder import Recorder
 from engine.runs.records import GpuSample
-from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
 from support.gputrain_command import Gputrain, wait_for
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_run_folder, write_run_record
 from tui.cli.main import app
 from tui.pollers import MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES, RunPoller
 
@@ -72,6 +71,7 @@ def long_run(root: Path, seconds: int) -> RunFolder:
     folder = make_run_folder(root, "long")
     with folder.journal.open("w") as file:
         file.writelines(to_line(event) + "\n" for event in events(seconds))
+    write_run_record(folder)
     return folder
 
 
@@ -102,27 +102,13 @@ def drain(folder: RunFolder) -> tuple[RunPoller, int]:
     return poller, count
 
 
-def test_run_watcher_cost_is_independent_of_journal_length(tmp_path: Path) -> None:
-    bytes_read = []
-    for hours in (1, 2):
-        watch = RunWatcher(long_run(tmp_path / str(hours), hours * HOUR))
-        history = watch.poll()
-        assert watch.partial
-        assert history.steps_done == (hours * HOUR - 1) * STEPS
-        assert history.started is not None
-        bytes_read.append(watch.bytes_read)
-    assert bytes_read[0] == bytes_read[1] < MAX_FULL_READ_BYTES
-
-
-def test_runs_stop_and_logs_commands_never_read_whole_journal(
-    gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_stop_and_logs_commands_never_read_journal(gputrain: Gputrain, monkeypatch: pytest.MonkeyPatch) -> None:
     long_run(gputrain.runs, HOUR)
 
-    def refuse(_: RunFolder) -> None:
-        raise AssertionError("the whole journal is read")
+    def refuse(*_: object) -> None:
+        raise AssertionError("the journal is read")
 
-    monkeypatch.setattr(RunFolder, "history", refuse)
+    monkeypatch.setattr(JournalReader, "poll_lines", refuse)
     monkeypatch.setenv("GPUTRAIN_RUNS", str(gputrain.runs))
     for command in ("runs", "stop", "logs"):
         arguments = [] if command == "runs" else ["long"]

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -168,7 +169,7 @@ def test_ownership_rejects_symlinked_lock(tmp_path: Path) -> None:
 
 def test_runs_listing_ignores_odd_entries(gputrain: Gputrain) -> None:
     root = gputrain.runs
-    make_run_folder(root, "good", make_run_started()).config.touch()
+    make_run_folder(root, "good", make_run_started(time.time()))
     make_run_folder(root, "odd\nname \x1b[2J", make_run_started())
     (root / os.fsdecode(b"bytes\xff")).mkdir()
     (root / os.fsdecode(b"bytes\xff") / "lock").touch()

@@ -25,7 +25,7 @@ def test_control_requests_pause_checkpoint_and_continue_without_changing_results
     gputrain.wait_for_event("controlled", "epoch", 1)
     send_request(folder.control, "pause")
     gputrain.wait_for_event("controlled", "paused")
-    assert folder.state(folder.history()) is RunState.PAUSED
+    assert folder.state(folder.history().state) is RunState.PAUSED
 
     send_request(folder.control, "checkpoint")
     wait_for(lambda: read_events(folder.path)[-1]["type"] == "checkpoint", "a checkpoint of the paused run")

@@ -36,7 +36,6 @@ from run_readers import (
     read_evaluation,
     read_log,
     read_owner,
-    read_partial_run,
     read_requests,
     read_run,
     run_file,
@@ -259,10 +258,7 @@ FORM = {"format": 1, "base": "digits", "typed": {"run.epochs": "3", "optim.name"
 READERS = [
     Reader("owner.json", json_files(OWNERS), run_file("owner.json"), read_owner, (UsageError,)),
     Reader("events.jsonl", json_line_files(EVENT_DOCUMENTS), run_file("events.jsonl"), read_run),
-    Reader("ends of events.jsonl", json_line_files(EVENT_DOCUMENTS), run_file("events.jsonl"), read_partial_run),
-    Reader(
-        "summary.json", json_files([SUMMARY | {"bottleneck": BOTTLENECK}]), run_file("summary.json"), read_partial_run
-    ),
+    Reader("summary.json", json_files([SUMMARY | {"bottleneck": BOTTLENECK}]), run_file("summary.json"), read_run),
     Reader(
         "control request",
         json_files([{"format": 1, "request": name, "by": "me", "time": 1.0} for name in ("stop", "pause", "x")]),

@@ -9,24 +9,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.runs import journal, ownership, watcher
+from engine.runs import ownership
 from engine.runs.claimed_run import check_claim
 from engine.runs.control import RequestCounters, consume_requests
 from engine.runs.evaluations import mistakes
 from engine.runs.event_lines import event_line
 from engine.runs.events import CheckpointSaved, ControlEvent, GpuEvent, RankFailed, RunFinished, RunPaused, WarningEvent
-from engine.runs.find import find_run
+from engine.runs.find import find_run, newest_first
 from engine.runs.folder import RunFolder, list_runs
-from engine.runs.history import History, RunSummary
+from engine.runs.history import History
 from engine.runs.journal import JournalReader, to_line
 from engine.runs.ownership import Ownership, _owned_by_another
+from engine.runs.record_completion import open_run
 from engine.runs.records import GpuSample
-from engine.runs.run_row import make_run_row
-from engine.runs.watcher import RunWatcher
+from engine.runs.run_record import RunRecord
+from engine.runs.run_row import make_row
 from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import default_fields, make_run_folder
+from support.runs.factories import default_fields, make_run_folder, row_of
 from tui.log_tail import LogTail
 from tui.pollers import EvaluationPoller, RunPoller
 from tui.text.confusion import matrix_lines
@@ -60,7 +61,7 @@ OWNERS = [
     for host in (HOST, "other")
     for heartbeat in (time.time(), 1.0, None)
 ]
-SUMMARY = json.loads(encode(History().summary()))
+SUMMARY = json.loads(encode(History().record({"optim.lr": 0.1})))
 SUMMARY |= {"epochs": 3, "best_epoch": 2, "best_val_accuracy": 0.5, "val_loss": 1.0}
 BOTTLENECK = {"kind": "waiting for data", "message": "slow"}
 EVALUATION = {
@@ -86,7 +87,7 @@ def read_owner(root: Path) -> None:
     ownership._retry = lambda attempt: attempt()
     run = RunFolder(root / "a")
     run.is_owned()
-    run.state(run.history())
+    run.state(run.history().state)
     list_runs(root)
     os.close(find_run(root, "a").held_fd)
     assert str(_owned_by_another(run))
@@ -101,10 +102,10 @@ def read_run(root: Path) -> None:
     for event in JournalReader(run.journal).poll():
         assert (event_line(event) or "").isprintable()
     history = run.history()
-    decode(encode(history.summary()), RunSummary)
-    run.state(history)
-    watch = RunWatcher(run)
-    row = make_run_row(watch)
+    decode(encode(history.record()), RunRecord)
+    read_row_of_run(root)
+    opened = open_run(run)
+    row = make_row(run, opened.record, opened.state)
     json.dumps(row.to_dict())
     for line in (
         *row_cells(row),
@@ -120,17 +121,13 @@ def read_run(root: Path) -> None:
     rank_lines(feed.latest.ranks, None, 80, 2)
 
 
-def read_partial_run(root: Path) -> None:
-    """Read only both ends of the journal, and the rest from summary.json."""
-    limits = ((watcher, "MAX_FULL_READ_BYTES"), (watcher, "TAIL_BYTES"), (journal, "SCAN_BLOCK_BYTES"))
-    original = [(module, name, getattr(module, name)) for module, name in limits]
-    for module, name in limits:
-        setattr(module, name, 100)
-    try:
-        read_run(root)
-    finally:
-        for module, name, value in original:
-            setattr(module, name, value)
+def read_row_of_run(root: Path) -> None:
+    """Read the row of a list, from summary.json or without it from the journal."""
+    folder = RunFolder(root / "a")
+    row = row_of(folder)
+    json.dumps(row.to_dict())
+    row_cells(row)
+    newest_first([folder])
 
 
 def read_requests(root: Path) -> None:

@@ -17,12 +17,23 @@ from engine.runs.curves import CurveData
 from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
-from engine.runs.run_row import make_run_row
-from engine.runs.watcher import RunWatcher
+from engine.runs.ownership import Ownership
+from engine.runs.record_completion import complete_record
+from engine.runs.run_record import read_run_record
+from engine.utils.codec import write_record
 from support.gputrain_command import wait_for
 from support.messages import has_problem
+from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import append_events, append_to_journal, default_fields, make_run_folder, step_lines
+from support.runs.factories import (
+    append_events,
+    append_to_journal,
+    default_fields,
+    make_run_folder,
+    row_of,
+    step_lines,
+    write_run_record,
+)
 from tui.charts.view import ChartView
 from tui.log_tail import MAX_LOG_LINE_LENGTH, LogTail
 from tui.pollers import GpuPoller, RunListPoller, RunPoller
@@ -109,24 +120,28 @@ def test_run_poller_parses_each_journal_line_once(tmp_path: Path, monkeypatch: p
     append_to_journal(folder, to_line(make_epoch(2, 0.75)) + "\n")
     poller.poll()
     assert len(parsed) == 4
-    assert poller.latest is not None and (poller.latest.row.epoch, poller.latest.row.val_accuracy) == (2, 0.75)
+    assert poller.latest is not None and (poller.latest.row.record.epochs, poller.latest.row.record.val_accuracy) == (
+        2,
+        0.75,
+    )
     assert sum(len(poller.events.get() or ()) for _ in range(poller.events.qsize())) == 4
 
 
 def test_run_poller_shows_newest_state_before_long_journal_is_read(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "long", make_run_started(), make_epoch(1, 0.95))
     append_to_journal(folder, step_lines(30_000))
-    append_to_journal(folder, to_line(RunFinished(state="finished")) + "\n")
+    append_events(folder, RunFinished(state="finished"))
     poller = RunPoller(folder)
     poller.start()
     # The queue is not consumed, so the reader blocks near the beginning.
     wait_for(lambda: poller.latest is not None, "the newest state", 5)
     assert poller.latest is not None and not poller.caught_up
-    assert (poller.latest.row.state, poller.latest.row.step) == ("finished", 300_000)
+    assert (poller.latest.row.state, poller.latest.row.record.step) == ("finished", 300_000)
     while not poller.caught_up:
         with suppress(queue.Empty):
             poller.events.get(timeout=0.1)
-    assert (poller.latest.row.step, poller.latest.row.best_val_accuracy) == (300_000, 0.95)
+    record = poller.latest.row.record
+    assert (record.step, record.best_val_accuracy) == (300_000, 0.95)
     poller.close()
 
 
@@ -136,7 +151,7 @@ def test_run_poller_restarts_when_journal_shrinks(tmp_path: Path) -> None:
     poller.poll()
     folder.journal.write_text(to_line(make_run_started()) + "\n")
     poller.poll()
-    assert poller.latest is not None and poller.latest.row.epoch == 0
+    assert poller.latest is not None and poller.latest.row.record.epochs == 0
     batches = [poller.events.get() for _ in range(poller.events.qsize())]
     assert [batch and len(batch) for batch in batches] == [2, None, 1]
 
@@ -146,12 +161,21 @@ def test_run_row_of_long_resumed_run_shows_correct_best_and_epochs(tmp_path: Pat
     longer = make_run_resumed(10, 5.0)
     append_to_journal(folder, to_line(longer).replace('"epochs":3', '"epochs":20000') + "\n")
     append_to_journal(folder, step_lines(12_000))
-    append_to_journal(folder, to_line(make_epoch(12_000, 0.5)) + "\n")
-    (folder.path / "summary.json").write_text(json.dumps({"format": 1, "best_val_accuracy": 0.95, "epochs": 12_000}))
-    watch = RunWatcher(folder)
-    row = make_run_row(watch)
-    assert watch.partial
-    assert (row.epochs, row.epoch, row.best_val_accuracy, row.val_accuracy) == (20_000, 12_000, 0.95, 0.5)
+    append_events(folder, make_epoch(12_000, 0.5))
+    record = row_of(folder).record
+    figures = (record.total_epochs, record.epochs, record.best_val_accuracy, record.val_accuracy)
+    assert figures == (20_000, 12_000, 0.95, 0.5)
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_run_poller_completes_record_that_its_owner_left_behind(tmp_path: Path, is_missing: bool) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started())
+    append_to_journal(folder, to_line(make_epoch(1, 0.5)) + "\n")
+    if is_missing:
+        folder.summary.unlink()
+    RunPoller(folder).poll()
+    assert read_run_record(folder) == complete_record(folder)
+    assert row_of(folder).record.val_accuracy == 0.5
 
 
 def test_run_list_poller_rereads_finished_run_only_when_changed(tmp_path: Path) -> None:
@@ -164,7 +188,7 @@ def test_run_list_poller_rereads_finished_run_only_when_changed(tmp_path: Path) 
     poller.poll()
     assert before is not None and poller.rows is not None
     assert poller.rows[0].state == before[0].state == "stopped"
-    append_to_journal(folder, to_line(make_run_resumed(0, 5.0)) + "\n")
+    append_events(folder, make_run_resumed(0, 5.0))
     poller.poll()
     assert poller.rows[0].state == "crashed"
 
@@ -179,6 +203,7 @@ def test_run_list_poller_keeps_row_of_ended_run_until_it_changes(tmp_path: Path)
         rows.append((poller.rows or [])[0])
     assert rows[0] is rows[1]
     ended.journal.write_text(to_line(make_run_started()) + "\n" + to_line(RunFinished(state="failed")) + "\n")
+    write_run_record(ended)
     poller.poll()
     assert [row.state for row in poller.rows or []] == ["failed"]
     make_run_folder(tmp_path, "b", make_run_started())
@@ -241,3 +266,16 @@ def test_gpu_poller_records_loads_of_each_snapshot() -> None:
     assert poller.snapshot is not None
     gpu = poller.snapshot.gpus[0]
     assert poller.loads.columns(gpu.uuid, "util", 1.0, 1, poller.snapshot.time) == [gpu.value("util")]
+
+
+def test_run_poller_shows_why_the_owner_cannot_record(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(time.time()))
+    record = read_run_record(folder)
+    assert record is not None
+    write_record(folder.summary, replace(record, problem="the disk is full", config={"optim.lr": 0.5}))
+    owner = Ownership(folder)
+    poller = RunPoller(folder)
+    poller.poll()
+    assert poller.latest is not None and "the disk is full" in poller.latest.row.message
+    assert poller.latest.row.record.config == {"optim.lr": 0.5}
+    owner.release()

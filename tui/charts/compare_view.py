@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.runs.curves import XAxis
-from engine.runs.reduced_curves import BlockSeries, RunCurves
-from engine.runs.series import Series, mean_and_spread
+from engine.runs.reduced_curves import NO_BLOCKS, RunCurves
+from engine.runs.series import mean_and_spread
 from tui.charts.plot import Curve
 from tui.palette import series_style
 
 COMPARE_CHARTS = {
-    "train_loss": "train loss", "accuracy": "val accuracy", "val_loss": "val loss", "lr": "learning rate",
-    "grad_norm": "gradient norm",
+    "train_loss": "train loss", "best_val_accuracy": "val accuracy", "best_val_loss": "val loss",
+    "lr": "learning rate", "grad_norm": "gradient norm",
 }  # fmt: skip
 
 
@@ -80,12 +80,8 @@ def _entry_curve(entry: ComparedCurves, chart_id: str, axis: XAxis) -> Curve:
     if len(blocks) > 1:
         mean, band = mean_and_spread([block.means for block in blocks])
         return Curve(entry.name, mean, "braille", entry.style, mark=entry.letter, band=band)
-    block = blocks[0] if blocks else _NO_BLOCKS
-    best = known[0].best if known and chart_id == "accuracy" else None
+    block = blocks[0] if blocks else NO_BLOCKS
+    best = known[0].best if known and chart_id == "best_val_accuracy" else None
     star_x = None if best is None else float(known[0].axes.positions(np.array([best.step]), axis)[0])
     means = block.means if block.is_reduced else None
     return Curve(entry.name, block.points, "braille", entry.style, star_x, entry.letter, means)
-
-
-_NO_SERIES = Series(np.empty(0), np.empty(0))
-_NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)

@@ -17,7 +17,8 @@ from typing import Annotated
 import numpy as np
 
 from engine.runs.curves import BestEpoch, StepAxes
-from engine.runs.reduced_curves import METRICS, BlockSeries, RunCurves
+from engine.runs.metrics import METRIC_PREFIX, METRICS
+from engine.runs.reduced_curves import STEP_CURVES, BlockSeries, RunCurves
 from engine.runs.series import FloatArray, Series
 from engine.utils.codec import (
     ENTRIES,
@@ -37,7 +38,7 @@ FOLDER = "curves"
 # Shorter journals are read as fast as a file of the cache.
 MIN_JOURNAL_BYTES = 1 << 19
 MAX_CURVES_IN_MEMORY = 64
-# A file has up to 0.5 MB.
+# A file has 0.3 MB; that of a run of thousands of epochs up to 4 MB.
 MAX_FILES, MAX_TOTAL_BYTES, MAX_FILE_BYTES = 128, 1 << 26, 1 << 22
 
 Stamp = tuple[FileNumber, Count, Integer]
@@ -157,9 +158,9 @@ def encode_curves(stamp: Stamp, curves: RunCurves) -> bytes:
     for metric, block in curves.metrics.items():
         named[metric] = block.points
         if block.is_reduced:
-            named[f"{metric}.means"] = block.means
+            named[f"means {metric}"] = block.means
     for name, series in named.items():
-        arrays[f"{name}.x"], arrays[f"{name}.y"] = series.x, series.y
+        arrays[f"x {name}"], arrays[f"y {name}"] = series.x, series.y
     body = b"".join(array.astype("<f8").tobytes() for array in arrays.values())
     header = CurvesHeader(
         stamp=stamp,
@@ -198,14 +199,16 @@ def _curves_of(header: CurvesHeader, arrays: Mapping[str, FloatArray]) -> RunCur
     """Return the curves. Raises KeyError or ValueError."""
 
     def series(name: str) -> Series:
-        x, y = arrays[f"{name}.x"], arrays[f"{name}.y"]
+        x, y = arrays[f"x {name}"], arrays[f"y {name}"]
         if len(x) != len(y):
             raise ValueError("x and y differ in length")
         return Series(x, y)
 
+    keys = [*STEP_CURVES, *(key for key, metric in METRICS.items() if metric.epoch is not None)]
+    keys += [name[2:] for name in arrays if name.startswith(f"x {METRIC_PREFIX}")]
     metrics = {}
-    for metric in METRICS:
-        points = series(metric)
-        metrics[metric] = BlockSeries(points, series(f"{metric}.means") if f"{metric}.means.x" in arrays else points)
+    for key in dict.fromkeys(keys):
+        points = series(key)
+        metrics[key] = BlockSeries(points, series(f"means {key}") if f"x means {key}" in arrays else points)
     axes = StepAxes(header.steps_per_epoch, series("times"), series("sessions"))
     return RunCurves(metrics, axes, header.last_step, header.nonfinite_count, header.best)

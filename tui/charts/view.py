@@ -22,6 +22,7 @@ TRAIN_STYLE, VALIDATION_STYLE, LR_STYLE, EMA_STYLE, GRAD_NORM_STYLE = map(series
 OWN_METRIC_STYLES = (LR_STYLE, GRAD_NORM_STYLE, series_style(6))
 # In the order of importance.
 CHART_TITLES = {"loss": "loss", "accuracy": "accuracy", "lr": "learning rate", "grad_norm": "gradient norm"}
+SHARE_CHARTS = ("accuracy", "best_val_accuracy")
 SMOOTHED_CHARTS = ("loss", "train_loss", "grad_norm")
 
 
@@ -54,7 +55,7 @@ class ChartView:
         scale."""
         low, high = self.x_limits(data)
         smoothing = self.smoothing if chart_id in SMOOTHED_CHARTS else 0.0
-        return PlotWindow(low, high, self.log and chart_id != "accuracy", smoothing, self.axis)
+        return PlotWindow(low, high, self.log and chart_id not in SHARE_CHARTS, smoothing, self.axis)
 
     def curves_for(self, data: CurveData, chart_id: str) -> list[Curve]:
         """Return the curves of a chart, one of `CHART_TITLES`. A star marks the best epoch."""
@@ -104,7 +105,7 @@ class ChartView:
     def settings(self, chart_id: str) -> list[str]:
         """Describe the position of the cursor, log scale and smoothing."""
         words = [] if self.cursor is None else [f"{self.axis} {format_number(self.cursor)}"]
-        if self.log and chart_id != "accuracy":
+        if self.log and chart_id not in SHARE_CHARTS:
             words.append("log")
         if self.smoothing and chart_id in SMOOTHED_CHARTS:
             words.append(f"smooth {self.smoothing:.0%}")

@@ -209,6 +209,12 @@ DetachOption = Annotated[
 # Set by --detach for the command that it starts.
 DetachedOption = Annotated[bool, typer.Option("--detached", hidden=True)]
 HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")]
+BetterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--better", metavar="NAME=low", help="Which values of one of your own metrics are better: low or high."
+    ),
+]
 LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
 TrustOwnerOption = Annotated[
     bool, typer.Option("--trust-owner", help="Use a run that another user owns or can change.")

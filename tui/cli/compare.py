@@ -9,6 +9,7 @@ import typer
 
 from tui.cli.arguments import (
     RUN_HELP,
+    BetterOption,
     JsonOption,
     LowBandwidthOption,
     RunsDirOption,
@@ -40,6 +41,7 @@ def compare(
         str | None, typer.Option("--baseline", metavar="RUN", help="Show the differences from this run.")
     ] = None,
     screen: Annotated[bool, typer.Option("--screen", help="Open the screen with the curves of the runs.")] = False,
+    better: BetterOption = None,
     runs_dir: RunsDirOption = None,
     low_bandwidth: LowBandwidthOption = False,
     as_json: JsonOption = False,
@@ -52,10 +54,12 @@ def compare(
     from engine.runs.comparison import compare_runs, read_run, require_comparable
     from engine.runs.find import find_run
     from engine.runs.folder import runs_root
+    from engine.runs.metric_directions import read_directions
     from engine.utils.errors import UsageError
 
     with exit_on_usage_error():
         root = runs_root(runs_dir)
+        directions = read_directions(root, better or ())
         found = [find_run(root, run, trust_owner=trust_owner) for run in runs]
         folders = list({folder.path: folder for folder in found}.values())
         require_comparable(len(folders))
@@ -70,12 +74,15 @@ def compare(
                     code="unknown-value",
                 )
             number = paths.index(pinned)
+        if screen and better:
+            advice = "store the direction with `gputrain runs better NAME low`"
+            raise UsageError.one("--better", "cannot be combined with --screen", advice, code="conflict")
         if screen:
             from tui.cli.open_tui import open_screen
 
             paths = [folder.path for folder in folders]
             open_screen(runs_dir, compared=paths, baseline=number, low_bandwidth=low_bandwidth)
-        comparison = compare_runs([read_run(folder) for folder in folders])
+        comparison = compare_runs([read_run(folder) for folder in folders], directions)
     for note in comparison.notes:
         print_warning(note)
     if as_json:

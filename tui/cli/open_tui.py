@@ -110,7 +110,6 @@ def live_runs(app: GputrainApp) -> list[RunFolder]:
     """Return the live ones of the runs that were opened or started in this session; none of the demo's."""
     if app.demo_notice is not None:
         return []
-    # Imports the events of a journal, which the first frame does without.
-    from engine.runs.watcher import RunWatcher
+    from engine.runs.record_completion import open_run
 
-    return [folder for folder in app.opened_runs if folder.state(RunWatcher(folder).poll()).live]
+    return [folder for folder in app.opened_runs if open_run(folder).state.live]

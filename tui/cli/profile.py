@@ -122,12 +122,11 @@ def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled
     from engine.runs.events import Profiled
     from engine.runs.folder import RunState
     from engine.runs.journal import JournalReader
-    from engine.runs.watcher import RunWatcher
+    from engine.runs.record_completion import open_run
     from engine.utils.files import file_size
 
     watch_other_hosts([folder])
-    watch = RunWatcher(folder)
-    state = folder.state(watch.poll())
+    record, state = open_run(folder)
     if state is RunState.WAITING:
         fail(f"{folder.name} waits for GPUs; take a profile when it trains", code="not-running")
     if not state.live:
@@ -139,7 +138,7 @@ def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled
     deadline, was_paused = time.monotonic() + timeout_s, False
     while time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        state = folder.state(watch.poll())
+        record, state = open_run(folder)
         answer = next((event for event in answers.poll() if isinstance(event, Profiled)), None)
         if answer is not None:
             return answer
@@ -149,7 +148,7 @@ def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled
             typer.echo(f"{folder.name} is paused; the profile begins when it continues.", err=True)
         was_paused = state is RunState.PAUSED
     if timeout_s > 0:
-        fail_without_answer(folder, state, watch.history.phase, timeout_s)
+        fail_without_answer(folder, state, record.phase, timeout_s)
     return None
 
 

@@ -9,6 +9,7 @@ import typer
 
 from tui.cli.arguments import (
     RUN_HELP,
+    BetterOption,
     JsonOption,
     RunsDirOption,
     TrustOwnerOption,
@@ -67,6 +68,7 @@ def report(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default=True)
     ] = "report.html",
+    better: BetterOption = None,
     force: ForceOption = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
@@ -79,6 +81,8 @@ def report(
     """
     from engine.report.output import check_output, make_mark, write_output
     from engine.report.page import MARK_KIND, make_page
+    from engine.runs.folder import runs_root
+    from engine.runs.metric_directions import read_directions
     from engine.utils.files import expand_user
 
     with exit_on_usage_error():
@@ -86,7 +90,7 @@ def report(
         mark = make_mark(MARK_KIND, [folder.name for folder in folders])
         path = expand_user(output)
         check_output(path, mark, force=force)
-        page = make_page(folders)
+        page = make_page(folders, read_directions(runs_root(runs_dir), better or ()))
         written = write_output(path, page.encode(errors="replace"), mark, force=force)
     print_written(written, folders, as_json=as_json)
 
@@ -101,8 +105,8 @@ def report(
             "gputrain plot last --metric train_loss --x step --log -o loss.png",
         ],
         "Metrics: loss, accuracy, train_loss, val_loss, train_accuracy, val_accuracy, val_top5, ema_val_loss, "
-        "ema_val_accuracy, lr, grad_norm, images_per_second, data_wait, seconds. Needs matplotlib: "
-        "pip install 'gputrain[report]'",
+        "ema_val_accuracy, lr, grad_norm, images_per_second, data_wait, seconds, and your own by their names. "
+        "Needs matplotlib: pip install 'gputrain[report]'",
     ),
 )
 def plot(
@@ -129,6 +133,7 @@ def plot(
     separate: Annotated[
         bool, typer.Option("--separate", help="Do not join runs that differ in the seed alone.")
     ] = False,
+    better: BetterOption = None,
     force: ForceOption = False,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
@@ -145,10 +150,11 @@ def plot(
         PlotOptions,
         file_format,
         find_axis,
-        find_metric,
         make_plot,
         parse_width,
     )
+    from engine.runs.folder import runs_root
+    from engine.runs.metric_directions import read_directions
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
 
@@ -158,12 +164,13 @@ def plot(
                 "--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1", code="out-of-range"
             )
         options = PlotOptions(
-            metrics=tuple(dict.fromkeys(map(find_metric, metrics or DEFAULT_METRICS))),
+            metrics=tuple(metrics or DEFAULT_METRICS),
             axis=find_axis(x),
             width_in=parse_width(width),
             smoothing=smooth,
             log=log,
             grouped=not separate,
+            directions=read_directions(runs_root(runs_dir), better or ()),
         )
         path = expand_user(output)
         kind = file_format(path)

@@ -1,4 +1,7 @@
-"""`gputrain runs tag`, `note`, `rename`, `archive`, `delete`, `restore` and `trash`: what a user does with runs."""
+"""`gputrain runs tag`, `note`, `rename`, `archive`, `delete`, `restore` and `trash`: what a user does with runs.
+
+`gputrain runs better` says which values of a metric are better in all of them.
+"""
 
 from __future__ import annotations
 
@@ -207,6 +210,28 @@ def trash(
             age = format_age(max(time.time() - run.deleted_at, 0))
             lines.append((_shown(run.entry), str(contents[run.entry]), f"{age} ago"))
         typer.echo(format_table(lines))
+
+
+@app.command(
+    cls=HelpCommand, epilog=make_epilog(["gputrain runs better val/gap low", "gputrain runs better val/gap auto"])
+)
+def better(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of one of your own metrics.")],
+    direction: Annotated[
+        str, typer.Argument(metavar="low|high|auto", help="The values that are better; auto follows the name.")
+    ],
+    runs_dir: RunsDirOption = None,
+) -> None:
+    """Say which values of one of your own metrics are better."""
+    from engine.runs.metric_directions import DIRECTIONS, store_direction
+    from engine.runs.metrics import better_of_name
+    from engine.utils.errors import UsageError
+
+    with exit_on_usage_error():
+        if direction not in (*DIRECTIONS, "auto"):
+            raise UsageError.one(direction, "is not low, high or auto", code="invalid-value")
+        store_direction(_root(runs_dir), name, DIRECTIONS.get(direction))
+    typer.echo(f"{_shown(name)}: {DIRECTIONS.get(direction) or better_of_name(name)} is better", err=True)
 
 
 def _root(runs_dir: str | None) -> Path:

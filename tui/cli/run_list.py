@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tui.cli.arguments import JsonOption, RunsDirOption, exit_on_usage_error
+from tui.cli.arguments import BetterOption, JsonOption, RunsDirOption, exit_on_usage_error
 from tui.cli.help import RUNS, DefaultCommandGroup, HelpCommand, make_epilog
 
 if TYPE_CHECKING:
-    from engine.runs.index import RunIndex
     from engine.runs.query import Query, SortOrder
+    from engine.runs.run_list import RunList
     from engine.runs.run_row import RunRow
 
 # After this time, a terminal shows what takes long.
@@ -31,11 +31,13 @@ app = typer.Typer(
     rich_help_panel=RUNS,
     help="List, filter, tag, rename and delete runs.\n\n"
     "Without a command, lists the runs that meet all conditions, newest first. KEY is a config key (optim.lr), a "
-    "figure (val_accuracy, duration, age, started, images_per_second) or a short name (model, dataset, lr, optimizer, "
-    "batch, seed, tag). VALUE may contain *, and several values have commas between them. A condition after a minus "
-    "must not hold. The trials of a sweep are one row with the figures of its best trial; sweep=NAME, --quiet and "
-    "--json list them one by one. AGE is the time since the start. The first word decides whether it is a command: "
-    "`gputrain runs -- archive` searches for the word archive.",
+    "figure of the last epoch (val_accuracy) or of the run (best_val_accuracy, duration, age, started, "
+    "images_per_second), one of your own metrics (f1, best_f1) or a short name (model, dataset, lr, optimizer, batch, "
+    "seed, tag). A key with blanks or operators is in double quotes: '\"val f1\">0.9'. VALUE may contain *, and "
+    "several values have commas between them. A condition after a minus must not hold. The trials of a sweep are one "
+    "row with the figures of its best trial; sweep=NAME, --quiet and --json list them one by one. AGE is the time "
+    "since the start. The first word decides whether it is a command: `gputrain runs -- archive` searches for the word "
+    "archive.",
     epilog=make_epilog(
         [
             "gputrain runs failed",
@@ -62,12 +64,15 @@ class ListOptions:
     with_archived: bool
     folds: bool
 
+    def listed(self, rows: Sequence[RunRow]) -> list[RunRow]:
+        """Return the rows without the archived ones that are hidden."""
+        return [row for row in rows if self.with_archived or self.query.names_archived or not row.archived]
+
     def choose(self, rows: Sequence[RunRow]) -> list[RunRow]:
         """Return the rows to list, in their order."""
         from engine.runs.trials import fold_trials
 
-        shown = [row for row in rows if self.with_archived or self.query.names_archived or not row.archived]
-        matching = self.query.filter(shown)
+        matching = self.query.filter(self.listed(rows))
         if self.order is not None:
             matching = self.order.sort(matching)
         if self.folds and not self.query.names_sweep:
@@ -87,30 +92,38 @@ def list_command(
     ] = None,
     with_archived: Annotated[bool, typer.Option("--all", help="Also list archived runs.")] = False,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="List at most N runs.")] = None,
+    better: BetterOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the names, one per line.")] = False,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
     from engine.runs.folder import runs_root
-    from engine.runs.index import RunIndex
-    from engine.runs.query import SortOrder, parse_columns, parse_query
+    from engine.runs.keys import quote_key
+    from engine.runs.metric_directions import read_directions
+    from engine.runs.metrics import own_metrics
+    from engine.runs.query import SortOrder, find_best_condition, parse_columns, parse_query
     from engine.runs.run_config import all_values
+    from engine.runs.run_list import RunList
     from engine.utils.errors import UsageError
     from engine.utils.text import pluralize, printable
     from tui.text.runs import format_columns, format_runs_table
 
     with exit_on_usage_error():
         root = runs_root(runs_dir)
-        fields = None if columns is None else parse_columns(columns)
-        # The list is sorted by start, newest first, as it is read.
-        order = SortOrder.parse(sort or "started", reverse=reverse) if sort or reverse else None
+        directions = read_directions(root, better or ())
         if quiet and (as_json or columns is not None):
             other = "--json" if as_json else "--columns"
             raise UsageError.one("--quiet", f"cannot be combined with {other}", code="conflict")
-        options = ListOptions(parse_query(words or []), order, limit, with_archived, folds=not (as_json or quiet))
-        index = RunIndex(root)
-        rows = _read(index, options)
+        run_list = RunList(root)
+        _read(run_list)
+        # The metrics of the runs are keys, too.
+        own = own_metrics((row.record for row in run_list.rows), directions)
+        fields = None if columns is None else parse_columns(columns, own)
+        # The list is sorted by start, newest first, as it is read.
+        order = SortOrder.parse(sort or "started_at", own, reverse=reverse) if sort or reverse else None
+        options = ListOptions(parse_query(words or [], own), order, limit, with_archived, folds=not (as_json or quiet))
+        rows = options.choose(run_list.rows)
     for row in rows:
         if row.unreadable:
             typer.echo(printable(f"{row.name}: {row.message}"), err=True)
@@ -119,39 +132,35 @@ def list_command(
     elif as_json:
         values = [row.to_dict() for row in rows]
         for row, value in zip(rows, values, strict=True):
-            value["config"] = all_values(row.name, row.config) if row.config_known else {}
+            config = row.record.config
+            value["config"] = {} if config is None else all_values(row.name, config)
         if fields is not None:
             for row, value in zip(rows, values, strict=True):
                 value["columns"] = {field.name: field.value(row) for field in fields}
         typer.echo(json.dumps({"format": 1, "runs": values}, indent=2))
     elif rows:
         typer.echo(format_runs_table(rows) if fields is None else format_columns(rows, fields))
-    elif index.count == 0:
+    elif run_list.count == 0:
         typer.echo(f"There are no runs in {root}. Start one with `gputrain run CONFIG --runs-dir {root}`.", err=True)
     else:
-        typer.echo(f"None of the {pluralize(index.count, 'run')} in {root} matches.", err=True)
+        typer.echo(f"None of the {pluralize(run_list.count, 'run')} in {root} matches.", err=True)
+    if not rows and (best := find_best_condition(options.query, options.listed(run_list.rows), own)) is not None:
+        found = f"{printable(shlex.quote(best.text))} finds {pluralize(best.count, 'run')}"
+        typer.echo(f"{printable(quote_key(best.key))} is that of the last epoch; {found}.", err=True)
     if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
         condition = printable(shlex.quote(f"sweep={sweep}"))
         typer.echo(f"A sweep is one row; `gputrain runs {condition}` lists its trials.", err=True)
-    hidden = sum(row.archived for row in index.rows) if not with_archived else 0
+    hidden = sum(row.archived for row in run_list.rows) if not with_archived else 0
     if hidden and not (as_json or quiet) and not options.query.names_archived:
         verb = "is" if hidden == 1 else "are"
         typer.echo(f"{pluralize(hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
 
 
-def _read(index: RunIndex, options: ListOptions) -> list[RunRow]:
-    """Return the rows to list. Runs are read newest first, so without a sort order the first N do not wait for all."""
+def _read(run_list: RunList) -> None:
+    """Read all runs, and say so on a terminal if that takes long."""
     start, is_told = time.monotonic(), not sys.stderr.isatty()
-    while not index.complete:
-        index.poll(READ_SECONDS)
-        if options.order is None and options.limit is not None:
-            rows = options.choose(index.rows)
-            # Older trials of a sweep, which may not be read yet, belong to its row.
-            waits = options.folds and any(row.trials or row.sweep for row in rows)
-            if len(rows) >= options.limit and not waits:
-                break
-        if not is_told and not index.complete and time.monotonic() - start > PATIENCE_SECONDS:
-            typer.echo(f"Reading {index.count:,} runs; the next list is faster …", err=True)
+    while not run_list.complete:
+        run_list.poll(READ_SECONDS)
+        if not is_told and not run_list.complete and time.monotonic() - start > PATIENCE_SECONDS:
+            typer.echo(f"Reading {run_list.count:,} runs …", err=True)
             is_told = True
-    index.close()
-    return options.choose(index.rows)

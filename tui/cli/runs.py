@@ -72,7 +72,7 @@ def logs(
     from engine.runs.find import find_run
     from engine.runs.folder import runs_root
     from engine.runs.log import LogReader
-    from engine.runs.watcher import RunWatcher
+    from engine.runs.record_completion import open_run
     from engine.utils.errors import UsageError
     from engine.utils.files import shown_path
     from engine.utils.text import printable
@@ -88,9 +88,8 @@ def logs(
             raise UsageError.one(
                 str(shown_path(folder.log)), f"cannot be read: {error.strerror}", code="not-readable"
             ) from error
-    watch = RunWatcher(folder)
     while True:
-        live = follow and folder.state(watch.poll()).live
+        live = follow and open_run(folder).state.live
         for text in log.read():
             sys.stdout.write(text)
         sys.stdout.flush()
@@ -119,14 +118,13 @@ def stop(
     from engine.runs.control import send_request
     from engine.runs.find import find_run
     from engine.runs.folder import RunState, runs_root
+    from engine.runs.record_completion import open_run
     from engine.runs.run_row import claim_message
-    from engine.runs.watcher import RunWatcher
 
     with exit_on_usage_error():
         folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
     watch_other_hosts([folder])
-    watch = RunWatcher(folder)
-    state = folder.state(watch.poll())
+    state = open_run(folder).state
     if not state.live:
         typer.echo(f"{folder.name} is not running: it is {state}.", err=True)
         return
@@ -134,8 +132,8 @@ def stop(
         send_request(folder.control, "stop")
     while not no_wait and state.live:
         time.sleep(0.2)
-        state = folder.state(watch.poll())
-    why = claim_message(folder, watch.history, state) if state is RunState.CRASHED else ""
+        state = open_run(folder).state
+    why = claim_message(folder, state) if state is RunState.CRASHED else ""
     ended = f"{folder.name} is {state}{f': {why}' if why else ''}."
     typer.echo(f"Sent the stop request to {folder.name}." if no_wait else ended, err=True)
 

@@ -85,7 +85,10 @@ def sweep(
     metric: Annotated[
         str | None,
         typer.Option(
-            "--metric", metavar="NAME", help="val_accuracy or val_loss of the best epoch [default: val_accuracy]."
+            "--metric",
+            metavar="NAME",
+            help="Metric of the epochs, such as best_val_loss, metrics.NAME or metrics.NAME=low "
+            "[default: best_val_accuracy].",
         ),
     ] = None,
     seed: Annotated[
@@ -174,12 +177,15 @@ def _settings(
 
 def _prepare(root: Path, name: str | None, settings: SweepSettings, *, trust_code: bool) -> SweepFolder:
     """Return the folder of the sweep, which is created unless the same sweep exists. Raises UsageError."""
+    from engine.runs.metric_directions import read_directions
     from engine.sweeps.folder import is_sweep_folder, require_own
     from engine.sweeps.plan import plan_sweep
+    from engine.sweeps.settings import with_direction
     from engine.sweeps.start import choose_folder, create_sweep
     from engine.sweeps.study import require_optuna
 
     require_optuna()
+    settings = with_direction(settings, read_directions(root))
     # Before the name, so that all problems of the arguments are in one message.
     plan = plan_sweep(settings, root, trust=trust_option(granted=trust_code), trust_code=trust_code)
     for warning in plan.warnings:

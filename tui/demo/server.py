@@ -32,8 +32,10 @@ from engine.runs.events import (
     StepEvent,
 )
 from engine.runs.folder import RunFolder
+from engine.runs.history import History
 from engine.runs.journal import Journal, from_line
 from engine.runs.ownership import Ownership
+from engine.runs.run_config import read_changed_config
 from engine.utils import codec
 from engine.utils.codec import Record, decode, write_record
 
@@ -79,14 +81,16 @@ class ReplayedRun:
             shutil.copyfile(DATA / recording / "inspection.npz", folder.inspection)
         folder.lock.touch()
         self._evaluations = decode(recorded(f"{recording}/evaluations.json"), RecordedEvaluations)
-        self._journal = Journal(folder.journal)
+        self._journal, self._history = Journal(folder.journal), History()
+        self._config = read_changed_config(folder.config)
         self.append(*past_events)
 
     def append(self, *events: Event) -> None:
-        """Append events to the journal, and update the log and `evaluation.json` accordingly."""
+        """Append events to the journal, and update the log, the record and `evaluation.json` accordingly."""
         with self.folder.log.open("a", encoding="utf-8") as log:
             for event in events:
                 self._journal.append(event)
+                self._history.add(event)
                 if (line := event_line(event)) is not None:
                     log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(event.time))}  {line}\n")
         if epochs := [event.epoch for event in events if isinstance(event, EpochEvent)]:
@@ -94,6 +98,7 @@ class ReplayedRun:
             best = max(evaluated, key=lambda evaluation: evaluation.top1)
             content = EvaluationFile(classes=self._evaluations.classes, last=evaluated[-1], best=best)
             write_record(self.folder.evaluation, content)
+        write_record(self.folder.summary, self._history.record(self._config))
 
     def close(self) -> None:
         self._journal.close()

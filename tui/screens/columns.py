@@ -13,7 +13,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
+from engine.runs.keys import quote_key
 from engine.runs.query import SortOrder
+from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED
 from tui.screens.base import Dialog
 from tui.text.run_columns import ColumnChoice
@@ -57,7 +59,7 @@ class SearchDialog(Dialog[Result | None], Generic[Result]):
     def __init__(self, title: str, choices: Sequence[ColumnChoice]) -> None:
         super().__init__()
         self._title, self._choices = title, list(choices)
-        longest = max((cell_len(choice.name) for choice in self._choices), default=0)
+        longest = max((cell_len(_shown(choice)) for choice in self._choices), default=0)
         self._key_columns = min(longest, MAX_KEY_COLUMNS)
 
     def compose(self) -> ComposeResult:
@@ -82,7 +84,7 @@ class SearchDialog(Dialog[Result | None], Generic[Result]):
 
     def _line(self, choice: ColumnChoice) -> Text:
         sign, style = self.sign_of(choice.name)
-        key = choice.name.ljust(self._key_columns)
+        key = _shown(choice).ljust(self._key_columns)
         return Text.assemble((sign, style), (key, style), (f"  {choice.about}", MUTED), no_wrap=True, end="")
 
     def sign_of(self, key: str) -> tuple[str, str]:
@@ -108,6 +110,11 @@ class SearchDialog(Dialog[Result | None], Generic[Result]):
 
     def action_leave(self) -> None:
         self.dismiss(None)
+
+
+def _shown(choice: ColumnChoice) -> str:
+    """Return a key as it is typed in a filter."""
+    return printable(quote_key(choice.name))
 
 
 class SortDialog(SearchDialog[str]):

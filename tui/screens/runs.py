@@ -18,8 +18,9 @@ from textual.containers import Container
 from textual.worker import get_current_worker
 
 from engine.runs.control import send_request
-from engine.runs.fields import Field, find_field
+from engine.runs.fields import Field
 from engine.runs.folder import RunFolder, RunState
+from engine.runs.metric_directions import read_directions
 from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
@@ -39,7 +40,7 @@ from tui.screens.runs_layout import list_height
 from tui.text.run_columns import column_choices, known_columns
 from tui.text.run_lines import note
 from tui.text.run_table import DEFAULT_COLUMNS, RunTable
-from tui.text.run_view import RunView, ViewRequest, make_view, query_of
+from tui.text.run_view import OwnMetricsFinder, RunView, ViewRequest, make_view, query_of, same_rows
 from tui.widgets.lines import LazyRows, Lines, escape_markup
 from tui.widgets.preview import Preview
 
@@ -48,7 +49,7 @@ MAX_INLINE_ROWS = 2000
 # While thousands of runs are read, more of them are shown as often as this.
 READING_SECONDS = 0.5
 # The order without a chosen one.
-NEWEST_FIRST = "started"
+NEWEST_FIRST = "started_at"
 NOT_OF_SWEEP = ("again", "note", "rename")
 ONE_RUN_ACTIONS = ("open", "again", "compare", "mark", "tags", "note", "rename", "archive", "delete")
 
@@ -71,6 +72,7 @@ class RunsScreen(GputrainScreen):
         self._view = RunView(ViewRequest(()))
         self._table: tuple[tuple[object, ...], RunTable] | None = None
         self._fields: list[Field] = []
+        self._own_metrics = OwnMetricsFinder()
         self._order: SortOrder | None = None
         self._drawn_order: SortOrder | None = None
 
@@ -109,10 +111,11 @@ class RunsScreen(GputrainScreen):
 
     def _load_fields(self) -> None:
         """Resolve the columns, in a thread: the config schema takes 0.3 s to import."""
-        self._fields = [find_field(name) for name in known_columns(self._settings.columns or DEFAULT_COLUMNS)]
+        self._own_metrics.directions = directions = read_directions(self.gputrain_app.runs_dir)
+        self._fields = known_columns(self._settings.columns or DEFAULT_COLUMNS, directions)
         name = self._settings.sort_key
-        known = known_columns([name] if name is not None else [])
-        self._order = SortOrder.parse(known[0], reverse=self._settings.reverse) if known else None
+        known = known_columns([name] if name is not None else [], directions)
+        self._order = SortOrder(known[0], self._settings.reverse) if known else None
         # So that the first line needs no import.
         default_values()
         self.app.call_from_thread(self.update_if_on_top)
@@ -120,15 +123,16 @@ class RunsScreen(GputrainScreen):
     def _request_view(self) -> None:
         """Filter and sort the rows if anything has changed. What is shown stays while the filter has a mistake."""
         text = self.query_one(Filter).value.strip()
-        query = query_of(text)
+        rows = self.gputrain_app.run_list_poller.rows or []
+        own = self._own_metrics.find(rows)
+        query = query_of(text, own)
         self._problem = query if isinstance(query, str) else ""
         if isinstance(query, Query):
             self._query, self._query_text = query, text
-        rows = self.gputrain_app.run_list_poller.rows or []
         minute = int(time.time() / 60) if self._query.names_age else 0
-        request = ViewRequest(rows, self._query_text, self._order, self._archived, minute, self._opened)
+        request = ViewRequest(rows, self._query_text, self._order, self._archived, minute, self._opened, own)
         before = self._requested
-        if before is not None and replace(before, rows=rows) == request and _same(before.rows, rows):
+        if before is not None and replace(before, rows=rows) == request and same_rows(before.rows, rows):
             return
         self._requested = request
         if len(rows) <= MAX_INLINE_ROWS:
@@ -393,8 +397,3 @@ class RunsScreen(GputrainScreen):
 
     def action_archive(self) -> None:
         self._changes.archive(self._target_rows())
-
-
-def _same(before: Sequence[RunRow], rows: Sequence[RunRow]) -> bool:
-    """Whether the rows are the same objects."""
-    return len(before) == len(rows) and all(map(is_, before, rows))

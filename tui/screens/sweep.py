@@ -123,7 +123,7 @@ class SweepScreen(GputrainScreen):
 
         trials.set_rows(
             [Row(str(row.number), line(row)) for row in rows],
-            [header_line(keys, widths, width, status.settings.metric)],
+            [header_line(keys, widths, width, status.settings.objective)],
         )
         trials.set_titles("Trials, best value first" if self._order == BY_VALUE else "Trials by number")
         if self._selected is not None and self._selected < len(rows):
@@ -133,7 +133,7 @@ class SweepScreen(GputrainScreen):
         best_panel.set_texts(best_lines(status))
         best_panel.set_titles("Best so far")
         importance.set_texts(importance_lines(status, importance.text_width))
-        importance.set_titles(f"Importance of each key for {status.settings.metric}")
+        importance.set_titles(f"Importance of each key for {printable(status.settings.objective.key)}")
 
     def is_available(self, action: str) -> bool:
         status = self.sweep_poller.latest

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from engine.runs.comparison import FIGURES, Column, Comparison, Figure, Spread, number_text, spread_text
+from engine.runs.comparison import Column, Comparison, Spread, spread_text
+from engine.runs.metrics import Metric, format_metric
 from engine.utils.text import printable
 from tui.text.config import format_config_value
 from tui.text.tables import COLUMN_GAP, UNKNOWN, format_table, shorten_middle
@@ -54,19 +55,21 @@ def table_rows(
             _joined(_config_text(comparison, run, difference.values[run]) for run in column.runs) for column in columns
         ]
         rows.append(TableRow(difference.key, tuple(cells), is_config=True))
-    for figure in FIGURES:
-        values = [comparison.figure(column, figure.name) for column in columns]
+    for metric in comparison.shown_metrics:
+        values = [comparison.figure(column, metric) for column in columns]
         if all(value is None for value in values):
             continue
-        reference = None if baseline is None else comparison.figure(baseline, figure.name)
+        reference = None if baseline is None else comparison.figure(baseline, metric)
         texts = []
         for column, value in zip(columns, values, strict=True):
-            change = _difference(figure, value, None if column == baseline else reference)
+            change = _difference(metric, value, None if column == baseline else reference)
             if change:
-                texts.append(change if short else f"{figure_text(figure, value)} ({change})")
+                texts.append(change if short else f"{figure_text(metric, value)} ({change})")
             else:
-                texts.append(figure_text(figure, value))
-        rows.append(TableRow(figure.label, tuple(texts), frozenset(comparison.best_columns(columns, figure))))
+                texts.append(figure_text(metric, value))
+        rows.append(
+            TableRow(printable(metric.label), tuple(texts), frozenset(comparison.best_columns(columns, metric)))
+        )
     return rows
 
 
@@ -81,16 +84,16 @@ def _joined(texts: Iterator[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
-def figure_text(figure: Figure, value: Spread | None) -> str:
+def figure_text(metric: Metric, value: Spread | None) -> str:
     """Format a figure; of a group the mean and the standard deviation."""
-    return UNKNOWN if value is None else spread_text(figure, value)
+    return UNKNOWN if value is None else spread_text(metric, value)
 
 
-def _difference(figure: Figure, value: Spread | None, reference: Spread | None) -> str:
+def _difference(metric: Metric, value: Spread | None, reference: Spread | None) -> str:
     if value is None or reference is None:
         return ""
     difference = value.mean - reference.mean
-    return "" if difference == 0 else ("-" if difference < 0 else "+") + number_text(figure, abs(difference))
+    return "" if difference == 0 else ("-" if difference < 0 else "+") + format_metric(metric, abs(difference))
 
 
 def format_comparison(comparison: Comparison, width: int, baseline: int | None = None) -> str:
@@ -115,7 +118,7 @@ def _tables(comparison: Comparison, columns: Sequence[Column], width: int, basel
             shorten_middle(cell, MAX_CELL_COLUMNS) + (BEST_SIGN if index in row.best else "")
             for index, cell in enumerate(row.cells)
         ]
-        table.append([row.label, *cells])
+        table.append([shorten_middle(row.label, MAX_CELL_COLUMNS), *cells])
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     lines: list[str] = []
     for first, end in _blocks(widths, width):

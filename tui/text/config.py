@@ -5,7 +5,7 @@ This module imports the config schema, which takes a fifth of a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,10 @@ from rich.text import Text
 from engine.config.command_line import format_value
 from engine.config.schema import Config, as_dict, without_unstored
 from engine.config.yaml_io import parse_yaml
-from engine.runs.run_config import parse_config
+from engine.runs.run_config import default_values
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED, STRONG
 
-# Not worth a line: the title names the run.
-HIDDEN_KEYS = {"run.name", "run.resume"}
 MAX_VALUE_LENGTH = 200
 CHANGE_SIGN = "•"
 
@@ -34,13 +32,12 @@ class ConfigChange:
     default: str
 
 
-def config_changes(text: str) -> tuple[ConfigChange, ...]:
-    """Return the keys in which a stored config differs from the defaults, in schema order."""
-    stored = parse_config(text)
+def config_changes(changed: Mapping[str, Any]) -> tuple[ConfigChange, ...]:
+    """Return the values of a record that differ from the defaults, in schema order."""
     return tuple(
-        ConfigChange(key, format_config_value(value), format_config_value(default))
-        for key, value, default in _values(stored)
-        if value != default and key not in HIDDEN_KEYS
+        ConfigChange(key, format_config_value(changed[key]), format_config_value(default))
+        for key, default in default_values().items()
+        if key in changed
     )
 
 

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from engine.runs.folder import RunState
 from engine.runs.run_row import RunRow
-from engine.utils.codec import UNSET
 from engine.utils.text import pluralize, printable
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
 from tui.text.run_lines import fit_cells, state_symbol
@@ -22,8 +21,7 @@ from tui.text.runs import format_age, format_duration, format_epoch
 from tui.text.tables import wrap_text
 
 if TYPE_CHECKING:
-    from engine.runs.events import RunStarted
-    from engine.runs.history import RunSummary
+    from engine.runs.run_record import RunRecord
     from tui.charts.plot import Curve, PlotWindow
     from tui.text.config import ConfigChange
 
@@ -38,8 +36,7 @@ class RunPreview:
     folder: str
     curves: Mapping[str, Sequence[Curve]]
     window: PlotWindow
-    summary: RunSummary
-    started: RunStarted | None
+    record: RunRecord
     changes: tuple[ConfigChange, ...]
 
 
@@ -57,10 +54,10 @@ def figure_lines(row: RunRow, preview: RunPreview | None, width: int) -> list[Te
         lines += _field("foreign", Text(f"This run {printable(row.foreign)}", WARNING), width)
     if preview is not None:
         lines += _result_lines(preview, width)
-    if row.bottleneck and row.state not in (RunState.FAILED, RunState.CRASHED):
-        lines += _field("limit", Text(printable(row.bottleneck)), width)
-    if row.cpu_fallback:
-        lines += _field("on CPU", Text(printable(row.cpu_fallback), WARNING), width)
+    if row.record.bottleneck and row.state not in (RunState.FAILED, RunState.CRASHED):
+        lines += _field("limit", Text(printable(row.record.bottleneck.message)), width)
+    if row.record.cpu_fallback:
+        lines += _field("on CPU", Text(printable(row.record.cpu_fallback), WARNING), width)
     return lines
 
 
@@ -68,31 +65,30 @@ def when_text(row: RunRow) -> str:
     """Return when a live run ends, or how long ago another one started. It changes with time, not only with the row."""
     if not row.live:
         return f"{format_age(row.age_seconds)} ago"
-    return "" if row.eta_seconds is None else f"ETA {format_duration(row.eta_seconds)}"
+    return "" if row.record.eta_seconds is None else f"ETA {format_duration(row.record.eta_seconds)}"
 
 
 def _result_lines(preview: RunPreview, width: int) -> list[Text]:
-    summary, started, lines = preview.summary, preview.started, []
-    if summary.best_val_accuracy is not UNSET:
-        best = Text.assemble((f"{summary.best_val_accuracy:.4f}", ACCENT), (f"  at epoch {summary.best_epoch}", MUTED))
+    record, lines = preview.record, list[Text]()
+    if record.best_val_accuracy is not None:
+        best = Text.assemble((f"{record.best_val_accuracy:.4f}", ACCENT), (f"  at epoch {record.best_epoch}", MUTED))
         lines += _field("best acc", best, width)
-    losses = (("train", summary.train_loss), ("val", summary.val_loss))
-    known = [f"{name} {value:.4f}" for name, value in losses if value is not None and value is not UNSET]
+    losses = (("train", record.train_loss), ("val", record.val_loss))
+    known = [f"{name} {value:.4f}" for name, value in losses if value is not None]
     if known:
         lines += _field("loss", Text("   ".join(known)), width)
-    speed = [] if summary.images_per_second is UNSET else [f"{summary.images_per_second:,.0f} images/s"]
-    if summary.seconds:
-        speed.insert(0, format_duration(summary.seconds))
+    speed = [] if record.images_per_second is None else [f"{record.images_per_second:,.0f} images/s"]
+    if record.seconds:
+        speed.insert(0, format_duration(record.seconds))
     if speed:
         lines += _field("time", Text("   ".join(speed)), width)
-    if started is not None:
-        gpus = len(set(started.devices) - {"cpu"})
-        devices = pluralize(gpus, "GPU") if gpus else "CPU"
-        parts = [devices, pluralize(started.world_size, "rank"), f"global batch {started.global_batch:,}"]
+    if record.ranks is not None:
+        devices = pluralize(record.gpus, "GPU") if record.gpus else "CPU"
+        parts = [devices, pluralize(record.ranks, "rank"), f"global batch {record.global_batch or 0:,}"]
         lines += _field("hardware", Text("   ".join(parts)), width)
-        lines += _field("host", Text(printable(started.host)), width)
-        parts = [f"{started.parameters / 1e6:,.1f} M parameters", f"{started.classes:,} classes"]
-        lines += _field("model", Text("   ".join([*parts, f"{started.train_images:,} images"])), width)
+        lines += _field("host", Text(printable(record.host)), width)
+        parts = [f"{(record.parameters or 0) / 1e6:,.1f} M parameters", f"{record.classes or 0:,} classes"]
+        lines += _field("model", Text("   ".join([*parts, f"{record.train_images or 0:,} images"])), width)
     return lines
 
 

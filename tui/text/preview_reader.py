@@ -8,30 +8,29 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from engine.config.yaml_io import MAX_CONFIG_BYTES
 from engine.runs.curves import CurveData
 from engine.runs.events import (
     EpochEvent,
     Event,
     RunContinued,
-    RunFinished,
     RunPaused,
     RunResumed,
     RunStarted,
 )
 from engine.runs.folder import RunFolder
-from engine.runs.history import History
 from engine.runs.journal import MAX_LINE_BYTES, JournalReader, event_type, from_line
-from engine.utils.files import open_regular_file, read_bytes
+from engine.runs.record_completion import open_record, read_listed_record
+from engine.runs.run_record import RunRecord, read_run_record
+from engine.utils.files import open_regular_file
 from tui.charts.plot import Curve
 from tui.charts.view import ChartView
-from tui.text.config import ConfigChange, config_changes
+from tui.text.config import config_changes
 from tui.text.preview import CHARTS, RunPreview
 
 # Before the second epoch, the training loss of the steps is all there is to draw.
 MIN_EPOCHS = 2
-# Events that the curves and figures need from the whole journal. All others are read from its end only.
-CURVE_EVENTS = (EpochEvent, RunStarted, RunResumed, RunFinished, RunPaused, RunContinued)
+# Events that the curves need from the whole journal. All others are read from its end only.
+CURVE_EVENTS = (EpochEvent, RunStarted, RunResumed, RunPaused, RunContinued)
 # A fifth of a second of comparing.
 MAX_SCANNED_BYTES = 1 << 26
 TAIL_BYTES = 1 << 16
@@ -43,17 +42,16 @@ class PreviewReader:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._reader: JournalReader | None = None
-        self._config_stamp: tuple[int, int] | None = None
-        self._changes: tuple[ConfigChange, ...] = ()
+        self._record_stamp: tuple[int, int] | None = None
         self._preview: RunPreview | None = None
 
     def poll(self) -> RunPreview:
         """Return the preview: the same object as before if the run has not changed."""
-        config_changed = self._read_config()
         events = self._new_events()
-        if self._preview is None or events or config_changed:
+        stamp = _stamp(self._folder.summary)
+        if self._preview is None or events or stamp != self._record_stamp:
+            self._record_stamp = stamp
             for event in events:
-                self._history.add(event)
                 self._data.add(event)
             self._preview = self._make_preview()
         return self._preview
@@ -65,7 +63,7 @@ class PreviewReader:
             size = 0
         earlier: list[Event] = []
         if self._reader is None or size < self._reader.offset:
-            self._history, self._data, self._preview = History(), CurveData(), None
+            self._data, self._preview = CurveData(), None
             self._reader = JournalReader(self._folder.journal)
             if size > TAIL_BYTES:
                 try:
@@ -75,30 +73,33 @@ class PreviewReader:
                     self._reader.offset = size
         return [*earlier, *self._reader.poll()]
 
-    def _read_config(self) -> bool:
-        """Read the config if it has changed; return whether it has."""
-        try:
-            status = self._folder.config.stat()
-            stamp = (status.st_size, status.st_mtime_ns)
-            if stamp == self._config_stamp:
-                return False
-            self._config_stamp = stamp
-            self._changes = config_changes(read_bytes(self._folder.config, MAX_CONFIG_BYTES).decode(errors="replace"))
-        except OSError:
-            self._config_stamp, self._changes = None, ()
-        return True
-
     def _make_preview(self) -> RunPreview:
-        view, data, history = ChartView(), self._data, self._history
+        view, data = ChartView(), self._data
         curves = {chart: view.curves_for(data, chart) for chart in CHARTS}
-        if len(history.epochs) >= MIN_EPOCHS:
+        per_epoch = data.epoch_metric("train_loss", view.axis)
+        if len(per_epoch.y) >= MIN_EPOCHS:
             first, *others = curves["loss"]
-            curves["loss"] = [replace(first, series=data.epoch_metric("train_loss", view.axis)), *others]
+            curves["loss"] = [replace(first, series=per_epoch), *others]
         # The arrays grow with the next events, which are added in another thread than the one that draws.
         curves = {chart: [_frozen(curve) for curve in group] for chart, group in curves.items()}
-        return RunPreview(
-            str(self._folder.path), curves, view.window(data, "loss"), history.summary(), history.started, self._changes
-        )
+        window = view.window(data, "loss")
+        record = self._read_record()
+        return RunPreview(str(self._folder.path), curves, window, record, config_changes(record.config or {}))
+
+    def _read_record(self) -> RunRecord:
+        if self._folder.is_own:
+            return open_record(self._folder)
+        # The journal of another user may be of any length.
+        return read_run_record(self._folder) or read_listed_record(self._folder).record
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return what changes with a file; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _frozen(curve: Curve) -> Curve:

@@ -62,7 +62,7 @@ def run_line(row: RunRow, name_width: int, width: int, *, marked: bool = False) 
     line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else ACCENT if marked else "")
     line.append("  ")
     if row.trials and row.live:
-        accuracy = format_accuracy(row.best_val_accuracy)
+        accuracy = format_accuracy(row.record.best_val_accuracy)
         return line.append(printable(row.message)).append("  best acc ", MUTED).append(accuracy)
     if (row.live or row.state == RunState.INTERRUPTED) and row.message:
         waiting = f"{row.state}  " if row.state in (RunState.WAITING, RunState.INTERRUPTED) else ""
@@ -70,12 +70,13 @@ def run_line(row: RunRow, name_width: int, width: int, *, marked: bool = False) 
     if row.state in ENDED_BADLY and row.message and width - name_width - FIGURE_COLUMNS < MIN_CAUSE_COLUMNS:
         return line.append(f"{row.state:<{STATE_COLUMNS}}  ", style).append(printable(row.message), MUTED)
     line.append_text(_progress(row, METER_COLUMNS if width >= METER_MIN_WIDTH else 0)).append("  ")
-    line.append(f"{row.epoch}/{row.epochs or '?'}".ljust(6))
+    line.append(f"{row.record.epochs}/{row.record.total_epochs or '?'}".ljust(6))
     if width - line.cell_len >= len("  acc 0.1234  ") + TIME_COLUMNS:
-        line.append("  acc ", MUTED).append(f"{format_accuracy(row.best_val_accuracy):<6}")
+        line.append("  acc ", MUTED).append(f"{format_accuracy(row.record.best_val_accuracy):<6}")
     line.append("  ")
     if row.live:
-        line.append(f"{'' if row.eta_seconds is None else f'ETA {format_duration(row.eta_seconds)}':<{TIME_COLUMNS}}")
+        eta_s = row.record.eta_seconds
+        line.append(f"{'' if eta_s is None else f'ETA {format_duration(eta_s)}':<{TIME_COLUMNS}}")
     else:
         line.append(f"{format_age(row.age_seconds)} ago".ljust(TIME_COLUMNS), MUTED)
     for note, note_style in ((row.foreign, WARNING), ("" if row.live else row.message, MUTED)):
@@ -87,9 +88,9 @@ def run_line(row: RunRow, name_width: int, width: int, *, marked: bool = False) 
 def _progress(row: RunRow, meter_columns: int) -> Text:
     """Return how far a run that trains is, with a meter of `meter_columns`, else its state, in the same width."""
     columns = meter_columns + STATE_COLUMNS
-    if row.state != RunState.RUNNING or not row.steps:
+    if row.state != RunState.RUNNING or not row.record.steps:
         return Text(f"{row.state:<{columns}}", state_symbol(row.state)[1] if row.state in ENDED_BADLY else "")
-    share = row.step / row.steps
+    share = row.record.step / row.record.steps
     percent = f"{int(100 * share)}%"
     bar = meter(share, meter_columns, GOOD)
     return Text.assemble(bar, f" {percent:<{STATE_COLUMNS - 1}}" if meter_columns else f"{percent:<{STATE_COLUMNS}}")
@@ -97,7 +98,7 @@ def _progress(row: RunRow, meter_columns: int) -> Text:
 
 def note(row: RunRow) -> str:
     """Return why other users can change the run, how it ended, and why it trained on the CPU, as far as known."""
-    parts = (f"This run {row.foreign}" if row.foreign else "", row.message, row.cpu_fallback)
+    parts = (f"This run {row.foreign}" if row.foreign else "", row.message, row.record.cpu_fallback)
     return printable("; ".join(part for part in parts if part))
 
 

@@ -44,21 +44,21 @@ def progress_line(row: RunRow, width: int) -> Text:
 
 def phase_label(row: RunRow) -> str:
     """Return what the run does: its state, or the phase of its ranks while they run."""
-    return (row.phase or "training") if row.state == RunState.RUNNING else str(row.state)
+    return (row.record.phase or "training") if row.state == RunState.RUNNING else str(row.state)
 
 
 def _append_progress(line: Text, row: RunRow, width: int) -> None:
-    share = None if not row.steps else min(row.step / row.steps, 1.0)
+    share = None if not row.record.steps else min(row.record.step / row.record.steps, 1.0)
     tail = "" if share is None else f" {share:4.0%}"
-    if row.eta_seconds is not None and share != 1.0:
-        tail += f"   ETA {format_duration(row.eta_seconds)}"
-    if row.epochs and row.steps:
-        per_epoch = max(row.steps // row.epochs, 1)
-        epoch = min(max(row.current_epoch, 1), row.epochs)
-        line.append(f"   epoch {epoch}/{row.epochs}")
+    if row.record.eta_seconds is not None and share != 1.0:
+        tail += f"   ETA {format_duration(row.record.eta_seconds)}"
+    if row.record.total_epochs and row.record.steps:
+        per_epoch = max(row.record.steps // row.record.total_epochs, 1)
+        epoch = min(max(row.record.current_epoch, 1), row.record.total_epochs)
+        line.append(f"   epoch {epoch}/{row.record.total_epochs}")
         if width >= 80:
-            line.append(f"   step {max(min(row.step - (epoch - 1) * per_epoch, per_epoch), 0)}/{per_epoch}")
-    rate = "" if row.images_per_second is None else f"   {row.images_per_second:,.0f} images/s"
+            line.append(f"   step {max(min(row.record.step - (epoch - 1) * per_epoch, per_epoch), 0)}/{per_epoch}")
+    rate = "" if row.record.rate_now is None else f"   {row.record.rate_now:,.0f} images/s"
     room = width - line.cell_len - len(tail) - 4
     if room - len(rate) >= MIN_BAR_COLUMNS:
         tail, room = tail + rate, room - len(rate)
@@ -69,18 +69,18 @@ def _append_progress(line: Text, row: RunRow, width: int) -> None:
 
 
 def _append_results(line: Text, row: RunRow, width: int) -> None:
-    parts = [f"epoch {row.epoch}/{row.epochs}" if row.epochs else ""]
-    if row.epochs and row.epoch == row.epochs:
-        parts = [pluralize(row.epochs, "epoch")]
-    parts.append(f"in {format_duration(row.seconds)}" if row.seconds else "")
+    parts = [f"epoch {row.record.epochs}/{row.record.total_epochs}" if row.record.total_epochs else ""]
+    if row.record.total_epochs and row.record.epochs == row.record.total_epochs:
+        parts = [pluralize(row.record.total_epochs, "epoch")]
+    parts.append(f"in {format_duration(row.record.seconds)}" if row.record.seconds else "")
     line.append("   " + " ".join(filter(None, parts)))
-    if row.best_val_accuracy is not None:
+    if row.record.best_val_accuracy is not None:
         line.append("   best ")
-        line.append(f"{row.best_val_accuracy:.4f}", GOOD)
-        line.append(f" @{row.best_epoch}" if row.best_epoch is not None else "")
+        line.append(f"{row.record.best_val_accuracy:.4f}", GOOD)
+        line.append(f" @{row.record.best_epoch}" if row.record.best_epoch is not None else "")
     for text in (
-        f"   last {row.val_accuracy:.4f}" if row.val_accuracy is not None else "",
-        f"   {row.images_per_second:,.0f} images/s" if row.images_per_second else "",
+        f"   last {row.record.val_accuracy:.4f}" if row.record.val_accuracy is not None else "",
+        f"   {row.record.images_per_second:,.0f} images/s" if row.record.images_per_second else "",
     ):
         if line.cell_len + len(text) < width:
             line.append(text)
@@ -92,14 +92,14 @@ def bottleneck_text(row: RunRow, width: int) -> Text:
     line = Text(no_wrap=True, end="")
     if RunState(row.state) in FAILED_STATES:
         return line
-    figures = describe_efficiency(row.data_wait, row.mfu)
-    if row.grad_norm is not None and row.live:
-        figures = "   ".join(filter(None, [figures, f"grad norm {format_number(row.grad_norm, 3)}"]))
-    if row.bottleneck:
-        line.append(f" {printable(row.bottleneck)}")
+    figures = describe_efficiency(row.record.data_wait, row.record.mfu)
+    if row.record.grad_norm is not None and row.live:
+        figures = "   ".join(filter(None, [figures, f"grad norm {format_number(row.record.grad_norm, 3)}"]))
+    if row.record.bottleneck:
+        line.append(f" {printable(row.record.bottleneck.message)}")
     room = width - line.cell_len - len(figures) - 1
     if figures and room >= MIN_GAP_COLUMNS:
-        line.append(" " * (room if row.bottleneck else 1)).append(figures, MUTED)
+        line.append(" " * (room if row.record.bottleneck else 1)).append(figures, MUTED)
     line.truncate(max(width - 1, 1), overflow="ellipsis")
     return line
 

@@ -21,7 +21,6 @@ from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED, STRONG, WARNING
 from tui.text.run_lines import FOREIGN_SIGN, MARK, SWEEP_SIGN, fit_cells, fit_middle, note, state_symbol
 from tui.text.runs import format_age, format_cell, format_duration, format_epoch
-from tui.text.tables import UNKNOWN
 
 SORT_SIGNS = {False: "▴", True: "▾"}
 """Signs of the sorted column by whether the order is descending."""
@@ -36,17 +35,16 @@ MAX_VALUE_COLUMNS = 20
 # The widths of values are those of as many runs, so that a list of 10,000 is not formatted for them.
 MAX_MEASURED_RUNS = 200
 DEFAULT_COLUMNS = (
-    *("state", "epoch", "best_val_accuracy", "age", "model.name", "data.dataset", "optim.lr", "optim.name"),
-    *("global_batch", "duration", "run.seed", "tags", "val_loss", "images_per_second"),
+    *("state", "epochs", "best_val_accuracy", "age", "model.name", "data.dataset", "optim.lr", "optim.name"),
+    *("global_batch", "seconds", "run.seed", "tags", "val_loss", "images_per_second"),
 )
 # Of these names, the last part says too little or too much.
 TITLES = {
-    "best_val_accuracy": "best acc", "val_accuracy": "val acc", "images_per_second": "images/s", "age": "eta or age",
-    "model.name": "model", "optim.name": "optimizer", "schedule.name": "schedule", "global_batch": "batch",
-    "data.batch_size": "batch/rank",
+    "age": "eta or age", "started_at": "started", "updated_at": "updated", "model.name": "model",
+    "optim.name": "optimizer", "schedule.name": "schedule", "data.batch_size": "batch/rank",
 }  # fmt: skip
 # Columns of numbers that grow while a run trains have a least width.
-WIDTHS = {"state": 10, "epoch": 7, "age": 10, "images_per_second": 8, "duration": 6}
+WIDTHS = {"state": 10, "epochs": 7, "age": 10, "images_per_second": 8, "seconds": 6}
 LEFT_ALIGNED = {"state", "age", "model.name", "data.dataset", "optim.name"}
 TEXT_KINDS = {Kind.TEXT, Kind.TAGS}
 
@@ -64,24 +62,26 @@ class Column:
 
 def _when(row: RunRow) -> str:
     if row.live:
-        return "" if row.eta_seconds is None else f"in {format_duration(row.eta_seconds)}"
+        return "" if row.record.eta_seconds is None else f"in {format_duration(row.record.eta_seconds)}"
     return f"{format_age(row.age_seconds)} ago"
 
 
 # Cells that say more than the value.
 CELLS: Mapping[str, Callable[[RunRow], str]] = {
     "state": lambda row: "unreadable" if row.unreadable else row.state,
-    "epoch": format_epoch,
+    "epochs": format_epoch,
     "age": _when,
-    "images_per_second": lambda row: UNKNOWN if row.images_per_second is None else f"{row.images_per_second:,.0f}",
 }
 
 
 def column_of(field: Field) -> Column:
     """Return the column of a field."""
     name = field.name
-    title = TITLES.get(name) or name.rpartition(".")[2].replace("_", " ")
-    cell = CELLS.get(name) or (lambda row: format_cell(field.value(row), field.kind))
+    if field.metric is not None:
+        title = printable(field.metric.short_label)
+    else:
+        title = TITLES.get(name) or name.rpartition(".")[2].replace("_", " ")
+    cell = CELLS.get(name) or (lambda row: format_cell(field, row))
     left = name in LEFT_ALIGNED or field.kind in TEXT_KINDS
     return Column(name, title, cell, WIDTHS.get(name, 0), right=not left)
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import is_
 
 from engine.runs.fields import known_names
+from engine.runs.metrics import NO_METRICS, Better, own_metrics
 from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials, group_trials
 from engine.utils.errors import UsageError
 from engine.utils.text import pluralize, printable
 
+OwnMetrics = tuple[tuple[str, Better], ...]
+"""The user's own metrics, with their directions."""
 # Fewer letters begin some key by chance.
 MIN_KEY_LENGTH = 3
 
@@ -32,6 +36,8 @@ class ViewRequest:
     """Minute of the clock for a query that names the age; 0 for others."""
     opened: frozenset[str] = frozenset()
     """Names of the sweeps whose trials are shown below their row."""
+    own: OwnMetrics = ()
+    """The user's own metrics in the rows, which a query can name."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +79,27 @@ class RunView:
         return group_trials(self.matching)
 
 
+class OwnMetricsFinder:
+    """Finds the user's own metrics in the rows of a list, once for the same list. `directions` are those of their runs
+    folder."""
+
+    def __init__(self) -> None:
+        self.directions = NO_METRICS
+        self._found: tuple[object, object, OwnMetrics] = (None, None, ())
+
+    def find(self, rows: Sequence[RunRow]) -> OwnMetrics:
+        """Return the own metrics of the rows."""
+        if self._found[0] is not rows or self._found[1] is not self.directions:
+            own = own_metrics((row.record for row in rows), self.directions)
+            self._found = rows, self.directions, tuple(own.items())
+        return self._found[2]
+
+
 @lru_cache(maxsize=32)
-def query_of(text: str) -> Query | str:
+def query_of(text: str, own: OwnMetrics = ()) -> Query | str:
     """Return the query of a text, or why it is none, in one line."""
     try:
-        return parse_query(text)
+        return parse_query(text, dict(own))
     except UsageError as error:
         return "; ".join(str(problem) for problem in error.problems)
 
@@ -88,7 +110,7 @@ def make_view(request: ViewRequest, query: Query, before: RunView | None = None)
     is_same = before is not None and before.request.rows is request.rows and before.request.minute == request.minute
     steps = _narrow(request, query, before.steps if before is not None and is_same else ())
     (_, known), (_, matching), typed_key = steps[0], steps[-1], ""
-    if not matching and (earlier := _without_key(query.text)) is not None:
+    if not matching and (earlier := _without_key(query.text, request.own)) is not None:
         # The list does not vanish while `optim.name` is typed, before `=adamw` follows.
         matching, typed_key = _narrow(request, earlier, steps)[-1][1], query.text.split()[-1]
     if request.order is not None:
@@ -113,10 +135,16 @@ def _narrow(
     return steps
 
 
-def _without_key(text: str) -> Query | None:
+def _without_key(text: str, own: OwnMetrics) -> Query | None:
     """Return the query without its last word if that is the beginning of a key."""
     rest, _, word = text.rpartition(" ")
-    if len(word) < MIN_KEY_LENGTH or not any(name.startswith(word.casefold()) for name in known_names()):
+    names = known_names(name for name, _ in own)
+    if len(word) < MIN_KEY_LENGTH or not any(name.casefold().startswith(word.casefold()) for name in names):
         return None
-    query = query_of(rest)
+    query = query_of(rest, own)
     return query if isinstance(query, Query) else None
+
+
+def same_rows(before: Sequence[RunRow], rows: Sequence[RunRow]) -> bool:
+    """Whether the rows are the same objects."""
+    return len(before) == len(rows) and all(map(is_, before, rows))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
 from engine.runs.fields import Field, Kind, as_text, date_text
 from engine.runs.folder import RunState
+from engine.runs.metrics import format_metric
 from engine.runs.run_row import RunRow
 from engine.utils.text import format_duration as format_duration
 from engine.utils.text import printable
@@ -31,14 +32,14 @@ def row_cells(row: RunRow) -> tuple[str, ...]:
         printable(row.name),
         state,
         format_epoch(row),
-        format_accuracy(row.best_val_accuracy),
+        format_accuracy(row.record.best_val_accuracy),
         format_age(row.age_seconds),
     )
 
 
 def format_epoch(row: RunRow) -> str:
     """Return how far a run is, and of a sweep the number of its trials."""
-    return f"{row.trials} trials" if row.trials else f"{row.epoch}/{row.epochs or '?'}"
+    return f"{row.trials} trials" if row.trials else f"{row.record.epochs}/{row.record.total_epochs or '?'}"
 
 
 def format_accuracy(accuracy: float | None) -> str:
@@ -66,15 +67,10 @@ def format_runs_table(rows: Sequence[RunRow]) -> str:
 
 def format_columns(rows: Sequence[RunRow], fields: Sequence[Field]) -> str:
     """Return a table of chosen fields; numbers are aligned to the right."""
-    lines = [tuple(field.name.upper() for field in fields)]
-    lines += [tuple(_field_cell(field, row) for field in fields) for row in rows]
+    lines = [tuple(printable(field.name.upper()) for field in fields)]
+    lines += [tuple(format_cell(field, row) for field in fields) for row in rows]
     right = [any(_is_number(field.value(row)) for row in rows) for field in fields]
     return format_table(lines, right)
-
-
-def _field_cell(field: Field, row: RunRow) -> str:
-    value = field.value(row)
-    return format_age(value) if field.name == "age" else format_cell(value, field.kind)
 
 
 def format_table(lines: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
@@ -99,22 +95,20 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def format_cell(value: Any, kind: Kind) -> str:
-    """Format a value of a field."""
+def format_cell(field: Field, row: RunRow) -> str:
+    """Format the value of a field."""
+    value = field.value(row)
     if value is None or value == ():
-        return "" if kind is Kind.TAGS else UNKNOWN
+        return "" if field.kind is Kind.TAGS else UNKNOWN
+    if field.metric is not None:
+        return format_metric(field.metric, value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int | float):
-        match kind:
-            case Kind.SHARE:
-                return f"{value:.4f}"
-            case Kind.DURATION:
-                return format_duration(value)
-            case Kind.DATE:
-                return date_text(value)
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
-    return printable(as_text(value))
+    if field.kind is Kind.DATE:
+        return date_text(value)
+    if field.kind is Kind.DURATION:
+        return format_age(value)
+    return f"{value:.4g}" if isinstance(value, float) else printable(as_text(value))
 
 
 def format_age(seconds: float) -> str:

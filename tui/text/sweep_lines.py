@@ -17,6 +17,7 @@ from tui.text.sweeps import STATES, format_param, format_value
 from tui.text.tables import UNKNOWN, shorten_middle
 
 if TYPE_CHECKING:
+    from engine.runs.metrics import Metric
     from engine.sweeps.status import SweepStatus, TrialRow
 
 SYMBOLS = {
@@ -26,7 +27,7 @@ SYMBOLS = {
     "pruned": ("✂", MUTED),
     "failed": state_symbol(RunState.FAILED),
 }
-STATE_COLUMNS, VALUE_COLUMNS, EPOCH_COLUMNS = 8, 8, 5
+STATE_COLUMNS, VALUE_COLUMNS, EPOCH_COLUMNS = 8, 13, 5
 MAX_PARAM_COLUMNS, MIN_PARAM_COLUMNS = 22, 7
 METER_COLUMNS, METER_MIN_WIDTH = 10, 100
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS = 5, 30
@@ -50,12 +51,10 @@ def status_line(status: SweepStatus) -> Text:
 
 def value_shares(status: SweepStatus) -> dict[int, float]:
     """Return where the value of each trial lies between the worst (0) and the best (1) of all, by trial number."""
-    values = {row.number: row.value for row in status.trials if row.value is not None}
-    if not values:
-        return {}
-    low, high = min(values.values()), max(values.values())
-    worst, best = (low, high) if status.settings.maximizes else (high, low)
-    return {number: 1.0 if high == low else (value - worst) / (best - worst) for number, value in values.items()}
+    merit = status.settings.objective.merit
+    merits = {row.number: merit(row.value) for row in status.trials if row.value is not None}
+    worst, best = min(merits.values(), default=0.0), max(merits.values(), default=0.0)
+    return {number: 1.0 if best == worst else (value - worst) / (best - worst) for number, value in merits.items()}
 
 
 def param_widths(keys: Sequence[str], rows: Sequence[TrialRow], room: int) -> list[int]:
@@ -79,11 +78,11 @@ def param_text(row: TrialRow, key: str) -> str:
     return printable(format_param(row.params[key])) if key in row.params else UNKNOWN
 
 
-def header_line(keys: Sequence[str], widths: Sequence[int], width: int, metric: str) -> Text:
+def header_line(keys: Sequence[str], widths: Sequence[int], width: int, metric: Metric) -> Text:
     """Return the header of the table of trials."""
-    name = "accuracy" if metric == "val_accuracy" else "loss"
+    name = shorten_middle(printable(metric.short_label).upper(), VALUE_COLUMNS)
     line = Text(no_wrap=True, end="", style=MUTED)
-    line.append(f"  {'TRIAL':>5}  {'STATE':<{STATE_COLUMNS}}  {name.upper():>{VALUE_COLUMNS}}")
+    line.append(f"  {'TRIAL':>5}  {'STATE':<{STATE_COLUMNS}}  {name:>{VALUE_COLUMNS}}")
     line.append(GAP + " " * METER_COLUMNS if width >= METER_MIN_WIDTH else "")
     line.append(f"  {'EPOCH':>{EPOCH_COLUMNS}}")
     for key, columns in zip(keys, widths, strict=True):
@@ -138,12 +137,12 @@ def importance_lines(status: SweepStatus, width: int) -> list[Text]:
 
 def best_so_far(status: SweepStatus) -> list[TrialRow]:
     """Return the completed trials that were better than all of a lower number, the latest first."""
-    sign = 1 if status.settings.maximizes else -1
+    merit = status.settings.objective.merit
     leaders: list[TrialRow] = []
     for row in status.trials:
         if row.state != "complete" or row.value is None:
             continue
-        if not leaders or sign * row.value > sign * (leaders[-1].value or 0.0):
+        if not leaders or merit(row.value) > merit(leaders[-1].value):
             leaders.append(row)
     return leaders[::-1]
 

@@ -39,7 +39,7 @@ def _lines(status: SweepStatus) -> Iterator[str]:
             yield printable(f"trial {row.number} failed: {row.reason}")
     if status.importances:
         shares = ", ".join(f"{key} {share:.0%}" for key, share in status.importances.items())
-        yield f"importance of each key for {settings.metric}: {shares}"
+        yield printable(f"importance of each key for {settings.objective.key}: {shares}")
     if status.best is not None:
         from pathlib import Path
 
@@ -48,7 +48,7 @@ def _lines(status: SweepStatus) -> Iterator[str]:
 
         best = status.best
         values = " ".join(f"{key}={format_param(value)}" for key, value in best.params.items())
-        yield printable(f"best: trial {best.number}, {settings.metric} {format_value(best.value)}, {values}")
+        yield printable(f"best: trial {best.number}, {settings.objective.key} {format_value(best.value)}, {values}")
         yield printable(best_command(SweepFolder(Path(status.folder))))
 
 

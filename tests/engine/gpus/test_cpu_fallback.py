@@ -16,7 +16,8 @@ from engine.gpus.reservation_reader import read_reservations
 from engine.gpus.selection import CudaDevice
 from engine.gpus.snapshot import Snapshot
 from engine.runs.events import WarningEvent
-from engine.runs.history import RunSummary, history_from_events
+from engine.runs.history import history_from_events
+from engine.runs.run_record import RunRecord
 from engine.utils.codec import decode, encode
 from support.gpu.fake_gpu_host import FakeGpuHost, gpu_line
 from support.gputrain_command import ROOT
@@ -159,9 +160,9 @@ def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:
         make_run_started(),
         WarningEvent(message="b", code="no-effect"),
     ]
-    summary = history_from_events(events).summary()
+    summary = history_from_events(events).record()
     assert summary.cpu_fallback == "no GPU is free"
-    assert decode(encode(summary), RunSummary).cpu_fallback == "no GPU is free"
+    assert decode(encode(summary), RunRecord).cpu_fallback == "no GPU is free"
     assert history_from_events([*events, make_gpu_run_started()]).cpu_fallback == ""
 
 

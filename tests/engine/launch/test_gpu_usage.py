@@ -99,7 +99,7 @@ def test_summary_aggregates_gpu_usage() -> None:
         GpuEvent(gpus=[GpuSample("a", "h", util=100, memory_used=7, throttle=["thermal"])]),
         GpuEvent(gpus=[GpuSample("a", "h")]),
     ]
-    [used] = history_from_events([make_run_started(), *samples]).summary().gpus
+    [used] = history_from_events([make_run_started(), *samples]).record().gpu_stats
     assert (used.uuid, used.util, used.max_memory_used) == ("a", 95.0, 7)
     assert (used.throttled, used.power) == (["thermal"], UNSET)
 

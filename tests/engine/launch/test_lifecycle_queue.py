@@ -9,15 +9,19 @@ import pytest
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config, as_stored
+from engine.gpus.reservation import Reservation
 from engine.launch import lifecycle
 from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun
 from engine.launch.preflight import Preflight, RunRequest, run_preflight
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, is_interrupted, read_queue_state
 from engine.runs.control import send_request
+from engine.runs.event_lines import event_line
 from engine.runs.events import RunFinished, WaitingForGpus
 from engine.runs.folder import list_runs
+from engine.runs.run_record import read_run_record
 from engine.training.job import ExitCode
+from engine.utils.codec import or_none
 from support.messages import says
 from support.replace import replace
 from support.runs.event_factories import make_run_started
@@ -31,10 +35,51 @@ def test_owner_does_not_queue_run_that_has_nothing_left_to_do(tmp_path: Path) ->
         owned.run.enter_queue()
 
 
+def test_owner_finds_end_that_only_the_journal_of_a_killed_run_has(tmp_path: Path) -> None:
+    folder = make_ended_run(tmp_path, "finished")
+    folder.summary.write_text('{"format": 1, "state": "running"}')
+    with owner(tmp_path, run={"resume": True, "epochs": 2}) as owned, pytest.raises(AlreadyFinishedError):
+        owned.run.enter_queue()
+
+
 def test_owner_shows_why_it_waits(tmp_path: Path) -> None:
     with owner(tmp_path) as owned:
         owned.run.show_wait(WaitingForGpus(message="no GPU is free"))
         assert [event.type for event in owned.shown] == ["waiting"]
+
+
+def test_waiting_run_records_its_place_among_those_that_wait_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reservations = tmp_path / "reservations"
+    reservations.mkdir()
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(reservations))
+    for module in ("engine.queue.place", "engine.runs.recorder"):
+        monkeypatch.setattr(f"{module}.RECORD_INTERVAL_SECONDS", 0.0)
+    first, second = Reservation(), Reservation()
+    first.enqueue("free:1", ["GPU-1"], "first")
+    with owner(tmp_path / "runs") as owned:
+        waiting = owned.run.enter_queue()
+
+        def report(**terms: object) -> int | None:
+            second.set_terms(replace(waiting.poll_terms()[0], **terms), None)
+            second.enqueue("free:1", ["GPU-1"], "second")
+            waiting.report("no GPU is free")
+            record = read_run_record(owned.folder)
+            assert record is not None and record.state == "waiting"
+            return record.queue_place
+
+        assert report() == 2
+        first.release()
+        assert report() == report() == 1
+        assert report(blocked="held") is None
+        events = [event for event in owned.recorded() if isinstance(event, WaitingForGpus)]
+        assert [or_none(event.place) for event in events] == [2, 1, None]
+        assert event_line(events[0]) == "waiting: no GPU is free (place 2 in the queue)"
+        waiting.leave([])
+        record = read_run_record(owned.folder)
+        assert record is not None and (record.state, record.queue_place) == ("starting", None)
+    second.release()
 
 
 def test_owner_keeps_folder_of_resumed_run_that_does_not_start(tmp_path: Path) -> None:

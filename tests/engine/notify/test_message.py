@@ -1,4 +1,4 @@
-"""Messages about a run: their texts come from its row, and their length is bounded."""
+"""Messages about a run: their texts come from its record, and their length is bounded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ from engine.notify.message import (
     stall_sentence,
 )
 from engine.runs.folder import RunState
-from engine.runs.run_row import RunRow
+from engine.runs.records import Bottleneck, BottleneckKind
+from engine.runs.run_record import RunRecord
+from support.replace import replace
 
-ROW = RunRow("a", RunState.STOPPED, 2, 3, 0.75, "/r/a", bottleneck="disk", seconds=65.0)
+RECORD = RunRecord(
+    state=RunState.STOPPED,
+    epochs=2,
+    total_epochs=3,
+    best_val_accuracy=0.75,
+    bottleneck=Bottleneck(kind=BottleneckKind.DATA, message="disk"),
+    seconds=65.0,
+)
 
 
-def body_lines(occasion: str, *, resumable: bool = True, row: RunRow = ROW) -> list[str]:
-    return make_message(occasion, "sentence", "h", Path("/r/a"), row, resumable=resumable).body.splitlines()  # type: ignore[arg-type]
+def body_lines(occasion: str, *, resumable: bool = True, record: RunRecord = RECORD) -> list[str]:
+    return make_message(occasion, "sentence", "h", Path("/r/a"), record, resumable=resumable).body.splitlines()  # type: ignore[arg-type]
 
 
 def test_message_has_progress_and_best_accuracy_unless_its_sentence_has_it() -> None:
@@ -31,7 +40,7 @@ def test_message_has_progress_and_best_accuracy_unless_its_sentence_has_it() -> 
 
 
 def test_message_of_run_without_epochs_has_no_progress() -> None:
-    assert len(body_lines("crashed", row=ROW._replace(epochs=0))) == 2
+    assert len(body_lines("crashed", record=replace(RECORD, total_epochs=None))) == 2
 
 
 @pytest.mark.parametrize(
@@ -66,7 +75,7 @@ def test_message_lines_are_cut_only_above_their_limit() -> None:
 
 
 def test_stall_sentence_names_phase_and_only_a_watchdog_still_to_come() -> None:
-    row = ROW._replace(step=1234, current_epoch=2, phase="validating")
-    sentence = stall_sentence(row, 300.0, 600.0)
+    record = replace(RECORD, step=1234, current_epoch=2, phase="validating")
+    sentence = stall_sentence(record, 300.0, 600.0)
     assert [part for part in ("5m00s", "1,234", "validating", "10m00s", "run.watchdog") if part not in sentence] == []
-    assert "run.watchdog" not in stall_sentence(row, 300.0, 300.0)
+    assert "run.watchdog" not in stall_sentence(record, 300.0, 300.0)

@@ -19,9 +19,16 @@ from engine.runs.events import Event, GpuEvent, PhaseChanged, RankFailed, RunCon
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
 from engine.runs.records import GpuSample
+from engine.runs.run_record import read_run_record
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
-from support.runs.factories import append_to_journal, make_gpu_run_started, make_run_folder
+from support.runs.factories import (
+    append_events,
+    append_to_journal,
+    make_gpu_run_started,
+    make_run_folder,
+    write_run_record,
+)
 
 START = 1_000_000.0
 FAILURE = RankFailed(time=START + 5, rank=1, device="cpu", cause="division by zero", code="rank-failed")
@@ -60,7 +67,7 @@ class ObservedRun:
         self.lock = -1
 
     def record(self, *events: Event) -> None:
-        append_to_journal(self.folder, "".join(to_line(event) + "\n" for event in events))
+        append_events(self.folder, *events)
 
     def poll(self, after_s: float = 1.0, events: tuple[Event, ...] = ()) -> list[str]:
         """Return the occasions of a poll `after_s` seconds after the last one."""
@@ -96,6 +103,22 @@ def test_finished_run_is_reported_once_with_result_diagnosis_and_command(run: Ob
         f"gputrain attach digits-3 --runs-dir {run.folder.path.parent}",
     ]
     assert run.observer.ended
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_end_is_reported_once_its_record_is_written_or_the_owner_is_gone(run: ObservedRun, is_killed: bool) -> None:
+    run.record(make_run_started(START))
+    append_to_journal(run.folder, to_line(make_epoch(1, time=START + 2)) + "\n" + to_line(FINISHED) + "\n")
+    assert run.poll() == [] and not run.observer.ended
+    if is_killed:
+        run.release()
+    else:
+        write_run_record(run.folder)
+    (message,) = run.observer.poll()
+    assert message.occasion == "finished" and "1 of 3 epochs in 9s" in message.body
+    assert run.observer.ended
+    record = read_run_record(run.folder)
+    assert record is not None and record.state == "finished"
 
 
 def test_failed_run_is_reported_with_rank_cause_and_resume_command(run: ObservedRun) -> None:
@@ -147,7 +170,7 @@ def test_deleted_folder_of_started_run_is_a_failure(run: ObservedRun) -> None:
 
 def test_moved_folder_is_followed_and_named_by_its_new_place(run: ObservedRun, tmp_path: Path) -> None:
     assert run.poll(events=(make_run_started(START),)) == []
-    append_to_journal(run.folder, to_line(FINISHED) + "\n")
+    run.record(FINISHED)
     run.folder.path.rename(tmp_path / "best one")
     (message,) = run.observer.poll()
     assert message.title.startswith("best one finished")

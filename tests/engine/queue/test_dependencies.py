@@ -13,10 +13,11 @@ from engine.queue.dependencies import DependencyError, FollowedRun, check_cycles
 from engine.queue.state import Dependency, write_queue_state
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
+from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
 from support.messages import raises_problem
 from support.runs.event_factories import make_run_started
-from support.runs.factories import append_events, make_queue_state, make_run_folder
+from support.runs.factories import append_events, append_to_journal, make_queue_state, make_run_folder
 
 
 @contextmanager
@@ -60,6 +61,13 @@ def test_stopped_dependency_is_waited_for_until_it_is_resumed_and_finishes(tmp_p
         ownership.release()
         assert followed.waits_because() == ""
     with follow(tmp_path, "a:any") as followed:
+        assert followed.waits_because() == ""
+
+
+def test_dependency_that_was_killed_after_its_end_has_finished(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, None)
+    append_to_journal(folder, to_line(RunFinished(state="finished")) + "\n")
+    with follow(tmp_path, "a") as followed:
         assert followed.waits_because() == ""
 
 

@@ -21,6 +21,7 @@ from engine.runs.events import RankFailed, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection
 from engine.runs.inspection_file import write_inspection
+from engine.runs.metrics import Better
 from support.gputrain_command import ROOT
 from support.replace import replace
 from support.runs.compared_runs import make_compared_run
@@ -156,8 +157,16 @@ def test_page_shows_sessions_failures_and_stretches_of_bottlenecks(tmp_path: Pat
 def test_page_shows_the_users_own_metrics_of_each_epoch(tmp_path: Path) -> None:
     epochs = [replace(make_epoch(1), metrics={"f1 <b>": 0.25}), replace(make_epoch(2), metrics={"recall": 0.75})]
     text = " ".join(Page(make_page([make_run_folder(tmp_path, "a", make_run_started(), *epochs)])).text.split())
-    assert "val accuracy f1 <b> recall lr" in text
-    assert "0.5000 0.2500 – 0.1" in text and "0.5000 – 0.7500 0.1" in text
+    heads = "epoch val acc val loss train acc train loss duration images/s val top-5 lr f1 <b> recall"
+    assert heads in text
+    assert "0.1 0.2500 –" in text and "0.1 – 0.7500" in text
+
+
+def test_page_shows_the_best_of_the_users_own_metrics_by_its_direction(tmp_path: Path) -> None:
+    epochs = [replace(make_epoch(number), metrics={"gap": number / 4}) for number in (1, 2)]
+    run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
+    for directions, best in (({}, "0.5000"), ({"gap": Better.LOW}, "0.2500")):
+        assert f"best gap {best}" in " ".join(Page(make_page([run], directions)).text.split())
 
 
 @pytest.mark.parametrize("events", [(), (make_run_started(),), (make_run_started(), make_step(1))])

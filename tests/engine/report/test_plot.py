@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from engine.report.lines import isolated_points, make_line
-from engine.report.plot import PlotOptions, column_labels, file_format, find_axis, find_metric, make_plot, parse_width
-from engine.report.runs import blocks_of
+from engine.report.plot import PlotOptions, column_labels, file_format, find_axis, find_panel, make_plot, parse_width
 from engine.runs.comparison import compare_runs, read_run
+from engine.runs.metrics import Better
+from engine.runs.reduced_curves import BlockSeries
 from engine.runs.series import Series
 from support.messages import raises_problem
 from support.replace import replace
@@ -70,7 +71,7 @@ def test_plot_labels_log_axis_within_a_decade_and_whole_epochs(tmp_path: Path) -
 
 def test_mean_line_of_seeds_has_band_of_standard_deviation() -> None:
     x = np.arange(3.0)
-    line = make_line("", [blocks_of(Series(x, x)), blocks_of(Series(x, x + 2))], 0)
+    line = make_line("", [BlockSeries(Series(x, x), Series(x, x)), BlockSeries(Series(x, x + 2), Series(x, x + 2))], 0)
     assert line.series.y.tolist() == [1, 2, 3]
     assert line.band is not None
     np.testing.assert_allclose(line.band[1].y - line.series.y, math.sqrt(2))
@@ -92,9 +93,35 @@ def test_plot_refuses_metric_without_value(tmp_path: Path) -> None:
         make_plot([run], PlotOptions(metrics=("ema_val_loss",)), "svg")
 
 
+def test_plot_shows_the_users_own_metrics_by_name(tmp_path: Path) -> None:
+    epochs = [replace(make_epoch(number), metrics={"val/f$1": number / 4, "lr": 0.5}) for number in (1, 2)]
+    run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
+    for name in ("val/f$1", "metrics.val/f$1"):
+        figure = make_plot([run], PlotOptions(metrics=(name, "loss"), log=True), "svg")
+        # A log scale has other labels: 0.3, not 0.30.
+        assert svg_texts(figure.decode())[:11] == [
+            "1",
+            "2",
+            "Epoch",
+            "0.25",
+            "0.30",
+            "0.35",
+            "0.40",
+            "0.45",
+            "0.50",
+            "val/f$1",
+            "1",
+        ]
+    options = PlotOptions(metrics=("val/f$1", "loss"), log=True, directions={"val/f$1": Better.LOW})
+    assert "0.30" not in svg_texts(make_plot([run], options, "svg").decode())
+    assert find_panel("lr", ["lr"]) == "lr" and find_panel("metrics.lr", ["lr"]) == "metrics.lr"
+    with raises_problem("unknown-value", "--metric", "val/f1", "val/f$1"):
+        make_plot([run], PlotOptions(metrics=("val/f1",)), "svg")
+
+
 def test_plot_arguments() -> None:
     assert [parse_width(text) for text in ("column", "3.25in", "8.255 cm", "82.55mm")] == pytest.approx([3.25] * 4)
-    assert (find_metric("Top5"), find_metric("throughput")) == ("val_top5", "images_per_second")
+    assert (find_panel("Val-Top5"), find_panel("throughput")) == ("val_top5", "images_per_second")
     assert (find_axis("Epochs"), file_format(Path("a.PDF"))) == ("epoch", "pdf")
 
 
@@ -104,7 +131,7 @@ def test_plot_arguments() -> None:
         (parse_width, "0.1", "out-of-range", "--width"),
         (parse_width, "wide", "out-of-range", "--width"),
         (find_axis, "time", "unknown-value", "--x"),
-        (find_metric, "f1", "unknown-value", "--metric"),
+        (find_panel, "f1", "unknown-value", "--metric"),
         (file_format, Path("a.jpg"), "wrong-format", "-o"),
     ],
 )

@@ -19,9 +19,8 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import history_from_events
 from engine.runs.journal import JournalReader
 from engine.runs.recorder import Recorder
-from engine.runs.run_row import make_run_row, recording_problem
+from engine.runs.run_row import read_row, recording_problem
 from engine.runs.sinks import DISK_PROBLEMS
-from engine.runs.watcher import RunWatcher
 from engine.utils.errors import UsageError
 from support.messages import has_problem
 from support.runs.event_factories import make_epoch, make_run_started, make_step
@@ -44,7 +43,7 @@ def main(root: Path) -> None:
     folder, ownership = RunFolder(root / "a"), claimed.ownership
     recorder.record(make_run_started(time.time() - 60))
     recorder.record(make_epoch(1))
-    ownership.renew_heartbeat(recorder.problem)
+    ownership.renew_heartbeat()
 
     fill(root / "ballast")
     first = folder.owner.read_text()
@@ -52,12 +51,13 @@ def main(root: Path) -> None:
         recorder.record(make_step(number, time=time.time() - 60))
     for number in range(2, 101):
         recorder.record(make_epoch(number, time=time.time() - 60))
-    ownership.renew_heartbeat(recorder.problem)
+    ownership.renew_heartbeat()
     [warning] = [event for event in shown if isinstance(event, WarningEvent)]
     assert warning.code == "not-writable" and f"{root}/a" in warning.message, warning
     assert warning.message.startswith(DISK_PROBLEMS[errno.ENOSPC]), warning
     assert folder.owner.read_text() != first, "the heartbeat goes on"
-    row = make_run_row(RunWatcher(folder))
+    row = read_row(folder)
+    assert row is not None and row.record.problem == DISK_PROBLEMS[errno.ENOSPC], row
     assert row.state == "running"
     assert row.message.startswith("no news for 1m0"), row.message
     assert DISK_PROBLEMS[errno.ENOSPC] in row.message, row.message
@@ -90,10 +90,8 @@ def main(root: Path) -> None:
         raise AssertionError("nobody received the request")
 
     # Other programs report a full disk only if the owner cannot.
-    folder.owner.write_text("{}")
-    assert DISK_PROBLEMS[errno.ENOSPC] in recording_problem(
-        folder, history_from_events([make_run_started(time.time() - 60)])
-    )
+    started = history_from_events([make_run_started(time.time() - 60)])
+    assert DISK_PROBLEMS[errno.ENOSPC] in recording_problem(folder, started.record())
     for path in root.glob("inode-*"):
         path.unlink()
 
@@ -104,7 +102,7 @@ def main(root: Path) -> None:
     ownership.release()
     assert all(json.loads(line) for line in folder.journal.read_bytes().splitlines()), "no torn line"
     history = folder.history()
-    assert folder.state(history) is RunState.STOPPED
+    assert folder.state(history.state) is RunState.STOPPED
     assert history.epochs[0].epoch == 1
     assert history.epochs[-1].epoch == 499, "the latest epochs are kept"
     assert '"stopped"' in folder.summary.read_text()

@@ -61,7 +61,7 @@ def test_bottleneck_is_data_for_slow_transform(tmp_path: Path) -> None:
     [timing] = history.epochs[-1].rank_timings
     assert timing.data_wait_seconds / timing.seconds == pytest.approx(wait, abs=0.01)
     assert timing.data_wait_seconds > 0.0005 * 64 * history.epochs[-1].step / 2
-    summary = json.loads(encode(history.summary()))
+    summary = json.loads(encode(history.record()))
     assert summary["data_wait"] == wait
     assert history.started is not None
     message = bottleneck_message(history.started, history.epochs[-1])
@@ -91,7 +91,7 @@ def test_bottleneck_is_compute_for_ordinary_cpu_run() -> None:
     history = train_history("data.image_size=32", "data.batch_size=64", "data.val_split=0.8")
     assert kind(history) is BottleneckKind.COMPUTE, history.bottleneck
     assert bottleneck_message(*[history.started, history.epochs[-1]]).startswith("CPU-bound")  # type: ignore[list-item]
-    assert history.summary().mfu is UNSET
+    assert history.record().mfu is None
 
 
 def test_bottleneck_names_straggler_with_slow_forward_pass(gputrain: Gputrain) -> None:
@@ -274,7 +274,7 @@ def test_bottleneck_is_small_steps_for_many_small_layers() -> None:
         [run, make_timed_epoch(images_per_second=1600.0, rank_timings=make_rank_timings((0.1, 3.0)))]
     )
     assert kind(history) is BottleneckKind.SMALL_STEPS, history.bottleneck
-    bottleneck = history.summary().bottleneck
+    bottleneck = history.record().bottleneck
     assert bottleneck is not None
     assert bottleneck.message == "too little work per step: 94% is fixed cost; increase data.batch_size"
 
@@ -301,7 +301,7 @@ def test_mfu_counts_all_gpus() -> None:
     assert model_flops_utilization(started, make_timed_epoch(images_per_second=12_000.0)) == pytest.approx(
         0.0373, abs=1e-4
     )
-    assert history_from_events([started, make_timed_epoch(images_per_second=100_000.0)]).summary().mfu == 0.3108
+    assert history_from_events([started, make_timed_epoch(images_per_second=100_000.0)]).record().mfu == 0.3108
     assert model_flops_utilization(make_gpu_run_started(flops=12.3e9), make_timed_epoch()) is None
     assert model_flops_utilization(make_gpu_run_started(peak_tflops=989.4), make_timed_epoch()) is None
 

@@ -18,14 +18,13 @@ from engine.runs.claim import Origin, is_claimed, read_claim, watch_claims
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.ownership import Ownership, RunTakenOverError
-from engine.runs.run_row import make_run_row
+from engine.runs.record_completion import open_run
 from engine.runs.trash import move_to_trash
-from engine.runs.watcher import RunWatcher
 from engine.utils.files import is_locked
 from engine.utils.process import boot_id, seconds_since_boot
 from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_run_folder, row_of
 
 HOUR = 3600.0
 INTERVAL = 5.0
@@ -99,9 +98,9 @@ def test_dead_owner_on_other_host_blocks_no_longer_than_timeout(
     write_claim(folder, clock.time() + skew_s)
     assert folder.is_owned()
     clock.sleep(29.0)
-    assert folder.is_owned() and folder.state(folder.history()) is RunState.RUNNING
+    assert folder.is_owned() and open_run(folder).state is RunState.RUNNING
     clock.sleep(2.0)
-    assert not folder.is_owned() and folder.state(folder.history()) is RunState.CRASHED
+    assert not folder.is_owned() and open_run(folder).state is RunState.CRASHED
 
 
 def test_owner_of_another_format_is_judged_by_the_time_of_its_file(folder: RunFolder, clock: FakeClock) -> None:
@@ -301,9 +300,9 @@ def test_owner_that_cannot_write_its_claim_owns_the_run(folder: RunFolder, monke
 
 def test_row_of_dead_claim_names_process_and_command(folder: RunFolder, clock: FakeClock) -> None:
     write_claim(folder, clock.time() + HOUR)
-    live = make_run_row(RunWatcher(folder))
+    live = row_of(folder)
     assert live.state == "running" and " process 7 on node7: " in live.message
     clock.sleep(31)
-    row = make_run_row(RunWatcher(folder))
+    row = row_of(folder)
     assert row.state == "crashed" and " process 7 on node7 " in row.message
     assert "`gputrain resume --take-over`" in row.message

@@ -12,21 +12,12 @@ from typing import Any
 import pytest
 
 from engine.config.yaml_io import to_yaml
-from engine.runs.comparison import (
-    FIGURES,
-    MAX_RUNS,
-    ComparedRun,
-    Comparison,
-    RunFigures,
-    compare_runs,
-    read_run,
-    scan_history,
-    spread,
-)
+from engine.runs.comparison import MAX_RUNS, ComparedRun, Comparison, compare_runs, read_run, spread
 from engine.runs.events import Event, GpuEvent, RunFinished
 from engine.runs.folder import RunFolder
-from engine.runs.history import History
-from engine.runs.journal import JournalReader
+from engine.runs.metrics import METRICS, Better, format_metric
+from engine.runs.run_record import NO_RECORD
+from engine.utils.codec import write_record
 from support.messages import has_problem, raises_problem
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
@@ -45,8 +36,10 @@ def compare(*folders: RunFolder) -> Comparison:
     return compare_runs([read_run(folder) for folder in folders])
 
 
-def figure(name: str) -> Any:
-    return next(figure for figure in FIGURES if figure.name == name)
+def figures_of(run: ComparedRun) -> dict[str, float | None]:
+    """Return the figures of a run that tables show."""
+    shown = compare_runs([run]).shown_metrics
+    return {metric.key: metric.of_run(run.record) for metric in shown}
 
 
 def test_read_run_returns_figures_of_all_sessions(tmp_path: Path) -> None:
@@ -58,14 +51,15 @@ def test_read_run_returns_figures_of_all_sessions(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path, "a", *events))
     assert run.state == "finished"
     assert run.problem is None
-    assert run.figures == RunFigures(
-        best_val_accuracy=0.9, best_epoch=2, val_loss=pytest.approx(1.1 / 3), train_loss=pytest.approx(1 / 3),
-        epochs=3, seconds=39.0, images_per_second=200.0, gpus=0, ranks=2, global_batch=64,
-    )  # fmt: skip
+    assert figures_of(run) == {
+        "best_val_accuracy": 0.9, "best_epoch": 2, "best_val_loss": pytest.approx(1.1 / 3),
+        "train_loss": pytest.approx(1 / 3), "epochs": 3, "seconds": 39.0, "images_per_second": 200.0, "gpus": 0,
+        "ranks": 2, "global_batch": 64,
+    }  # fmt: skip
 
 
-def test_scan_history_has_the_figures_of_the_whole_journal(tmp_path: Path) -> None:
-    # The first session crashed after a step, the second one is still running.
+def test_read_run_of_crashed_run_has_the_figures_of_the_whole_journal(tmp_path: Path) -> None:
+    # The first session crashed after a step, and the second one, too.
     events = [
         make_run_started(100.0),
         make_epoch(1, 0.5, 110.0),
@@ -73,18 +67,25 @@ def test_scan_history_has_the_figures_of_the_whole_journal(tmp_path: Path) -> No
         GpuEvent(time=118.5, gpus=[]),
     ]
     events += [make_run_resumed(10, 200.0), make_step(12, time=205.0), make_step(14, time=211.0)]
-    folder = make_run_folder(tmp_path, "a", *events)
-    scanned, whole = History(), folder.history()
-    scan_history(JournalReader(folder.journal), scanned)
-    assert scanned.total_seconds == whole.total_seconds == 29.5
-    assert scanned.summary() == whole.summary()
+    folder, whole = make_run_folder(tmp_path, "a", *events), make_run_folder(tmp_path, "b", *events)
+    # Its owner was killed before it wrote the last record.
+    write_record(folder.summary, make_run_folder(tmp_path, "c", *events[:2]).history().record())
+    run = read_run(folder)
+    assert (run.state, run.record.seconds) == ("crashed", 29.5)
+    assert run.record == read_run(whole).record
+
+
+def test_read_run_opens_no_journal_of_run_that_ended(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "a")
+    folder.journal.unlink()
+    assert read_run(folder).record.best_val_accuracy == 0.5
 
 
 def test_read_run_without_steps_has_no_figures(tmp_path: Path) -> None:
-    assert read_run(make_run(tmp_path, "a", make_run_started(1.0))).figures.best_val_accuracy is None
+    assert read_run(make_run(tmp_path, "a", make_run_started(1.0))).record.best_val_accuracy is None
     empty = make_run_folder(tmp_path, "empty")
     run = read_run(empty)
-    assert run.figures == RunFigures()
+    assert figures_of(run) == {"epochs": 0}
     assert run.problem is not None and run.problem.startswith("config.yaml ")
     assert os.strerror(errno.ENOENT) in run.problem
 
@@ -92,14 +93,16 @@ def test_read_run_without_steps_has_no_figures(tmp_path: Path) -> None:
 def test_read_run_ignores_non_finite_losses(tmp_path: Path) -> None:
     bad = replace(make_epoch(2, math.nan), train_loss=math.nan, val_loss=math.inf)
     run = read_run(make_run(tmp_path, "a", make_run_started(), make_epoch(1, 0.5), bad, END))
-    assert (run.figures.best_val_accuracy, run.figures.val_loss, run.figures.train_loss) == (0.5, 1.1, None)
+    record = run.record
+    assert (record.best_val_accuracy, record.best_val_loss, record.train_loss) == (0.5, 1.1, None)
 
 
 def test_read_run_skips_damaged_lines(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a")
     text = folder.journal.read_text()
     folder.journal.write_text("\0\0\n{\n" + text.replace("\n", "\n\x1b[2J\n") + '{"type": "epoch", "ti')
-    assert read_run(folder).figures.epochs == 1
+    folder.summary.unlink()
+    assert read_run(folder).record.epochs == 1
 
 
 def test_comparison_lists_the_keys_that_differ_and_nothing_else(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_group_figure_is_mean_and_sample_deviation(tmp_path: Path) -> None:
         for seed, accuracy in enumerate((0.7, 0.8, 0.9))
     ]
     comparison = compare(*runs)
-    value = comparison.figure(comparison.columns(grouped=True)[0], "best_val_accuracy")
+    value = comparison.figure(comparison.columns(grouped=True)[0], METRICS["best_val_accuracy"])
     assert value is not None
     assert (value.mean, value.deviation, value.count) == (pytest.approx(0.8), pytest.approx(0.1), 3)
 
@@ -152,10 +155,10 @@ def test_best_columns_of_high_and_low_figures(tmp_path: Path) -> None:
     ]
     comparison = compare(*runs)
     columns = comparison.columns(grouped=False)
-    assert comparison.best_columns(columns, figure("best_val_accuracy")) == {0, 1}
-    assert comparison.best_columns(columns, figure("val_loss")) == {2}
-    assert comparison.best_columns(columns, figure("ranks")) == set()
-    assert comparison.best_columns(columns[:2], figure("best_val_accuracy")) == set()
+    assert comparison.best_columns(columns, METRICS["best_val_accuracy"]) == {0, 1}
+    assert comparison.best_columns(columns, METRICS["best_val_loss"]) == {2}
+    assert comparison.best_columns(columns, METRICS["ranks"]) == set()
+    assert comparison.best_columns(columns[:2], METRICS["best_val_accuracy"]) == set()
 
 
 def test_best_seconds_are_of_finished_runs(tmp_path: Path) -> None:
@@ -163,7 +166,7 @@ def test_best_seconds_are_of_finished_runs(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, "failed", *short), make_run(tmp_path, "a")]
     runs += [make_run(tmp_path, "b", make_run_started(), make_epoch(1), replace(END, time=40.0))]
     comparison = compare(*runs)
-    assert comparison.best_columns(comparison.columns(grouped=False), figure("seconds")) == {1}
+    assert comparison.best_columns(comparison.columns(grouped=False), METRICS["seconds"]) == {1}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,7 @@ def test_comparison_as_json_has_differences_from_the_baseline(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("count", "code"), [(0, "missing-value"), (MAX_RUNS + 1, "too-many")])
 def test_compare_runs_limits_their_number(count: int, code: str) -> None:
-    run = ComparedRun("a", "/a", "finished", None, RunFigures())
+    run = ComparedRun("a", "/a", "finished", None, NO_RECORD)
     with raises_problem(code, "compare"):
         compare_runs([run] * count)
 
@@ -215,5 +218,30 @@ def test_comparison_reads_a_real_run() -> None:
     folder = RunFolder(Path(__file__).parents[2] / "recordings/format-1/kept")
     run = read_run(folder)
     assert run.problem is None
-    assert run.figures.best_val_accuracy is not None
+    assert run.record.best_val_accuracy is not None
     assert compare_runs([run, run]).differences == ()
+
+
+def test_comparison_shows_own_metrics_with_the_best_in_their_direction(tmp_path: Path) -> None:
+    runs = []
+    for name, gaps in (("a", (0.1, 0.4)), ("b", (0.2, 0.3))):
+        epochs = [replace(make_epoch(epoch, 0.5), metrics={"gap": gap}) for epoch, gap in enumerate(gaps, 1)]
+        runs.append(read_run(make_run(tmp_path, name, make_run_started(), *epochs, END)))
+    for directions, best, values in (({}, 0, [0.4, 0.3]), ({"gap": Better.LOW}, 0, [0.1, 0.2])):
+        comparison = compare_runs(runs, directions).to_dict()
+        assert [run["figures"]["best_metrics.gap"] for run in comparison["runs"]] == values
+        assert comparison["best"]["best_metrics.gap"] == [best]
+    assert [metric.key for metric in compare_runs(runs).shown_metrics][-2:] == ["best_metrics.gap", "metrics.gap"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        *(("val_loss", 0.5, "0.5000"), ("val_loss", 0.0, "0.0000"), ("val_loss", 2e-5, "2e-05")),
+        *(("val_loss", 1e6, "1e+06"), ("mfu", 0.4321, "0.4321"), ("seconds", 4.56, "4.6s"), ("seconds", 75.0, "1m15s")),
+        *(("rate_now", 6438.2, "6,438"), ("parameters", 11_000_000, "11,000,000"), ("epochs", 2.5, "2.5")),
+        ("grad_norm", 12.3456, "12.35"),
+    ],
+)
+def test_format_metric_shows_the_digits_that_people_compare(key: str, value: float, text: str) -> None:
+    assert format_metric(METRICS[key], value) == text

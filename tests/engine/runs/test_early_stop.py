@@ -27,7 +27,8 @@ def test_early_stop_expires_after_patience(
     patience: int, min_delta: float, accuracies: list[float], epochs: int | None
 ) -> None:
     run = RunConfig(early_stop=patience, early_stop_min_delta=min_delta)
-    assert next((n for n in range(len(accuracies) + 1) if has_stopped_early(run, accuracies[:n])), None) == epochs
+    events = [make_epoch(number, accuracy) for number, accuracy in enumerate(accuracies, 1)]
+    assert next((n for n in range(len(events) + 1) if has_stopped_early(run, events[:n])), None) == epochs
 
 
 def test_early_stop_continues_from_checkpoint() -> None:

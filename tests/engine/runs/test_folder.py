@@ -13,24 +13,23 @@ from threading import Timer
 import pytest
 
 from engine.config.run_name import name_from_stem
-from engine.runs import claim
+from engine.runs import claim, find
 from engine.runs.claimed_run import check_claim, claim_run
 from engine.runs.control import send_request
 from engine.runs.events import ControlEvent, RunFinished, WaitingForGpus
 from engine.runs.find import find_run
-from engine.runs.folder import RunFolder, RunState
-from engine.runs.journal import to_line
+from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.ownership import Ownership, _try_lock
-from engine.runs.run_row import make_run_row, state_message
+from engine.runs.record_completion import open_run
+from engine.runs.run_row import state_message
 from engine.runs.trash import move_to_trash
-from engine.runs.watcher import RunWatcher
 from support.messages import raises_problem
-from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import make_run_folder
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
+from support.runs.factories import append_events, make_run_folder, row_of
 
 
 def state_of(folder: RunFolder) -> RunState:
-    return folder.state(folder.history())
+    return open_run(folder).state
 
 
 def test_run_state_without_owner_follows_journal_or_is_crashed(tmp_path: Path) -> None:
@@ -50,8 +49,7 @@ def test_run_state_with_owner_is_live(tmp_path: Path) -> None:
         (make_run_started(), RunState.RUNNING),
         (ControlEvent(request="stop", by="me", outcome="soon"), RunState.STOPPING),
     ):
-        with folder.journal.open("a") as file:
-            file.write(to_line(event) + "\n")
+        append_events(folder, event)
         assert state_of(folder) == state
     ownership.release()
     assert state_of(folder) == RunState.CRASHED
@@ -60,8 +58,8 @@ def test_run_state_with_owner_is_live(tmp_path: Path) -> None:
 def test_run_whose_wait_was_killed_is_interrupted(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", RunFinished(state="stopped"), WaitingForGpus(message="2 runs ahead"))
     assert state_of(folder) == RunState.INTERRUPTED and not RunState.INTERRUPTED.live
-    row = make_run_row(RunWatcher(folder))
-    assert (row.state, row.message) == ("interrupted", state_message(folder.history(), RunState.INTERRUPTED))
+    row = row_of(folder)
+    assert (row.state, row.message) == ("interrupted", state_message(row.record, RunState.INTERRUPTED))
     assert "gputrain queue resume" in row.message
     ownership = Ownership(folder)
     assert state_of(folder) == RunState.WAITING
@@ -218,13 +216,32 @@ def test_claim_discard_restores_previous_state(tmp_path: Path) -> None:
 
 def test_find_run_accepts_name_prefix_path_and_last(tmp_path: Path) -> None:
     for age, name in enumerate(("mnist-1", "digits-1", "digits-12")):
-        folder = make_run_folder(tmp_path, name)
-        folder.config.touch()
-        os.utime(folder.config, (1000 + age, 1000 + age))
+        make_run_folder(tmp_path, name, make_run_started(1000.0 + age))
     assert find_run(tmp_path, "mn").name == "mnist-1"
     assert find_run(tmp_path, "digits-1").name == "digits-1"
     assert find_run(tmp_path, "last").name == "digits-12"
     assert find_run(tmp_path / "elsewhere", str(tmp_path / "mnist-1")).path == tmp_path / "mnist-1"
+
+
+def test_find_run_lists_no_runs_for_a_name_or_path_and_reads_none_for_a_prefix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        make_run_folder(tmp_path, f"run-{number}")
+    monkeypatch.delattr(find, "newest_first")
+    with raises_problem("ambiguous-name", "run"):
+        find_run(tmp_path, "run")
+    monkeypatch.delattr(find, "list_runs")
+    found = [find_run(tmp_path, reference).name for reference in ("run-1", str(tmp_path / "run-2"))]
+    assert found == ["run-1", "run-2"]
+
+
+def test_last_run_is_found_by_its_journal_if_it_has_no_record(tmp_path: Path) -> None:
+    for name, started in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
+        make_run_folder(tmp_path, name, make_run_started(started))
+    (tmp_path / "b" / "summary.json").unlink()
+    assert [run.name for run in find.newest_first(list_runs(tmp_path))] == ["b", "c", "a"]
+    assert find_run(tmp_path, "last").name == "b"
 
 
 def test_find_run_accepts_both_forms_of_a_name(tmp_path: Path) -> None:
@@ -238,14 +255,12 @@ def test_find_run_accepts_both_forms_of_a_name(tmp_path: Path) -> None:
 
 def test_find_run_refuses_last_if_an_older_run_has_this_name(tmp_path: Path) -> None:
     for age, name in enumerate(("last", "digits-1")):
-        folder = make_run_folder(tmp_path, name)
-        folder.config.touch()
-        os.utime(folder.config, (1000 + age, 1000 + age))
+        make_run_folder(tmp_path, name, make_run_started(1000.0 + age))
     path = tmp_path / "last"
     with raises_problem("ambiguous-name", "last", "digits-1", path, f"`gputrain runs rename {path} NAME`"):
         find_run(tmp_path, "last")
     assert find_run(tmp_path, str(tmp_path / "last")).name == "last"
-    os.utime(tmp_path / "last" / "config.yaml", (2000, 2000))
+    append_events(RunFolder(path), make_run_resumed(1, 2000.0))
     assert find_run(tmp_path, "last").name == "last"
 
 

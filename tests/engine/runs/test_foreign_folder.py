@@ -19,14 +19,12 @@ from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership, RunFolderDeletedError
 from engine.runs.recorder import Recorder
-from engine.runs.run_row import make_run_row
-from engine.runs.watcher import RunWatcher
 from engine.training.checkpoint import save_checkpoint
 from engine.utils.codec import write_record
 from support.json_files import write_json
 from support.messages import has_problem, raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
-from support.runs.factories import default_fields, make_run_folder
+from support.runs.factories import default_fields, make_run_folder, row_of
 from tui.text.run_table import RunTable
 from tui.text.runs import format_runs_table
 
@@ -45,10 +43,8 @@ def make_foreign(folder: RunFolder) -> RunFolder:
 
 
 def test_find_run_skips_foreign_run_for_last_and_prefix(tmp_path: Path) -> None:
-    mine, foreign = make_run_folder(tmp_path, "run-1"), make_foreign(make_run_folder(tmp_path, "run-2"))
-    mine.config.touch()
-    foreign.config.touch()
-    os.utime(mine.config, (1, 1))
+    make_run_folder(tmp_path, "run-1", make_run_started(1.0))
+    make_foreign(make_run_folder(tmp_path, "run-2", make_run_started(2.0)))
     assert [find_run(tmp_path, reference).name for reference in ("last", "run", "run-1")] == ["run-1"] * 3
     assert find_run(tmp_path, "last", trust_owner=True).name == "run-2"
 
@@ -210,10 +206,10 @@ def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Pa
 
 def test_lists_say_why_run_is_foreign(tmp_path: Path) -> None:
     make_run_folder(tmp_path, "mine", make_run_started(), make_epoch(1))
-    rows = [make_run_row(RunWatcher(RunFolder(tmp_path / "mine")))]
+    rows = [row_of(RunFolder(tmp_path / "mine"))]
     assert "FOREIGN" not in format_runs_table(rows)
     foreign = make_foreign(make_run_folder(tmp_path, "theirs", make_run_started(), make_epoch(1)))
-    rows.append(make_run_row(RunWatcher(foreign)))
+    rows.append(row_of(foreign))
     lines = format_runs_table(rows).splitlines()
     assert ["  is writable by all users  " in line for line in lines] == [False, False, True]
     assert (

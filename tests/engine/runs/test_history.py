@@ -87,7 +87,7 @@ def test_history_duration_leaves_out_pauses() -> None:
         assert history.total_seconds == 10.0
     history.add(RunContinued(time=400.0, step=5, epoch=1))
     history.add(make_epoch(1, time=420.0))
-    assert history.total_seconds == history.summary().seconds == 30.0
+    assert history.total_seconds == history.record().seconds == 30.0
 
 
 @pytest.mark.parametrize("end", [RunFinished(time=900.0, state="stopped"), make_run_resumed(5, 900.0)])

@@ -28,7 +28,6 @@ from engine.runs.journal import (
     READ_CHUNK_BYTES,
     Journal,
     JournalReader,
-    find_last_event,
     find_session_problem,
     from_line,
     to_line,
@@ -75,7 +74,7 @@ def test_gpu_sample_has_none_for_missing_or_invalid_values() -> None:
     event = from_line(json.dumps({"type": "gpus", "time": 5.0, "gpus": [{"uuid": "GPU-1"}, malformed]}))
     assert isinstance(event, GpuEvent)
     assert event.gpus == [GpuSample("GPU-1"), GpuSample(None)]
-    assert [stats.uuid for stats in history_from_events([event]).summary().gpus] == ["GPU-1", "None"]
+    assert [stats.uuid for stats in history_from_events([event]).record().gpu_stats] == ["GPU-1", "None"]
 
 
 def test_from_line_skips_incomplete_rank_and_memory_records() -> None:
@@ -219,14 +218,6 @@ def test_session_start_of_invalid_text_is_reported_and_raises_nothing(tmp_path: 
     assert find_session_problem(path) is None
 
 
-def test_encoder_begins_each_line_as_the_search_for_an_event_expects(tmp_path: Path) -> None:
-    events = [make_run_started(), make_epoch(1), RunFinished(state="finished")]
-    path = tmp_path / "events.jsonl"
-    path.write_text("".join(to_line(event) + "\n" for event in events))
-    with path.open("rb") as file:
-        assert [find_last_event(file, path.stat().st_size, [type(event)]) for event in events] == events
-
-
 def test_journal_reader_reads_incomplete_last_line_once_complete(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     whole = to_line(make_step(1)) + "\n"
@@ -327,7 +318,7 @@ def test_summary_reports_last_and_best_epoch() -> None:
         make_epoch(3, 0.8, time=9.0),
         RunFinished(time=10.0, state="finished"),
     ]
-    summary = history_from_events(events).summary()
+    summary = history_from_events(events).record()
     assert (summary.state, summary.epochs, summary.val_accuracy) == ("finished", 3, 0.8)
     assert (summary.best_epoch, summary.best_val_accuracy) == (2, 0.9)
     assert (summary.images_per_second, summary.seconds) == (200.0, 10.0)
@@ -335,7 +326,7 @@ def test_summary_reports_last_and_best_epoch() -> None:
 
 def test_summary_seconds_exclude_time_between_sessions() -> None:
     events = [make_run_started(0.0), make_epoch(1, time=10.0), make_run_resumed(10, 100.0), make_epoch(2, time=105.0)]
-    assert history_from_events(events).summary().seconds == 15.0
+    assert history_from_events(events).record().seconds == 15.0
 
 
 def test_from_line_ignores_line_with_wrong_field_type() -> None:

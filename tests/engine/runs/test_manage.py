@@ -12,21 +12,22 @@ import pytest
 from engine.config.yaml_io import parse_yaml
 from engine.runs import ownership
 from engine.runs.claimed_run import claim_run
-from engine.runs.find import find_run
+from engine.runs.find import find_run, newest_first
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.manage import find_own_run, rename_run
 from engine.runs.ownership import Ownership, locked_ended_run
 from engine.runs.trash import delete_for_good, find_in_trash, list_trash, move_to_trash, restore_run, run_contents
 from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, raises_problem
-from support.runs.factories import make_ended_runs, make_run_folder
+from support.runs.factories import make_ended_runs, make_run_folder, write_run_record
 
 COUNT = 4
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    make_ended_runs(tmp_path / "runs", COUNT)
+    for folder in make_ended_runs(tmp_path / "runs", COUNT):
+        write_run_record(folder)
     return tmp_path / "runs"
 
 
@@ -36,7 +37,7 @@ def short_wait_for_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names(root: Path) -> list[str]:
-    return [run.name for run in list_runs(root)]
+    return [run.name for run in newest_first(list_runs(root))]
 
 
 def test_rename_changes_folder_and_config_and_keeps_order(root: Path) -> None:

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runs.fields import FIGURES, value_of
-from engine.runs.query import SortOrder, parse_columns, parse_query
+from engine.runs.fields import figure_names, value_of
+from engine.runs.keys import quote_key
+from engine.runs.metrics import METRIC_PREFIX, Better, better_of_name, own_metrics
+from engine.runs.query import SortOrder, find_best_condition, parse_columns, parse_query
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
 from support.messages import has_problem, raises_problem
+from support.replace import replace
+from support.runs.factories import make_row
 
 HOUR, DAY = 3600.0, 86_400.0
 NOW = time.time()
-BEST = RunRow(
-    "resnet-best", "finished", 6, 6, 0.94, "/runs/resnet-best", val_accuracy=0.93, val_loss=0.2,
+BEST = make_row(
+    "resnet-best", "finished", epochs=6, total_epochs=6, best_val_accuracy=0.94, val_accuracy=0.93, val_loss=0.2,
     seconds=2 * HOUR, updated_at=NOW - 2 * HOUR, started_at=time.mktime((2026, 11, 1, 14, 30, 0, 0, 0, -1)), gpus=2,
     config={"model.name": "resnet18", "optim.lr": 0.01, "model.options": {"width": 2}, "device.gpus": "0,2"},
-    tags=("night", "keep"), note="the Paper's run", config_known=True, parameters=11_000_000,
+    tags=("night", "keep"), note="the Paper's run", parameters=11_000_000,
+    metrics={"val/f1": 0.8, "gap>b": 2.0}, highest_metrics={"val/f1": 0.9, "gap>b": 3.0}, lowest_metrics={"gap>b": 1.0},
 )  # fmt: skip
-FAILED = RunRow(
-    "cnn-3", "failed", 1, 6, 0.5, "/runs/cnn-3", seconds=60.0, updated_at=NOW - 3 * DAY,
-    config={"optim.name": "adamw", "run.seed": 3}, config_known=True, started_at=0.0,
+FAILED = make_row(
+    "cnn-3", "failed", epochs=1, total_epochs=6, best_val_accuracy=0.5, seconds=60.0, updated_at=NOW - 3 * DAY,
+    config={"optim.name": "adamw", "run.seed": 3}, started_at=0.0,
 )  # fmt: skip
-NEW = RunRow("Stopped-early", "running", 0, None, None, "/runs/Stopped-early", archived=True)
+NEW = make_row("Stopped-early", "running", archived=True)
 ROWS = [BEST, FAILED, NEW]
+OWN = own_metrics(row.record for row in ROWS)
+
+
+def with_record(row: RunRow, **values: Any) -> RunRow:
+    return row._replace(record=replace(row.record, **values))
+
+
+def accuracy_of(row: RunRow) -> float | None:
+    return row.record.best_val_accuracy
+
+
 MATCHES = {
     "": [BEST, FAILED, NEW],
     "failed": [FAILED],
@@ -81,6 +98,17 @@ MATCHES = {
     "started<=2026-11-01": [BEST, FAILED],
     "started>2026-11-01T14:00": [BEST],
     "started=2026-11-01T14:*": [BEST],
+    "val/f1>0.85": [],
+    "best_val/f1>0.85": [BEST],
+    "metrics.val/f1=0.8": [BEST],
+    "best_metrics.val/f1=90%": [BEST],
+    '"gap>b">1': [BEST],
+    '-"gap>b">1': [FAILED, NEW],
+    '"best_metrics.gap>b">=3': [BEST],
+    '"note~the paper"': [BEST],
+    "epoch>2": [BEST],
+    "total_epochs=6": [BEST, FAILED],
+    "seconds>1h": [BEST],
     "archived=yes": [NEW],
     "live=no": [BEST, FAILED],
     "name>d": [BEST, NEW],
@@ -89,12 +117,15 @@ MATCHES = {
 }
 ERRORS = {
     "acuracy>0.9": ("unknown-key", "acuracy", "accuracy?"),
+    "val/f2>1": ("unknown-key", "val/f2", "val/f1?"),
+    '"gap>c">1': ("unknown-key", "gap>c", '"gap>b"?'),
+    '"gap>b">': ("missing-value", '"metrics.gap>b">', '"metrics.gap>b">VALUE'),
     "optim.nam=sgd": ("unknown-key", "optim.nam", "optim.name?"),
     "accuracy>high": ("invalid-value", "best_val_accuracy", "high", "0.9", "90%"),
     "accuracy=nan": ("invalid-value", "best_val_accuracy", "nan"),
     "lr>high": ("invalid-value", "optim.lr", "high", "0.9, 90%", "10k"),
     "age<soon": ("invalid-value", "age", "soon", "90s, 5min, 1h30m", "2d"),
-    "started>soon": ("invalid-value", "started", "soon", "2026-11-01", "2026-11-01T14:30"),
+    "started>soon": ("invalid-value", "started_at", "soon", "2026-11-01", "2026-11-01T14:30"),
     "archived=maybe": ("invalid-value", "archived", "maybe", "yes", "no"),
     "state=failde": ("unknown-value", "state", "failde", "waiting, starting"),
     "tag>night": ("not-supported", "tags>night", "tags", "=", "!="),
@@ -106,15 +137,15 @@ ERRORS = {
 @pytest.mark.parametrize(("text", "expected"), [("age<2d", ["new"]), ("age>1d12h", ["long"])])
 def test_query_compares_age_since_start(text: str, expected: list[str]) -> None:
     rows = [
-        BEST._replace(name="new", started_at=NOW - 2 * HOUR, updated_at=NOW),
-        FAILED._replace(name="long", started_at=NOW - 3 * DAY, updated_at=NOW),
+        with_record(BEST._replace(name="new"), started_at=NOW - 2 * HOUR, updated_at=NOW),
+        with_record(FAILED._replace(name="long"), started_at=NOW - 3 * DAY, updated_at=NOW),
     ]
     assert [row.name for row in parse_query(text).filter(rows)] == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), MATCHES.items(), ids=MATCHES)
 def test_query_selects_matching_rows_in_their_order(text: str, expected: list[RunRow]) -> None:
-    assert parse_query(text).filter(ROWS) == expected
+    assert parse_query(text, OWN).filter(ROWS) == expected
 
 
 def test_query_names_age_and_archive_flag() -> None:
@@ -129,7 +160,7 @@ def test_query_names_age_and_archive_flag() -> None:
 @pytest.mark.parametrize(("text", "expected"), ERRORS.items(), ids=ERRORS)
 def test_query_refuses_invalid_condition_with_one_problem(text: str, expected: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as error:
-        parse_query(text)
+        parse_query(text, OWN)
     assert has_problem(error.value.problems, *expected) and len(error.value.problems) == 1
 
 
@@ -145,7 +176,7 @@ def test_query_of_words_splits_each_at_blanks() -> None:
 
 
 def test_unknown_config_matches_no_condition() -> None:
-    unread = BEST._replace(config={}, config_known=False)
+    unread = with_record(BEST, config=None)
     assert parse_query("model=cnn").filter([unread]) == parse_query("model!=cnn").filter([unread]) == []
     assert value_of(unread, "lr") is None and value_of(FAILED, "lr") == 0.05
 
@@ -159,7 +190,11 @@ def test_query_of_any_text_parses_or_is_refused(text: str) -> None:
     assert all(row in ROWS for row in query.filter(ROWS))
 
 
-@given(st.sampled_from(sorted(FIGURES)), st.sampled_from(["=", "!=", ">", "<=", "~"]), st.text(min_size=1, max_size=12))
+@given(
+    st.sampled_from(sorted(figure_names())),
+    st.sampled_from(["=", "!=", ">", "<=", "~"]),
+    st.text(min_size=1, max_size=12),
+)
 def test_negated_condition_matches_all_other_rows(name: str, sign: str, value: str) -> None:
     word = f"{name}{sign}{value}".replace('"', "").replace("'", "")
     try:
@@ -172,12 +207,12 @@ def test_negated_condition_matches_all_other_rows(name: str, sign: str, value: s
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=8), st.booleans())
 def test_sort_puts_unknown_values_last_and_keeps_order_of_equals(values: list[float | None], reverse: bool) -> None:
-    rows = [BEST._replace(name=str(number), best_val_accuracy=value) for number, value in enumerate(values)]
+    rows = [
+        with_record(BEST._replace(name=str(number)), best_val_accuracy=value) for number, value in enumerate(values)
+    ]
     sorted_rows = SortOrder.parse("accuracy", reverse=reverse).sort(rows)
     direction = 1 if reverse else -1
-    expected = sorted(
-        rows, key=lambda row: math.inf if row.best_val_accuracy is None else direction * row.best_val_accuracy
-    )
+    expected = sorted(rows, key=lambda row: math.inf if (value := accuracy_of(row)) is None else direction * value)
     assert sorted_rows == expected
 
 
@@ -186,7 +221,7 @@ def test_sort_begins_with_best_newest_and_first_name() -> None:
     assert SortOrder.parse("-accuracy").sort(ROWS) == [FAILED, BEST, NEW]
     assert SortOrder.parse("name").sort(ROWS) == [FAILED, BEST, NEW]
     assert SortOrder.parse("model", reverse=True).sort(ROWS) == [BEST, FAILED, NEW]
-    mixed = [BEST._replace(name=str(value), config={"data.workers": value}) for value in ("auto", 4, 10)]
+    mixed = [with_record(BEST._replace(name=str(value)), config={"data.workers": value}) for value in ("auto", 4, 10)]
     assert [row.name for row in SortOrder.parse("workers").sort(mixed)] == ["4", "10", "auto"]
 
 
@@ -196,3 +231,44 @@ def test_columns_take_aliases_once_and_refuse_unknown_names() -> None:
         parse_columns("name,duratoin")
     with raises_problem("missing-value", "columns"):
         parse_columns(" , ")
+
+
+@given(st.text(min_size=1, max_size=12), st.booleans())
+def test_key_of_any_metric_is_found_in_query_sort_and_columns(name: str, best: bool) -> None:
+    values = {name: 0.5}
+    row = make_row("a", "finished", metrics=values, highest_metrics=values, lowest_metrics=values)
+    key = f"best_{METRIC_PREFIX}{name}" if best else METRIC_PREFIX + name
+    own = own_metrics([row.record])
+    assert parse_query(f"finished {quote_key(key)}>=0.5", own).filter([row]) == [row]
+    assert parse_query([f"-{quote_key(key)}>=0.5"], own).filter([row]) == []
+    assert (
+        SortOrder.parse(quote_key(key), own).field.name == SortOrder.parse(f"-{quote_key(key)}", own).field.name == key
+    )
+    assert [field.name for field in parse_columns(f"name, {quote_key(key)},lr", own)] == ["name", key, "optim.lr"]
+
+
+def test_bare_name_of_metric_means_config_key_and_figure_first() -> None:
+    own = dict.fromkeys(("lr", "val_loss", "f1", "best_f1"), Better.HIGH)
+    names = [field.name for field in parse_columns("lr,val_loss,f1,best_f1,best_best_f1,metrics.lr", own)]
+    assert names == ["optim.lr", "val_loss", "metrics.f1", "metrics.best_f1", "best_metrics.best_f1", "metrics.lr"]
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        *(("valLoss", "low"), ("val/WER@5", "low"), ("top1_err", "low"), ("RMSE", "low"), ("test.ppl", "low")),
+        *(("f1", "high"), ("Glossy", "high"), ("terror", "high"), ("recall@5", "high")),
+    ],
+)
+def test_better_of_name_follows_its_words(name: str, better: str) -> None:
+    assert better_of_name(name) == better
+
+
+def test_find_best_condition_names_best_value_that_meets_query() -> None:
+    found = find_best_condition(parse_query("resnet val_accuracy>0.935", OWN), ROWS, OWN)
+    assert found is not None
+    assert (found.key, found.text, found.count) == ("val_accuracy", "best_val_accuracy>0.935", 1)
+    found = find_best_condition(parse_query('"gap>b">2.5', OWN), ROWS, OWN)
+    assert found is not None and (found.key, found.text) == ("metrics.gap>b", '"best_metrics.gap>b">2.5')
+    assert find_best_condition(parse_query("cnn val_accuracy>0.935", OWN), ROWS, OWN) is None
+    assert find_best_condition(parse_query("train_loss<0.1", OWN), ROWS, OWN) is None

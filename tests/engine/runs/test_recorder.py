@@ -20,7 +20,7 @@ from engine.config.schema import Config
 from engine.runs.events import EpochEvent, Event, FlushJournal, RunFinished, WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import Journal, JournalReader
-from engine.runs.recorder import Recorder
+from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from engine.runs.sinks import DISK_PROBLEMS, RETRY_SECONDS, WARNING_INTERVAL_SECONDS, Sink
 from engine.utils.errors import Problem
 from support.gputrain_command import ROOT
@@ -87,6 +87,7 @@ def test_recorder_switches_failing_file_off_with_one_warning_and_tries_again(
     recording.record(make_run_started(), make_epoch(1, 0.1))
     damage(folder.path / name)
     # An open file of a deleted folder can be written, so TensorBoard begins new files.
+    recording.now += RECORD_INTERVAL_SECONDS
     recording.record(make_run_resumed(10, 1.0), *(make_epoch(number, number / 10) for number in (2, 3)))
     [warning] = recording.warnings()
     shown = "tensorboard/" if name == "tensorboard" else name
@@ -112,6 +113,8 @@ def test_recorder_writes_deleted_files_anew(recording: Recording) -> None:
     for path in (folder.journal, folder.log, folder.summary):
         path.unlink()
     recording.record(make_epoch(2, 0.2), make_epoch(3, 0.3))
+    recording.now += RECORD_INTERVAL_SECONDS
+    recording.recorder.catch_up()
     assert [(warning.code, warning.message.split()[0]) for warning in recording.warnings()] == [
         ("recovered", name) for name in ("events.jsonl", "log.txt", "tensorboard/")
     ]
@@ -217,11 +220,12 @@ def test_recorder_begins_new_tensorboard_file_after_incomplete_record(recording:
 def test_recorder_reports_disk_that_only_the_journal_fits_on_once(
     recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.runs.recorder.write_record", fail)
+        for name in ("write_record", "overwrite_record"):
+            patch.setattr(f"engine.runs.recorder.codec.{name}", fail)
         recording.record(make_run_started(), *map(make_epoch, (1, 2, 3)))
         assert recording.recorder.problem == DISK_PROBLEMS[errno.ENOSPC]
     recording.now += RETRY_SECONDS

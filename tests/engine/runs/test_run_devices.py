@@ -6,10 +6,11 @@ import pytest
 
 from engine.runs.event_lines import event_lines
 from engine.runs.events import Event, RunFinished
-from engine.runs.history import RunSummary, history_from_events
+from engine.runs.history import history_from_events
 from engine.runs.records import RankDevice
 from engine.runs.run_devices import describe_run_devices
-from engine.utils.codec import UNSET, decode, encode
+from engine.runs.run_record import RunRecord
+from engine.utils.codec import decode, encode
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
 
@@ -39,9 +40,9 @@ def test_describe_run_devices_names_gpus(ranks: list[RankDevice], text: str) -> 
     assert describe_run_devices(started) == text
 
 
-def last_lines(*events: Event) -> tuple[list[str], RunSummary]:
+def last_lines(*events: Event) -> tuple[list[str], RunRecord]:
     history = history_from_events(events)
-    return event_lines(events[-1], history), history.summary()
+    return event_lines(events[-1], history), history.record()
 
 
 def test_last_line_and_summary_have_mean_epoch_time() -> None:
@@ -49,7 +50,7 @@ def test_last_line_and_summary_have_mean_epoch_time() -> None:
     lines, summary = last_lines(make_run_started(), *epochs, FINISHED)
     assert lines[-1] == "3 epochs on the CPU (2 ranks), 2.0 s per epoch"
     assert (summary.seconds_per_epoch, summary.devices) == (2.0, "the CPU (2 ranks)")
-    assert decode(encode(summary), RunSummary).seconds_per_epoch == 2.0
+    assert decode(encode(summary), RunRecord).seconds_per_epoch == 2.0
 
 
 def test_mean_epoch_time_is_that_of_full_epochs_since_the_resume() -> None:
@@ -60,7 +61,7 @@ def test_mean_epoch_time_is_that_of_full_epochs_since_the_resume() -> None:
     assert summary.seconds_per_epoch == 3.5
     lines, summary = last_lines(make_run_started(), epochs[0], resumed, epochs[1], FINISHED)
     assert lines[-1] == "finished: best accuracy 0.9"
-    assert summary.seconds_per_epoch is UNSET
+    assert summary.seconds_per_epoch is None
 
 
 def test_stopped_run_ends_with_how_to_continue() -> None:

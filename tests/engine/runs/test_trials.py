@@ -9,15 +9,19 @@ import pytest
 from engine.runs.folder import RunFolder
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials
+from support.runs.factories import make_row
 
 
 def make_trial(number: int, accuracy: float | None = None, state: str = "finished", message: str = "") -> RunRow:
     name = f"s-{number:03d}"
     started = 100.0 * number
-    return RunRow(name, state, 2, 2, accuracy, f"/r/{name}", message=message, sweep="s", started_at=started, seconds=10)
+    return make_row(
+        name, state, f"/r/{name}", message=message, sweep="s", best_val_accuracy=accuracy, started_at=started,
+        seconds=10,
+    )  # fmt: skip
 
 
-OTHER = RunRow("a", "finished", 1, 1, 0.5, "/r/a")
+OTHER = make_row("a", "finished", "/r/a", best_val_accuracy=0.5)
 TRIALS = [make_trial(2, 0.8), make_trial(1, 0.9), make_trial(0)]
 
 
@@ -34,8 +38,8 @@ def test_fold_trials_makes_one_row_in_the_place_of_the_first_trial() -> None:
 
 def test_sweep_row_has_figures_of_best_and_age_of_newest_trial() -> None:
     row = fold_trials(TRIALS)[0]
-    assert (row.trials, row.best_val_accuracy, row.folder, row.message) == (3, 0.9, "/r/s", "3 finished")
-    assert (row.started_at, row.seconds) == (200.0, 30.0)
+    assert (row.trials, row.record.best_val_accuracy, row.folder, row.message) == (3, 0.9, "/r/s", "3 finished")
+    assert (row.record.started_at, row.record.seconds) == (200.0, 30.0)
 
 
 @pytest.mark.parametrize(

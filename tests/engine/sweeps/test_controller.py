@@ -15,16 +15,18 @@ from engine.config.loader import resolve_config
 from engine.config.schema import as_stored
 from engine.config.yaml_io import parse_yaml
 from engine.runs.control import send_request
+from engine.runs.metrics import Better
 from engine.sweeps import controller as controller_module
 from engine.sweeps.controller import Controller
 from engine.sweeps.folder import SweepFolder, controller_lock
 from engine.sweeps.plan import SweepPlan, plan_sweep
-from engine.sweeps.settings import SweepSettings
+from engine.sweeps.settings import SweepSettings, with_direction
 from engine.sweeps.start import create_sweep, load_sweep, run_sweep
 from engine.sweeps.status import SweepReader, SweepStatus
 from engine.sweeps.study import SweepStudy, open_study
 from engine.sweeps.trial_run import TrialRun
 from engine.training.job import ExitCode
+from engine.utils.errors import UsageError
 from support.gputrain_command import ROOT, wait_for
 from support.messages import raises_problem, says
 
@@ -81,7 +83,7 @@ def test_sweep_runs_all_trials_and_stores_the_best_config(tmp_path: Path) -> Non
     assert (shown.trials[0].preset, shown.trials[0].params, shown.trials[0].value) == (True, {"optim.lr": 0.1}, 1.0)
     assert shown.best == shown.trials[0]
     assert starts(tmp_path) == [f"s-00{number}" for number in range(3)]
-    assert "# Trial 0 of s: val_accuracy 1.0" in folder.best.read_text()
+    assert "# Trial 0 of s: best_val_accuracy 1.0" in folder.best.read_text()
     assert any("`gputrain run " in line for line in lines)
     best = resolve_config(str(folder.best)).config
     assert best == resolve_config(str(folder.config)).config
@@ -124,6 +126,22 @@ def test_controller_killed_between_any_two_steps_loses_and_repeats_no_trial(
     for row in shown.trials:
         events = [json.loads(line) for line in (tmp_path / row.run / "events.jsonl").read_text().splitlines()]
         assert [event["epoch"] for event in events if event["type"] == "epoch"] == [1, 2]
+
+
+def test_sweep_searches_the_best_value_of_an_own_metric_by_its_direction(tmp_path: Path) -> None:
+    typed = SweepSettings(metric="metrics.val/distance")
+    stored = with_direction(typed, {"val/distance": Better.LOW})
+    assert stored.metric == "metrics.val/distance=low"
+    folder, lines = make_sweep(tmp_path, metric=stored.metric), list[str]()
+    assert run(folder, lines) is ExitCode.FINISHED
+    shown = status(folder)
+    values = [row.value for row in shown.by_value() if row.value is not None]
+    assert len(values) == 3 and values == sorted(values)
+    assert shown.best is not None and shown.best.value == values[0]
+    assert any("metrics.val/distance 0" in line for line in lines)
+    assert with_direction(typed, {}).metric == "metrics.val/distance=high"
+    with pytest.raises(UsageError):
+        make_sweep(tmp_path / "other", metric="metrics.")
 
 
 def test_failed_crashed_and_nonfinite_trials_are_counted_with_their_reason(tmp_path: Path) -> None:

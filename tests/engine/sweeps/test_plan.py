@@ -58,6 +58,7 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
     ):
         assert has_problem(found, code, location, value), (location, [(it.code, str(it)) for it in found])
     assert has_problem(found, "unknown-value", "--metric", "val_accuracy, val_loss")
+    assert has_problem(found, "unknown-value", "--metric", "best_val_accuracy, best_val_loss")
 
 
 def test_plan_reports_values_that_conflict_only_together(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder
+from engine.runs.journal import JournalReader
 from engine.runs.labels import RunLabels
 from engine.sync.mlflow_store import MlflowRun, MlflowStore
 from engine.sync.remote import SyncError
@@ -77,11 +78,21 @@ def test_finished_run_has_name_params_figures_and_each_step_once(uri: str, tmp_p
     assert steps_of(points) == list(range(1, 21))
     assert sorted(points["val/accuracy"]) == [(10, 0.5), (20, 0.5)]
     assert points["summary/best_epoch"] == [(20, 1.0)]
+    assert points["summary/best_val_loss"] == [(20, 0.55)]
 
     before = folder.journal.parent / "sync" / "mlflow.json"
     stored = before.read_text()
     assert sync_once(folder).steps_sent == 0, "nothing is new"
     assert before.read_text() == stored
+
+
+def test_sync_of_run_without_news_does_not_read_its_journal(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run_folder(tmp_path, "a", make_run_started(5.0), make_losses(1, 10), make_epoch(1), FINISHED)
+    sync_once(folder)
+    monkeypatch.delattr(JournalReader, "poll_lines")
+    assert sync_once(folder).run_state == "finished"
 
 
 def test_live_run_is_continued_by_later_syncs(uri: str, tmp_path: Path, live: set[str]) -> None:

@@ -18,10 +18,16 @@ from engine.queue.state import QueueStage, QueueState
 from engine.runs.control import MAX_REQUEST_BYTES
 from engine.runs.events import EpochEvent, Event, RunFinished, RunStarted, StepEvent
 from engine.runs.fields import Field, find_field
-from engine.runs.folder import RunFolder
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.history import history_from_events
 from engine.runs.journal import to_line
 from engine.runs.labels import RunLabels, change_labels
+from engine.runs.record_completion import complete_record
 from engine.runs.records import RankDevice, RankEpochTiming
+from engine.runs.run_config import changed_values
+from engine.runs.run_record import RunRecord
+from engine.runs.run_row import RunRow, read_row
+from engine.utils.codec import write_record
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started, make_step
 from tui.text.run_table import DEFAULT_COLUMNS
@@ -39,7 +45,27 @@ def make_run_folder(root: Path, name: str, *events: Event) -> RunFolder:
     folder.path.mkdir(parents=True)
     folder.lock.touch()
     folder.journal.write_text("".join(to_line(event) + "\n" for event in events))
+    write_run_record(folder)
     return folder
+
+
+def write_run_record(folder: RunFolder) -> None:
+    """Write the record of a run, as its owner does."""
+    write_record(folder.summary, complete_record(folder))
+
+
+def make_row(name: str, state: str, folder: str | None = None, **fields: Any) -> RunRow:
+    """Row of a run; `fields` are those of the row and of its record."""
+    own = {key: fields.pop(key) for key in RunRow._fields if key in fields}
+    record = RunRecord(**{"state": RunState.RUNNING, **fields})
+    return RunRow(name, folder or f"/runs/{name}", state, record=record, **own)
+
+
+def row_of(folder: RunFolder) -> RunRow:
+    """Row of an existing run."""
+    row = read_row(folder)
+    assert row is not None
+    return row
 
 
 @cache
@@ -59,6 +85,7 @@ def append_to_journal(folder: RunFolder, text: str) -> None:
 
 def append_events(folder: RunFolder, *events: Event) -> None:
     append_to_journal(folder, "".join(to_line(event) + "\n" for event in events))
+    write_run_record(folder)
 
 
 def make_rank_timings(*ranks: tuple[float, float], seconds: float = 10.0) -> list[RankEpochTiming]:
@@ -82,7 +109,7 @@ def make_timed_epoch(**fields: Any) -> EpochEvent:
 
 
 def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolder]:
-    """Make the folders of runs that ended, as a training leaves them: config, journal, summary, owner and lock.
+    """Make the folders of runs that ended, as a training leaves them: config, journal, record, owner and lock.
 
     `run-0` is the oldest. Every seventh failed, and models, optimizers, learning rates and seeds differ.
     """
@@ -97,10 +124,9 @@ def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolde
         folder = make_run_folder(root, f"run-{number}", *events, finished)
         model, optimizer = ("cnn", "resnet18", "vit_b_16")[number % 3], ("sgd", "adamw")[number % 2]
         changes = [f"run.seed={number % 10}", f"model.name={model}", f"optim.name={optimizer}", "data.dataset=digits"]
-        folder.config.write_text(_config_text((*changes, f"optim.lr={0.1 / (number % 4 + 1)}")))
-        folder.summary.write_text(
-            json.dumps({"format": 1, "state": finished.state, "best_val_accuracy": 0.5, "epochs": epochs})
-        )
+        text, changed = _config((*changes, f"optim.lr={0.1 / (number % 4 + 1)}"))
+        folder.config.write_text(text)
+        write_record(folder.summary, history_from_events([*events, finished]).record(changed))
         folder.owner.write_text(json.dumps({"format": 1, "host": socket.gethostname(), "pid": 1, "heartbeat": None}))
         for path in (folder.config, folder.journal, folder.summary, folder.lock, folder.owner, folder.path):
             os.utime(path, (started, started))
@@ -109,8 +135,10 @@ def make_ended_runs(root: Path, count: int, *, epochs: int = 3) -> list[RunFolde
 
 
 @cache
-def _config_text(changes: tuple[str, ...]) -> str:
-    return to_yaml(as_stored(resolve_config(None, list(changes)).config))
+def _config(changes: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    """Return the text of a config, and its values that differ from the defaults."""
+    stored = as_stored(resolve_config(None, list(changes)).config)
+    return to_yaml(stored), changed_values(stored)
 
 
 def write_labels(folder: RunFolder, labels: RunLabels) -> None:

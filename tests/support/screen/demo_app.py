@@ -19,7 +19,8 @@ from engine.gpus.snapshot import DRIVER, UNITS, Reading, Snapshot
 from engine.runs.events import Event, GpuEvent, RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
-from engine.utils.codec import decode
+from engine.runs.run_record import read_run_record
+from engine.utils.codec import decode, write_record
 from support.replace import replace
 from tui.app import GputrainApp
 from tui.charts.gpu_loads import GpuLoads
@@ -126,6 +127,9 @@ def demo_runs(root: Path) -> list[Ownership]:
         run = RunFolder(root / name)
         for path in (run.journal, run.lock, run.config):
             os.utime(path, (time.time() - seconds, time.time() - seconds))
+        record = read_run_record(run)
+        assert record is not None
+        write_record(run.summary, replace(record, started_at=round(time.time()) - seconds))
     return [Ownership(RunFolder(root / LIVE_RUN))]
 
 

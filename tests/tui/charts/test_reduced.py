@@ -10,7 +10,7 @@ import pytest
 
 from engine.runs.curves import CurveData
 from engine.runs.events import StepEvent
-from engine.runs.reduced_curves import MAX_BLOCKS, METRICS, RunCurves, reduce_curves
+from engine.runs.reduced_curves import MAX_BLOCKS, RunCurves, reduce_curves
 from engine.runs.series import Series, mean_and_spread
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
@@ -39,7 +39,7 @@ def make_data(steps: int, first: int = 0) -> CurveData:
     data.add(make_run_started(0.0))
     losses = [float(step % 7) for step in range(first, first + steps)]
     data.add(StepEvent(time=3600.0, step=steps, epoch=1, losses=losses, lr=0.1, images_per_second=1.0, data_wait=0.0))
-    data.add(replace(make_epoch(1, 0.75), step=steps))
+    data.add(replace(make_epoch(1, 0.75), step=steps, metrics={"val/f1 x": 0.5}))
     return data
 
 
@@ -82,8 +82,9 @@ def test_reduce_takes_the_validation_of_the_ema_weights() -> None:
     data = make_data(10)
     data.add(replace(make_epoch(2, 0.5), step=20, ema_val_accuracy=0.875, ema_val_loss=0.25))
     curves = reduce_curves(data)
-    assert curves.metrics["accuracy"].points.y.tolist() == [0.75, 0.875]
-    assert curves.metrics["val_loss"].points.y.tolist() == [1.1, 0.25]
+    assert curves.metrics["best_val_accuracy"].points.y.tolist() == [0.75, 0.875]
+    assert curves.metrics["best_val_loss"].points.y.tolist() == [1.1, 0.25]
+    assert curves.metrics["val_loss"].points.y.tolist() == [1.1, 0.55]
     assert curves.best is not None
     assert curves.best.accuracy == 0.875
 
@@ -124,7 +125,8 @@ def test_reduced_axes_agree_with_the_data() -> None:
 
 
 def assert_equal(first: RunCurves, second: RunCurves) -> None:
-    for metric in METRICS:
+    assert first.metrics.keys() == second.metrics.keys()
+    for metric in first.metrics:
         for part in ("points", "means"):
             one, other = getattr(first.metrics[metric], part), getattr(second.metrics[metric], part)
             assert np.array_equal(one.x, other.x)
@@ -159,7 +161,7 @@ def test_decode_curves_refuses_what_is_damaged() -> None:
         b"\n",
         data[:-8],
         data[:-1] + b"\x01",
-        data.replace(b"train_loss.x", b"train_loss.z"),
+        data.replace(b"x train_loss", b"z train_loss"),
         data + b"x",
     ):
         assert decode_curves(damaged, STAMP) is None
@@ -278,5 +280,5 @@ def test_compare_data_without_steps_or_unread_runs_draws_nothing() -> None:
     empty = ComparedCurves("A", "empty", 1, (reduce_curves(CurveData()),))
     unread = ComparedCurves("B", "unread", 2, (None, None))
     data = CompareData([empty, unread])
-    assert [len(curve.series.x) for curve in data.curves_for("accuracy", "images")] == [0, 0]
+    assert [len(curve.series.x) for curve in data.curves_for("best_val_accuracy", "images")] == [0, 0]
     assert data.last_x("hours") == 1.0

@@ -59,8 +59,8 @@ def test_name_of_another_script_keeps_columns_and_is_escaped_where_it_must(root:
     assert runs("rename", "run-1", "e\u0301t-花朵").exit_code == 0
     name = "\u00e9t-花朵"
     assert runs(f"name={name[:2]}*", "--columns", "name,epoch").stdout.splitlines() == [
-        "NAME     EPOCH",
-        f"{name}      3",
+        "NAME     EPOCHS",
+        f"{name}       3",
     ]
     shown = subprocess.run(
         [GPUTRAIN, "runs", "--columns", "name", name], env=os.environ | {"PYTHONIOENCODING": "latin-1"},
@@ -74,8 +74,8 @@ def test_name_of_another_script_keeps_columns_and_is_escaped_where_it_must(root:
 def test_runs_shows_columns_as_table_and_json(root: Path) -> None:
     table = runs("--columns", "name,lr,model,accuracy,duration,tags", "run-1").stdout
     assert table.splitlines() == [
-        "NAME   OPTIM.LR  MODEL.NAME  BEST_VAL_ACCURACY  DURATION  TAGS",
-        "run-1      0.05  resnet18               0.3000     3m00s",
+        "NAME   OPTIM.LR  MODEL.NAME  BEST_VAL_ACCURACY  SECONDS  TAGS",
+        "run-1      0.05  resnet18               0.3000    3m00s",
     ]
     values = json.loads(runs("--columns", "lr,seed", "--json", "run-1").stdout)
     assert values["format"] == 1

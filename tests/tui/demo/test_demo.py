@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -12,8 +13,8 @@ from engine.runs.evaluations import read_evaluations
 from engine.runs.events import RunFinished, RunStarted
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.inspection_file import read_inspection
-from engine.runs.watcher import RunWatcher
 from support.gputrain_command import wait_for
+from support.runs.factories import row_of
 from tui.demo.server import DATA, FINISHED_RUN, LIVE_RUN, DemoServer, recorded, recorded_events
 
 
@@ -45,12 +46,14 @@ def test_demo_inspection_has_confusion_matrix_and_pictures_of_mistakes() -> None
 
 def test_demo_server_shows_a_finished_run_and_continues_a_live_one() -> None:
     with DemoServer() as server:
-        finished, live = (RunWatcher(RunFolder(server.runs_dir / name)) for name in (FINISHED_RUN, LIVE_RUN))
-        assert finished.folder.state(finished.poll()) is RunState.FINISHED
-        wait_for(lambda: live.folder.state(live.poll()) is RunState.RUNNING, "the live run's owner", 10)
-        before = live.history.steps_done
-        wait_for(lambda: live.poll().steps_done > before, "another step", 10)
-        assert live.history.started is not None and live.history.started.time < time.time()
+        finished, live = (RunFolder(server.runs_dir / name) for name in (FINISHED_RUN, LIVE_RUN))
+        assert row_of(finished).state == RunState.FINISHED
+        wait_for(lambda: row_of(live).state == RunState.RUNNING, "the live run's owner", 10)
+        before = row_of(live).record.step
+        wait_for(lambda: row_of(live).record.step > before, "another step", 10)
+        assert (row_of(live).record.started_at or math.inf) < time.time()
+        for folder in (finished, live):
+            assert row_of(folder).record.config and row_of(folder).record.classes
 
 
 def test_demo_gpus_are_synthetic_and_have_current_time() -> None:

@@ -144,12 +144,12 @@ def test_compare_shows_seeds_as_one_band_and_expands_it(root: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         screen = await compare(pilot, root, ["seed-0", "fast", "seed-1", "seed-2"])
         assert "A seed-0 ×3" in visible_text(pilot, f"#{RUNS_PANEL}")
-        assert "░" in visible_text(pilot, "#accuracy")
+        assert "░" in visible_text(pilot, "#best_val_accuracy")
         assert "±" in visible_text(pilot, f"#{TABLE_PANEL}")
         assert "each seed" in visible_text(pilot, "Keys")
         await press(pilot, "B")
         assert [entry.name for entry in screen.data.entries] == ["seed-0", "fast", "seed-1", "seed-2"]
-        assert "░" not in visible_text(pilot, "#accuracy")
+        assert "░" not in visible_text(pilot, "#best_val_accuracy")
         await press(pilot, "shift+tab", "shift+tab", "end", "P", "B")
         assert (len(screen.data.entries), screen.data.baseline) == (2, 0)
 

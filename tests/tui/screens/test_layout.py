@@ -229,16 +229,16 @@ def test_sweep_screen_hides_results_in_small_terminal(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await open_sweep(pilot)
         async for size in each_layout(pilot, layouts, fills=False):
-            last = "cr…di…" if size[0] == 60 else "crop_padding"
-            assert header_of(pilot, "trials") == f"TRIAL STATE ACCURACY EPOCH lr optim {last}"
+            last = "…" if size[0] == 60 else "crop_padding"
+            assert header_of(pilot, "trials") == f"TRIAL STATE BEST ACC EPOCH lr optim {last}"
 
     drive(real_app(tmp_path / "runs"), act)
 
 
 def test_compare_of_eight_runs_has_more_charts_with_more_room(tmp_path: Path) -> None:
     folders = [make_compared_run(tmp_path / "runs", f"sweep-{n}", lr=0.02 * (n + 1), epochs=1).path for n in range(8)]
-    runs, one, two = "compared-runs differences", "train_loss", "train_loss accuracy"
-    four = f"{two} / val_loss lr / {runs}"
+    runs, one, two = "compared-runs differences", "train_loss", "train_loss best_val_accuracy"
+    four = f"{two} / best_val_loss lr / {runs}"
     layouts = {(60, 20): f"{one} / {runs}", (80, 24): f"{one} / {runs}", (120, 34): f"{two} / {runs}", (160, 48): four}
     columns = {(60, 20): "6 more A B", (80, 24): "5 more A B C", (120, 34): "2 more A B C D E F"}
 

@@ -9,6 +9,9 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.runs.folder import RunFolder
+from engine.runs.journal import JournalReader
+from support.replace import replace
+from support.runs.factories import append_events
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
@@ -89,11 +92,9 @@ def test_runs_screen_preview_shows_last_run_of_burst(many_runs: Path) -> None:
 def test_runs_screen_preview_follows_journal(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")
-        journal = RunFolder(demo_runs_folder / LIVE_RUN).journal
-        lines = journal.read_text().splitlines()
-        epoch = next(line for line in reversed(lines) if '"type":"epoch"' in line)
-        with journal.open("a") as file:
-            file.write(epoch.replace('"epoch":18', '"epoch":19') + "\n")
+        run = RunFolder(demo_runs_folder / LIVE_RUN)
+        last = next(event for event in reversed(list(JournalReader(run.journal).poll())) if event.type == "epoch")
+        append_events(run, replace(last, epoch=19))
         await wait_until(pilot, lambda: "epoch 19/30" in visible_text(pilot, "#run-preview"))
 
     drive(demo_app(demo_runs_folder), act, WIDE)

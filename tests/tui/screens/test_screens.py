@@ -15,7 +15,7 @@ from textual.widgets import Input
 from engine.runs.folder import RunFolder
 from support.messages import says
 from support.runs.event_factories import make_epoch
-from support.runs.factories import append_events
+from support.runs.factories import append_events, row_of
 from support.screen.demo_app import (
     FROZEN_NOW,
     demo_app,
@@ -211,11 +211,8 @@ def test_demo_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_runs_json_matches_screen(demo_runs_folder: Path) -> None:
-    from engine.runs.run_row import make_run_row
-    from engine.runs.watcher import RunWatcher
-
-    row = json.loads(json.dumps(make_run_row(RunWatcher(RunFolder(demo_runs_folder / LIVE_RUN))).to_dict()))
-    assert (row["state"], row["step"], row["steps"], row["epochs"]) == ("running", 8720, 14070, 30)
+    row = json.loads(json.dumps(row_of(RunFolder(demo_runs_folder / LIVE_RUN)).to_dict()))
+    assert (row["state"], row["step"], row["steps"], row["total_epochs"]) == ("running", 8720, 14070, 30)
 
 
 @pytest.fixture

@@ -255,7 +255,6 @@ def add_checkpoint(run: RunFolder) -> None:
 def test_resume_of_finished_run_asks_for_epochs(demo_runs_folder: Path, launches: list[tuple[list[str], str]]) -> None:
     run = RunFolder(demo_runs_folder / FINISHED_RUN)
     add_checkpoint(run)
-    run.summary.write_text('{"format": 1, "state": "finished", "epochs": 6}')
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r", "j", "u")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,9 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import history_from_events
 from engine.runs.journal import to_line
 from engine.runs.recorder import Recorder
-from engine.runs.run_row import RunRow, make_run_row
-from engine.runs.watcher import MAX_FULL_READ_BYTES, RunWatcher
+from engine.runs.run_row import RunRow
 from support.replace import replace
-from support.runs.factories import make_gpu_run_started, make_run_folder, make_timed_epoch
+from support.runs.factories import make_gpu_run_started, make_run_folder, make_timed_epoch, row_of
 from tui.cli.progress import PlainPrinter
 from tui.text.run_progress import bottleneck_text
 
@@ -27,7 +27,11 @@ FINISHED = RunFinished(time=200.0, state="finished")
 
 
 def row(root: Path, *events: Event) -> RunRow:
-    return make_run_row(RunWatcher(make_run_folder(root, "a", *events)))
+    return row_of(make_run_folder(root, "a", *events))
+
+
+def with_record(run_row: RunRow, **changes: Any) -> RunRow:
+    return run_row._replace(record=replace(run_row.record, **changes))
 
 
 def test_bottleneck_text_fits_width(tmp_path: Path) -> None:
@@ -37,8 +41,8 @@ def test_bottleneck_text_fits_width(tmp_path: Path) -> None:
     )
     assert bottleneck_text(run_row, 78).plain == " waiting for data 34% of the time; try data.workers=4"
     assert bottleneck_text(run_row, 30).plain == " waiting for data 34% of the…"
-    assert bottleneck_text(run_row._replace(bottleneck=None), 80).plain == " data wait 34%   MFU 6%"
-    assert bottleneck_text(run_row._replace(bottleneck=None, data_wait=None, mfu=None), 80).plain == ""
+    assert bottleneck_text(with_record(run_row, bottleneck=None), 80).plain == " data wait 34%   MFU 6%"
+    assert bottleneck_text(with_record(run_row, bottleneck=None, data_wait=None, mfu=None), 80).plain == ""
 
 
 def test_bottleneck_message_fits_80_columns_or_starts_with_advice() -> None:
@@ -58,28 +62,28 @@ def test_bottleneck_message_fits_80_columns_or_starts_with_advice() -> None:
 
 def test_run_row_before_first_epoch_uses_data_wait_of_latest_steps(tmp_path: Path) -> None:
     step = StepEvent(time=1.0, step=5, epoch=1, losses=[1.0], lr=0.1, images_per_second=9.0, data_wait=0.2)
-    run_row = row(tmp_path, GPU_RUN, step)
-    assert (run_row.data_wait, run_row.mfu, run_row.bottleneck) == (0.2, None, None)
+    record = row(tmp_path, GPU_RUN, step).record
+    assert (record.data_wait, record.mfu, record.bottleneck) == (0.2, None, None)
 
 
 def test_run_row_json_has_bottleneck(tmp_path: Path) -> None:
     values = row(tmp_path, GPU_RUN, DATA_WAIT_EPOCH, FINISHED).to_dict()
     assert (values["data_wait"], values["mfu"]) == (0.34, 0.0622)
-    assert values["bottleneck"] == "waiting for data 34% of the time; try data.workers=4"
+    message = "waiting for data 34% of the time; try data.workers=4"
+    assert values["bottleneck"] == {"kind": "waiting for data", "message": message}
 
 
-def test_run_row_of_long_journal_reads_bottleneck_from_summary(tmp_path: Path) -> None:
-    steps = [
-        StepEvent(time=2.0, step=number, epoch=1, losses=[0.5] * 40, lr=0.1, images_per_second=9.0, data_wait=0.2)
-        for number in range(MAX_FULL_READ_BYTES // 200)
-    ]
-    folder = make_run_folder(tmp_path, "a", GPU_RUN, *steps, DATA_WAIT_EPOCH)
+def test_run_row_reads_bottleneck_from_record(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "a", GPU_RUN, DATA_WAIT_EPOCH)
     folder.summary.write_text(
-        json.dumps({"format": 1, "bottleneck": {"kind": "slowed down", "message": "GPU-0 since 14:05"}})
+        json.dumps(
+            {"format": 1, "state": "running", "bottleneck": {"kind": "slowed down", "message": "GPU-0 since 14:05"}}
+        )
     )
-    assert make_run_row(RunWatcher(folder)).bottleneck == "GPU-0 since 14:05"
-    folder.summary.write_text(json.dumps({"format": 1, "bottleneck": ["not a bottleneck"]}))
-    assert make_run_row(RunWatcher(folder)).bottleneck is None
+    bottleneck = row_of(folder).record.bottleneck
+    assert bottleneck is not None and bottleneck.message == "GPU-0 since 14:05"
+    folder.summary.write_text(json.dumps({"format": 1, "state": "running", "bottleneck": ["not a bottleneck"]}))
+    assert row_of(folder).record.bottleneck is None
 
 
 def test_recorder_writes_bottleneck_to_summary_and_log(tmp_path: Path) -> None:

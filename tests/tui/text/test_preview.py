@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runs.events import RunContinued, RunFinished, RunPaused, RunStarted
+from engine.runs import record_completion
+from engine.runs.events import RunContinued, RunFinished, RunPaused
 from engine.runs.folder import RunFolder
 from engine.runs.journal import to_line
-from engine.runs.run_row import RunRow
-from engine.utils.codec import UNSET
-from support.replace import replace
+from engine.runs.run_record import NO_RECORD, read_run_record
+from support.runs.factories import make_row
 from tui.demo.server import FINISHED_RUN, recorded_events
 from tui.text import preview_reader
 from tui.text.config import ConfigChange, config_changes
@@ -21,7 +21,7 @@ from tui.text.preview import change_lines, figure_lines
 from tui.text.preview_reader import PreviewReader
 from tui.text.run_lines import run_line
 
-ROW = RunRow("a-run", "finished", 6, 6, 0.9376, "/runs/a-run")
+ROW = make_row("a-run", "finished", epochs=6, total_epochs=6, best_val_accuracy=0.9376)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_preview_reader_returns_figures_and_curves_per_epoch(folder: RunFolder) -> None:
     preview = PreviewReader(folder).poll()
-    assert preview.summary.best_val_accuracy == pytest.approx(0.9376, abs=1e-4)
+    assert preview.record.best_val_accuracy == pytest.approx(0.9376, abs=1e-4)
     assert [len(curve.series.y) for curve in preview.curves["loss"]] == [6, 6]
     assert preview.window.high == 6
     assert [change.key for change in preview.changes] == ["run.epochs", "optim.lr"]
@@ -47,7 +47,7 @@ def test_preview_reader_returns_same_object_until_run_changes(folder: RunFolder)
     assert reader.poll() is first
     with folder.journal.open("a") as journal:
         journal.write(to_line(RunFinished(state="stopped", message="on request")) + "\n")
-    assert reader.poll().summary.message == "on request"
+    assert reader.poll().record.message == "on request"
 
 
 def test_preview_reader_skips_steps_of_long_journal(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,17 +57,17 @@ def test_preview_reader_skips_steps_of_long_journal(folder: RunFolder, monkeypat
     lines = [*earlier, *map(to_line, pause), to_line(RunFinished(time=end + 3601, state="finished", message="x" * 300))]
     folder.journal.write_text("\n".join(lines) + "\n")
     whole = PreviewReader(folder).poll()
-    assert whole.summary.seconds < 3600
+    assert whole.record.seconds < 3600
     monkeypatch.setattr(preview_reader, "TAIL_BYTES", 300)
     reader = PreviewReader(folder)
     preview = reader.poll()
-    assert preview.summary == replace(whole.summary, **{name: getattr(preview.summary, name) for name in ("gpus",)})
+    assert preview.record == whole.record
     for chart, curves in preview.curves.items():
         for curve, other in zip(curves, whole.curves[chart], strict=True):
             np.testing.assert_array_equal(curve.series.y, other.series.y)
     with folder.journal.open("a") as journal:
         journal.write(to_line(RunFinished(state="failed", message="out of memory")) + "\n")
-    assert reader.poll().summary.state == "failed"
+    assert reader.poll().record.state == "failed"
 
 
 def test_preview_reader_reads_journal_that_was_replaced(folder: RunFolder) -> None:
@@ -75,8 +75,29 @@ def test_preview_reader_reads_journal_that_was_replaced(folder: RunFolder) -> No
     reader.poll()
     folder.journal.write_text("")
     preview = reader.poll()
-    assert preview.started is None
-    assert preview.summary.best_epoch is UNSET
+    assert preview.record.ranks is None
+    assert preview.record.best_epoch is None
+
+
+def test_preview_reader_takes_figures_from_record_and_completes_that_of_a_crashed_run(folder: RunFolder) -> None:
+    folder.lock.touch()
+    folder.summary.write_text('{"format": 1, "state": "finished", "best_val_accuracy": 0.5}')
+    reader = PreviewReader(folder)
+    assert reader.poll().record.best_val_accuracy == 0.5
+    *lines, _ = folder.journal.read_text().splitlines()
+    folder.summary.write_text('{"format": 1, "state": "running", "best_val_accuracy": 0.6}')
+    folder.journal.write_text("\n".join(lines) + "\n")
+    record = reader.poll().record
+    assert record.best_val_accuracy == pytest.approx(0.9376, abs=1e-4)
+    assert read_run_record(folder) == record
+
+
+def test_preview_of_foreign_run_does_not_read_its_long_journal(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.path.chmod(0o777)
+    monkeypatch.setattr(record_completion, "MAX_LISTED_JOURNAL_BYTES", 1000)
+    assert PreviewReader(folder).poll().record == NO_RECORD
 
 
 def test_preview_reader_shows_step_losses_during_first_epoch(folder: RunFolder) -> None:
@@ -90,18 +111,18 @@ def test_preview_reader_shows_step_losses_during_first_epoch(folder: RunFolder) 
 
 def test_preview_reader_of_empty_folder_has_no_curves(tmp_path: Path) -> None:
     preview = PreviewReader(RunFolder(tmp_path)).poll()
-    assert preview.started is None
+    assert preview.record.ranks is None
     assert all(len(curve.series.y) == 0 for curves in preview.curves.values() for curve in curves)
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "a: {", "run: 3", "run: {unknown: 1}"])
-def test_config_changes_ignores_what_is_no_config(text: str) -> None:
-    assert config_changes(text) == ()
+@pytest.mark.parametrize("config", [{}, {"run": 3}, {"run.unknown": 1}])
+def test_config_changes_ignores_what_is_no_config(config: dict[str, object]) -> None:
+    assert config_changes(config) == ()
 
 
 def test_config_changes_bounds_nested_values() -> None:
-    aliases = "a: &a [x, x]\nb: &b [*a, *a]\nmodel: {options: {c: *b}}\n"
-    assert config_changes(aliases) == (ConfigChange("model.options", "…", ""),)
+    nested = {"model.options": {"c": [["x", "x"], ["x", "x"]]}}
+    assert config_changes(nested) == (ConfigChange("model.options", "…", ""),)
 
 
 def test_figure_lines_wrap_whole_failure_message() -> None:
@@ -113,12 +134,11 @@ def test_figure_lines_wrap_whole_failure_message() -> None:
 
 def test_figure_lines_show_results_and_hardware(folder: RunFolder) -> None:
     preview = PreviewReader(folder).poll()
-    started = preview.started
-    assert isinstance(started, RunStarted)
+    record = preview.record
     text = "\n".join(line.plain for line in figure_lines(ROW, preview, 100))
     assert "0.9376  at epoch" in text
-    assert f"global batch {started.global_batch}" in text
-    assert started.host in text
+    assert f"global batch {record.global_batch}" in text
+    assert record.host in text
 
 
 def test_figure_lines_escape_text_of_other_users() -> None:
@@ -134,12 +154,12 @@ def test_change_lines_omit_default_that_does_not_fit() -> None:
 
 def test_live_run_that_cannot_record_says_so_in_list_and_preview() -> None:
     message = "no news for 12s: the disk is full; the run goes on, and stop works"
-    row = RunRow("a-run", "running", 2, 6, 0.9, "/runs/a-run", message=message)
+    row = make_row("a-run", "running", message=message)
     assert run_line(row, 8, 80).plain == f"● a-run     {message}"
     assert f"reason    {message}" in [line.plain.strip() for line in figure_lines(row, None, 100)]
 
 
 def test_line_of_live_sweep_counts_its_trials_and_shows_the_best_accuracy() -> None:
-    row = RunRow("night", "running", 1, 9, 0.95, "/r/night", message="2 running, 5 finished", trials=7)
+    row = make_row("night", "running", best_val_accuracy=0.95, message="2 running, 5 finished", trials=7)
     assert run_line(row, 8, 80).plain == "●▸night     2 running, 5 finished  best acc 0.9500"
     assert run_line(row, 8, 80, marked=True).plain.startswith("●◆night ")

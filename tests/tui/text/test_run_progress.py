@@ -146,8 +146,10 @@ def test_failure_lines_of_rank_without_cause_keep_message(tmp_path: Path) -> Non
 def test_row_of_finished_run_has_no_phase_and_its_last_epoch(tmp_path: Path) -> None:
     started = make_run_started()
     saving = PhaseChanged(phase="saving", step=started.epochs * started.steps_per_epoch, epoch=started.epochs + 1)
-    row = polled(make_run_folder(tmp_path, "a", started, saving, RunFinished(state="finished", message=""))).row
-    assert (row.phase, row.current_epoch) == ("", started.epochs)
+    record = polled(
+        make_run_folder(tmp_path, "a", started, saving, RunFinished(state="finished", message=""))
+    ).row.record
+    assert (record.phase, record.current_epoch) == ("", started.epochs)
 
 
 def test_log_lines_align_figures_of_epochs() -> None:

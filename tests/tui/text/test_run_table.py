@@ -9,29 +9,33 @@ from typing import Any
 import pytest
 
 from engine.runs.fields import find_field
+from engine.runs.metrics import METRICS, Better
 from engine.runs.query import Query, SortOrder
 from engine.runs.run_row import RunRow
 from engine.runs.trials import fold_trials
-from support.runs.factories import default_fields
+from support.runs.factories import default_fields, make_row
 from tui.text.run_columns import column_choices, known_columns
 from tui.text.run_table import DEFAULT_COLUMNS, RunTable
-from tui.text.run_view import RunView, ViewRequest, make_view, query_of
+from tui.text.run_view import OwnMetrics, OwnMetricsFinder, RunView, ViewRequest, make_view, query_of
 
-ROW = RunRow(
-    name="base", state="finished", epoch=3, epochs=3, best_val_accuracy=0.9376, folder="/runs/base",
-    val_loss=0.2398, seconds=125.0, global_batch=512, images_per_second=6438.0, tags=("best", "paper"),
-    config={"model.name": "resnet50", "optim.lr": 0.2, "data.dataset": "folder"}, config_known=True,
-)  # fmt: skip
+VALUES = {
+    "state": "finished", "epochs": 3, "total_epochs": 3, "best_val_accuracy": 0.9376, "val_loss": 0.2398,
+    "seconds": 125.0, "global_batch": 512, "images_per_second": 6438.0, "tags": ("best", "paper"),
+    "config": {"model.name": "resnet50", "optim.lr": 0.2, "data.dataset": "folder"},
+}  # fmt: skip
 
 
 def row(name: str, **values: Any) -> RunRow:
-    return ROW._replace(name=name, folder=f"/runs/{name}", **values)
+    return make_row(name, **(VALUES | values))
 
 
-def view_of(rows: list[RunRow], text: str = "", **options: Any) -> RunView:
-    query = query_of(text)
+ROW = row("base")
+
+
+def view_of(rows: list[RunRow], text: str = "", own: OwnMetrics = (), **options: Any) -> RunView:
+    query = query_of(text, own)
     assert isinstance(query, Query), query
-    return make_view(ViewRequest(rows, text, **options), query)
+    return make_view(ViewRequest(rows, text, own=own, **options), query)
 
 
 def names(view: RunView) -> list[str]:
@@ -104,6 +108,10 @@ def test_view_does_not_apply_key_that_is_being_typed() -> None:
     view = view_of(rows, "failed optim.na")
     assert names(view) == ["b"] and view.typed_key == "optim.na"
     assert names(view_of(rows, "failed zzz")) == []
+    rows.append(row("c", metrics={"eval/F1": 0.5}))
+    own = OwnMetricsFinder().find(rows)
+    assert names(view_of(rows, "finished eval/f", own)) == ["a", "c"]
+    assert names(view_of(rows, "finished eval/F1>0.4", own)) == ["c"]
 
 
 @pytest.mark.parametrize("text", ["val_accuracy>x", "nosuchkey=1", "best>=", "state=unknown"])
@@ -118,6 +126,21 @@ def test_column_choices_name_values_and_list_differing_keys_first() -> None:
     assert [choice.name for choice in choices[:2]] == ["state", "optim.lr"]
     assert choices[1].about == "0.1, 0.2"
     assert {"run.seed", "val_loss"} <= {choice.name for choice in choices}
+
+
+def test_column_choices_name_own_metrics_and_labels_of_metrics() -> None:
+    choices = column_choices([row("a", metrics={"val f1": 0.5})], [])
+    about = {choice.name: choice.about for choice in choices}
+    assert about["metrics.val f1"] == "val f1" and about["best_metrics.val f1"] == "best val f1"
+    assert about["images_per_second"] == METRICS["images_per_second"].label
+
+
+def test_own_metrics_are_found_again_if_rows_or_directions_change() -> None:
+    finder, rows = OwnMetricsFinder(), [row("a", metrics={"gap": 0.5})]
+    assert finder.find(rows) == (("gap", Better.HIGH),) and finder.find(rows) is finder.find(rows)
+    finder.directions = {"gap": Better.LOW}
+    assert finder.find(rows) == (("gap", Better.LOW),)
+    assert finder.find([*rows, row("b", metrics={"f1": 0.5})])[1:] == (("f1", Better.HIGH),)
 
 
 def test_view_of_typed_query_equals_view_of_whole_query() -> None:
@@ -155,4 +178,11 @@ def test_view_applies_only_words_that_were_not_typed_before() -> None:
 
 
 def test_known_columns_omit_names_of_other_versions() -> None:
-    assert known_columns(["lr", "no.such.key", "optim.lr", "state"]) == ["optim.lr", "state"]
+    known = known_columns(["lr", "no.such.key", "optim.lr", "state"])
+    assert [field.name for field in known] == ["optim.lr", "state"]
+
+
+def test_column_choices_leave_out_keys_of_another_version() -> None:
+    rows = [row("a", config={"optim.renamed": value, "optim.lr": value}) for value in (0.1, 0.2)]
+    names = {choice.name for choice in column_choices(rows, [])}
+    assert "optim.lr" in names and "optim.renamed" not in names

@@ -1,0 +1,212 @@
+"""The registry of metrics: what each key means, how it is shown, and how it is read from a record and from an epoch.
+
+The list of runs, `--sort`, `--columns`, comparisons, reports, plots, sweeps, sync and the screens take their rows from
+`METRICS`, so that a key is the same number everywhere. They look a metric up when they need it. The user's own metrics
+have a row at run time, see `own_metric`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from engine.runs.run_record import RunRecord
+from engine.utils.codec import or_none
+from engine.utils.text import format_duration
+
+if TYPE_CHECKING:
+    from engine.runs.events import EpochEvent
+
+METRIC_PREFIX, BEST_PREFIX = "metrics.", "best_metrics."
+"""What the keys of the user's own metrics begin with: of the last epoch, and of the best one."""
+# Words in the name of a metric of which low values are better.
+_LOW_WORDS = frozenset(("loss", "error", "err", "ppl", "perplexity", "wer", "cer", "mae", "mse", "rmse", "nll"))
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+class Better(StrEnum):
+    """Which values of a metric are better."""
+
+    HIGH = "high"
+    LOW = "low"
+    NEITHER = ""
+
+
+class Aggregate(StrEnum):
+    """Which value of a run the record has, of those that a metric takes while it trains."""
+
+    LAST = "last"
+    """Of the last epoch."""
+    BEST = "best"
+    """Of the best epoch."""
+    MEDIAN = "median"
+    """Median of all epochs."""
+    NOW = "now"
+    """At the latest step."""
+    TOTAL = "total"
+    """Of all sessions together."""
+
+
+class Unit(Enum):
+    """What a metric measures, which decides how it is shown."""
+
+    SCORE = ""
+    """A loss, an accuracy or another score, shown with four digits."""
+    SHARE = "share"
+    """A share from 0 to 1, shown with four digits."""
+    RATE = "images/s"
+    SECONDS = "s"
+    COUNT = "count"
+    NUMBER = "number"
+    """A number of any size, shown with four significant digits."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric of a run. `record` and `epoch` return None if the value is unknown or not finite.
+
+    Without `record`, it is only a curve; without `epoch`, it has no curve over the epochs.
+    """
+
+    key: str
+    label: str
+    short_label: str
+    unit: Unit
+    better: Better
+    aggregate: Aggregate
+    record: Callable[[RunRecord], float | None] | None = None
+    epoch: Callable[[EpochEvent], float | None] | None = None
+    curve_label: str = ""
+    """What its curve shows, if `label` says how the value of the run follows from the epochs."""
+
+    def of_run(self, record: RunRecord) -> float | None:
+        """Return the value of a run; None if it is unknown or not finite."""
+        return None if self.record is None else self.record(record)
+
+    def of_epoch(self, epoch: EpochEvent) -> float | None:
+        """Return the value of an epoch; None if it is unknown or not finite."""
+        return None if self.epoch is None else self.epoch(epoch)
+
+    def merit(self, value: float | None) -> float:
+        """Return a number that is larger for a better value, and the least for an unknown one."""
+        return -math.inf if value is None else -value if self.better is Better.LOW else value
+
+
+def _rows() -> Iterable[Metric]:
+    high, low, neither = Better.HIGH, Better.LOW, Better.NEITHER
+    last, best, now, total = Aggregate.LAST, Aggregate.BEST, Aggregate.NOW, Aggregate.TOTAL
+    score, share, count = Unit.SCORE, Unit.SHARE, Unit.COUNT
+    return (
+        Metric("best_val_accuracy", "best accuracy", "best acc", score, high, best,
+               lambda run: run.best_val_accuracy, lambda epoch: epoch.selection_accuracy,
+               "validation accuracy"),
+        Metric("best_epoch", "best epoch", "best epoch", count, neither, best, lambda run: run.best_epoch),
+        Metric("best_val_loss", "lowest val loss", "best val loss", score, low, best,
+               lambda run: run.best_val_loss, lambda epoch: epoch.selection_loss, "validation loss"),
+        Metric("val_accuracy", "validation accuracy", "val acc", score, high, last,
+               lambda run: run.val_accuracy, lambda epoch: epoch.val_accuracy),
+        Metric("val_loss", "validation loss", "val loss", score, low, last,
+               lambda run: run.val_loss, lambda epoch: epoch.val_loss),
+        Metric("train_accuracy", "training accuracy", "train acc", score, high, last,
+               lambda run: run.train_accuracy, lambda epoch: epoch.train_accuracy),
+        Metric("train_loss", "training loss", "train loss", score, low, last,
+               lambda run: run.train_loss, lambda epoch: epoch.train_loss),
+        Metric("epochs", "epochs", "epoch", count, neither, total, lambda run: run.epochs),
+        Metric("total_epochs", "planned epochs", "planned epochs", count, neither, total, lambda run: run.total_epochs),
+        Metric("step", "step", "step", count, neither, now, lambda run: run.step),
+        Metric("steps", "planned steps", "planned steps", count, neither, total, lambda run: run.steps),
+        Metric("seconds", "seconds", "duration", Unit.SECONDS, low, total,
+               lambda run: run.seconds or None, lambda epoch: epoch.seconds, "seconds per epoch"),
+        Metric("eta_seconds", "seconds left", "eta", Unit.SECONDS, low, now, lambda run: run.eta_seconds),
+        Metric("images_per_second", "median images/s", "images/s", Unit.RATE, high, Aggregate.MEDIAN,
+               lambda run: run.images_per_second, lambda epoch: epoch.images_per_second or None,
+               "images/s"),
+        Metric("rate_now", "images/s now", "images/s now", Unit.RATE, high, now, lambda run: run.rate_now),
+        Metric("data_wait", "wait for data", "data wait", share, low, last,
+               lambda run: run.data_wait, lambda epoch: or_none(epoch.data_wait)),
+        Metric("mfu", "model FLOPs utilization", "mfu", share, high, last, lambda run: run.mfu),
+        Metric("grad_norm", "gradient norm", "grad norm", Unit.NUMBER, neither, now, lambda run: run.grad_norm),
+        Metric("gpus", "GPUs", "GPUs", count, neither, last, lambda run: run.gpus),
+        Metric("ranks", "ranks", "ranks", count, neither, last, lambda run: run.ranks),
+        Metric("global_batch", "global batch", "batch", count, neither, last, lambda run: run.global_batch),
+        Metric("parameters", "parameters", "parameters", count, neither, last, lambda run: run.parameters),
+        Metric("queue_place", "place in the queue", "place", count, low, now, lambda run: run.queue_place),
+        Metric("val_top5", "validation top-5 accuracy", "val top-5", score, high, last,
+               epoch=lambda epoch: epoch.val_top5),
+        Metric("ema_val_loss", "validation loss (EMA)", "EMA val loss", score, low, last,
+               epoch=lambda epoch: None if epoch.ema is None else epoch.ema.loss),
+        Metric("ema_val_accuracy", "validation accuracy (EMA)", "EMA val acc", score, high, last,
+               epoch=lambda epoch: None if epoch.ema is None else epoch.ema.accuracy),
+        Metric("ema_val_top5", "validation top-5 accuracy (EMA)", "EMA val top-5", score, high, last,
+               epoch=lambda epoch: None if epoch.ema is None else epoch.ema.top5),
+        Metric("lr", "learning rate", "lr", Unit.NUMBER, neither, last, epoch=lambda epoch: epoch.lr),
+        Metric("skipped_steps", "skipped steps", "skipped steps", count, low, total,
+               epoch=lambda epoch: epoch.skipped_steps),
+        Metric("skipped_images", "skipped images", "skipped images", count, low, last,
+               epoch=lambda epoch: epoch.skipped_images),
+    )  # fmt: skip
+
+
+NO_METRICS: Mapping[str, Better] = MappingProxyType({})
+"""The directions of no metrics of the user's own."""
+METRICS: dict[str, Metric] = {row.key: row for row in _rows()}
+
+
+def own_metric(name: str, *, best: bool = False, better: Better | None = None) -> Metric:
+    """Return the row of one of the user's own metrics: that of the last epoch, or the best of all epochs.
+
+    `better` is its direction, by default that of its name.
+    """
+    direction = better or better_of_name(name)
+    if not best:
+        return Metric(
+            METRIC_PREFIX + name, name, name, Unit.SCORE, direction, Aggregate.LAST,
+            lambda run: run.metrics.get(name), lambda epoch: epoch.metrics.get(name),
+        )  # fmt: skip
+    is_low = direction is Better.LOW
+    return Metric(
+        BEST_PREFIX + name, f"best {name}", f"best {name}", Unit.SCORE, direction, Aggregate.BEST,
+        lambda run: (run.lowest_metrics if is_low else run.highest_metrics).get(name),
+    )  # fmt: skip
+
+
+def better_of_name(name: str) -> Better:
+    """Return which values of a metric are better: low ones if a word of its name says so, such as loss or error."""
+    return Better.HIGH if _LOW_WORDS.isdisjoint(word.lower() for word in _WORD.findall(name)) else Better.LOW
+
+
+def own_metrics(records: Iterable[RunRecord], directions: Mapping[str, Better] = NO_METRICS) -> dict[str, Better]:
+    """Return the directions of the user's own metrics in records, by name: those of `directions`, else of the name."""
+    names: dict[str, object] = {}
+    for record in records:
+        names.update(record.metrics)
+        names.update(record.highest_metrics)
+    return {name: directions.get(name) or better_of_name(name) for name in names}
+
+
+def recorded_metrics(own: Mapping[str, Better]) -> list[Metric]:
+    """Return the metrics that a record has a value of: those of METRICS, and `own` ones of the last and best epoch."""
+    rows = [row for row in METRICS.values() if row.record is not None]
+    for name, better in own.items():
+        rows += [own_metric(name, best=best, better=better) for best in (True, False)]
+    return rows
+
+
+def format_metric(metric: Metric, value: float) -> str:
+    """Format a value of a metric with the digits that people compare."""
+    match metric.unit:
+        case Unit.SECONDS:
+            return format_duration(value) if value >= 10 else f"{value:.1f}s"
+        case Unit.RATE:
+            return f"{value:,.0f}"
+        case Unit.SCORE | Unit.SHARE:
+            return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
+        case Unit.NUMBER:
+            return f"{value:.4g}"
+    # The mean of a group has a fraction.
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"

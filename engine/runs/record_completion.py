@@ -1,0 +1,146 @@
+"""Make the record of a run from its journal, where its owner could not: it crashed, or the record is missing.
+
+Whoever opens such a run calls it, to show it or to decide something. Lists do so only for a run without any record.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.run_record import MAX_RECORD_BYTES, NO_RECORD, RunRecord, StoredRecord, find_stored_record
+from engine.utils.codec import FORMAT, Header, InvalidRecordError, decode, write_record
+from engine.utils.files import file_size, is_file, read_bytes
+
+if TYPE_CHECKING:
+    from engine.runs.history import History
+
+# Reading as much takes a fifth of a second. Longer journals may come from another user.
+MAX_LISTED_JOURNAL_BYTES = 8 << 20
+
+
+class OpenedRun(NamedTuple):
+    """The record of a run, and its state now."""
+
+    record: RunRecord
+    state: RunState
+
+
+class JournalRecord(NamedTuple):
+    """The record that the journal and the config of a run give. `problem` says why a part of the journal cannot be
+    read; None if all can."""
+
+    record: RunRecord
+    problem: str | None
+
+
+def complete_record(folder: RunFolder) -> RunRecord:
+    """Return the record that the journal and the config of a run give."""
+    return read_journal_record(folder).record
+
+
+def read_journal_record(folder: RunFolder) -> JournalRecord:
+    """Return the record that the journal and the config of a run give, and the problem of the journal."""
+    # Events and the config schema take 0.3 s to import, and nearly every run has a record.
+    from engine.runs.history import history_from_events
+    from engine.runs.journal import JournalReader
+    from engine.runs.run_config import read_changed_config
+
+    reader = JournalReader(folder.journal)
+    record = history_from_events(reader.poll()).record(read_changed_config(folder.config))
+    return JournalRecord(record, reader.problem)
+
+
+def read_listed_record(folder: RunFolder) -> JournalRecord:
+    """Return the record of a run that has none, for a list, which must not wait for a long journal."""
+    if file_size(folder.journal) > MAX_LISTED_JOURNAL_BYTES:
+        advice = f"`gputrain attach {folder.name}` rebuilds it"
+        return JournalRecord(NO_RECORD, f"{folder.summary.name} is missing; {advice}")
+    return read_journal_record(folder)
+
+
+def open_record(folder: RunFolder) -> RunRecord:
+    """Return the record of a run as `open_run` does."""
+    return open_run(folder).record
+
+
+def open_run(folder: RunFolder) -> OpenedRun:
+    """Return the record of a run, completed from the journal if the owner left it behind, and the state now.
+
+    A completed record is stored if this user alone can change the folder and no process owns or claims the run."""
+    # First the lock: an owner writes the last record before it releases the lock.
+    is_owned = folder.is_owned()
+    stored = find_stored_record(folder)
+    if stored is not None and (is_owned or _is_current(folder, *stored)):
+        record = stored.record
+    else:
+        journal_bytes = file_size(folder.journal)
+        record, problem = read_journal_record(folder)
+        if stored is not None and record.started_at is None:
+            # The journal has no event: its owner was killed while it started, or it was deleted.
+            return OpenedRun(stored.record, folder.state(stored.record.state, is_owned=is_owned))
+        if problem is None and not is_owned and folder.is_own:
+            _store(folder, record, journal_bytes, stored)
+    if is_owned and not record.state.live:
+        # It may have ended since.
+        is_owned = folder.is_owned()
+    return OpenedRun(record, folder.state(record.state, is_owned=is_owned))
+
+
+def store_completed_record(folder: RunFolder, history: History, journal_bytes: int) -> None:
+    """Store the record of a run whose owner left it behind, as `open_run` does. `history` is that of the first
+    `journal_bytes` of the journal, which the caller has read."""
+    from engine.runs.run_config import read_changed_config
+
+    is_owned, stored = folder.is_owned(), find_stored_record(folder)
+    if not is_owned and folder.is_own and not (stored is not None and _is_current(folder, *stored)):
+        record = history.record(read_changed_config(folder.config))
+        _store(folder, record, journal_bytes, stored)
+
+
+def _is_current(folder: RunFolder, record: RunRecord, written_ns: int) -> bool:
+    """Whether the record of a run without an owner has all events of its journal."""
+    try:
+        if not record.state.live:
+            # Whoever claims a run touches its lock.
+            return written_ns >= folder.lock.stat().st_mtime_ns
+        # An owner that cannot write the journal leaves the events that wait out of the record.
+        return not record.problem and written_ns > folder.journal.stat().st_mtime_ns
+    except OSError:
+        # There is no journal.
+        return True
+
+
+def _store(folder: RunFolder, record: RunRecord, journal_bytes: int, stored: StoredRecord | None) -> None:
+    """Store a record that was made of the first bytes of the journal, unless the run has changed since.
+
+    The file gets a time after those of journal and lock, also if the clock was set back since they were written.
+    """
+    from engine.runs.ownership import try_lock_unclaimed
+
+    with suppress(OSError):
+        if not is_file(folder.lock) or _is_of_another_version(folder):
+            return
+        handle = try_lock_unclaimed(folder)
+        if handle is None:
+            return
+        try:
+            if file_size(folder.journal) != journal_bytes or find_stored_record(folder) != stored:
+                return
+            if stored is None or record != stored.record:
+                write_record(folder.summary, record)
+            times = [path.stat().st_mtime_ns for path in (folder.journal, folder.lock, folder.summary)]
+            os.utime(folder.summary, ns=(max(times) + 1, max(times) + 1))
+        finally:
+            os.close(handle)
+
+
+def _is_of_another_version(folder: RunFolder) -> bool:
+    """Whether another version of gputrain wrote the stored record."""
+    try:
+        found = decode(read_bytes(folder.summary, MAX_RECORD_BYTES), Header).format
+    except (OSError, InvalidRecordError):
+        return False
+    return isinstance(found, int) and found != FORMAT

@@ -1,0 +1,187 @@
+"""The rows of all runs in a folder, read from their records: `gputrain runs` and the run list of the screen follow it.
+
+A row is valid as long as its folder is unchanged, because whatever gputrain writes for a list is renamed into the
+folder, which changes its modification time. Live runs are read again with each poll.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_listed
+from engine.runs.run_row import RunRow, read_row
+from engine.utils.errors import UsageError
+
+# A folder that was changed less than this before it was read may change again without another modification time.
+# FAT has a resolution of 2 s.
+FRESH_SECONDS = 2.0
+# For comparing folders that were read with their stamps in a poll; 10,000 take 30 ms.
+CHECK_SECONDS = 0.02
+# A local run takes 0.06 ms. A file server takes milliseconds for each file, and answers many requests at once, so
+# threads read the other runs after this many slow ones in a row. For local runs, the interpreter lock would slow them.
+SLOW_READ_SECONDS, SLOW_READS, THREADS = 0.002, 4, 64
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What was read of a folder: its row, None if it is no run, and its stamp from before. `is_fresh`: it may have
+    changed since without another stamp."""
+
+    stamp: tuple[int, ...] | None
+    row: RunRow | None
+    is_fresh: bool
+
+    @property
+    def is_live(self) -> bool:
+        return self.row is not None and self.row.live
+
+    def is_valid(self, stamp: tuple[int, ...] | None) -> bool:
+        """Whether the row is still that of the folder. What makes a file readable does not change its folder."""
+        is_final = self.row is None or not (self.row.live or self.row.unreadable)
+        return self.stamp == stamp and is_final and not self.is_fresh
+
+
+class RunList:
+    """Rows of the runs in `root`. Each `poll` reads what has changed, then other runs for a limited time.
+
+    `rows` are those read so far, latest start first, and `complete` says whether that is all. The same list object
+    means that no row has changed. Not safe for threads.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.rows: list[RunRow] = []
+        self.complete = False
+        self._entries: dict[str, _Entry] = {}
+        self._waiting: list[str] = []
+        """Names of the folders that were never read, the next one first."""
+        self._has_changed = False
+        """Whether an entry has changed since `rows` was made."""
+        self._slow_reads = 0
+        self._check_position = 0
+        self._root_stamp: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of runs in the folder, and of the folders not read yet."""
+        return len(self.rows) + len(self._waiting)
+
+    def poll(self, max_seconds: float | None = None) -> None:
+        """Find new and changed runs, and read those that were never read for about `max_seconds`; None reads all.
+
+        Raises UsageError if the folder cannot be read.
+        """
+        self._list()
+        self._read_all([name for name, entry in self._entries.items() if entry.is_live])
+        if self.complete:
+            self._check()
+        done = self._read_all(self._waiting, math.inf if max_seconds is None else max_seconds)
+        self._waiting = self._waiting[done:]
+        if self._has_changed:
+            rows = [entry.row for entry in self._entries.values() if entry.row is not None]
+            self.rows = sorted(rows, key=lambda row: (-(row.record.started_at or 0.0), row.name))
+            self._has_changed = False
+        self.complete = not self._waiting
+
+    def _list(self) -> None:
+        """Find new and deleted folders."""
+        try:
+            modified = self.root.stat().st_mtime_ns
+            if modified == self._root_stamp and not _is_fresh(modified):
+                return
+            with os.scandir(self.root) as entries:
+                found = {entry.name: entry.inode() for entry in entries if is_listed(entry.name) and _is_folder(entry)}
+        except (FileNotFoundError, NotADirectoryError):
+            modified, found = 0, {}
+        except OSError as error:
+            reason = f"{self.root} cannot be read: {error.strerror}"
+            raise UsageError.one("runs folder", reason, OTHER_RUNS_FOLDER_ADVICE, code="not-readable") from error
+        self._root_stamp = modified
+        for name in self._entries.keys() - found.keys():
+            self._has_changed |= self._entries.pop(name).row is not None
+        # File systems number new folders upwards, more or less, so this reads the newest runs first.
+        new = found.keys() - self._entries.keys()
+        self._waiting = sorted(new, key=lambda name: (found[name], name), reverse=True)
+
+    def _check(self) -> None:
+        """Read the ended runs and other folders that have changed, of as many as `CHECK_SECONDS` allow."""
+        fresh = [name for name, entry in self._entries.items() if entry.is_fresh]
+        names = [name for name, entry in self._entries.items() if not entry.is_live]
+        position = self._check_position
+        done = self._read_all([*fresh, *names[position:], *names[:position]], CHECK_SECONDS)
+        self._check_position = (position + max(done - len(fresh), 0)) % max(len(names), 1)
+
+    def _read_all(self, names: Sequence[str], max_seconds: float = math.inf) -> int:
+        """Bring the entries of folders up to date, in this order, for about that time. Return how many."""
+        remaining, deadline = iter(names), time.monotonic() + max_seconds
+
+        def read_remaining() -> None:
+            for name in remaining:
+                self._read(name)
+                if time.monotonic() >= deadline:
+                    break
+
+        for name in remaining if self._slow_reads < SLOW_READS else ():
+            start = time.monotonic()
+            self._read(name)
+            end = time.monotonic()
+            self._slow_reads = self._slow_reads + 1 if end - start > SLOW_READ_SECONDS else 0
+            if end >= deadline or self._slow_reads == SLOW_READS:
+                break
+        if self._slow_reads == SLOW_READS and time.monotonic() < deadline:
+            count = min(THREADS, operator.length_hint(remaining))
+            # Not an executor, which waits at the end of the program for a thread that a file server blocks.
+            threads = [threading.Thread(target=read_remaining, daemon=True) for _ in range(count)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return len(names) - operator.length_hint(remaining)
+
+    def _read(self, name: str) -> None:
+        """Bring the entry of a folder up to date."""
+        status, previous = _folder_status(f"{self.root}/{name}"), self._entries.get(name)
+        stamp = None if status is None else (status.st_mtime_ns, *status[:6])
+        if previous is not None and previous.is_valid(stamp):
+            return
+        row, known = (
+            None if status is None else read_row(RunFolder(self.root / name), status),
+            previous and previous.row,
+        )
+        if row == known:
+            # The same row object tells that nothing has changed.
+            row = known
+        else:
+            self._has_changed = True
+        is_fresh = stamp is not None and _is_fresh(stamp[0]) and not (row is not None and row.live)
+        self._entries[name] = _Entry(stamp, row, is_fresh)
+
+
+def _folder_status(path: str) -> os.stat_result | None:
+    """Return the status of a folder; None if it is none, or a link, which could lead anywhere."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status if stat.S_ISDIR(status.st_mode) else None
+
+
+def _is_fresh(modified_ns: int) -> bool:
+    """Whether a folder was changed just now. A time in the future is of a host whose clock was ahead."""
+    return abs(time.time() - modified_ns / 1e9) <= FRESH_SECONDS
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder and no link."""
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False

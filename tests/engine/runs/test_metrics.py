@@ -1,0 +1,82 @@
+"""The registry of metrics: a row that a test adds appears wherever metrics are shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.report.page import make_page
+from engine.report.plot import PlotOptions, make_plot
+from engine.runs.curves import CurveData
+from engine.runs.folder import RunFolder
+from engine.runs.metrics import METRICS, Aggregate, Better, Metric, Unit
+from engine.runs.reduced_curves import reduce_curves
+from engine.sweeps.settings import objective_keys
+from engine.sync.rows import RowBuilder
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started, make_step
+from support.runs.factories import make_run_folder
+from tui.charts.curve_cache import decode_curves, encode_curves
+
+# Losses are multiples of 1/8, so that their differences are exact.
+EPOCHS = [replace(make_epoch(number), train_loss=0.5 / number, val_loss=0.5 / number + 0.125) for number in (1, 2)]
+
+
+def difference(low: float | None, high: float | None) -> float | None:
+    return None if low is None or high is None else high - low
+
+
+@pytest.fixture
+def loss_gap(monkeypatch: pytest.MonkeyPatch) -> Metric:
+    """A row that gputrain does not have."""
+    metric = Metric(
+        key="loss_gap",
+        label="validation minus training loss",
+        short_label="loss gap",
+        unit=Unit.SCORE,
+        better=Better.LOW,
+        aggregate=Aggregate.LAST,
+        record=lambda run: difference(run.train_loss, run.val_loss),
+        epoch=lambda epoch: difference(epoch.train_loss, epoch.val_loss),
+    )
+    monkeypatch.setitem(METRICS, metric.key, metric)
+    return metric
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return make_run_folder(tmp_path, "a", make_run_started(), *EPOCHS)
+
+
+def test_metric_row_appears_in_report(loss_gap: Metric, run: RunFolder) -> None:
+    text = " ".join(re.sub("<[^>]*>", " ", make_page([run])).split())
+    assert f"{loss_gap.label} 0.1250" in text
+    head, first = re.search(r"(epoch val acc .*? loss gap) (1 .*?) 2 0.5", text).groups()  # type: ignore[union-attr]
+    assert first.endswith(" 0.1250"), (head, first)
+
+
+def test_metric_row_appears_in_plot(loss_gap: Metric, run: RunFolder) -> None:
+    figure = make_plot([run], PlotOptions(metrics=("loss-gap",)), "svg").decode()
+    assert ">Validation minus training loss</text>" in figure
+
+
+def test_metric_row_appears_in_rows_that_sync_sends(loss_gap: Metric) -> None:
+    builder = RowBuilder()
+    events = (make_run_started(), make_step(10), EPOCHS[0])
+    rows = [row for event in events for row in builder.add(event)] + list(builder.end_session())
+    assert rows[-1].metrics[f"epoch/{loss_gap.key}"] == 0.125
+
+
+def test_metric_row_has_curve_and_is_kept_in_cache(loss_gap: Metric) -> None:
+    data = CurveData()
+    data.add_events([make_run_started(), *EPOCHS])
+    curves = decode_curves(encode_curves((1, 2, 3), reduce_curves(data)), (1, 2, 3))
+    assert curves is not None
+    assert curves.over(loss_gap.key, "epoch").points.y.tolist() == [0.125, 0.125]
+
+
+def test_metric_row_can_be_searched_by_sweep(loss_gap: Metric) -> None:
+    assert loss_gap.key in objective_keys()
+    assert loss_gap.merit(0.25) > loss_gap.merit(0.5) > loss_gap.merit(None)

@@ -1,0 +1,407 @@
+"""The list of the runs in a folder: what it reads, when, in which order, and on slow or damaged file systems."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.runs import run_list
+from engine.runs.events import RunFinished
+from engine.runs.folder import RunFolder, list_runs
+from engine.runs.journal import to_line
+from engine.runs.labels import RunLabels
+from engine.runs.ownership import Ownership
+from engine.runs.query import SortOrder
+from engine.runs.run_list import RunList
+from engine.runs.run_record import read_run_record
+from engine.runs.run_row import RunRow, read_row, unreadable_row
+from engine.utils.codec import write_record
+from support.messages import raises_problem
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_started
+from support.runs.factories import (
+    append_events,
+    append_to_journal,
+    make_ended_runs,
+    make_run_folder,
+    step_lines,
+    write_labels,
+)
+
+COUNT = 30
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_ended_runs(tmp_path / "runs", COUNT)
+    return tmp_path / "runs"
+
+
+def row_of(rows: list[RunRow], name: str) -> RunRow:
+    return next(row for row in rows if row.name == name)
+
+
+def read_list(root: Path) -> RunList:
+    """Return the list of all runs. Raises UsageError if the folder cannot be read."""
+    runs = RunList(root)
+    runs.poll()
+    assert runs.complete and runs.count == len(runs.rows)
+    return runs
+
+
+def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the names of the runs are appended whose files are read."""
+    names: list[str] = []
+
+    def read(folder: RunFolder, _: object) -> RunRow | None:
+        names.append(folder.name)
+        return read_row(folder)
+
+    monkeypatch.setattr(run_list, "read_row", read)
+    return names
+
+
+def age(path: Path) -> None:
+    """Set the time of a folder back, so that it is not fresh."""
+    os.utime(path, (time.time() - 60, time.time() - 60))
+
+
+def test_list_gives_rows_of_list_runs_and_reads_each_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {folder.name: read_row(folder) for folder in list_runs(root)}
+    expected = [rows[f"run-{number}"] for number in reversed(range(COUNT))]
+    read = read_names(monkeypatch)
+    runs = read_list(root)
+    assert runs.rows == expected and sorted(read) == sorted(row.name for row in runs.rows)
+    read.clear()
+    runs.poll()
+    assert runs.rows == expected and read == []
+
+
+def test_list_keeps_rows_of_runs_from_the_future(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the host was an hour ahead when they trained."""
+    ahead = time.time() + 3600
+    for folder in root.iterdir():
+        record = read_run_record(RunFolder(folder))
+        assert record is not None
+        write_record(folder / "summary.json", replace(record, started_at=ahead))
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (ahead, ahead))
+    os.utime(root, (ahead, ahead))
+    runs = read_list(root)
+    rows, read = runs.rows, read_names(monkeypatch)
+    runs.poll()
+    assert runs.rows is rows and read == []
+    assert {row.age_seconds for row in rows} == {0.0}
+
+
+def test_list_reads_newest_folders_first_within_time(root: Path) -> None:
+    runs = RunList(root)
+    read: list[str] = []
+    while not runs.complete:
+        runs.poll(0)
+        read += {row.name for row in runs.rows} - set(read)
+        assert runs.count == COUNT
+        assert [row.name for row in runs.rows] == sorted(read, key=lambda name: -int(name.removeprefix("run-")))
+    assert read == sorted(read, key=lambda name: -(root / name).stat().st_ino) and len(read) == COUNT
+
+
+def test_list_rereads_only_changed_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = read_list(root)
+    ended, labelled = (RunFolder(root / f"run-{number}") for number in (3, 4))
+    append_events(ended, make_epoch(6, accuracy=0.99))
+    write_labels(labelled, RunLabels(tags=("night",)))
+    read = read_names(monkeypatch)
+    runs.poll()
+    assert sorted(read) == ["run-3", "run-4"]
+    best = row_of(runs.rows, "run-3").record.best_val_accuracy
+    assert best == 0.99 and row_of(runs.rows, "run-4").tags == ("night",)
+
+
+def test_list_keeps_row_of_run_with_a_path_that_is_not_utf8(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "run-3").rename(root / os.fsdecode(b"run-\xff"))
+    runs = read_list(root)
+    rows, read = runs.rows, read_names(monkeypatch)
+    runs.poll()
+    assert runs.rows is rows and read == [] and len(rows) == COUNT
+
+
+def test_list_keeps_rows_that_have_not_changed(root: Path) -> None:
+    runs = read_list(root)
+    before = runs.rows
+    runs.poll()
+    assert runs.rows is before
+    (root / "run-7" / "lock").unlink()
+    for path in (root / "run-8").iterdir():
+        path.unlink()
+    (root / "run-8").rmdir()
+    make_run_folder(root, "new", make_run_started(), RunFinished(state="stopped"))
+    (root / "run-9").rename(root / "renamed")
+    runs.poll()
+    assert {row.name for row in before} ^ {row.name for row in runs.rows} == {
+        "run-7", "run-8", "new", "run-9", "renamed",
+    }  # fmt: skip
+    kept = row_of(runs.rows, "run-1")
+    runs.poll()
+    assert row_of(runs.rows, "run-1") is kept
+
+
+def test_list_finds_folder_that_becomes_a_run_later(root: Path) -> None:
+    """The folder of the runs does not change by that."""
+    (root / "later").mkdir()
+    lock = root / "run-5" / "lock"
+    lock.rename(root / "run-5" / "away")
+    for path in (root / "later", root / "run-5", root):
+        age(path)
+    runs = read_list(root)
+    assert runs.count == COUNT - 1
+    (root / "run-5" / "away").rename(lock)
+    made = make_run_folder(root / "run-6", "made", make_run_started(), RunFinished(state="stopped")).path
+    for path in made.iterdir():
+        path.rename(root / "later" / path.name)
+    runs.poll()
+    assert {row.name for row in runs.rows} == {"later"} | {f"run-{number}" for number in range(COUNT)}
+
+
+def test_list_rereads_folder_that_was_replaced(root: Path) -> None:
+    runs = read_list(root)
+    (root / "run-1").rename(root.parent / "away")
+    (root / "run-2").rename(root / "run-1")
+    (root.parent / "away").rename(root / "run-2")
+    before = {row.name: row for row in runs.rows}
+    runs.poll()
+    rows = {row.name: row for row in runs.rows}
+    assert rows["run-1"].record == before["run-2"].record != before["run-1"].record == rows["run-2"].record
+
+
+def test_list_reads_live_run_at_each_poll(root: Path) -> None:
+    folder = make_run_folder(root, "live", make_run_started(), make_epoch(1, accuracy=0.1))
+    ownership = Ownership(folder)
+    runs = read_list(root)
+    assert [(row.name, row.state) for row in runs.rows if row.live] == [("live", "running")]
+    append_events(folder, make_epoch(2, accuracy=0.2))
+    # Its folder may have the same time as before.
+    age(folder.path)
+    runs.poll()
+    assert row_of(runs.rows, "live").record.val_accuracy == 0.2
+    ownership.release()
+    for _ in range(2):
+        runs.poll()
+        assert row_of(runs.rows, "live").state == row_of(read_list(root).rows, "live").state == "crashed"
+
+
+def test_list_finds_resumed_run(root: Path) -> None:
+    runs = read_list(root)
+    ownership = Ownership(RunFolder(root / "run-0"))
+    runs.poll()
+    assert row_of(runs.rows, "run-0").state == "starting"
+    ownership.release()
+    runs.poll()
+    assert row_of(runs.rows, "run-0").state == "failed"
+
+
+def test_list_has_neither_hidden_folders_nor_links_nor_other_folders(root: Path) -> None:
+    make_run_folder(root / ".trash", "deleted")
+    make_run_folder(root, ".hidden")
+    (root / "link").symlink_to(root / "run-1")
+    (root / "sweep").mkdir()
+    (root / "file").touch()
+    make_run_folder(root, "odd").lock.unlink()
+    (root / "odd" / "lock").symlink_to(root / "run-1" / "lock")
+    assert len(read_list(root).rows) == COUNT
+
+
+def test_list_of_missing_folder_is_empty_and_of_unreadable_one_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_list(tmp_path / "missing").rows == []
+    (tmp_path / "closed").mkdir()
+
+    def refuse(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("engine.runs.run_list.os.scandir", refuse)
+    with raises_problem("not-readable", "runs folder", tmp_path / "closed", "Permission denied"):
+        RunList(tmp_path / "closed").poll()
+
+
+def test_list_shows_owner_and_age_of_today(root: Path) -> None:
+    runs = read_list(root)
+    (root / "run-2").chmod(0o777)
+    runs.poll()
+    row = row_of(runs.rows, "run-2")
+    assert row.foreign == "is writable by all users"
+    assert abs(row.age_seconds - (time.time() - (root / "run-2" / "config.yaml").stat().st_mtime)) < 5
+
+
+def test_list_orders_rows_by_the_start_that_ages_count_from(root: Path) -> None:
+    """The oldest run trained until just now."""
+    append_events(RunFolder(root / "run-0"), make_epoch(4))
+    rows = read_list(root).rows
+    ages = [row.age_seconds for row in rows]
+    assert rows[-1].name == "run-0" and ages == sorted(ages)
+    assert SortOrder.parse("started").sort(rows) == SortOrder.parse("age").sort(rows) == rows
+
+
+def test_row_of_ended_run_with_long_journal_is_that_of_its_record(root: Path) -> None:
+    folder = make_run_folder(root, "long", make_run_started(), make_epoch(1, accuracy=0.95))
+    append_to_journal(folder, step_lines(2000))
+    append_events(folder, make_epoch(2, accuracy=0.5), RunFinished(state="stopped"))
+    row = row_of(read_list(root).rows, "long")
+    record = row.record
+    assert (row.state, record.epochs, record.total_epochs, record.best_val_accuracy) == ("stopped", 2, 3, 0.95)
+    assert (record.best_epoch, record) == (1, folder.history().record())
+
+
+DAMAGE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "no text": lambda path: path.write_bytes(os.urandom(4096)),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "sparse": lambda path: os.truncate(path, 1 << 40),
+    "link": lambda path: path.rename(path.with_name("x")) and path.symlink_to("x"),
+    "folder": lambda path: path.unlink() or path.mkdir(),
+    "other format": lambda path: path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 9')),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_row_of_run_without_valid_record_is_made_from_its_journal(root: Path, damage: object) -> None:
+    expected = read_list(root).rows
+    damage(root / "run-3" / "summary.json")  # type: ignore[operator]
+    assert read_list(root).rows == expected
+
+
+def test_list_rereads_unreadable_run_although_its_folder_is_unchanged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files have other permissions now."""
+    monkeypatch.setattr(run_list, "read_row", lambda folder, _: unreadable_row(folder, "Permission denied"))
+    runs = read_list(root)
+    assert {row.message for row in runs.rows} == {"Permission denied"}
+    monkeypatch.undo()
+    runs.poll()
+    assert not any(row.unreadable for row in runs.rows)
+
+
+def test_list_reads_what_an_interrupted_poll_did_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(folder: RunFolder, _: object) -> RunRow | None:
+        if folder.name == "run-15":
+            raise KeyboardInterrupt
+        return read_row(folder)
+
+    monkeypatch.setattr(run_list, "read_row", interrupt)
+    runs = RunList(root)
+    with pytest.raises(KeyboardInterrupt):
+        runs.poll()
+    monkeypatch.undo()
+    runs.poll()
+    assert runs.complete and len(runs.rows) == COUNT
+
+
+def test_list_on_slow_file_system_is_read_by_many_threads(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: set[threading.Thread] = set()
+
+    def read_slowly(folder: RunFolder, _: object) -> RunRow | None:
+        readers.add(threading.current_thread())
+        time.sleep(0.1)
+        return read_row(folder)
+
+    monkeypatch.setattr(run_list, "read_row", read_slowly)
+    runs = RunList(root)
+    runs.poll(0.1)
+    # The first poll ends in time, and shows what it has read.
+    assert 0 < len(runs.rows) < COUNT and not runs.complete
+    while not runs.complete:
+        runs.poll(0.1)
+    assert len(runs.rows) == COUNT
+    assert all(thread.daemon for thread in readers - {threading.main_thread()}) and len(readers) > 10
+
+
+BLOCKED = """
+import sys, threading, time
+from pathlib import Path
+from engine.runs import run_list
+blocked = threading.Event()
+def read(*_):
+    time.sleep(0.01)
+    if len(runs._entries) > 10:
+        blocked.set()
+        time.sleep(600)
+run_list.read_row = read
+runs = run_list.RunList(Path(sys.argv[1]))
+threading.Thread(target=runs.poll, daemon=True).start()
+blocked.wait()
+"""
+
+
+def test_program_ends_while_a_file_server_blocks_the_list(root: Path) -> None:
+    subprocess.run([sys.executable, "-c", BLOCKED, str(root)], check=True, timeout=30)
+
+
+AUDIT = """
+import json, sys
+from pathlib import Path
+from engine.runs.run_list import RunList
+root, opened = sys.argv[1], []
+sys.addaudithook(lambda event, values: opened.append(values[0]) if event == "open" else None)
+runs = RunList(Path(root))
+runs.poll()
+paths = [path for path in map(str, opened) if path.startswith(root)]
+print(json.dumps({row.name: [path[len(row.folder) + 1:] for path in paths if path.startswith(row.folder + "/")]
+                  for row in runs.rows}))
+"""
+
+
+def test_list_opens_record_and_labels_of_ended_run_and_no_journal(tmp_path: Path) -> None:
+    for state in ("finished", "stopped", "failed"):
+        for number in (1, 2):
+            folder = make_run_folder(
+                tmp_path, f"{state}-{number}", make_run_started(), make_epoch(1), RunFinished(state=state)
+            )
+            folder.config.touch()
+            folder.owner.touch()
+        write_labels(folder, RunLabels(tags=("night",)))
+    make_run_folder(tmp_path, "crashed", make_run_started(), make_epoch(1))
+    result = subprocess.run([sys.executable, "-c", AUDIT, str(tmp_path)], check=True, capture_output=True, text=True)
+    opened = json.loads(result.stdout)
+    crashed = opened.pop("crashed")
+    assert "summary.json" in crashed and "events.jsonl" not in crashed and "config.yaml" not in crashed
+    assert len(opened) == 6 and all(names == ["summary.json", "labels.json"] for names in opened.values())
+
+
+@pytest.mark.soak
+def test_list_of_10000_runs_is_complete_within_seconds(tmp_path: Path) -> None:
+    make_ended_runs(tmp_path / "runs", 10_000)
+    for label in ("cold", "warm"):
+        runs, start, cpu = RunList(tmp_path / "runs"), time.monotonic(), time.process_time()
+        runs.poll(0.1)
+        while len(runs.rows) < 100:
+            runs.poll(0.1)
+        first, first_cpu = time.monotonic() - start, time.process_time() - cpu
+        while not runs.complete:
+            runs.poll(0.1)
+        whole, whole_cpu = time.monotonic() - start, time.process_time() - cpu
+        start = time.monotonic()
+        runs.poll(0.1)
+        again = time.monotonic() - start
+        print(f"\n{label}: 100 rows {first:.2f} s ({first_cpu:.2f} s CPU), all {whole:.2f} s ({whole_cpu:.2f} s CPU)")
+        assert len(runs.rows) == 10_000
+        # Three times the targets, as other programs may run.
+        assert first < 1.8 and again < 0.3
+    assert whole < 3.3
+
+
+def test_journal_of_ended_run_is_not_followed(root: Path) -> None:
+    """The journal is for curves and logs. Who writes to it replaces the record, too."""
+    runs = read_list(root)
+    append_to_journal(RunFolder(root / "run-3"), to_line(make_epoch(6, accuracy=0.99)) + "\n")
+    rows = runs.rows
+    runs.poll()
+    assert runs.rows is rows

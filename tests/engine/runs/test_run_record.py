@@ -1,0 +1,307 @@
+"""The record of a run: what its owner writes while it trains, and that it is what the journal says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config.loader import resolve_config
+from engine.config.schema import Config
+from engine.runs.events import (
+    CheckpointSaved,
+    ControlEvent,
+    Event,
+    GpuEvent,
+    GpusGranted,
+    PhaseChanged,
+    RankFailed,
+    RunContinued,
+    RunFinished,
+    RunPaused,
+    StepEvent,
+    WaitingForGpus,
+    WarningEvent,
+)
+from engine.runs.fields import value_of
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.history import history_from_events
+from engine.runs.journal import JournalReader
+from engine.runs.record_completion import complete_record
+from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
+from engine.runs.records import GpuSample
+from engine.runs.run_record import RunRecord, read_run_record
+from engine.runs.run_row import read_row
+from engine.utils.codec import decode, encode
+from support.gputrain_command import ROOT
+from support.replace import replace
+from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
+from support.runs.factories import make_run_folder
+
+RECORDING_PROCESS = Path(__file__).with_name("recording_process.py")
+# As in the process.
+INTERVAL_SECONDS = 0.1
+KILLS = 20
+STATES = st.sampled_from(["finished", "stopped", "failed"])
+scores = st.one_of(st.none(), st.floats(0, 1))
+
+
+@st.composite
+def epochs(draw: st.DrawFn, number: int) -> Event:
+    epoch = make_epoch(number, draw(st.floats(0, 1)))
+    metrics = draw(st.dictionaries(st.sampled_from(["f1", "val/loss"]), scores))
+    ema = {"ema_val_loss": draw(scores), "ema_val_accuracy": draw(scores)} if draw(st.booleans()) else {}
+    rate, step = draw(st.sampled_from([0.0, 50.0, 200.0])), draw(st.integers(0, 60))
+    return replace(epoch, metrics=metrics, step=step, images_per_second=rate, val_accuracy=draw(scores), **ema)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> Event:
+    """Any event that ranks and supervisor record between the start and the end of a session."""
+    step, epoch = draw(st.integers(0, 60)), draw(st.integers(1, 6))
+    made = draw(
+        st.sampled_from(
+            [
+                make_step(step, epoch),
+                replace(make_step(step, epoch), grad_norm=None),
+                PhaseChanged(phase="validating", step=step, epoch=epoch),
+                PhaseChanged(phase="saving", step=step, epoch=epoch),
+                CheckpointSaved(path="checkpoints/a.pt", step=step, epoch=epoch),
+                RunPaused(step=step, epoch=epoch),
+                RunContinued(step=step, epoch=epoch),
+                ControlEvent(request="stop", by="a", outcome=""),
+                GpuEvent(gpus=[GpuSample(uuid="GPU-0", host="h", util=50.0, power=100.0, throttle=["power cap"])]),
+                RankFailed(rank=0, device="cpu", cause="it failed", code="failed"),
+                WarningEvent(message="on the CPU", code="no-gpu", cpu_fallback=True),
+            ]
+        )
+    )
+    return draw(st.one_of(st.just(made), epochs(epoch)))
+
+
+@st.composite
+def sessions(draw: st.DrawFn, is_first: bool) -> list[Event]:
+    """One session of a run, which waits, trains and ends, or crashes."""
+    waits = [WaitingForGpus(message="waits"), GpusGranted(devices=[], seconds=1.0)]
+    start = make_run_started() if is_first else make_run_resumed(draw(st.integers(0, 40)), 0.0)
+    middle = draw(st.lists(events(), max_size=12))
+    parts = [*(waits if draw(st.booleans()) else []), start, *middle, RunFinished(state=draw(STATES), message="m")]
+    kept = parts if draw(st.booleans()) else parts[: draw(st.integers(0, len(parts)))]
+    clock = draw(st.floats(0, 1e6))
+    return [replace(event, time=round(clock + 2 * index, 3)) for index, event in enumerate(kept)]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[list[Event]]:
+    return [draw(sessions(is_first=index == 0)) for index in range(draw(st.integers(1, 4)))]
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs())
+def test_record_is_that_of_the_journal_after_each_session_that_ends(run: list[list[Event]]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        folder = make_run_folder(Path(root), "a")
+        for session in run:
+            recorder = Recorder(folder, Config(), lambda _: None)
+            for event in session:
+                recorder.record(event)
+            recorder.close()
+            written, history = read_run_record(folder), history_from_events(JournalReader(folder.journal).poll())
+            if session and isinstance(session[-1], RunFinished):
+                assert written == history.record({})
+            assert written is None or decode(encode(written), RunRecord) == written
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> RunFolder:
+    return make_run_folder(tmp_path, "a")
+
+
+def written_record(folder: RunFolder) -> RunRecord:
+    """The record in the file, all of whose fields are valid."""
+    return decode(folder.summary.read_bytes(), RunRecord)
+
+
+def test_recorder_replaces_record_once_a_second_and_at_each_change_of_state(recorded: RunFolder) -> None:
+    now = [0.0]
+    recorder = Recorder(recorded, Config(), lambda _: None, clock=lambda: now[0])
+    seen = []
+    for event in (
+        WaitingForGpus(message="waits for 2 free GPUs"),
+        make_run_started(),
+        make_step(1),
+        make_step(2),
+        RunPaused(step=2, epoch=1),
+        RunContinued(step=2, epoch=1),
+        ControlEvent(request="stop", by="a", outcome=""),
+        make_step(3),
+    ):
+        recorder.record(event)
+        record = written_record(recorded)
+        seen.append((record.state, record.step))
+    assert seen == [
+        *(("waiting", 0), ("running", 0), ("running", 0), ("running", 0)),
+        *(("paused", 2), ("running", 2), ("stopping", 2), ("stopping", 2)),
+    ]
+    now[0] += RECORD_INTERVAL_SECONDS
+    # The loop of the owner calls it, so the last events before a long evaluation are not missed.
+    recorder.catch_up()
+    assert written_record(recorded).step == 3
+    recorder.close()
+
+
+def test_record_has_what_was_started(recorded: RunFolder) -> None:
+    config = resolve_config(None, ["optim.lr=0.5", "model.name=resnet18"]).config
+    recorder = Recorder(recorded, config, lambda _: None)
+    recorder.record(make_run_started(5.0))
+    record, started = written_record(recorded), make_run_started(5.0)
+    assert record.config is not None and (record.config["optim.lr"], record.config["model.name"]) == (0.5, "resnet18")
+    assert (record.host, record.ranks, record.rank_devices) == (started.host, started.world_size, started.ranks)
+    assert (record.versions, record.global_batch, record.started_at) == (started.versions, started.global_batch, 5.0)
+    recorder.close()
+
+
+def test_record_exists_while_the_ranks_start(recorded: RunFolder) -> None:
+    recorded.summary.unlink()
+    recorder = Recorder(recorded, Config(), lambda _: None)
+    record = written_record(recorded)
+    assert record.state is RunState.STARTING and record.config == {}
+    assert record.started_at is not None and abs(record.started_at - time.time()) < 60
+    recorder.close()
+
+
+def test_record_of_ended_run_stays_until_its_resume_trains(recorded: RunFolder) -> None:
+    first = Recorder(recorded, Config(), lambda _: None)
+    first.record(make_run_started())
+    first.record(RunFinished(state="stopped"))
+    first.close()
+    # A resume that fails while its ranks start leaves the run as it was.
+    second = Recorder(recorded, Config(), lambda _: None)
+    before = recorded.summary.stat().st_mtime_ns
+    second.record(WarningEvent(message="a key has no effect", code="no-effect"))
+    assert recorded.summary.stat().st_mtime_ns == before
+    assert written_record(recorded).state is RunState.STOPPED
+    for event, state in (
+        (WaitingForGpus(message="waits for 2 free GPUs"), RunState.WAITING),
+        (GpusGranted(devices=[], seconds=1.0), RunState.STARTING),
+        (make_run_resumed(0, 9.0), RunState.RUNNING),
+    ):
+        second.record(event)
+        assert written_record(recorded).state is state
+    second.close()
+
+
+def test_recorder_without_config_keeps_the_stored_values(recorded: RunFolder) -> None:
+    config = resolve_config(None, ["optim.lr=0.5"]).config
+    first = Recorder(recorded, config, lambda _: None)
+    first.record(make_run_started())
+    first.close()
+    second = Recorder(recorded, None, lambda _: None)
+    second.record(RunFinished(state="stopped"))
+    second.close()
+    record = written_record(recorded)
+    assert record.config is not None and record.config["optim.lr"] == 0.5
+
+
+def test_record_is_not_ahead_of_a_journal_that_cannot_be_written(
+    recorded: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    recorder = Recorder(recorded, Config(), lambda _: None, clock=lambda: now[0])
+    recorder.record(make_run_started())
+    recorder.record(make_step(1))
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.runs.journal.os.write", fail_to_write)
+        for step in (2, 3):
+            now[0] += RECORD_INTERVAL_SECONDS
+            recorder.record(make_step(step))
+        record = written_record(recorded)
+        assert record.step <= 1 and "full" in record.problem
+    recorder.catch_up()
+    now[0] += RECORD_INTERVAL_SECONDS
+    recorder.record(make_step(4))
+    record = written_record(recorded)
+    assert (record.step, record.problem) == (4, "")
+    recorder.close()
+
+
+def fail_to_write(*_: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_record_of_killed_run_is_never_ahead_of_its_journal_and_shows_it_as_crashed(tmp_path: Path) -> None:
+    for number in range(KILLS):
+        folder = RunFolder(tmp_path / f"run-{number}")
+        command = [sys.executable, str(RECORDING_PROCESS), str(tmp_path), folder.name]
+        process = subprocess.Popen(command, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"})
+        while read_run_record(folder) is None:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(number * 0.4 / KILLS)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        record, events = read_run_record(folder), list(JournalReader(folder.journal).poll())
+        assert record is not None and record.updated_at is not None
+        steps = [event for event in events if isinstance(event, StepEvent)]
+        assert record.step <= max((event.step for event in steps), default=0)
+        # Of the last event, the record can still be missing.
+        assert [event.step for event in steps[:-1] if event.time > record.updated_at + 2 * INTERVAL_SECONDS] == []
+        row = read_row(folder)
+        assert row is not None and (row.state, row.record.state) == (RunState.CRASHED, RunState.RUNNING)
+        assert complete_record(folder).step == max((event.step for event in steps), default=0)
+
+
+def test_record_is_not_written_at_each_event_while_the_disk_is_full(
+    recorded: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(recorded, Config(), lambda _: None, clock=lambda: 0.0)
+    recorder.record(make_run_started())
+    writes = []
+    monkeypatch.setattr("engine.runs.recorder.codec.write_record", lambda *_, **__: writes.append(1))
+    monkeypatch.setattr("engine.runs.journal.os.write", fail_to_write)
+    recorder.record(ControlEvent(request="stop", by="a", outcome=""))
+    for step in range(1, 50):
+        recorder.record(make_step(step))
+    # At the change of the state, and at that of the problem.
+    assert len(writes) <= 2
+    monkeypatch.undo()
+    recorder.close()
+
+
+def deep(levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("value", [deep(800), "x" * 2000, list(range(300)), 1e999, 1 << 70])
+def test_record_of_others_has_no_config_value_without_bounds(recorded: RunFolder, value: object) -> None:
+    stored = json.loads(recorded.summary.read_bytes())
+    stored["config"] = {"model.name": value, "optim.lr": 0.5, "model.options": {"width": [1, {"depth": 2}]}}
+    recorded.summary.write_text(json.dumps(stored))
+    row = read_row(recorded)
+    assert row is not None and "model.name" not in (row.record.config or {})
+    assert value_of(row, "model.name") is None or row.record.config is not None
+
+
+def test_record_has_throughput_and_remaining_time_only_while_it_trains() -> None:
+    trained = [make_run_started(), make_step(5), make_epoch(1)]
+    assert history_from_events(trained).record().rate_now is not None
+    for event in (
+        WaitingForGpus(message="waits"),
+        RunPaused(step=10, epoch=1),
+        RankFailed(rank=0, device="cpu", cause="it failed", code="failed"),
+        RunFinished(state="stopped"),
+        make_run_resumed(10, 2.0),
+    ):
+        record = history_from_events([*trained, event]).record()
+        assert record.rate_now is None and (record.eta_seconds is None or record.state is RunState.RUNNING)
