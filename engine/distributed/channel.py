@@ -7,79 +7,73 @@ The owner is the supervisor, or rank 0 itself under torchrun and srun. `engine.t
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from threading import Lock
-from typing import Protocol
 
-from engine.distributed.watchdog import HeartbeatWriter, Phase
+from engine.distributed.watchdog import HeartbeatWriter
 from engine.runs.control import RequestCounters
 from engine.runs.events import Event, FlushJournal
 from engine.runs.journal import from_line
 from engine.utils.codec import encode
+from engine.utils.process import SignalHandler
 
 # Reply of the supervisor to `FlushJournal`.
 FLUSH_ACK = "flushed"
 
 
-class Channel(Protocol):
-    """The rank's end of the connection. Only the main thread of the rank may use it, except for `set_saving`
-    and `flush`."""
+class Channel:
+    """The rank's end of the connection. Only its main thread may use it, except for `set_saving` and `flush`.
 
-    def send(self, event: Event) -> None:
-        """Send an event to the owner of the run."""
-        ...
-
-    def poll_requests(self) -> RequestCounters:
-        """Return all requests received so far, without blocking."""
-        ...
-
-    def flush(self) -> None:
-        """Block until all sent events are in the journal on disk. Safe to call from another thread."""
-        ...
-
-    def enter_phase(self, step: int, phase: Phase) -> None:
-        """Report that this rank has completed `step` steps and entered a phase."""
-        ...
-
-    def set_saving(self, saving: bool) -> None:
-        """Report that a thread of this rank starts or ends writing a checkpoint. Any thread may call it."""
-        ...
-
-
-class StopFlag:
-    """Stop request by signal. The handler only sets this flag, because more work in a handler can deadlock."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self.signal_name = ""
-        self.time_limit_near = False
-        """Whether SIGUSR1 was received: Slurm sends it shortly before the time limit of the job."""
-
-    def handle_signal(self, signum: int, *_: object) -> None:
-        self.is_set = True
-        self.signal_name = signal.Signals(signum).name
-        self.time_limit_near = self.time_limit_near or signum == signal.SIGUSR1
-
-
-class PipeChannel:
-    """Channel of a forked rank to its supervisor. Each rank has its own pipe, so no rank can block another or corrupt
-    its messages. `on_poll` is called by each `poll_requests` and must not block."""
+    Without a supervisor (torchrun, srun), `record` receives the events: rank 0 records them itself, other ranks print
+    theirs to stderr. `enter_phase` and `set_saving` are those of the heartbeat. `on_poll` is called by each
+    `poll_requests` and must not block.
+    """
 
     def __init__(
         self,
-        connection: Connection,
-        stop_flag: StopFlag,
+        record: Callable[[Event], None] | None,
+        signals: SignalHandler,
+        requests: RequestCounters,
         heartbeat: HeartbeatWriter,
         on_poll: Callable[[], None] | None = None,
     ) -> None:
         self.enter_phase, self.set_saving = heartbeat.enter_phase, heartbeat.set_saving
+        self._record, self._signals, self._requests, self._on_poll = record, signals, requests, on_poll
+
+    def send(self, event: Event) -> None:
+        """Send an event to the owner of the run."""
+        if self._record is not None:
+            self._record(event)
+
+    def flush(self) -> None:
+        """Block until all sent events are in the journal on disk. Safe to call from another thread."""
+        self.send(FlushJournal())
+
+    def poll_requests(self) -> RequestCounters:
+        """Return all requests received so far, without blocking."""
+        if self._on_poll is not None:
+            self._on_poll()
+        if self._signals.is_set:
+            self._requests.stop = True
+        return self._requests
+
+
+class PipeChannel(Channel):
+    """Channel of a forked rank to its supervisor. Each rank has its own pipe, so no rank can block another or corrupt
+    its messages."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        signals: SignalHandler,
+        heartbeat: HeartbeatWriter,
+        on_poll: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(None, signals, RequestCounters(), heartbeat, on_poll)
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-        self._stop_flag, self._on_poll = stop_flag, on_poll
-        self._requests = RequestCounters()
         self._buffer = b""
         self._flushed = False
         self._send_lock, self._receive_lock = Lock(), Lock()
@@ -109,8 +103,6 @@ class PipeChannel:
                 self._requests.apply(request, int(steps or 0))
 
     def poll_requests(self) -> RequestCounters:
-        if self._on_poll is not None:
-            self._on_poll()
         # Else a thread that flushes receives the requests.
         if self._receive_lock.acquire(blocking=False):
             try:
@@ -119,39 +111,7 @@ class PipeChannel:
                 pass
             finally:
                 self._receive_lock.release()
-        if self._stop_flag.is_set:
-            self._requests.stop = True
-        return self._requests
-
-
-class DirectChannel:
-    """Channel of a rank without a supervisor (torchrun, srun): rank 0 records its events itself, other ranks print
-    theirs to stderr. `on_poll` is called by each `poll_requests` and must not block."""
-
-    def __init__(
-        self,
-        record: Callable[[Event], None] | None,
-        stop_flag: StopFlag,
-        requests: RequestCounters,
-        heartbeat: HeartbeatWriter,
-        on_poll: Callable[[], None] | None = None,
-    ) -> None:
-        self.enter_phase, self.set_saving = heartbeat.enter_phase, heartbeat.set_saving
-        self._record, self._stop_flag, self._requests, self._on_poll = record, stop_flag, requests, on_poll
-
-    def send(self, event: Event) -> None:
-        if self._record is not None:
-            self._record(event)
-
-    def flush(self) -> None:
-        self.send(FlushJournal())
-
-    def poll_requests(self) -> RequestCounters:
-        if self._on_poll is not None:
-            self._on_poll()
-        if self._stop_flag.is_set:
-            self._requests.stop = True
-        return self._requests
+        return super().poll_requests()
 
 
 class RankConnection:

@@ -7,7 +7,6 @@ what they decide through the store of their rendezvous (`handshake`, `node`).
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from engine.config.precision import with_amp
-from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.channel import Channel
 from engine.distributed.failures import describe_cause, describe_failure, find_cause, rank_failure
 from engine.distributed.messages import PeerFailedError, send
 from engine.distributed.node_plan import prepare_environment
@@ -61,7 +60,7 @@ from engine.runs.recorder import Listener, Recorder
 from engine.runs.sinks import Sink
 from engine.training.job import ExitCode, Job, RunResult, StartMethod
 from engine.utils.errors import CodedError, Problem, UsageError, collect_problems
-from engine.utils.process import STOP_SIGNALS, die_with_parent, exit_now
+from engine.utils.process import SignalHandler, die_with_parent, exit_now
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -78,7 +77,7 @@ class _ExternalRank:
 
     rank_info: RankInfo
     start_method: StartMethod
-    stop_flag: StopFlag
+    stop_flag: SignalHandler
     opened: Store | None = None
     store_is_exclusive: bool = False
     """Whether the store holds only keys of this attempt: torchrun keeps one store over all restarts."""
@@ -117,7 +116,8 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     Raises UsageError on every rank if the launcher's variables are wrong; otherwise on rank 0 alone, which reports for
     all ranks."""
     start_method: StartMethod = "srun" if launcher == "slurm" else "torchrun" if _under_torchrun() else "env"
-    this_rank = _ExternalRank(_read_environment(launcher), start_method, _install_stop_flag())
+    this_rank = _ExternalRank(_read_environment(launcher), start_method, SignalHandler())
+    this_rank.stop_flag.install()
     run = OwnedRun(request, listener if this_rank.rank == 0 else stderr_listener(this_rank.rank))
     try:
         code = _run(run, this_rank)
@@ -180,13 +180,6 @@ def _run(run: OwnedRun, this_rank: _ExternalRank) -> ExitCode:
         return {"finished": ExitCode.FINISHED, "stopped": ExitCode.STOPPED}.get(result.state, ExitCode.FAILED)
     requeues = job.config.run.requeue and this_rank.stop_flag.time_limit_near
     return run.end(result, should_requeue=requeues)
-
-
-def _install_stop_flag() -> StopFlag:
-    stop_flag = StopFlag()
-    for signum in STOP_SIGNALS:
-        signal.signal(signum, stop_flag.handle_signal)
-    return stop_flag
 
 
 def _read_environment(launcher: Literal["env", "slurm"]) -> RankInfo:
@@ -336,7 +329,7 @@ def _train(run: OwnedRun, this_rank: _ExternalRank, job: Job) -> RunResult:
         if recorder is None:
             publish_gpu_usage(usage, this_rank.store, rank_info)
 
-    channel = DirectChannel(emit, stop_flag, run.requests, HeartbeatWriter(heartbeats, 0), on_poll)
+    channel = Channel(emit, stop_flag, run.requests, HeartbeatWriter(heartbeats, 0), on_poll)
     try:
         outcome = train(replace(job, start_method=this_rank.start_method), rank_info, this_rank.store, channel)
         if recorder is not None and outcome == "stopped" and not recorder.history.stopping:

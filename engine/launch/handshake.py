@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import psutil
 
 from engine.config.training_sections import AmpLevel
-from engine.distributed.channel import StopFlag
 from engine.distributed.messages import PeerFailedError, decode_message, send
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import keep_until_exit
@@ -35,6 +34,7 @@ from engine.runs.recorder import Listener
 from engine.training.job import ExitCode
 from engine.utils.codec import Count, Record
 from engine.utils.errors import Problem, UsageError
+from engine.utils.process import SignalHandler
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -118,7 +118,7 @@ def agent_id() -> str:
     return f"{socket.gethostname()}/{pid}/{created:.2f}"
 
 
-def wait_for_key(store: Store, key: str, stop_flag: StopFlag, sender: int = 0) -> str:
+def wait_for_key(store: Store, key: str, stop_flag: SignalHandler, sender: int = 0) -> str:
     """Return the value that rank `sender` sets, without a time limit: that rank may wait for GPUs.
 
     Raises PeerFailedError if its heartbeat does not change for `device.timeout` seconds, KeyboardInterrupt if this
@@ -150,13 +150,15 @@ def wait_for_key(store: Store, key: str, stop_flag: StopFlag, sender: int = 0) -
         ) from error
 
 
-def wait_for_message(store: Store, key: str, kind: type[MessageT], stop_flag: StopFlag, sender: int = 0) -> MessageT:
+def wait_for_message(
+    store: Store, key: str, kind: type[MessageT], stop_flag: SignalHandler, sender: int = 0
+) -> MessageT:
     """Return the message that rank `sender` sends under `key`. Raises the errors of `wait_for_key`, and PeerFailedError
     if it is not valid."""
     return decode_message(wait_for_key(store, key, stop_flag, sender).encode(), key, kind)
 
 
-def handshake(store: Store, rank_info: RankInfo, stop_flag: StopFlag) -> tuple[str, list[Announcement]]:
+def handshake(store: Store, rank_info: RankInfo, stop_flag: SignalHandler) -> tuple[str, list[Announcement]]:
     """Return a unique name of this attempt, the same on all ranks, and on rank 0 the announcements of all ranks.
 
     Every rank announces itself under a unique name. Rank 0 answers each announcement, including those of earlier

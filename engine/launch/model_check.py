@@ -24,7 +24,7 @@ from engine.data.sources.base import ImageSource
 from engine.data.sources.builtin import FakeSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source, read_class_names
-from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.channel import Channel
 from engine.distributed.failures import describe_cause, find_cause, has_known_cause
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
@@ -38,6 +38,7 @@ from engine.training.job import Job
 from engine.training.rank_state import RankState
 from engine.training.train import TrainingData, build_trainer
 from engine.utils.errors import Problem, UsageError
+from engine.utils.process import SignalHandler
 
 FIXED_PIPELINE = PipelineChoice("fixed", "the trial needs only one batch")
 # BatchNorm cannot normalize a single image whose feature maps are one pixel large.
@@ -128,7 +129,7 @@ def build_trial_state(config: Config, plan: NodePlan, source: ImageSource, world
     Raises UsageError and torch's errors."""
     image_format = model_input_format(config, source)
     sampler = build_sampler(config, source, world_size, devices_per_rank=plan.devices_per_rank)
-    channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     input_pipeline = InputPipeline(FIXED_PIPELINE, source, config, image_format, ())
     torch.set_num_threads(plan.threads_per_rank)
     data = TrainingData(source, sampler, image_format, input_pipeline)

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.distributed.channel import StopFlag
 from engine.distributed.messages import HostProblems, PeerFailedError, merge_problems, receive, send
 from engine.distributed.node_plan import NodePlan, lowest_capability
 from engine.distributed.rank_env import RankInfo
@@ -25,7 +24,7 @@ from engine.runs.events import GpuEvent, RunStarted
 from engine.runs.journal import from_line, to_line
 from engine.utils.codec import Count, Record
 from engine.utils.errors import Problem, UsageError
-from engine.utils.process import boot_id
+from engine.utils.process import SignalHandler, boot_id
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -61,7 +60,7 @@ def allocate_node_gpus(
     request: RunRequest,
     rank_info: RankInfo,
     store: Store,
-    stop_flag: StopFlag,
+    stop_flag: SignalHandler,
     on_wait: Callable[[str], None],
     *,
     wait: bool,
@@ -138,7 +137,7 @@ def share_problems(
 
 
 def collect_rank_problems(
-    own_problems: Sequence[Problem], rank_info: RankInfo, store: Store, stop_flag: StopFlag
+    own_problems: Sequence[Problem], rank_info: RankInfo, store: Store, stop_flag: SignalHandler
 ) -> list[Problem]:
     """Return the distinct problems of all ranks. A problem found only on another host names that host.
 

@@ -15,7 +15,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-from engine.distributed.channel import PipeChannel, StopFlag
+from engine.distributed.channel import PipeChannel
 from engine.distributed.failures import rank_failure
 from engine.distributed.flight_recorder import DumpThread
 from engine.distributed.rank_env import RankInfo
@@ -24,7 +24,7 @@ from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.events import ConfigRejected
 from engine.training.job import ExitCode, Job
 from engine.utils.errors import UsageError
-from engine.utils.process import STOP_SIGNALS, die_with_parent, exit_now
+from engine.utils.process import STOP_SIGNALS, SignalHandler, die_with_parent, exit_now
 
 # A rank writes the tracebacks of its threads to the log.
 DUMP_TRACEBACK_SIGNAL = signal.SIGUSR2
@@ -120,12 +120,11 @@ def _open_channel(rank: int, job: Job, inherited: Inherited) -> PipeChannel:
         connection.close()
     faulthandler.enable()
     faulthandler.register(DUMP_TRACEBACK_SIGNAL, all_threads=True)
-    flag = StopFlag()
+    signals = SignalHandler()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, flag.handle_signal)
+    signals.install((signal.SIGTERM, signal.SIGUSR1))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     heartbeats = Heartbeats(job.plan.local_world_size, inherited.heartbeats.number)
     # DataLoader workers are forked before the first poll, and must not inherit the thread.
     on_poll = None if job.folder is None else DumpThread(job.folder.flight_recorder, rank).start
-    return PipeChannel(connections[rank], flag, HeartbeatWriter(heartbeats, rank), on_poll)
+    return PipeChannel(connections[rank], signals, HeartbeatWriter(heartbeats, rank), on_poll)

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -194,10 +194,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class SignalHandler:
-    """Records the signals that a supervisor receives; the handler only sets flags.
+    """Records the stop requests by signal; the handler only sets flags, because more work in a handler can deadlock.
 
     SIGINT, SIGTERM and SIGUSR1, which Slurm sends before its time limit, request a stop; a second SIGINT requests a
-    kill.
+    kill, which only a supervisor obeys.
     """
 
     def __init__(self) -> None:
@@ -207,16 +207,21 @@ class SignalHandler:
         """Whether SIGUSR1 was received: Slurm sends it shortly before the time limit of the job."""
         self._interrupted = False
 
-    def install(self) -> None:
-        """Install the handler for all `STOP_SIGNALS`."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._handle)
+    @property
+    def is_set(self) -> bool:
+        """Whether a stop was requested."""
+        return self.signal_name is not None
+
+    def install(self, numbers: Sequence[int] = STOP_SIGNALS) -> None:
+        """Install the handler for these signals."""
+        for number in numbers:
+            signal.signal(number, self.handle_signal)
 
     def request_stop(self, by: str) -> None:
         """Request a stop as a signal does; `by` says what requests it."""
         self.signal_name = self.signal_name or by
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def handle_signal(self, number: int, _: FrameType | None = None) -> None:
         self.kill_requested = self.kill_requested or (number == signal.SIGINT and self._interrupted)
         self._interrupted = self._interrupted or number == signal.SIGINT
         self.time_limit_near = self.time_limit_near or number == signal.SIGUSR1

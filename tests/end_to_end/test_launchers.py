@@ -15,12 +15,12 @@ import psutil
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo, slurm_step_port
 from engine.launch.handshake import RankZeroEndedError, exit_code_of_rank_0, share_exit_code, wait_for_key
 from engine.launch.node import collect_rank_problems, share_problems
 from engine.training.job import ExitCode
 from engine.utils.errors import Problem
+from engine.utils.process import SignalHandler
 from support.gputrain_command import GPUTRAIN, Gputrain, SharedGputrain, read_events, wait_for, without_timings
 from support.messages import says
 from support.runs.factories import find_free_port
@@ -243,7 +243,7 @@ def test_wait_for_key_ends_with_rank_0() -> None:
     store = HashStore()
     store.set("rank_0_exit_code", str(int(ExitCode.STOPPED)))
     with pytest.raises(RankZeroEndedError) as ended:
-        wait_for_key(store, "gpus/host", StopFlag())
+        wait_for_key(store, "gpus/host", SignalHandler())
     assert ended.value.exit_code == ExitCode.STOPPED
     share_exit_code(store, ExitCode.STOPPED, world_size=2)
 
@@ -258,8 +258,8 @@ def test_collect_rank_problems_reports_each_sentence_once_and_names_other_host(m
         stopped=False,
     )
     share_problems([], RankInfo(2, 3, 0, 1), store, stopped=False)
-    problems = collect_rank_problems([own_problem], RankInfo(0, 3, 0, 1), store, StopFlag())
+    problems = collect_rank_problems([own_problem], RankInfo(0, 3, 0, 1), store, SignalHandler())
     assert [str(problem) for problem in problems] == [str(own_problem), "device.gpus: GPU 3 is lost (on n1)"]
     share_problems([], RankInfo(2, 3, 0, 1), store, stopped=True)
     with pytest.raises(KeyboardInterrupt):
-        collect_rank_problems([own_problem], RankInfo(0, 3, 0, 1), store, StopFlag())
+        collect_rank_problems([own_problem], RankInfo(0, 3, 0, 1), store, SignalHandler())

@@ -7,15 +7,16 @@ from threading import Thread
 
 import pytest
 
-from engine.distributed.channel import FLUSH_ACK, PipeChannel, RankConnection, StopFlag
+from engine.distributed.channel import FLUSH_ACK, PipeChannel, RankConnection
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.events import Event, FlushJournal, WarningEvent
+from engine.utils.process import SignalHandler
 
 
 def connect() -> tuple[RankConnection, PipeChannel]:
     """Return the ends of the supervisor and of the rank."""
     mine, theirs = Pipe()
-    return RankConnection(mine), PipeChannel(theirs, StopFlag(), HeartbeatWriter(Heartbeats(1), 0))
+    return RankConnection(mine), PipeChannel(theirs, SignalHandler(), HeartbeatWriter(Heartbeats(1), 0))
 
 
 def test_pipe_channel_flush_waits_until_supervisor_has_flushed_earlier_events() -> None:

@@ -17,7 +17,6 @@ from torch.distributed import HashStore
 
 from engine.config.loader import resolve_config
 from engine.config.schema import Config
-from engine.distributed.channel import StopFlag
 from engine.distributed.messages import PeerFailedError
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
@@ -36,6 +35,7 @@ from engine.launch.preflight import RunRequest
 from engine.runs.events import Event, WarningEvent
 from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
+from engine.utils.process import SignalHandler
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, raises_problem, says
 from support.replace import replace
@@ -194,7 +194,7 @@ def test_wait_for_key_has_no_limit_while_sender_renews_heartbeat(monkeypatch: py
     monkeypatch.setattr(handshake, "STORE_POLL_SECONDS", 0.01)
     store = store_with_timeout(0.5)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(wait_for_key, store, "job", StopFlag())
+        waiting = pool.submit(wait_for_key, store, "job", SignalHandler())
         with heartbeat(store, rank=0):
             time.sleep(1.5)
             assert not waiting.done()
@@ -203,12 +203,12 @@ def test_wait_for_key_has_no_limit_while_sender_renews_heartbeat(monkeypatch: py
 
 
 def test_handshake_of_interrupted_rank_0_answers_other_ranks() -> None:
-    store, stop_flag = HashStore(), StopFlag()
+    store, stop_flag = HashStore(), SignalHandler()
     stop_flag.handle_signal(signal.SIGTERM)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(handshake.handshake, store, RankInfo(0, 2, 0, 2), stop_flag)
         time.sleep(0.2)
-        second = pool.submit(handshake.handshake, store, RankInfo(1, 2, 1, 2), StopFlag())
+        second = pool.submit(handshake.handshake, store, RankInfo(1, 2, 1, 2), SignalHandler())
         assert first.result(timeout=10)[0] == second.result(timeout=10)[0]
 
 
@@ -228,17 +228,17 @@ def test_handshake_returns_versions_of_all_ranks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(handshake, "version", lambda _: next(versions))
     store = HashStore()
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(handshake.handshake, store, RankInfo(0, 2, 0, 2), StopFlag())
-        second = pool.submit(handshake.handshake, store, RankInfo(1, 2, 1, 2), StopFlag())
+        first = pool.submit(handshake.handshake, store, RankInfo(0, 2, 0, 2), SignalHandler())
+        second = pool.submit(handshake.handshake, store, RankInfo(1, 2, 1, 2), SignalHandler())
         assert sorted(rank.version for rank in first.result(timeout=10)[1]) == ["1.0", "2.0"]
         assert second.result(timeout=10)[1] == []
 
 
 def test_handshake_ends_without_other_ranks() -> None:
     with raises_problem("timed-out", None, "0.3 s", "device.timeout", kind=PeerFailedError):
-        handshake.handshake(store_with_timeout(0.3), RankInfo(0, 2, 0, 2), StopFlag())
+        handshake.handshake(store_with_timeout(0.3), RankInfo(0, 2, 0, 2), SignalHandler())
     with raises_problem("timed-out", None, " 0 ", "0.3 s", "device.timeout", kind=PeerFailedError):
-        handshake.handshake(store_with_timeout(0.3), RankInfo(1, 2, 1, 2), StopFlag())
+        handshake.handshake(store_with_timeout(0.3), RankInfo(1, 2, 1, 2), SignalHandler())
 
 
 def test_find_problems_does_not_wait_for_claimed_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_gpus_that_are_not_free_raise_same_error_on_every_rank_of_host(
     store, request = HashStore(), RunRequest(Config(), tmp_path / "runs", "digits")
     for rank in range(2):
         with pytest.raises(NotFreeError, match="in use"):
-            allocate_node_gpus(request, RankInfo(rank, 2, rank, 2), store, StopFlag(), lambda _: None, wait=False)
+            allocate_node_gpus(request, RankInfo(rank, 2, rank, 2), store, SignalHandler(), lambda _: None, wait=False)
 
 
 @pytest.mark.parametrize("rank_0_waits", [True, False])
@@ -290,7 +290,7 @@ def test_hosts_queue_for_gpus_only_if_rank_0_does(
     monkeypatch.setattr(node, "allocate_devices", record)
     store, request = HashStore(), RunRequest(Config(), tmp_path / "runs", "digits")
     for rank, wait in ((0, rank_0_waits), (1, True)):
-        allocate_node_gpus(request, RankInfo(rank, 2, 0, 1), store, StopFlag(), lambda _: None, wait=wait)
+        allocate_node_gpus(request, RankInfo(rank, 2, 0, 1), store, SignalHandler(), lambda _: None, wait=wait)
     assert waits == [rank_0_waits, rank_0_waits]
 
 
@@ -298,7 +298,7 @@ def test_collect_rank_problems_raises_failure_of_another_rank() -> None:
     store = HashStore()
     share_problems([], RankInfo(1, 2, 1, 2), store, stopped=False, failure="OSError: bad disk")
     with raises_problem("rank-failed", None, " 1 ", "OSError: bad disk", kind=PeerFailedError):
-        collect_rank_problems([], RankInfo(0, 2, 0, 2), store, StopFlag())
+        collect_rank_problems([], RankInfo(0, 2, 0, 2), store, SignalHandler())
 
 
 @pytest.mark.parametrize("data", ["{", "[]", '{"host": 5}', '{"host": "second", "problems": []}'])
@@ -306,7 +306,7 @@ def test_collect_rank_problems_names_invalid_message_of_another_rank(data: str) 
     store = HashStore()
     store.set("preflight/1", data)
     with raises_problem("damaged", None, "preflight/1", "gputrain", kind=PeerFailedError):
-        collect_rank_problems([], RankInfo(0, 2, 0, 2), store, StopFlag())
+        collect_rank_problems([], RankInfo(0, 2, 0, 2), store, SignalHandler())
 
 
 @pytest.mark.parametrize(

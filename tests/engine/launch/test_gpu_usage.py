@@ -10,7 +10,6 @@ import pytest
 from torch.distributed import HashStore
 
 from engine.config.schema import Config
-from engine.distributed.channel import StopFlag
 from engine.distributed.rank_env import RankInfo
 from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation_reader import read_reservations
@@ -23,6 +22,7 @@ from engine.runs.events import Event, GpuEvent
 from engine.runs.history import history_from_events
 from engine.runs.records import GpuSample, RankDevice
 from engine.utils.codec import UNSET
+from engine.utils.process import SignalHandler
 from support.gpu.fake_gpu_host import FakeGpuHost, eight_gpu_lines, gpu_line, gpu_uuid
 from support.messages import raises_problem
 from support.replace import replace
@@ -137,7 +137,7 @@ def allocate_in_threads(tmp_path: Path, ranks: int, **device: object) -> list[Gp
 
     def allocate(rank: int) -> GpuAllocation:
         return allocate_node_gpus(
-            request, RankInfo(rank, ranks, rank, ranks), store, StopFlag(), lambda _: None, wait=False
+            request, RankInfo(rank, ranks, rank, ranks), store, SignalHandler(), lambda _: None, wait=False
         )
 
     with ThreadPoolExecutor(ranks) as pool:

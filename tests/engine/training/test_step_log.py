@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.channel import Channel
 from engine.distributed.failures import NonFiniteLossError
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.control import RequestCounters
 from engine.training.step_log import SkippedSteps, StepLog
+from engine.utils.process import SignalHandler
 from support.runs.two_ranks import run_on_two_ranks
 
 NAN_STEP = 3
@@ -20,7 +21,7 @@ NAN_STEP = 3
 
 def make_step_log(log_every: int) -> StepLog:
     """Return the log of a rank that halts at a non-finite loss, and emits no events."""
-    channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     return StepLog(
         log_every=log_every,
         global_batch=2,

@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 from engine.config.loader import resolve_config
 from engine.data.sampler import DistributedBatchSampler
 from engine.data.sources.open import open_source
-from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.channel import Channel
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import RendezvousTimeoutError
@@ -22,6 +22,7 @@ from engine.runs.control import RequestCounters
 from engine.training.job import Job
 from engine.training.train import resume_position, train
 from engine.utils.errors import UsageError
+from engine.utils.process import SignalHandler
 from support.messages import raises_problem
 
 
@@ -30,7 +31,7 @@ def test_train_names_missing_rank_after_device_timeout(monkeypatch: pytest.Monke
     overrides = ["model.name=linear", "device.ranks=2", "device.gpus=cpu", "device.timeout=0.5"]
     config = resolve_config("digits", overrides).config
     job = Job(config, plan_node(config, []), None, False, open_source(config))
-    channel = DirectChannel(print, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    channel = Channel(print, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     with raises_problem("timed-out", None, " 1 ", "0.5 s", kind=RendezvousTimeoutError):
         train(job, RankInfo(0, 2, 0, 2), HashStore(), channel)
 
@@ -43,7 +44,7 @@ def test_train_binds_rank_to_numa_node_of_its_gpu(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("engine.gpus.numa.SYSFS", tmp_path)
     config = resolve_config("digits", ["data.val_split=0.9999", "device.gpus=cpu", "device.ranks=1"]).config
     job = Job(config, replace(plan_node(config, []), numa_nodes=(1,)), None, False, open_source(config))
-    channel = DirectChannel(print, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    channel = Channel(print, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     try:
         with pytest.raises(UsageError):
             train(job, RankInfo(0, 1, 0, 1), HashStore(), channel)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from engine.config.loader import resolve_config
-from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.channel import Channel
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
@@ -22,6 +22,7 @@ from engine.training.train import train
 from engine.training.warmup import count_flops_per_image, layer_of_operator, warm_up
 from engine.utils.codec import UNSET
 from engine.utils.errors import UsageError
+from engine.utils.process import SignalHandler
 from support.messages import raises_problem
 from support.runs.in_process import single_rank_trainer
 
@@ -90,7 +91,7 @@ def test_warmup_rejects_model_that_cannot_train(
 def test_train_without_supervisor_checks_config_on_ranks() -> None:
     wrong = ["schedule.warmup_epochs=0", "schedule.warmup_steps=9999", "device.ranks=2"]
     config = resolve_config("digits", wrong).config
-    channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     with pytest.raises(UsageError) as caught:
         train(Job(config, plan_node(config, []), None, False, None), RankInfo(0, 2, 0, 2), dist.HashStore(), channel)
     assert {problem.location for problem in caught.value.problems} == {"schedule.warmup_steps"}

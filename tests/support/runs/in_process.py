@@ -18,7 +18,7 @@ from engine.data.pipelines.device import DeviceBatch, UnpreparedBatches
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.channel import Channel
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
@@ -30,6 +30,7 @@ from engine.training.device import cuda_uuid
 from engine.training.job import Job
 from engine.training.train import TrainingData, build_trainer, resume_position, run_training
 from engine.training.trainer import Trainer
+from engine.utils.process import SignalHandler
 
 
 class PremadeBatches(UnpreparedBatches):
@@ -64,7 +65,7 @@ def single_rank_trainer(
     requests = sampler.requests(config.run.epochs, position.epoch, position.step_in_epoch)
     pipeline = InputPipeline(choose_pipeline(config, source, 1), source, config, image_format, requests)
     received: list[Event] = [] if events is None else events
-    channel = DirectChannel(record or received.append, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    channel = Channel(record or received.append, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     plan = plan_node(config, [])
     if on_gpu:
         capability = torch.cuda.get_device_capability()

@@ -13,7 +13,7 @@ import torch
 from engine.config.loader import resolve_config
 from engine.data.pipelines.choose import PipelineChoice, choose_pipeline, pipeline_problems, pipeline_warnings
 from engine.data.sources.open import open_source
-from engine.distributed.channel import DirectChannel, StopFlag
+from engine.distributed.channel import Channel
 from engine.distributed.node_plan import plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
@@ -23,6 +23,7 @@ from engine.training import train
 from engine.training.job import Job
 from engine.utils import host
 from engine.utils.errors import UsageError
+from engine.utils.process import SignalHandler
 from support.data.photo_folder import AUGMENT_OVERRIDES, open_photo_folder, write_photo_folder
 from support.messages import has_problem, raises_problem
 
@@ -110,7 +111,7 @@ def test_choose_pipeline_of_rank_0_applies_to_all_ranks(
     monkeypatch.setattr(host, "CGROUP_ROOT", Path("/nowhere"))
     config = resolve_config("digits", ["device.ranks=2", "device.gpus=cpu", f"data.pipeline={requested}"]).config
     job, store = Job(config, plan_node(config, []), None, False, open_source(config)), torch.distributed.HashStore()
-    channel = DirectChannel(None, StopFlag(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
+    channel = Channel(None, SignalHandler(), RequestCounters(), HeartbeatWriter(Heartbeats(1), 0))
     threads, choices, messages = torch.get_num_threads(), list[str](), set[str]()
     for rank in (0, 1):
         monkeypatch.setattr(psutil, "virtual_memory", lambda rank=rank: Usage(free[rank], 1 << 40))
