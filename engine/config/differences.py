@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.config.optimizer_options import default_options
 from engine.config.resume import PATH_KEYS
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
-from engine.config.section import MAX_OPTION_VALUES
+from engine.config.section import has_too_many_values
 
 # They name a session of a run, not what it trains.
 SESSION_KEYS = {"run.name", "run.resume", *UNSTORED_KEYS}
@@ -112,19 +112,9 @@ def _resolved(key: str, config: Mapping[str, Any]) -> Any:
 
 def _json_value(value: Any) -> Any:
     """Return a YAML value as JSON; dates and numbers that JSON does not have become text."""
-    if any(count > MAX_OPTION_VALUES for count, _ in enumerate(_parts(value), 1)):
+    if has_too_many_values(value):
         return TOO_LARGE
     try:
         return json.loads(json.dumps(value, default=str), parse_constant=str)
     except (ValueError, TypeError, RecursionError):
         return TOO_LARGE
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """Yield the values in a nested value, without end if it contains itself."""
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
-        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
-        yield from inner
-        waiting += inner

@@ -7,7 +7,7 @@ devices of the run. Every front end shows the same messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -137,12 +137,6 @@ def _is_complete(section: str, names: set[str]) -> bool:
     return model is not None and names >= set(model.model_fields) - unstored
 
 
-def _dependency_rules() -> Iterator[_Rule]:
-    """Yield a rule for each key of `DEPENDS_ON`."""
-    for key, (other, enabling) in DEPENDS_ON.items():
-        yield _Rule(key, (other,), partial(_dependency, key, other, enabling))
-
-
 def _dependency(key: str, other: str, enabling: set[str], config: Config) -> str:
     value = _value(config, other)
     text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -157,9 +151,9 @@ def _dependency(key: str, other: str, enabling: set[str], config: Config) -> str
     return f"with {other}={text}{listed if len(enabling) <= MAX_LISTED_VALUES else ''}"
 
 
-def _unsupported(config: Config, key: str) -> str:
+def _without_weight_decay(config: Config) -> str:
     options = OPTIMIZERS.get(config.optim.name)
-    if options is None or accepts_key(options, key):
+    if options is None or accepts_key(options, "weight_decay"):
         return ""
     return f"with optim.name={config.optim.name}"
 
@@ -167,14 +161,6 @@ def _unsupported(config: Config, key: str) -> str:
 def _on_user_loss(config: Config) -> str:
     name = config.loss.name
     return f"with loss.name={name}; implement it there" if is_user_code(name) else ""
-
-
-def _on_grayscale(config: Config) -> str:
-    return "on grayscale images" if config.data.channels == 1 or config.data.dataset in GRAYSCALE_DATASETS else ""
-
-
-def _on_square(config: Config) -> str:
-    return "on square images" if config.data.dataset in SQUARE_DATASETS else ""
 
 
 def _without_resize(config: Config) -> str:
@@ -193,9 +179,12 @@ def _unless(has_effect: Callable[[Config], object], why: str) -> Callable[[Confi
 
 _DEFAULTS = {key: field.default for key, field in fields()}
 _RULES = (
-    *_dependency_rules(),
     *(
-        _Rule(key, ("optim.name",), lambda config: _unsupported(config, "weight_decay"))
+        _Rule(key, (other,), partial(_dependency, key, other, enabling))
+        for key, (other, enabling) in DEPENDS_ON.items()
+    ),
+    *(
+        _Rule(key, ("optim.name",), _without_weight_decay)
         for key in ("optim.weight_decay", "optim.weight_decay_groups")
     ),
     _Rule(
@@ -231,7 +220,11 @@ _RULES = (
         ),
     ),
     _Rule("data.val_split", ("data.val_path",), _unless(lambda config: not config.data.val_path, "with data.val_path")),
-    _Rule("data.fit", ("data.dataset",), _on_square),
+    _Rule(
+        "data.fit",
+        ("data.dataset",),
+        _unless(lambda config: config.data.dataset not in SQUARE_DATASETS, "on square images"),
+    ),
     _Rule(
         "data.image_size",
         ("data.size_schedule", "data.val_crop"),
@@ -248,8 +241,17 @@ _RULES = (
         ),
         _without_resize,
     ),
-    _Rule("augment.saturation", ("data.dataset", "data.channels"), _on_grayscale),
-    _Rule("augment.hue", ("data.dataset", "data.channels"), _on_grayscale),
+    *(
+        _Rule(
+            key,
+            ("data.dataset", "data.channels"),
+            _unless(
+                lambda config: config.data.channels != 1 and config.data.dataset not in GRAYSCALE_DATASETS,
+                "on grayscale images",
+            ),
+        )
+        for key in ("augment.saturation", "augment.hue")
+    ),
     _Rule("loss.label_smoothing", ("loss.name",), _on_user_loss),
     _Rule("loss.class_weights", ("loss.name",), _on_user_loss),
     _Rule(

@@ -7,11 +7,11 @@ Later layers take precedence: defaults, each file in `base:`, the file itself, t
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -27,7 +27,7 @@ from engine.config.section import USER_CODE_FILE
 from engine.config.settings import read_code_packages, settings_file
 from engine.config.user_code import TRUST_ADVICE, user_code_names
 from engine.config.yaml_io import parse_yaml, yaml_error
-from engine.utils.errors import Problem, UsageError, did_you_mean, nearest
+from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, nearest
 from engine.utils.files import (
     config_folder,
     expand_user,
@@ -188,30 +188,25 @@ def resolve_config(
     ConfigError with all problems, whose `valid_part` names no such code and URL, and UsageError if a file cannot be
     read.
     """
-    layers = _settings_layers()
+    packages = read_code_packages()
+    layers = [Layer(str(settings_file()), {"run": {"code_packages": packages}})] if packages else []
     layers += read_file_layers(find_config(file)) if file is not None else []
     file_layers = [layer.values for layer in layers]
     typed: dict[str, tuple[str, Any]] = {}
     problems: list[Problem] = []
     for key, (flag, flag_value) in (flags or {}).items():
-        try:
+        with collect_problems(problems):
             typed[key] = (flag, parse_value(key, flag_value) if isinstance(flag_value, str) else flag_value)
-        except UsageError as error:
-            problems += error.problems
     for text in overrides:
-        try:
+        with collect_problems(problems):
             key, value = _parse_override(text)
-        except UsageError as error:
-            problems += error.problems
-            continue
-        if key in typed and typed[key][1] != value:
-            by = "" if key == URLS_KEY else f" by {typed[key][0]} and {text}"
-            problems.append(Problem(key, f"is set to different values{by}; keep one", code="conflict"))
-        typed[key] = (text, value)
+            if key in typed and typed[key][1] != value:
+                by = "" if key == URLS_KEY else f" by {typed[key][0]} and {text}"
+                problems.append(Problem(key, f"is set to different values{by}; keep one", code="conflict"))
+            typed[key] = (text, value)
     # The optimizer first: a change of it drops the optimizer keys of earlier layers, but not of this command line.
     for key, (source, value) in sorted(typed.items(), key=lambda item: item[0] != "optim.name"):
-        section, _, name = key.partition(".")
-        layers.append(Layer(source, {section: {name: value}}))
+        layers.append(Layer(source, _by_section({key: value})))
 
     merged: ConfigLayer = {}
     sources: dict[str, str] = {}
@@ -248,29 +243,21 @@ def resolve_config(
             )
     missing = tuple(problem for problem in problems if problem.is_missing and allow_missing)
     if len(missing) < len(problems):
-        raise ConfigError(problems, _with_defaults(config, [*foreign_code, *foreign.keys() & {URLS_KEY}]))
+        untrusted = {*foreign_code, *foreign.keys() & {URLS_KEY}}
+        defaults = {key: field.default for key, field in fields() if key in untrusted}
+        raise ConfigError(problems, config.with_values(**_by_section(defaults)))
     sources = {key: sources.get(key, "default") for key, _ in fields()}
-    typed_layer: ConfigLayer = {}
-    for key in typed:
-        section, _, name = key.partition(".")
-        typed_layer.setdefault(section, {})[name] = None
-    no_effect = tuple(keys_without_effect(config, [*file_layers, typed_layer]))
+    no_effect = tuple(keys_without_effect(config, [*file_layers, _by_section(dict.fromkeys(typed))]))
     return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing, no_effect)
 
 
-def _settings_layers() -> list[Layer]:
-    packages = read_code_packages()
-    return [Layer(str(settings_file()), {"run": {"code_packages": packages}})] if packages else []
-
-
-def _with_defaults(config: Config, keys: Iterable[str]) -> Config:
-    """Return the config with the defaults of these keys."""
-    update: dict[str, Any] = {}
-    for key in keys:
+def _by_section(values: Mapping[str, Any]) -> ConfigLayer:
+    """Return values by `section.key` as a layer."""
+    layer: ConfigLayer = {}
+    for key, value in values.items():
         section, _, name = key.partition(".")
-        part = update.get(section, getattr(config, section))
-        update[section] = part.model_copy(update={name: type(part).model_fields[name].default})
-    return config.model_copy(update=update)
+        layer.setdefault(section, {})[name] = value
+    return layer
 
 
 def _drop_optimizer_keys(merged: dict[str, Any], layer: dict[str, Any]) -> None:
@@ -301,14 +288,10 @@ def validate_config(values: Mapping[str, Any], files: Mapping[str, str] | None =
             for conflict in config_conflicts(valid_part)
             if problems.keys().isdisjoint((conflict.location, *conflict.others))
         ]
-        return _raise_usage_error([*problems.values(), *conflicts], valid_part, error)
+        raise ConfigError([*problems.values(), *conflicts], with_absolute_paths(valid_part)) from error
     if conflicts := list(config_conflicts(config)):
-        return _raise_usage_error(conflicts, config)
+        raise ConfigError(conflicts, with_absolute_paths(config))
     return with_absolute_paths(config)
-
-
-def _raise_usage_error(problems: list[Problem], valid_part: Config, cause: Exception | None = None) -> NoReturn:
-    raise ConfigError(problems, with_absolute_paths(valid_part)) from cause
 
 
 def _config_without(values: Mapping[str, Any], invalid_paths: Collection[str]) -> Config:
@@ -331,21 +314,19 @@ def with_absolute_paths(config: Config) -> Config:
     def absolute(path: str) -> str:
         return str(expand_user(path).absolute())
 
-    update: dict[str, Any] = {}
     data_paths = {"path": config.data.default_path, "val_path": config.data.val_path}
-    if absolute_paths := {key: absolute(path) for key, path in data_paths.items() if path is not None}:
-        update["data"] = config.data.model_copy(update=absolute_paths)
+    update: ConfigLayer = {"data": {key: absolute(path) for key, path in data_paths.items() if path is not None}}
     if config.model.weights not in (None, "pretrained"):
-        update["model"] = config.model.model_copy(update={"weights": absolute(config.model.weights)})
+        update["model"] = {"weights": absolute(config.model.weights)}
     if config.notify.urls:
         urls = (
             FILE_PREFIX + absolute(url.removeprefix(FILE_PREFIX)) if url.startswith(FILE_PREFIX) else url
             for url in config.notify.urls
         )
-        update["notify"] = config.notify.model_copy(update={"urls": tuple(urls)})
+        update["notify"] = {"urls": tuple(urls)}
     if config.run.code is not None or user_code_names(config):
-        update["run"] = config.run.model_copy(update={"code": absolute(config.run.code or ".")})
-    return config.model_copy(update=update)
+        update["run"] = {"code": absolute(config.run.code or ".")}
+    return config.with_values(**update)
 
 
 def changed_keys(config: Config, other: Config) -> list[str]:

@@ -43,6 +43,16 @@ EXTRA_ALLOWED_FORMS = {
     "schedule.name": "user code as module:name",
 }
 
+# Codes of problems by the type of pydantic's error; all others are invalid values.
+_CODES = {
+    "literal_error": "unknown-value",
+    **dict.fromkeys(("greater_than", "greater_than_equal", "less_than", "less_than_equal"), "out-of-range"),
+    "finite_number": "non-finite",
+    "run_name": "invalid-name",
+    **dict.fromkeys(("missing", "too_short"), "missing-value"),
+    **dict.fromkeys(("too_long", "too_many_values"), "too-many"),
+}
+
 
 def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Problem:
     """Convert one pydantic error; `files` maps a key to the file that sets it."""
@@ -91,17 +101,4 @@ def problem_from_pydantic(detail: ErrorDetails, files: Mapping[str, str]) -> Pro
         allowed = allowed.replace(pydantic_phrase, our_phrase)
     shown = "an empty value (null)" if value is None else _value_repr.repr(value)
     reason = f"{shown} is not allowed: {allowed}"
-    match detail["type"]:
-        case "literal_error":
-            return Problem(key, reason, source=source, code="unknown-value")
-        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
-            return Problem(key, reason, source=source, code="out-of-range")
-        case "finite_number":
-            return Problem(key, reason, source=source, code="non-finite")
-        case "run_name":
-            return Problem(key, reason, source=source, code="invalid-name")
-        case "missing" | "too_short":
-            return Problem(key, reason, source=source, code="missing-value")
-        case "too_long" | "too_many_values":
-            return Problem(key, reason, source=source, code="too-many")
-    return Problem(key, reason, source=source, code="invalid-value")
+    return Problem(key, reason, source=source, code=_CODES.get(detail["type"], "invalid-value"))

@@ -45,10 +45,6 @@ def choose_amp(config: Config, capability: Capability | None, *, on_gpu: bool) -
     return AmpChoice("bf16", "auto")
 
 
-def with_amp(config: Config, level: AmpLevel) -> Config:
-    return config.model_copy(update={"precision": config.precision.model_copy(update={"amp": level})})
-
-
 def uses_tf32(precision: PrecisionConfig, capability: Capability | None) -> bool:
     """Whether float32 matrix products and convolutions use TF32, which only NVIDIA GPUs from Ampere on have."""
     return precision.tf32 != "off" and capability is not None and capability >= AMPERE

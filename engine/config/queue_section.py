@@ -6,25 +6,14 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, Strict
 
-from engine.config.section import Section
+from engine.config.section import Section, as_text_list
 
 MAX_PRIORITY = 1000
 ANY_END = ":any"
 
 
-def _as_references(value: object) -> object:
-    """Parse `a`, `a,b:any` and None to a list of references. YAML parses the run name 2024 as a number."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if isinstance(value, str):
-        value = [part.strip() for part in value.strip("[] ").split(",") if part.strip()]
-    if isinstance(value, list | tuple):
-        return tuple(str(part) if isinstance(part, int | float) else part for part in value)
-    return () if value is None else value
-
-
 RunReferences = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], BeforeValidator(_as_references), Strict(False)
+    tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], BeforeValidator(as_text_list), Strict(False)
 ]
 
 

@@ -57,6 +57,11 @@ class Config(Section):
         """Whether the run waits for GPUs that are not free, or for other runs."""
         return self.device.wait or bool(self.queue.after)
 
+    def with_values(self, **sections: Mapping[str, Any]) -> Config:
+        """Return a config that also sets these values, by section. They are not validated."""
+        update = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=update)
+
 
 def sections() -> dict[str, type[Section]]:
     """Map each section's name to its model, in schema order."""

@@ -39,16 +39,20 @@ def _empty_if_none(value: object) -> object:
     return {} if value is None else value
 
 
-def _limit_values(options: dict[str, Any]) -> dict[str, Any]:
-    """Raise PydanticCustomError for too many values: a few lines of YAML aliases expand to any number."""
-    count, waiting = 0, list[Any]([options])
-    while waiting:
+def has_too_many_values(value: object) -> bool:
+    """Whether a nested value has more than `MAX_OPTION_VALUES`: a few lines of YAML aliases expand to any number."""
+    count, waiting = 0, [value]
+    while waiting and count <= MAX_OPTION_VALUES:
         part = waiting.pop()
         parts = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
         count += len(parts)
-        if count > MAX_OPTION_VALUES:
-            raise PydanticCustomError("too_many_values", f"must have at most {MAX_OPTION_VALUES:,} values")
         waiting += parts
+    return count > MAX_OPTION_VALUES
+
+
+def _limit_values(options: dict[str, Any]) -> dict[str, Any]:
+    if has_too_many_values(options):
+        raise PydanticCustomError("too_many_values", f"must have at most {MAX_OPTION_VALUES:,} values")
     return options
 
 
@@ -64,7 +68,7 @@ def _as_name_prefixes(value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if isinstance(value, str) and value not in ("none", "backbone"):
-        value = [part.strip() for part in value.strip("[] ").split(",") if part.strip()]
+        value = as_list(value)
     return tuple(map(_as_text, value)) if isinstance(value, list) else value
 
 
@@ -111,10 +115,10 @@ def _as_run_name(name: str) -> str:
     return name
 
 
-def _as_sizes(value: object) -> object:
-    """Parse `160@1,192@13`, `[160@1, 192@13]` and None to a list of text."""
+def as_text_list(value: object) -> object:
+    """Parse `160@1,192@13`, `[160@1, 192@13]` and None to a list of text: YAML parses the run name 2024 as a number."""
     value = as_list(_as_text(value))
-    return list(map(_as_text, value)) if isinstance(value, list) else value
+    return list(map(_as_text, value)) if isinstance(value, list | tuple) else value
 
 
 def _check_sizes(sizes: tuple[str, ...]) -> tuple[str, ...]:
@@ -125,7 +129,7 @@ def _check_sizes(sizes: tuple[str, ...]) -> tuple[str, ...]:
     return sizes
 
 
-SizeSchedule = Annotated[tuple[str, ...], BeforeValidator(_as_sizes), AfterValidator(_check_sizes), Strict(False)]
+SizeSchedule = Annotated[tuple[str, ...], BeforeValidator(as_text_list), AfterValidator(_check_sizes), Strict(False)]
 RunName = Annotated[Text, AfterValidator(_as_run_name)]
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -131,7 +131,9 @@ def _find_files(key: str, name: str, root: Path) -> tuple[Path, ...] | None:
         if spec is None:
             return None
         folder = folder / part
-        if _is_namespace(spec) and count < len(parts):
+        # A folder without `__init__.py` runs nothing.
+        is_namespace = spec.origin is None and spec.submodule_search_locations is not None
+        if is_namespace and count < len(parts):
             continue
         file = Path(os.path.realpath(spec.origin or folder))
         if file.suffix != ".py":
@@ -156,11 +158,6 @@ def _find_files(key: str, name: str, root: Path) -> tuple[Path, ...] | None:
 
 def _is_standard_library(file: Path) -> bool:
     return file.is_relative_to(_STANDARD_LIBRARY) and not set(INSTALLED_PACKAGES) & set(file.parts)
-
-
-def _is_namespace(spec: ModuleSpec) -> bool:
-    """Whether a module is a folder without `__init__.py`, which runs nothing."""
-    return spec.origin is None and spec.submodule_search_locations is not None
 
 
 def _describe_missing(module: str, root: Path) -> str:

@@ -76,11 +76,6 @@ class BatchSizeRequest(Record, frozen=True, kw_only=True):
     memory_bytes: Count
 
 
-def with_batch_size(config: Config, batch_size: int | Literal["auto"]) -> Config:
-    """Return a config that sets `data.batch_size`, which keeps the preflight from reducing it."""
-    return config.model_copy(update={"data": config.data.model_copy(update={"batch_size": batch_size})})
-
-
 def reduced_batch_size(config: Config, train_images: int, plan: NodePlan, world_size: int) -> int | None:
     """Return the largest batch size per device that fills a step, if the default is larger; None if it fits, and for a
     batch size that is set."""

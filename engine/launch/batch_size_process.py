@@ -39,7 +39,6 @@ from engine.launch.batch_size import (
     BatchSizeResult,
     ImageMetadata,
     image_metadata,
-    with_batch_size,
 )
 from engine.launch.model_check import FIXED_PIPELINE, MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
 from engine.training.loop import train_step
@@ -210,7 +209,8 @@ class BatchSizeTrials:
             # A compiled model runs eagerly on any batch size but that of the config.
             self._release()
         try:
-            config = with_batch_size(self._config, batch_size) if self._config.model.compile else self._config
+            is_compiled = self._config.model.compile
+            config = self._config.with_values(data={"batch_size": batch_size}) if is_compiled else self._config
             self._state = self._state or build_trial_state(config, self._plan, self._source, self._world_size)
             return self._time_steps(self._state, batch_size)
         except (RuntimeError, MemoryError, ValueError) as error:

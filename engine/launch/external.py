@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from engine.config.precision import with_amp
 from engine.distributed.channel import Channel
 from engine.distributed.failures import describe_cause, describe_failure, find_cause, rank_failure
 from engine.distributed.messages import PeerFailedError, send
@@ -25,7 +24,6 @@ from engine.distributed.rank_env import TORCHRUN_RUN_ID, RankInfo, rank_info_fro
 from engine.distributed.rendezvous import INIT_METHOD_KEY, check_external_rendezvous, open_store, remove_rendezvous_file
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter, Watchdog
 from engine.gpus.selection import CudaDevice
-from engine.launch.batch_size import with_batch_size
 from engine.launch.external_failures import find_root_cause, publish_failure, watchdog_thread
 from engine.launch.gpu_usage import GpuUsagePoller, waiting_emitter
 from engine.launch.handshake import (
@@ -277,7 +275,8 @@ def _receive_job(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) 
     """Wait for the job of rank 0. Raises RankZeroEndedError if there is none."""
     message = wait_for_message(this_rank.store, "job", PreparedJob, this_rank.stop_flag)
     assert preflight.plan is not None  # noqa: S101 - else rank 0 would have refused the run
-    config, folder = with_amp(with_batch_size(run.request.config, message.batch_size), message.amp), None
+    config, folder = run.request.config, None
+    config = config.with_values(data={"batch_size": message.batch_size}, precision={"amp": message.amp})
     if message.folder is not None:
         folder = RunFolder(Path(message.folder))
         with suppress(OSError):

@@ -251,9 +251,10 @@ def continue_run_of_agents(
     interrupted = find_run_of_agents(request.runs_dir, list(request.agents), listener, check_stop)
     if interrupted is None or run.name not in (None, interrupted.name):
         return request
-    run = run.model_copy(update={"resume": True, "name": interrupted.name})
     # torchrun has ended the ranks before; their host may be gone, and its clock ahead.
-    return replace(request, config=request.config.model_copy(update={"run": run}), take_over=True)
+    return replace(
+        request, config=request.config.with_values(run={"resume": True, "name": interrupted.name}), take_over=True
+    )
 
 
 def find_run_of_agents(

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from engine.config.data_sections import DataConfig
 from engine.config.loader import resolve_config
-from engine.config.precision import with_amp
 from engine.config.rules import config_conflicts
 from engine.config.schema import Config, as_dict
 from engine.config.training_sections import AmpLevel
@@ -79,7 +78,8 @@ def _with_saved_precision(config: Config, saved: Mapping[str, Any]) -> Config:
     if config.precision.amp != "auto" or not isinstance(precision, Mapping):
         return config
     levels: tuple[AmpLevel, ...] = get_args(AmpLevel)
-    resumed = with_amp(config, next((level for level in levels if level == precision.get("amp")), "auto"))
+    amp = next((level for level in levels if level == precision.get("amp")), "auto")
+    resumed = config.with_values(precision={"amp": amp})
     return config if any(config_conflicts(resumed)) else resumed
 
 

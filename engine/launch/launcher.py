@@ -107,8 +107,7 @@ def with_interrupted_wait(request: RunRequest) -> RunRequest:
     run = request.config.run
     if run.name is None or not run.resume or not is_interrupted(RunFolder(request.runs_dir / run.name)):
         return request
-    device = request.config.device.model_copy(update={"wait": True})
-    return replace(request, config=request.config.model_copy(update={"device": device}))
+    return replace(request, config=request.config.with_values(device={"wait": True}))
 
 
 def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:

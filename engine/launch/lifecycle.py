@@ -17,7 +17,7 @@ from engine.config.run_sections import RunConfig
 from engine.config.schema import Config
 from engine.distributed.failures import describe_failure
 from engine.gpus.allocation import GpuAllocation
-from engine.launch.batch_size import find_batch_size, previous_batch_size, with_batch_size
+from engine.launch.batch_size import find_batch_size, previous_batch_size
 from engine.launch.gpu_usage import local_gpu_ranks
 from engine.launch.preflight import Preflight, RunRequest, check_dependencies, check_resumed_config
 from engine.launch.slurm import requeue, slurm_job_id
@@ -167,7 +167,7 @@ class OwnedRun:
             result = find_batch_size(config, job.plan, world_size, job.source, on_tick)
             self.listener(BatchSizeFound(message=result.describe(config)))
             batch_size = result.batch_size
-        return replace(job, config=with_batch_size(config, batch_size))
+        return replace(job, config=config.with_values(data={"batch_size": batch_size}))
 
     def _record(self, job: Job) -> None:
         """Open the journal and announce the run."""
@@ -339,7 +339,7 @@ def is_complete(run: RunConfig, history: History) -> bool:
 
 def with_run_name(config: Config, folder: RunFolder) -> Config:
     """Return the config that the run folder stores: with the name of the run, and without `run.resume`."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name, "resume": False})})
+    return config.with_values(run={"name": folder.name, "resume": False})
 
 
 def open_recorder(folder: RunFolder, config: Config, listener: Listener) -> Recorder:

@@ -23,14 +23,9 @@ def range_test_request(request: RunRequest, lr_range: LrRange) -> RunRequest:
     """Return the request of a range test for that of a run.
 
     Its config lacks what must not affect the test: name and resume of the run, EMA, schedule and checkpoints."""
-    config = request.config
     run = {"name": None, "resume": False, "requeue": False, "max_restarts": 0, "log_every": 1}
-    update = {
-        "run": config.run.model_copy(update=run),
-        "model": config.model.model_copy(update={"ema": 0.0}),
-        "schedule": ScheduleConfig(),
-        "checkpoint": CheckpointConfig(every_minutes=0),
-    }
+    config = request.config.with_values(run=run, model={"ema": 0.0})
+    update = {"schedule": ScheduleConfig(), "checkpoint": CheckpointConfig(every_minutes=0)}
     return replace(request, config=config.model_copy(update=update), dry_run=True, lr_range=lr_range)
 
 

@@ -112,15 +112,8 @@ def _stand_in_source(config: Config) -> ImageSource:
 
 def trial_config(config: Config, **changes: Mapping[str, Any]) -> Config:
     """Return the config of a single process, not compiled unless `changes` say so; `changes` are by section."""
-    common: dict[str, dict[str, Any]] = {
-        "device": {"init_method": "auto"},
-        "model": {"compile": False, "sync_bn": False},
-    }
-    update = {
-        name: getattr(config, name).model_copy(update={**common.get(name, {}), **changes.get(name, {})})
-        for name in common.keys() | changes.keys()
-    }
-    return config.model_copy(update=update)
+    single = config.with_values(device={"init_method": "auto"}, model={"compile": False, "sync_bn": False})
+    return single.with_values(**changes)
 
 
 def build_trial_state(config: Config, plan: NodePlan, source: ImageSource, world_size: int = 1) -> RankState:

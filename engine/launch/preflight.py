@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.config.code_trust import CodeTrust
 from engine.config.effects import NoEffect, keys_without_effect_on_devices, optimizer_keys_without_effect
-from engine.config.precision import AmpChoice, choose_amp, with_amp
+from engine.config.precision import AmpChoice, choose_amp
 from engine.config.resume import find_changes, immutable_key_problems
 from engine.config.rules import cpu_precision_warnings
 from engine.config.schema import Config
@@ -37,7 +37,7 @@ from engine.gpus.monitor import DriverMonitor
 from engine.gpus.selection import CudaDevice, NotFreeError
 from engine.gpus.snapshot import SamplerOptions
 from engine.gpus.unmonitored import has_driver_library
-from engine.launch.batch_size import reduced_batch_size, with_batch_size
+from engine.launch.batch_size import reduced_batch_size
 from engine.launch.input_keys import saved_config, with_input_keys
 from engine.launch.slurm import slurm_job_id
 from engine.models.catalog import check_model_name
@@ -116,7 +116,7 @@ class Preflight:
     def resolved(self, config: Config) -> Config:
         """Return a config with the level of `precision.amp` and the batch size that the preflight chose."""
         batch_size = config.data.batch_size if self.batch_size is None else self.batch_size
-        return with_batch_size(with_amp(config, self.amp.level), batch_size)
+        return config.with_values(data={"batch_size": batch_size}, precision={"amp": self.amp.level})
 
     def use_plan(self, plan: NodePlan, config: Config) -> None:
         """Set the plan, and the level of `precision.amp` on its devices."""
@@ -342,7 +342,7 @@ def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size
         # Last, because the errors of the user's code would be misleading while other values are invalid.
         with collect_problems(problems):
             # A batch size that does not fit is reported, or reduced, by `_check_batches`.
-            user_counts = check_user_data_code(with_batch_size(config, 1), world_size)
+            user_counts = check_user_data_code(config.with_values(data={"batch_size": 1}), world_size)
             if preflight.counts is None and user_counts is not None:
                 preflight.counts = user_counts
                 steps_per_epoch = _check_batches(config, preflight, plan, world_size)
@@ -373,7 +373,7 @@ def _check_batches(config: Config, preflight: Preflight, plan: NodePlan, world_s
     # The search for the largest batch size that fits never leaves an epoch without a step.
     batch_size = 1 if config.data.batch_size == "auto" else preflight.batch_size
     sampler = build_sampler_from_counts(
-        config if batch_size is None else with_batch_size(config, batch_size),
+        config if batch_size is None else config.with_values(data={"batch_size": batch_size}),
         preflight.counts.train,
         preflight.counts.val,
         world_size,

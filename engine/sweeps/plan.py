@@ -20,7 +20,7 @@ from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.gpus.allocation import allocate_devices
 from engine.gpus.selection import NotFreeError
-from engine.launch.batch_size import BATCH_SIZE_KEY, with_batch_size
+from engine.launch.batch_size import BATCH_SIZE_KEY
 from engine.launch.preflight import RunRequest, find_problems
 from engine.models.catalog import check_model_name
 from engine.models.weights_file import weights_problems
@@ -82,7 +82,7 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
         raise UsageError(problems)
     if BATCH_SIZE_KEY in spaces:
         # Else the run could reduce the size of the first trial, and the results would list another one.
-        config = with_batch_size(config, config.data.batch_size)
+        config = config.with_values(data={"batch_size": config.data.batch_size})
     preset = preset_values(config, spaces, trust_code=trust_code)
     outside = tuple(key for key in spaces if key not in preset)
     if settings.sampler == "grid":
@@ -92,8 +92,7 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
 
 def without_name(config: Config) -> Config:
     """Return the config without what names or continues one run."""
-    run = config.run.model_copy(update={"name": None, "resume": False, "requeue": False})
-    return config.model_copy(update={"run": run})
+    return config.with_values(run={"name": None, "resume": False, "requeue": False})
 
 
 def _check_values(
@@ -216,6 +215,5 @@ def host_has_gpus() -> bool:
 
 def _host_problems(config: Config, device: Mapping[str, str], runs_dir: Path, trust: CodeTrust) -> list[Problem]:
     """Return why trial 0 could not start on this host: data, model, devices."""
-    update: dict[str, Any] = {"gpus": device["device.gpus"], "wait": "device.wait" in device}
-    config = config.model_copy(update={"device": config.device.model_copy(update=update)})
+    config = config.with_values(device={"gpus": device["device.gpus"], "wait": "device.wait" in device})
     return find_problems(RunRequest(config, runs_dir, "sweep", code_trust=trust))

@@ -15,7 +15,6 @@ from engine.config.schema import Config, as_dict, without_default_batch_size
 from engine.data.batching import build_sampler_from_counts
 from engine.data.sampler import DistributedBatchSampler
 from engine.gpus.snapshot import Snapshot
-from engine.launch.batch_size import with_batch_size
 from engine.launch.preflight_process import ModelCheck, ModelRequest, PreflightRequest, PreflightResult, scan_key
 from engine.optim.user_schedule import SampledSchedule
 from engine.utils.codec import Record
@@ -106,7 +105,9 @@ class FormChecker:
             return None
         total_ranks, sampler = result.devices or config.device.ranks, None
         if (images := result.images) is not None:
-            checked = config if result.batch_size is None else with_batch_size(config, result.batch_size)
+            checked = (
+                config if result.batch_size is None else config.with_values(data={"batch_size": result.batch_size})
+            )
             sampler = build_sampler_from_counts(checked, images.train, images.val, total_ranks)
         return FormCheckResult(
             total_ranks,
