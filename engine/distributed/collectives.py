@@ -50,12 +50,18 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
             torch._foreach_copy_(group, [part.view(tensor.shape) for part, tensor in zip(parts, group, strict=True)])
 
 
+def gather(tensor: Tensor, cpu_group: dist.ProcessGroup) -> list[Tensor]:
+    """Return the tensors of all ranks on rank 0, in the order of the ranks, nothing on other ranks. A collective."""
+    is_rank_0 = dist.get_rank(cpu_group) == 0
+    tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size(cpu_group))] if is_rank_0 else None
+    dist.gather(tensor, tensors, group=cpu_group)
+    return tensors or []
+
+
 def gather_bytes(data: bytes, cpu_group: dist.ProcessGroup) -> list[bytes]:
     """Return the bytes of all ranks on rank 0, in the order of the ranks, nothing on other ranks. A collective."""
     padded, sizes = _pad_to_longest(data, cpu_group)
-    gathered = [torch.empty_like(padded) for _ in sizes] if dist.get_rank(cpu_group) == 0 else None
-    dist.gather(padded, gathered, group=cpu_group)
-    return [] if gathered is None else _trim(gathered, sizes)
+    return _trim(gather(padded, cpu_group), sizes)
 
 
 def all_gather_records(record: RecordT, cpu_group: dist.ProcessGroup) -> list[RecordT]:
@@ -76,4 +82,4 @@ def _pad_to_longest(data: bytes, cpu_group: dist.ProcessGroup) -> tuple[Tensor, 
 
 
 def _trim(padded: Sequence[Tensor], sizes: Sequence[int]) -> list[bytes]:
-    return [tensor.numpy().tobytes()[:size] for tensor, size in zip(padded, sizes, strict=True)]
+    return [tensor.numpy().tobytes()[:size] for tensor, size in zip(padded, sizes, strict=False)]

@@ -93,11 +93,6 @@ def _line_of(error: BaseException) -> str:
     return (lines[-1] if lines[0].startswith("Caught ") else lines[0]) if lines else ""
 
 
-def describe_cause(error: BaseException, config: Config | None = None) -> str:
-    """Return the sentence of `find_cause` without its code."""
-    return find_cause(error, config).reason
-
-
 def find_cause(error: BaseException, config: Config | None = None) -> Problem:
     """Return the cause of a rank's failure as one sentence with a code.
 

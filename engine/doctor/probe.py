@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config.schema import Config
-from engine.distributed.failures import describe_cause, describe_failure, find_cause, lost_peer, root_cause
+from engine.distributed.failures import describe_failure, find_cause, lost_peer, root_cause
 from engine.distributed.interfaces import loopback_variables
 from engine.distributed.node_plan import gpu_backend
 from engine.distributed.rank_env import RankInfo
@@ -61,7 +61,7 @@ def torch_info() -> TorchInfo:
         import torch
         import torch.distributed as dist
     except Exception as error:
-        return TorchInfo(errors={"torch": describe_cause(error)})
+        return TorchInfo(errors={"torch": find_cause(error).reason})
     has_nccl = dist.is_available() and torch.version.cuda and dist.is_nccl_available()
     info = TorchInfo(
         torch=torch.__version__,
@@ -72,7 +72,7 @@ def torch_info() -> TorchInfo:
     try:
         import torchvision
     except Exception as error:
-        return replace(info, errors={"torchvision": describe_cause(error)})
+        return replace(info, errors={"torchvision": find_cause(error).reason})
     return replace(info, torchvision=torchvision.__version__)
 
 
@@ -84,7 +84,7 @@ def cuda_info() -> CudaInfo:
     try:
         torch.cuda.init()
     except Exception as error:
-        return CudaInfo(error=describe_cause(error))
+        return CudaInfo(error=find_cause(error).reason)
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     gpus = [CudaGpu(uuid=str(gpu.uuid), name=gpu.name, capability=(gpu.major, gpu.minor)) for gpu in properties]
     return CudaInfo(gpus=tuple(gpus), kernels=tuple(torch.cuda.get_arch_list()))

@@ -26,7 +26,7 @@ from engine.data.pipelines.loader import BatchLoader, LoaderProcessError
 from engine.data.sampler import BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageError
 from engine.data.sources.open import open_source
-from engine.distributed.failures import describe_cause
+from engine.distributed.failures import find_cause
 from engine.inference.trained_model import TrainedCheckpoint, build_trained_model
 from engine.models.factory import check_model
 from engine.training.losses import Criterion, build_validation_loss
@@ -130,7 +130,7 @@ def evaluate_checkpoint(
     except UnreadableImageError as error:
         raise UsageError.one(
             "data.path",
-            f"{describe_cause(error)}; skip unreadable images with data.on_bad=skip",
+            f"{find_cause(error).reason}; skip unreadable images with data.on_bad=skip",
             code="bad-image",
         ) from error
     except torch.OutOfMemoryError as error:

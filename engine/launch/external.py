@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from engine.distributed.channel import Channel
-from engine.distributed.failures import describe_cause, describe_failure, find_cause, rank_failure
+from engine.distributed.failures import describe_failure, find_cause, rank_failure
 from engine.distributed.messages import PeerFailedError, send
 from engine.distributed.node_plan import prepare_environment
 from engine.distributed.rank_env import TORCHRUN_RUN_ID, RankInfo, rank_info_from_env
@@ -247,7 +247,7 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
         # A write would create the file of a FileStore again, which rank 0 has removed.
         raise
     except BaseException as error:
-        share([], stopped=isinstance(error, KeyboardInterrupt), failure=describe_cause(error))
+        share([], stopped=isinstance(error, KeyboardInterrupt), failure=find_cause(error).reason)
         raise
     share_capability(preflight.plan, rank_info, store)  # before the problems, for which rank 0 waits
     share(preflight.problems)

@@ -25,7 +25,7 @@ from engine.data.sources.builtin import FakeSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source, read_class_names
 from engine.distributed.channel import Channel
-from engine.distributed.failures import describe_cause, find_cause, has_known_cause
+from engine.distributed.failures import find_cause, has_known_cause
 from engine.distributed.node_plan import NodePlan, plan_node
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
@@ -78,7 +78,7 @@ def check_model(config: Config, *, on_gpu: bool) -> ModelCheck:
     except UsageError as error:
         return ModelCheck(problems=error.problems)
     except Exception as error:
-        return ModelCheck(error=describe_cause(error, config))
+        return ModelCheck(error=find_cause(error, config).reason)
 
 
 def torch_gpu_problems() -> list[Problem]:

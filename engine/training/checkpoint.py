@@ -227,12 +227,14 @@ def check_content(state: Mapping[str, Any]) -> None:
     except ValidationError as error:
         location = ".".join(map(str, error.errors()[0]["loc"]))
         raise DamagedCheckpointError(f"is not a gputrain checkpoint: {location} has no valid value") from error
-    if {len(content.image_format.mean), len(content.image_format.std)} != {content.image_format.channels}:
-        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.mean has no valid value")
-    if content.image_format.dtype == "uint8" and content.image_format.channels not in (1, 3):
-        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.channels has no valid value")
-    if (content.image_format.val_resize or MAX_IMAGE_SIZE) < content.image_format.val_size:
-        raise DamagedCheckpointError("is not a gputrain checkpoint: image_format.val_resize has no valid value")
+    images = content.image_format
+    valid = {
+        "mean": {len(images.mean), len(images.std)} == {images.channels},
+        "channels": images.dtype != "uint8" or images.channels in (1, 3),
+        "val_resize": (images.val_resize or MAX_IMAGE_SIZE) >= images.val_size,
+    }
+    if wrong := [name for name, is_valid in valid.items() if not is_valid]:
+        raise DamagedCheckpointError(f"is not a gputrain checkpoint: image_format.{wrong[0]} has no valid value")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

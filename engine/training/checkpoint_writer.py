@@ -150,7 +150,7 @@ class CheckpointWriter:
         content |= {"best_epoch": self._best_epoch, "best_accuracy": self._best_accuracy}
         content |= {"fingerprints": self._fingerprints}
         live = {key: content[key] for key in LIVE_KEYS}
-        copied = self._copy(live) if background else None
+        copied = self._with_host_memory(lambda: self._host_copy.copy(live)) if background else None
         content |= in_host_memory(live) if copied is None else copied
         save, progress = Save(position.step, position.epoch, best, requested), SaveProgress()
         state.channel.set_saving(True)
@@ -165,10 +165,6 @@ class CheckpointWriter:
         """
         if self._writes and self._state.device.type == "cuda":
             self._with_host_memory(lambda: self._host_copy.reserve(live_state(self._state)))
-
-    def _copy(self, live: dict[str, Any]) -> dict[str, Any] | None:
-        """Copy the state dicts; None if the host lacks the memory."""
-        return self._with_host_memory(lambda: self._host_copy.copy(live))
 
     def _with_host_memory(self, use: Callable[[], T]) -> T | None:
         """Return what `use` returns; None if the host lacks the memory, which is reported once."""

@@ -47,26 +47,7 @@ class HostCopy:
 
     def reserve(self, state: Mapping[str, Any]) -> None:
         """Allocate the memory for a copy of nested state dicts, unless it is there. Raises NoHostMemoryError."""
-        self._reserve_bytes(sum(map(_aligned_bytes, _distinct_tensors(state).values())))
-
-    def copy(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nested state dicts with all tensors copied and contiguous; wait until they are copied.
-
-        The copies are valid until the next call. Raises NoHostMemoryError.
-        """
-        self.reserve(state)
-        copies: dict[Memory, Tensor] = {}
-        offset = 0
-        for key, tensor in _distinct_tensors(state).items():
-            copies[key] = _tensor_in(self._memory, offset, tensor)
-            copies[key].copy_(tensor, non_blocking=True)
-            offset += _aligned_bytes(tensor)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        copied: dict[str, Any] = map_tensors(state, lambda tensor: copies[memory_of(tensor)])
-        return copied
-
-    def _reserve_bytes(self, size_bytes: int) -> None:
+        size_bytes = sum(map(_aligned_bytes, _distinct_tensors(state).values()))
         if size_bytes <= self._memory.nbytes:
             return
         # Freed first, unless a copy is still in use.
@@ -86,6 +67,23 @@ class HostCopy:
             ) from error
         if self._device.type == "cuda":
             _pin(self._memory, self._device)
+
+    def copy(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nested state dicts with all tensors copied and contiguous; wait until they are copied.
+
+        The copies are valid until the next call. Raises NoHostMemoryError.
+        """
+        self.reserve(state)
+        copies: dict[Memory, Tensor] = {}
+        offset = 0
+        for key, tensor in _distinct_tensors(state).items():
+            copies[key] = _tensor_in(self._memory, offset, tensor)
+            copies[key].copy_(tensor, non_blocking=True)
+            offset += _aligned_bytes(tensor)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        copied: dict[str, Any] = map_tensors(state, lambda tensor: copies[memory_of(tensor)])
+        return copied
 
 
 def _pin(memory: NDArray[np.uint8], device: torch.device) -> None:

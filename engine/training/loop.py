@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -28,42 +28,32 @@ from engine.optim.optimizers import optimizer_step, set_lr
 from engine.training.job import Outcome
 from engine.training.metrics import Evaluation, EvaluationAccumulator, Metrics
 from engine.training.rank_state import MicroBatchResult, RankState
+from engine.training.trainer import Trainer
 
 # Called by every rank before each training step and before each validation batch that all ranks have: writes requested
 # checkpoints and waits while the run is paused. Returns True if all ranks agreed to stop.
 RequestHandler = Callable[[], bool]
 
 
-class LoopCallbacks(Protocol):
-    """What the loop calls besides the computation; `trainer.Trainer` implements it."""
-
-    def start_epoch(self) -> None: ...
-    def handle_requests(self) -> bool: ...
-    def record_train_time(self) -> None: ...
-    def start_evaluation(self) -> None: ...
-    def log_epoch(self, train: Metrics, evaluation: Evaluation, ema_evaluation: Evaluation | None) -> None: ...
-    def save_evaluation(self, evaluation: Evaluation) -> bool: ...
-    def save_epoch_checkpoint(self, epoch: int, *, best: bool) -> None: ...
-
-
-def training_loop(state: RankState, callbacks: LoopCallbacks) -> Outcome:
+def training_loop(trainer: Trainer) -> Outcome:
     """Train and evaluate until the last epoch, an early stop, or until all ranks agree to stop."""
+    state = trainer.state
     for epoch in range(state.position.epoch, state.config.run.epochs + 1):
         # Here, because a run that resumes from the checkpoint of its last epoch has nothing left to do, either.
         if state.early_stop.expired:
             break
-        callbacks.start_epoch()
+        trainer.start_epoch()
 
         # 1. Train on every batch of the epoch, or on the rest of them after a resume.
-        if not train_epoch(state, callbacks.handle_requests):
+        if not train_epoch(state, trainer.handle_requests):
             return "stopped"
         train_metrics = reduce_train_metrics(state)
-        callbacks.record_train_time()
+        trainer.record_train_time()
 
         # 2. Evaluate. DDP averages gradients only, so the ranks' BatchNorm statistics differ until they are broadcast.
-        callbacks.start_evaluation()
+        trainer.start_evaluation()
         state.broadcast_buffers()
-        evaluations = evaluate(state, callbacks.handle_requests)
+        evaluations = evaluate(state, trainer.handle_requests)
         if evaluations is None:
             return "stopped"
 
@@ -71,11 +61,11 @@ def training_loop(state: RankState, callbacks: LoopCallbacks) -> Outcome:
         evaluation, ema_evaluation = evaluations
         selected = ema_evaluation or evaluation  # EMA weights decide which checkpoint is the best
         state.early_stop.step(selected.metrics.accuracy)
-        callbacks.log_epoch(train_metrics, evaluation, ema_evaluation)
+        trainer.log_epoch(train_metrics, evaluation, ema_evaluation)
         state.plateau.step(selected.metrics.loss)
-        is_best = callbacks.save_evaluation(selected)
+        is_best = trainer.save_evaluation(selected)
         state.start_epoch(epoch + 1)
-        callbacks.save_epoch_checkpoint(epoch, best=is_best)
+        trainer.save_epoch_checkpoint(epoch, best=is_best)
     return "finished"
 
 

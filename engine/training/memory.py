@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 
+from engine.distributed.collectives import gather
 from engine.runs.records import RankPeakMemory
 
 
@@ -31,15 +32,12 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def gather_peak_memory(device: torch.device, rank: int, cpu_group: dist.ProcessGroup) -> list[RankPeakMemory]:
+def gather_peak_memory(device: torch.device, cpu_group: dist.ProcessGroup) -> list[RankPeakMemory]:
     """Return the peak memory of all ranks on rank 0, nothing on other ranks or on the CPU. A collective on GPUs."""
     if device.type != "cuda":
         return []
-    peak = peak_memory(device)
-    local = torch.tensor([peak["allocated"], peak["reserved"]])
-    ranks = [torch.zeros_like(local) for _ in range(dist.get_world_size(cpu_group))] if rank == 0 else None
-    dist.gather(local, ranks, group=cpu_group)
-    return [RankPeakMemory(index, *values.tolist()) for index, values in enumerate(ranks or [])]
+    ranks = gather(torch.tensor([*peak_memory(device).values()]), cpu_group)
+    return [RankPeakMemory(index, *values.tolist()) for index, values in enumerate(ranks)]
 
 
 def empty_cache(device: torch.device) -> None:
@@ -56,7 +54,7 @@ def release_free_memory() -> None:
 
 
 @contextmanager
-def manual_gc() -> Iterator[Callable[[], None]]:
+def manual_gc() -> Iterator[Callable[[], object]]:
     """Disable automatic garbage collection; yield a function that collects.
 
     Existing objects are frozen (`gc.freeze`), because traversing everything that is imported takes 0.1 s. On exit the
@@ -66,12 +64,8 @@ def manual_gc() -> Iterator[Callable[[], None]]:
     gc.freeze()
     gc.disable()
     try:
-        yield _collect
+        yield gc.collect
     finally:
         gc.unfreeze()
         if was_enabled:
             gc.enable()
-
-
-def _collect() -> None:
-    gc.collect()

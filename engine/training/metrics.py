@@ -28,6 +28,13 @@ class Metrics:
     unread: int
     images: int = 0
 
+    @classmethod
+    def of_sums(cls, loss_sum: Tensor, counts: Tensor) -> Metrics:
+        """Return the metrics of the sums of a `MetricAccumulator`. A host sync."""
+        correct, images, unread = counts.tolist()
+        loss = loss_sum.item() / images if images else math.nan
+        return cls(loss, correct / max(images, 1), unread, images)
+
 
 @dataclass
 class MetricAccumulator:
@@ -59,10 +66,7 @@ class MetricAccumulator:
         loss, counts = self.loss_sum.clone(), self.counts.clone()
         all_reduce(loss)
         all_reduce(counts)
-        correct, images, unread = (int(value) for value in counts.tolist())
-        if images == 0:
-            return Metrics(math.nan, 0.0, unread)
-        return Metrics(loss.item() / images, correct / images, unread, images)
+        return Metrics.of_sums(loss, counts)
 
 
 class EvaluationAccumulator:
@@ -104,11 +108,8 @@ class EvaluationAccumulator:
 
     def local_evaluation(self) -> Evaluation:
         """Return the evaluation of this process alone, without a collective."""
-        correct, images, unread = (int(value) for value in self.totals.counts.tolist())
-        loss = self.totals.loss_sum.item() / images if images else math.nan
-        return self._to_evaluation(
-            Metrics(loss, correct / max(images, 1), unread, images), self._top5_correct, self._confusion_counts
-        )
+        metrics = Metrics.of_sums(self.totals.loss_sum, self.totals.counts)
+        return self._to_evaluation(metrics, self._top5_correct, self._confusion_counts)
 
     def _to_evaluation(
         self, metrics: Metrics, top5_correct: Tensor, confusion_counts: Tensor, *, with_classes: bool = True

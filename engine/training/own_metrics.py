@@ -22,7 +22,7 @@ from engine.config.schema import Config
 from engine.config.user_code import describe_value, load_user_code
 from engine.config.user_errors import describe_exception
 from engine.distributed.collectives import gather_bytes
-from engine.utils.errors import CodedError, Problem, UsageError
+from engine.utils.errors import CodedError, Problem, UsageError, collect_problems
 
 METRICS_KEY = "eval.metrics"
 MAX_METRIC_VALUES = 64
@@ -56,10 +56,8 @@ class OwnMetrics:
             )
             raise UsageError.one(METRICS_KEY, reason, code="too-large")
         for name in names:
-            try:
+            with collect_problems(problems):
                 self._metrics[name] = self._load(name)
-            except UsageError as error:
-                problems += error.problems
         if not problems and names:
             values: dict[str, float] = {}
             for name in names:

@@ -218,6 +218,7 @@ def _analyze(recording: Recording, state: RankState) -> RankProfile:
             source, parts = "events", recording.marks.event_parts()[recording.warmup_steps :]
     parts = cpu_parts(steps, activities, thread, has_allreduce=dist.get_world_size() > 1) if parts is None else parts
     known = [part for part in PARTS if source != "events" or part not in ("allreduce", "copy")]
+    seconds = {part: [step[part] / 1e9 for step in parts] for part in known}
     durations = [sum(step.values()) / 1e9 for step in parts]
     rows = operator_seconds(activities, steps[0].start, steps[-1].end, on_device=source == "kernels")
     return RankProfile(
@@ -227,17 +228,16 @@ def _analyze(recording: Recording, state: RankState) -> RankProfile:
         source=source,
         steps=durations,
         unprofiled=recording.unprofiled,
-        parts={part: _part_time([step[part] / 1e9 for step in parts]) for part in known},
+        parts={
+            part: PartTime(mean=statistics.fmean(each), median=statistics.median(each))
+            for part, each in seconds.items()
+        },
         operators=[
             Operator(name=name[:1000], calls=calls, seconds=seconds, share=seconds / max(sum(durations), 1e-9))
             for name, calls, seconds in rows[:MAX_OPERATORS]
         ],
         input=None if recording.input is None else InputTimes(**asdict(recording.input)),
     )
-
-
-def _part_time(seconds: Sequence[float]) -> PartTime:
-    return PartTime(mean=statistics.fmean(seconds), median=statistics.median(seconds))
 
 
 def read_activities(events: Iterable[Any], device_index: int) -> list[Activity]:

@@ -23,7 +23,6 @@ from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, load_newest
 from engine.utils.answers import Answer
-from engine.utils.codec import Record
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import shown_path
 from engine.utils.text import list_names
@@ -31,18 +30,6 @@ from engine.utils.text import list_names
 PART_NOUNS: dict[Part, str] = {"train": "training", "val": "validation"}
 MAX_LISTED_CLASSES = 5
 RESTORE_DATA_ADVICE = "restore the data, or use a new name with --name to start a new run"
-
-
-class CheckpointChoice(Record, frozen=True, kw_only=True):
-    """The file name of the checkpoint that a run resumes from; None if there is none."""
-
-    name: str | None
-
-
-class RefusedResume(Record, frozen=True, kw_only=True):
-    """What any rank refuses of the config and the data of a resumed run."""
-
-    problems: tuple[Problem, ...]
 
 
 def load_for_resume(
@@ -54,7 +41,7 @@ def load_for_resume(
     all ranks if config or data of one of them must not differ.
     """
     name, checkpoint, notes = _choose_checkpoint_on_all_ranks(folder, rank_info, store)
-    if name is None:
+    if not name:
         return None, []
     problems: list[Problem] = []
     with collect_problems(problems):
@@ -67,22 +54,22 @@ def load_for_resume(
 
 def _choose_checkpoint_on_all_ranks(
     folder: RunFolder, rank_info: RankInfo, store: Store
-) -> tuple[str | None, dict[str, Any] | None, list[Problem]]:
-    """Return the file name of the newest intact checkpoint; None if there is none.
+) -> tuple[str, dict[str, Any] | None, list[Problem]]:
+    """Return the file name of the newest intact checkpoint; "" if there is none.
 
     Also returns, on rank 0, its content, and why newer ones were skipped. Raises UsageError on all ranks.
     """
     checkpoint: dict[str, Any] | None = None
     damaged: list[str] = []
 
-    def choose() -> CheckpointChoice:
+    def choose() -> str:
         nonlocal checkpoint, damaged
         path, checkpoint, damaged = load_newest(folder.checkpoints)
-        return CheckpointChoice(name=path.name if path else None)
+        return path.name if path else ""
 
-    choice = decide_on_rank_0("checkpoint", choose, Answer[CheckpointChoice], rank_info, store)
+    name = decide_on_rank_0("checkpoint", choose, Answer[str], rank_info, store)
     notes = [Problem("", f"checkpoint {reason}; resuming from the one before it", code="damaged") for reason in damaged]
-    return choice.name, checkpoint, notes
+    return name, checkpoint, notes
 
 
 def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
@@ -96,17 +83,18 @@ def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
 
 def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInfo, store: Store) -> None:
     """Raise UsageError on all ranks if one of them has problems. One found only on another host names that host."""
-    if rank_info.rank == 0:
+
+    def merge() -> bool:
         ranks = range(1, rank_info.world_size)
         others = [receive(store, rank, f"comparison/{rank}", HostProblems) for rank in ranks]
-        refused = RefusedResume(problems=tuple(merge_problems(problems, others)))
-        send(store, "comparison", refused)
-    else:
+        if merged := merge_problems(problems, others):
+            raise UsageError(merged)
+        return True
+
+    if rank_info.rank > 0:
         own = HostProblems(host=socket.gethostname(), problems=tuple(problems))
         send(store, f"comparison/{rank_info.rank}", own)
-        refused = receive(store, 0, "comparison", RefusedResume)
-    if refused.problems:
-        raise UsageError(refused.problems)
+    decide_on_rank_0("comparison", merge, Answer[bool], rank_info, store)
 
 
 def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:

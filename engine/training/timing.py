@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from engine.distributed.collectives import gather
 from engine.runs.records import RankEpochTiming
 from engine.utils.codec import UNSET, UnsetType
 
@@ -116,10 +117,8 @@ def gather_timings(timer: PhaseTimer, train_seconds: float, cpu_group: dist.Proc
     `train_seconds` is this rank's duration of the epoch's training part.
     """
     local = torch.tensor([train_seconds, *timer.seconds()], dtype=torch.float64)
-    is_rank0 = dist.get_rank(cpu_group) == 0
-    ranks = [torch.zeros_like(local) for _ in range(dist.get_world_size(cpu_group))] if is_rank0 else None
-    dist.gather(local, ranks, group=cpu_group)
-    return [RankEpochTiming(rank, *(round(t, 4) for t in times.tolist())) for rank, times in enumerate(ranks or [])]
+    ranks = enumerate(gather(local, cpu_group))
+    return [RankEpochTiming(rank, *(round(t, 4) for t in times.tolist())) for rank, times in ranks]
 
 
 def data_wait_share(timings: Sequence[RankEpochTiming]) -> float | UnsetType:

@@ -85,7 +85,9 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     # 1. Open the data, and check that the run can train on it.
     source = job.source or open_source(config)
     sampler = build_sampler(config, source, rank_info.world_size, rank_info.rank, job.plan.devices_per_rank)
-    _check(job, rank_info, source, sampler)
+    check_source(config, source, sampler)
+    if problems := schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs):
+        raise UsageError(problems)
 
     # 2. Load the newest checkpoint, compare config and data with it, and find the position to resume at.
     checkpoint, notes = None, list[Problem]()
@@ -107,7 +109,8 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
             # Frees as much memory as model and optimizer take.
             checkpoint.clear()
         elif job.resumed:
-            trainer.warn_no_checkpoint()
+            message = "this run has no checkpoint yet: it starts from the beginning"
+            trainer.emit(WarningEvent(message=message, code="no-checkpoint"))
 
         # 5. Train.
         if job.lr_range is not None:
@@ -127,7 +130,7 @@ def run_training(trainer: Trainer, warnings: Sequence[Problem]) -> Outcome:
     trainer.start_run(warnings)
     try:
         with manual_gc() as trainer.collect_garbage:
-            outcome = training_loop(trainer.state, trainer)
+            outcome = training_loop(trainer)
             trainer.end_run(outcome)
     except BaseException:
         # The checkpoint that is being written is that of an earlier step: it must not be lost.
@@ -147,14 +150,6 @@ def dry_run(trainer: Trainer, warnings: Sequence[Problem]) -> Outcome:
     trainer.emit(trainer.run_started())
     trainer.warn_skipped_files()
     return "finished"
-
-
-def _check(job: Job, rank_info: RankInfo, source: ImageSource, sampler: DistributedBatchSampler) -> None:
-    """Check that the config fits the data and the number of ranks. Raises UsageError."""
-    config = job.config
-    check_source(config, source, sampler)
-    if problems := schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs):
-        raise UsageError(problems)
 
 
 def _start_pipeline(

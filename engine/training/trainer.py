@@ -98,7 +98,7 @@ class Trainer:
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
         self._profiler = StepProfiler(self.state, self.job.folder, self.cpu_group, self._epoch_clock.stopped)
         self._is_training, self._start_step = False, self.state.position.step
-        self.collect_garbage: Callable[[], None] = lambda: None
+        self.collect_garbage: Callable[[], object] = lambda: None
 
     def start_run(self, warnings: Sequence[Problem]) -> None:
         """Emit the first events of the run, and `warnings`; write the class names."""
@@ -118,7 +118,9 @@ class Trainer:
         if outcome == "stopped":
             self._checkpoint_writer.write_before_stop()
         self.finish_checkpoint()
-        self._barrier()
+        # srun may kill rank 0 while it is saving if another rank has exited.
+        self.state.enter_phase(Phase.CHECKPOINT)
+        dist.barrier(group=self.cpu_group)
 
     def finish_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written, and report it. Not a collective."""
@@ -150,9 +152,11 @@ class Trainer:
 
     def handle_requests(self) -> bool:
         """Handle control requests between two batches, on all ranks at the same batch; return whether to stop."""
-        self._collect_garbage_if_due()
+        position = self.state.position
+        if position.step_in_epoch and position.step % GC_INTERVAL_STEPS == 0:
+            self.collect_garbage()
         self._checkpoint_writer.poll()
-        if self.state.device.type == "cuda" and self.state.position.step == self._start_step + 1:
+        if self.state.device.type == "cuda" and position.step == self._start_step + 1:
             with self._epoch_clock.stopped():
                 self._checkpoint_writer.reserve_memory()
         agreed = self.state.agreement(self._poll_requests)
@@ -167,11 +171,6 @@ class Trainer:
         if agreed.profile_steps != self._profiler.served_steps and self._is_training and not agreed.stop:
             self._profiler.advance(agreed.profile_steps)
         return agreed.stop
-
-    def _collect_garbage_if_due(self) -> None:
-        position = self.state.position
-        if position.step_in_epoch and position.step % GC_INTERVAL_STEPS == 0:
-            self.collect_garbage()
 
     def _poll_requests(self) -> RequestCounters:
         """Return the requests that this rank has received; rank 0 adds those of the checkpoint timer."""
@@ -208,7 +207,7 @@ class Trainer:
         if state.is_last_epoch(state.position.epoch):
             state.flush_step_log()
         train_size = state.image_format.at_epoch(state.position.epoch).size
-        memory = gather_peak_memory(state.device, self.rank_info.rank, self.cpu_group)
+        memory = gather_peak_memory(state.device, self.cpu_group)
         self.emit(
             EpochEvent(
                 epoch=state.position.epoch,
@@ -262,17 +261,6 @@ class Trainer:
                 raise FinalCheckpointError(
                     f"training is complete, but its last checkpoint could not be written ({problem}); fix the cause",
                 )
-
-    def _barrier(self) -> None:
-        """Wait for all ranks: srun may kill rank 0 while it is saving if another rank has exited."""
-        self.state.enter_phase(Phase.CHECKPOINT)
-        dist.barrier(group=self.cpu_group)
-
-    def warn_no_checkpoint(self) -> None:
-        """Warn that a resumed run has no checkpoint."""
-        self.emit(
-            WarningEvent(message="this run has no checkpoint yet: it starts from the beginning", code="no-checkpoint")
-        )
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Restore everything but model and position from a checkpoint; warn of what cannot be restored."""

@@ -13,7 +13,7 @@ from engine.config.user_code import load_user_code
 from engine.data.augment.augmentation import Augmentation, UserTransformError
 from engine.data.sources.base import ImageFormat, UnreadableImageError
 from engine.data.sources.user_dataset import UserDataset, open_user_dataset
-from engine.distributed.failures import describe_cause, rank_failure
+from engine.distributed.failures import find_cause, rank_failure
 from engine.models.factory import build_model, check_model
 from engine.training.losses import build_loss
 from engine.utils.errors import UsageError
@@ -136,7 +136,7 @@ def test_rank_failure_names_own_line(code: Path) -> None:
         assert "mat1 and mat2 shapes cannot be multiplied" in failure.cause
         assert failure.cause.endswith(own_line(code, "forward"))
         # The working folder is user code only for a config that names some.
-        assert describe_cause(error, Config()).endswith("3x2)")
+        assert find_cause(error, Config()).reason.endswith("3x2)")
 
 
 @pytest.mark.parametrize(

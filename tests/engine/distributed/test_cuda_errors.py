@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from engine.config.loader import resolve_config
 from engine.distributed.cuda_errors import MAX_MESSAGE_CHARS
-from engine.distributed.failures import describe_cause, find_cause, lost_peer, oom_location
+from engine.distributed.failures import find_cause, lost_peer, oom_location
 from support.messages import has_problem
 
 KERNEL_ADVICE = (
@@ -216,7 +216,7 @@ def test_cause_of_full_gpu_memory_advises_smaller_batch(error: Exception) -> Non
 def test_cause_of_unknown_nccl_error_is_its_last_error() -> None:
     # From NVIDIA/nccl#1410.
     error = unhandled_cuda_error("Cuda failure 1 'invalid argument'")
-    assert describe_cause(error) == "DistBackendError: Cuda failure 1 'invalid argument'"
+    assert find_cause(error).reason == "DistBackendError: Cuda failure 1 'invalid argument'"
     assert not lost_peer(error)
 
 
@@ -264,7 +264,7 @@ def test_nccl_error_of_a_lost_rank_is_a_lost_peer(error: Exception) -> None:
     ids=lambda error: str(error),
 )
 def test_known_words_in_an_exception_of_user_code_are_not_a_cuda_error(error: Exception) -> None:
-    assert describe_cause(error) == f"{type(error).__name__}: {error}"
+    assert find_cause(error).reason == f"{type(error).__name__}: {error}"
 
 
 def test_known_words_in_an_exception_of_a_dataloader_worker_are_not_a_cuda_error() -> None:
@@ -272,10 +272,10 @@ def test_known_words_in_an_exception_of_a_dataloader_worker_are_not_a_cuda_error
     error = RuntimeError(
         f"Caught RuntimeError in DataLoader worker process 0.\n{traceback}\nRuntimeError: illegal instruction"
     )
-    assert describe_cause(error) == "RuntimeError: RuntimeError: illegal instruction"
+    assert find_cause(error).reason == "RuntimeError: RuntimeError: illegal instruction"
 
 
 def test_cause_of_known_error_quotes_a_short_line() -> None:
-    described = describe_cause(RuntimeError("CUDA error: device-side assert triggered " + "x" * 1000))
+    described = find_cause(RuntimeError("CUDA error: device-side assert triggered " + "x" * 1000)).reason
     assert described.endswith("…)")
     assert len(described) < 2 * MAX_MESSAGE_CHARS + 100

@@ -19,7 +19,7 @@ from engine.config.schema import Config
 from engine.data.sources.builtin import open_fake
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.distributed.failures import describe_cause, describe_failure, find_cause, oom_location, rank_failure
+from engine.distributed.failures import describe_failure, find_cause, oom_location, rank_failure
 from engine.distributed.node_plan import plan_node
 from engine.launch.batch_size import (
     MAX_MEMORY_SHARE,
@@ -64,7 +64,7 @@ def test_cause_of_gpu_oom_names_batch_and_advice() -> None:
 
 def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
     error = torch.OutOfMemoryError(OOM_MESSAGE.format(others="Process 77 has 9.00 GiB memory in use. "))
-    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of it by other processes)" in describe_cause(error, config())
+    assert "(79.1 of 79.2 GiB in use, 9.0 GiB of it by other processes)" in find_cause(error, config()).reason
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_cause_of_gpu_oom_names_memory_of_other_processes() -> None:
     ],
 )
 def test_cause_of_gpu_oom_advises_only_unused_options(overrides: list[str], advice: str) -> None:
-    assert advice in describe_cause(torch.OutOfMemoryError(OOM_MESSAGE.format(others="")), config(*overrides))
+    assert advice in find_cause(torch.OutOfMemoryError(OOM_MESSAGE.format(others="")), config(*overrides)).reason
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_peak_memory_on_cpu_is_empty_without_gather() -> None:
     reset_peak_memory(cpu)
     empty_cache(cpu)
     assert peak_memory(cpu) == {}
-    assert gather_peak_memory(cpu, 0, dist.GroupMember.NON_GROUP_MEMBER) == []  # type: ignore[arg-type]
+    assert gather_peak_memory(cpu, dist.GroupMember.NON_GROUP_MEMBER) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
@@ -140,7 +140,7 @@ def test_peak_memory_on_gpu_reports_maximum() -> None:
     assert peak_memory(gpu)["allocated"] == before + (64 << 20)
     assert peak_memory(gpu)["reserved"] >= peak_memory(gpu)["allocated"]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert gather_peak_memory(gpu, 0, dist.group.WORLD) == [RankPeakMemory(0, **peak_memory(gpu))]  # type: ignore[arg-type]
+    assert gather_peak_memory(gpu, dist.group.WORLD) == [RankPeakMemory(0, **peak_memory(gpu))]  # type: ignore[arg-type]
     dist.destroy_process_group()
     empty_cache(gpu)
     reset_peak_memory(gpu)

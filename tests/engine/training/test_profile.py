@@ -166,7 +166,7 @@ def test_profile_waits_for_an_epoch_with_enough_steps(tmp_path: Path) -> None:
     with live_trainer(tmp_path, events, "run.epochs=3", steps_per_epoch=12) as trainer:
         train(trainer, 8)
         request(trainer, 6)
-        training_loop(trainer.state, trainer)
+        training_loop(trainer)
     [(step, steps, message)] = profiled(events)
     assert (steps, message) == (6, "")
     assert 13 <= step <= 24 - 5, "all steps are in the second epoch"
@@ -191,7 +191,7 @@ def test_profile_of_short_epochs_takes_the_steps_of_one_epoch(tmp_path: Path) ->
     events: list[Event] = []
     with live_trainer(tmp_path, events, "run.epochs=8", steps_per_epoch=4) as trainer:
         request(trainer, 10)
-        training_loop(trainer.state, trainer)
+        training_loop(trainer)
     [(step, steps, message)] = profiled(events)
     assert (steps, message) == (3, "the epoch ended")
     assert step % 4 == 2, "the first step of the epoch warms up"
@@ -232,7 +232,7 @@ def test_profile_is_taken_with_a_checkpoint_after_every_step(tmp_path: Path) -> 
     overrides = ("checkpoint.every_steps=1", "checkpoint.every_epochs=99", "run.epochs=3")
     with live_trainer(tmp_path, events, *overrides, steps_per_epoch=12) as trainer:
         request(trainer, 4)
-        training_loop(trainer.state, trainer)
+        training_loop(trainer)
     assert [steps for _, steps, _ in profiled(events)] == [4]
     assert only_profile(tmp_path)[1].ranks[0].unprofiled is None
 

@@ -263,5 +263,5 @@ def test_number_of_threads_follows_training_steps_only(
 def test_number_of_threads_ignores_evaluation_and_epoch_checkpoint(tmp_path: Path) -> None:
     with single_rank_trainer("run.epochs=2", folder=tmp_path) as trainer:
         trainer.state.batches = batches = _RecordedSteps(trainer.state.batches)
-        training_loop(trainer.state, trainer)
+        training_loop(trainer)
         assert batches.observed == 2 * (trainer.state.sampler.steps_per_epoch - 1)
