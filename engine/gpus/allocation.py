@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from engine.gpus.cpu_fallback import TRAINING_ON_CPU, describe_cpu_fallback, describe_driver_failure
@@ -98,38 +99,32 @@ def allocate_devices(
     claims nothing; afterwards it joins at the end of the queue. Raises UsageError if the selection is invalid or not
     available.
     """
-    allocator = _Allocator(selection, run, wait, ranks, poll_terms, backfill or Backfill())
-    reservation = allocator.wait_while_blocked(on_wait)
+    allocator = _Allocator(selection, run, wait, ranks, poll_terms, backfill or Backfill(), on_wait)
     try:
-        return _allocate(allocator, selection, reservation, on_wait)
+        allocator.wait_while_blocked()
+        return _allocate(allocator)
     except BaseException:
-        reservation.release()
+        allocator.reservation.release()
         raise
 
 
-def _allocate(
-    allocator: _Allocator, selection: str, reservation: Reservation, on_wait: Callable[[str], None]
-) -> GpuAllocation:
+def _allocate(allocator: _Allocator) -> GpuAllocation:
     """Allocate the devices of a run that is not blocked. Raises UsageError."""
-    if selection == "cpu" or recording_path() is not None:
-        return allocator.allocate_cpu(None, reservation, on_wait)
+    if allocator.selection == "cpu" or recording_path() is not None:
+        return allocator.allocate_cpu(None)
     if allocator.wait:
         # The driver may take seconds to answer, and the order of arrival counts.
-        reservation.enqueue(selection, (), allocator.run)
+        allocator.enqueue(())
     if not has_driver_library():
-        if gpus := gpus_unknown_to_nvml(None):
-            return allocator.allocate_unmonitored(gpus, reservation, on_wait)
-        return allocator.allocate_cpu(None, reservation, on_wait)
-    monitor = DriverMonitor(SamplerOptions(period=WAIT_POLL_SECONDS, activity=False))
-    try:
+        gpus = gpus_unknown_to_nvml(None)
+        return allocator.allocate_unmonitored(gpus) if gpus else allocator.allocate_cpu(None)
+    with closing(DriverMonitor(SamplerOptions(period=WAIT_POLL_SECONDS, activity=False))) as monitor:
         snapshot = first_snapshot(monitor)
         if gpus := gpus_unknown_to_nvml(snapshot):
-            return allocator.allocate_unmonitored(gpus, reservation, on_wait)
+            return allocator.allocate_unmonitored(gpus)
         if snapshot is None or snapshot.error is not None:
-            return allocator.allocate_cpu(snapshot, reservation, on_wait)
-        return allocator.allocate(snapshot, monitor, reservation, on_wait)
-    finally:
-        monitor.close()
+            return allocator.allocate_cpu(snapshot)
+        return allocator.allocate(snapshot, monitor)
 
 
 def preview_allocation(selection: str, snapshot: Snapshot | None, *, wait: bool, share: int = 1) -> GpuAllocation:
@@ -200,6 +195,8 @@ class _Allocator:
     ranks: int | None
     poll_terms: TermsPoller
     backfill: Backfill
+    on_wait: Callable[[str], None]
+    reservation: Reservation = field(default_factory=Reservation, init=False)
     _queue: RunQueue = field(init=False)
     _terms: QueueTerms = field(default_factory=QueueTerms, init=False)
     _conflicts: int = field(default=0, init=False)
@@ -212,36 +209,32 @@ class _Allocator:
         self._backfill_end: float | None = None
         """Monotonic time in seconds until which later runs in the queue may use the devices that this run claims."""
 
-    def wait_while_blocked(self, on_wait: Callable[[str], None]) -> Reservation:
-        """Wait without querying the driver until the run is not blocked. Return its reservation, if it has one yet."""
-        reservation = Reservation()
-        try:
-            while reason := self._poll_terms(reservation, ()):
-                on_wait(reason)
-                time.sleep(WAIT_POLL_SECONDS)
-        except BaseException:
-            reservation.release()
-            raise
-        return reservation
+    def enqueue(self, visible_ids: Sequence[str]) -> None:
+        """Join the queue for GPUs, or return to the same place in it. Raises UsageError."""
+        self.reservation.enqueue(self.selection, visible_ids, self.run)
 
-    def _poll_terms(self, reservation: Reservation, visible_ids: Sequence[str]) -> str:
+    def wait_while_blocked(self) -> None:
+        """Wait without querying the driver until the run is not blocked."""
+        while reason := self._poll_terms(()):
+            self.on_wait(reason)
+            time.sleep(WAIT_POLL_SECONDS)
+
+    def _poll_terms(self, visible_ids: Sequence[str]) -> str:
         """Publish the current terms and return why the run is blocked, "" if it is not."""
         was_blocked = bool(self._terms.blocked)
         self._terms, reason = self.poll_terms()
-        reservation.set_terms(self._terms, reason if self._terms.blocked else None)
+        self.reservation.set_terms(self._terms, reason if self._terms.blocked else None)
         if self._terms.blocked:
-            if reservation.key is None:
-                reservation.enqueue(self.selection, visible_ids, self.run)
+            if self.reservation.key is None:
+                self.enqueue(visible_ids)
             return reason
-        if was_blocked and reservation.key is not None:
+        if was_blocked and self.reservation.key is not None:
             # Else a user could hold a place in front of others with runs that do not want to start yet.
-            reservation.rejoin(self.selection, visible_ids, self.run)
+            self.reservation.rejoin(self.selection, visible_ids, self.run)
         return ""
 
-    def allocate(
-        self, snapshot: Snapshot, monitor: DriverMonitor, reservation: Reservation, on_wait: Callable[[str], None]
-    ) -> GpuAllocation:
-        allocation = GpuAllocation(reservation=reservation)
+    def allocate(self, snapshot: Snapshot, monitor: DriverMonitor) -> GpuAllocation:
+        allocation = GpuAllocation(reservation=self.reservation)
 
         def list_devices(reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
             return cuda_devices(snapshot, reservations, self._terms.share)
@@ -251,52 +244,46 @@ class _Allocator:
         while (
             reason := snapshot.error or self._try_allocate(allocation, list_devices, visible_ids, snapshot)
         ) is not None:
-            self._report(reason, reservation, on_wait)
+            self._report(reason)
             snapshot = monitor.read(WAIT_POLL_SECONDS) or monitor.latest() or snapshot
             if snapshot.error is not None and not self.wait:
-                reservation.release()
+                self.reservation.release()
                 return _fall_back_to_cpu(self.selection, snapshot)
         return allocation
 
-    def allocate_unmonitored(
-        self, gpus: Sequence[CudaDevice], reservation: Reservation, on_wait: Callable[[str], None]
-    ) -> GpuAllocation:
+    def allocate_unmonitored(self, gpus: Sequence[CudaDevice]) -> GpuAllocation:
         """Allocate from the GPUs that only torch sees."""
-        allocation = self._allocate_unread(gpus, reservation, on_wait)
+        allocation = self._allocate_unread(gpus)
         allocation.warnings += [UNMONITORED_WARNING] if allocation.devices else []
         return allocation
 
-    def allocate_cpu(
-        self, snapshot: Snapshot | None, reservation: Reservation, on_wait: Callable[[str], None]
-    ) -> GpuAllocation:
+    def allocate_cpu(self, snapshot: Snapshot | None) -> GpuAllocation:
         """Train on the CPU if the selection allows it; a run that waits reserves it. Raises UsageError."""
         allocation = _fall_back_to_cpu(self.selection, snapshot)
         # Of an external launcher, one process per node is here, and the nodes of a run may be on one host.
         if not self.wait or self.ranks is not None:
-            reservation.release()
+            self.reservation.release()
             return allocation
         self.selection = CPU.uuid
-        turn = self._allocate_unread([CPU], reservation, on_wait)
+        turn = self._allocate_unread([CPU])
         turn.devices, turn.warnings = [], allocation.warnings + turn.reservation_problems
         return replace(turn, cpu_fallback=allocation.cpu_fallback)
 
-    def _allocate_unread(
-        self, devices: Sequence[CudaDevice], reservation: Reservation, on_wait: Callable[[str], None]
-    ) -> GpuAllocation:
+    def _allocate_unread(self, devices: Sequence[CudaDevice]) -> GpuAllocation:
         """Allocate from devices without readings: only the reservations show which are free."""
-        allocation, visible_ids = GpuAllocation(reservation=reservation), [each.reservation_id for each in devices]
+        allocation, visible_ids = GpuAllocation(reservation=self.reservation), [each.reservation_id for each in devices]
 
         def list_devices(reservations: Sequence[ReservationInfo]) -> list[CudaDevice]:
             return mark_reserved(devices, reservations, self._terms.share)
 
         while (reason := self._try_allocate(allocation, list_devices, visible_ids)) is not None:
-            self._report(reason, reservation, on_wait)
+            self._report(reason)
             time.sleep(WAIT_POLL_SECONDS)
         return allocation
 
-    def _report(self, reason: str, reservation: Reservation, on_wait: Callable[[str], None]) -> None:
-        reservation.set_terms(self._terms, reason)
-        on_wait(reason)
+    def _report(self, reason: str) -> None:
+        self.reservation.set_terms(self._terms, reason)
+        self.on_wait(reason)
 
     def _try_allocate(
         self,
@@ -306,15 +293,14 @@ class _Allocator:
         snapshot: Snapshot | None = None,
     ) -> str | None:
         """Fill `allocation` and return None, or join the queue and return the reason for waiting."""
-        reservation = allocation.reservation
-        if reason := self._poll_terms(reservation, visible_ids):
+        if reason := self._poll_terms(visible_ids):
             return reason
         with allocation_lock(self._lock_timeout_s) as lock_problem:
             if lock_problem is not None and self._lock_timeout_s is None:
                 reason = f"GPUs are selected without the lock of this host: {lock_problem}"
                 self._warn(Problem("", reason, code="not-writable"))
                 self._lock_timeout_s = 0.0
-            devices = self._current_devices(list_devices, visible_ids, reservation)
+            devices = self._current_devices(list_devices, visible_ids)
             is_claimed_soon = self._queue.is_moving and any(device.is_queued for device in devices)
             if self.wait and visible_ids and not devices:
                 return "the driver currently reports no GPU"
@@ -322,8 +308,8 @@ class _Allocator:
                 chosen = select(self.selection, devices, only_free=self.wait, ranks=self.ranks, share=self._terms.share)
             except NotFreeError as error:
                 if self.wait:
-                    reservation.enqueue(self.selection, visible_ids, self.run)
-                    self._start_backfill(reservation, devices)
+                    self.enqueue(visible_ids)
+                    self._start_backfill(devices)
                 elif not is_claimed_soon:
                     raise
                 return error.problems[0].reason
@@ -331,18 +317,19 @@ class _Allocator:
             if is_claimed_soon and (not chosen or (self.ranks and not all(device.is_free for device in chosen))):
                 return f"no GPU is free: {why_not_free(devices)}"
             if chosen:
-                reservation.reserve([device.reservation_id for device in chosen], self.selection, visible_ids, self.run)
-                if self._has_conflict(chosen, reservation):
-                    reservation.enqueue(self.selection, visible_ids, self.run)
+                chosen_ids = [device.reservation_id for device in chosen]
+                self.reservation.reserve(chosen_ids, self.selection, visible_ids, self.run)
+                if self._has_conflict(chosen):
+                    self.enqueue(visible_ids)
                     return "another run has reserved the same GPUs at the same time"
             else:
-                reservation.release()
+                self.reservation.release()
         allocation.choose(chosen, devices, snapshot, self.selection)
         allocation.reservation_problems = list(self._problems)
         allocation.warnings += allocation.reservation_problems
         return None
 
-    def _start_backfill(self, reservation: Reservation, devices: Sequence[CudaDevice]) -> None:
+    def _start_backfill(self, devices: Sequence[CudaDevice]) -> None:
         """Let runs behind this one use the devices that it claims, from the first time that it claims any."""
         if not self.backfill.allowed_s:
             return
@@ -352,23 +339,21 @@ class _Allocator:
             self._backfill_end = time.monotonic() + self.backfill.allowed_s
         # The clock of the host may be set while the run waits.
         until = time.time() + self._backfill_end - time.monotonic()
-        if abs(until - reservation.backfill_until) > CLOCK_STEP_SECONDS:
-            reservation.set_backfill_until(until)
+        if abs(until - self.reservation.backfill_until) > CLOCK_STEP_SECONDS:
+            self.reservation.set_backfill_until(until)
 
-    def _current_devices(
-        self, list_devices: DeviceLister, visible_ids: Sequence[str], own: Reservation
-    ) -> list[CudaDevice]:
+    def _current_devices(self, list_devices: DeviceLister, visible_ids: Sequence[str]) -> list[CudaDevice]:
         """Return the visible devices. Those reserved by other runs, or claimed by runs ahead in the queue, are not
         free."""
         reservations = read_reservations(remove_stale=True, report=self._warn)
-        others = [reservation for reservation in reservations if reservation.key != own.key]
+        others = [reservation for reservation in reservations if reservation.key != self.reservation.key]
         by_id = {device.reservation_id: device for device in list_devices(others)}
         queue = queue_order(reservations)
-        place = next((place for place, waiter in enumerate(queue) if waiter.key == own.key), len(queue))
+        place = next((place for place, waiter in enumerate(queue) if waiter.key == self.reservation.key), len(queue))
         self._queue.mark_claimed(queue[:place], by_id)
         return [by_id[name] for name in visible_ids if name in by_id]
 
-    def _has_conflict(self, chosen: Sequence[CudaDevice], own: Reservation) -> bool:
+    def _has_conflict(self, chosen: Sequence[CudaDevice]) -> bool:
         """Whether another run has reserved a device that was free when it was chosen.
 
         Without the lock, two runs may choose the same device. Each reads the reservations after it has written its own,
@@ -376,7 +361,8 @@ class _Allocator:
         conflicts cannot prevent the run: after MAX_CONFLICTS it shares the device.
         """
         free = {device.reservation_id for device in chosen if device.is_free}
-        others = [each for each in read_reservations(remove_stale=True, report=self._warn) if each.key != own.key]
+        reservations = read_reservations(remove_stale=True, report=self._warn)
+        others = [each for each in reservations if each.key != self.reservation.key]
         taken = {
             name
             for other in others

@@ -7,7 +7,6 @@ https://docs.nvidia.com/deploy/nvml-api/
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,15 +143,6 @@ def memory_info(handle: Any) -> tuple[int, int, int | None]:
         return int(require_available(info.used)), int(require_available(info.total)), None
 
 
-def utilization_rates(handle: Any) -> Any:
-    """Return the percentage of the sampling period with a kernel running (``.gpu``) and with memory accesses
-    (``.memory``).
-
-    nvidia-smi `utilization.gpu` and `utilization.memory`; ``nvmlDeviceGetUtilizationRates``.
-    """
-    return nv.nvmlDeviceGetUtilizationRates(handle)
-
-
 def mig_mode(handle: Any) -> str:
     """Return "on" or "off" (nvidia-smi `mig.mode.current`, ``nvmlDeviceGetMigMode``)."""
     return "on" if nv.nvmlDeviceGetMigMode(handle)[0] == nv.NVML_DEVICE_MIG_ENABLE else "off"
@@ -280,8 +270,12 @@ def query_all(queries: Queries, handle: Any) -> dict[str, Reading[Any]]:
 
 
 def query_utilization_and_memory(handle: Any) -> dict[str, Reading[Any]]:
-    """Return the readings that share an NVML call: GPU and memory utilization, and memory use."""
-    rates = query(utilization_rates, handle)
+    """Return the readings that share an NVML call: GPU and memory utilization, and memory use.
+
+    Utilization is the percentage of the sampling period with a kernel running, or with memory accesses (nvidia-smi
+    `utilization.gpu` and `utilization.memory`).
+    """
+    rates = query(lambda: nv.nvmlDeviceGetUtilizationRates(handle))
     memory = query(memory_info, handle)
     answers = {
         name: rates if rates.value is None else query(checked_percent, getattr(rates.value, field))
@@ -314,21 +308,17 @@ def mig_devices(handle: Any) -> list[tuple[Any, MigInstance]]:
     return [device for device in devices if device is not None]
 
 
-@dataclass(frozen=True)
-class DriverVersions:
-    """Versions of the driver, and of the newest CUDA that it supports (nvidia-smi `driver_version`, "CUDA Version")."""
+def initialize() -> tuple[Reading[str], Reading[str]]:
+    """Initialize NVML in this process. Return the versions of the driver, and of the newest CUDA that it supports
+    (nvidia-smi `driver_version`, "CUDA Version").
 
-    version: Reading[str]
-    cuda: Reading[str]
-
-
-def initialize() -> DriverVersions:
-    """Initialize NVML in this process. Raises DriverUnavailableError, with a one-line reason, if it cannot be."""
+    Raises DriverUnavailableError, with a one-line reason, if it cannot be initialized.
+    """
     try:
         nv.nvmlInit()
     except nv.NVMLError as error:
         raise DriverUnavailableError(error_message(error)) from error
-    return DriverVersions(query(lambda: decode(nv.nvmlSystemGetDriverVersion())), query(cuda_version))
+    return query(lambda: decode(nv.nvmlSystemGetDriverVersion())), query(cuda_version)
 
 
 def cuda_version() -> str:

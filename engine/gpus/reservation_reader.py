@@ -37,7 +37,7 @@ from typing import Annotated
 from engine.gpus.queue_terms import MAX_DEVICES, MAX_TIME, NumSharers, Priority, QueuePosition, QueueTerms, Text
 from engine.utils.codec import FileRecord, Meta, Record, UnsetType, asdict, decode, replace
 from engine.utils.errors import Problem
-from engine.utils.files import open_regular_file
+from engine.utils.files import has_flock, open_regular_file
 from engine.utils.text import pluralize, printable
 from engine.utils.trust import describe_user, name_of_user
 
@@ -270,7 +270,7 @@ class _Reader:
             status = os.fstat(lock.fileno())
             if status.st_uid != uid:
                 raise OSError(errno.EINVAL, f"belongs to {describe_user(status.st_uid)}")
-            is_live = _is_locked(lock.fileno())
+            is_live = has_flock(lock.fileno())
             entry = _read_file(folder, _json_name(lock_name), uid) if is_live else None
             # Another user may hold the flock of a dead run.
             if entry is not None and (not entry.write_lock or has_write_lock(lock.fileno())):
@@ -308,15 +308,6 @@ def _is_recent(folder: int, lock_name: str) -> bool:
         return time.time() - os.stat(lock_name, dir_fd=folder).st_ctime < UNPUBLISHED_SECONDS
     except OSError:
         return True
-
-
-def _is_locked(lock_fd: int) -> bool:
-    """Whether another open file holds an exclusive flock."""
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _read_file(folder: int, name: str, uid: int) -> ReservationEntry:

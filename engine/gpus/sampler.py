@@ -60,9 +60,11 @@ class SamplerState:
     driver_error: str | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, error: Exception) -> None:
+        """End the sampler. An unexpected error must not look like a GPU that hangs."""
+        is_known = isinstance(error, nvml.DriverUnavailableError)
         with self.changed:
-            self.driver_error = reason
+            self.driver_error = str(error) if is_known else f"{type(error).__name__}: {error}"
             self.changed.notify_all()
 
 
@@ -105,12 +107,8 @@ class GpuThread(threading.Thread):
             self._round_started = self._state.round
             try:
                 self._latest = self._poll()
-            except nvml.DriverUnavailableError as error:
-                self._state.fail(str(error))
-                return
             except Exception as error:
-                # An unexpected error must not look like a GPU that hangs.
-                self._state.fail(f"{type(error).__name__}: {error}")
+                self._state.fail(error)
                 return
             with self._state.changed:
                 self._answered_at, self._round_completed = time.monotonic(), self._round_started
@@ -282,8 +280,7 @@ class GpuThread(threading.Thread):
             age = time.monotonic() - self._created_at
             return self._gpu_without_readings("stale", f"stale: no answer for {age:.0f} s", age)
         age = time.monotonic() - self._answered_at
-        stale = age > self._state.options.stale_after_s
-        return self._latest.as_stale(age) if stale else self._latest.with_age(age)
+        return self._latest.aged(age, self._state.options.stale_after_s)
 
 
 class DriverThread(threading.Thread):
@@ -292,21 +289,20 @@ class DriverThread(threading.Thread):
     def __init__(self, state: SamplerState) -> None:
         super().__init__(name="driver", daemon=True)
         self._state = state
-        self.driver: nvml.DriverVersions | None = None
+        self.versions: tuple[Reading[str], Reading[str]] | None = None
+        """Versions of the driver and of CUDA."""
         self.gpu_threads: list[GpuThread] = []
         self.enumerated = False
 
     def run(self) -> None:
         try:
-            self.driver = nvml.initialize()
+            self.versions = nvml.initialize()
             while True:
                 self._state.reservations = read_reservations()
                 self._update_gpu_threads(nvml.gpu_count())
                 time.sleep(ENUMERATE_INTERVAL_SECONDS)
-        except nvml.DriverUnavailableError as error:
-            self._state.fail(str(error))
         except Exception as error:
-            self._state.fail(f"{type(error).__name__}: {error}")
+            self._state.fail(error)
 
     def _update_gpu_threads(self, gpu_count: int) -> None:
         if gpu_count != len(self.gpu_threads):
@@ -363,20 +359,20 @@ class GpuSampler:
     def _snapshot(self, error: str | None) -> Snapshot:
         now = current_time()
         waited_s = time.monotonic() - self._started_at
-        driver = self._driver_thread.driver
-        if driver is None and error is None:
+        versions = self._driver_thread.versions
+        if versions is None and error is None:
             error = f"the NVIDIA driver has not answered for {waited_s:.0f} s"
         unknown: Reading[str] = Reading(None, now, error or "unknown")
         threads = [] if self._state.driver_error else self._driver_thread.gpu_threads
         gpus = tuple(thread.report() for thread in threads if not thread.excluded)
-        version, cuda = (driver.version, driver.cuda) if driver and not self._state.driver_error else (unknown, unknown)
+        driver, cuda = versions if versions and not self._state.driver_error else (unknown, unknown)
         all_answered = self._driver_thread.enumerated and all(
             thread.has_answered() for thread in self._driver_thread.gpu_threads
         )
         pending = self._state.driver_error is None and not all_answered
         host = os.uname().nodename
         return Snapshot(
-            time=now, source=DRIVER, host=host, driver=version, cuda=cuda, error=error, pending=pending, gpus=gpus
+            time=now, source=DRIVER, host=host, driver=driver, cuda=cuda, error=error, pending=pending, gpus=gpus
         )
 
     @staticmethod

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from engine.gpus.current_use import Obstacle, Reason, Unavailable, find_current_use, find_doubt
 from engine.gpus.reservation_reader import ReservationInfo
@@ -95,67 +94,46 @@ def cuda_devices(snapshot: Snapshot, reservations: Sequence[ReservationInfo] = (
     Lost, stale, reserved and used ones are marked as unavailable, for a run that shares its devices with up to
     `share` - 1 others. A GPU without a UUID is skipped.
     """
-    devices: list[CudaDevice] = []
-    for gpu in snapshot.gpus:
-        if gpu.uuid is None:
-            continue
-        if gpu.mig_enabled and gpu.instances:
-            devices += [_mig_device(gpu, instance, reservations, share) for instance in gpu.instances]
-        else:
-            sharers = shared_with(gpu.uuid, reservations, share)
-            unavailable = (
-                _unresponsive(gpu)
-                or (None if sharers else reserved_by(gpu.uuid, reservations))
-                or find_current_use(gpu, sharers=sharers)
-            )
-            name, memory_used = _gpu_name(gpu), gpu.value("memory_used")
-            device = CudaDevice(
-                gpu.index,
-                gpu.uuid,
-                name,
-                memory_used,
-                unavailable=unavailable,
-                sharers=len(sharers),
-                doubt=None if unavailable or sharers else find_doubt(gpu),
-                **_origin(gpu),
-            )
-            devices.append(device)
-    return devices
+    return [
+        _device(gpu, gpu.uuid, instance, reservations, share)
+        for gpu in snapshot.gpus
+        if gpu.uuid is not None
+        for instance in ((gpu.mig_enabled and gpu.instances) or (None,))
+    ]
 
 
-def _mig_device(gpu: Gpu, instance: MigInstance, reservations: Sequence[ReservationInfo], share: int) -> CudaDevice:
-    sharers = shared_with(instance.uuid, reservations, share)
+def _device(
+    gpu: Gpu, gpu_uuid: str, instance: MigInstance | None, reservations: Sequence[ReservationInfo], share: int
+) -> CudaDevice:
+    """Return a GPU, or one of its MIG instances."""
+    uuid = gpu_uuid if instance is None else instance.uuid
+    sharers = shared_with(uuid, reservations, share)
     unavailable = (
         _unresponsive(gpu)
-        or (None if sharers else reserved_by(instance.uuid, reservations))
+        or (None if sharers else reserved_by(uuid, reservations))
         or find_current_use(gpu, instance, sharers)
     )
-    mig_ids = f"{instance.gpu_instance}/{instance.compute_instance}"
-    name = instance.name.value or f"MIG of {_gpu_name(gpu)}"
-    return CudaDevice(
-        index=gpu.index,
-        uuid=instance.uuid,
-        name=name,
-        memory_used=instance.memory_used.value,
-        parent_uuid=gpu.uuid,
-        mig_ids=mig_ids,
+    capability = gpu.value("compute_capability")
+    device = CudaDevice(
+        gpu.index,
+        uuid,
+        gpu.value("name") or "GPU of unknown name",
+        gpu.value("memory_used"),
         unavailable=unavailable,
         sharers=len(sharers),
-        **_origin(gpu),
+        doubt=None if unavailable or sharers or instance is not None else find_doubt(gpu),
+        capability=capability and tuple(map(int, capability.split("."))),
+        pci_bus_id=gpu.value("pci_bus_id"),
     )
-
-
-def _origin(gpu: Gpu) -> dict[str, Any]:
-    """Return what a device and its MIG instances have in common."""
-    capability = gpu.value("compute_capability")
-    return {
-        "capability": capability and tuple(map(int, capability.split("."))),
-        "pci_bus_id": gpu.value("pci_bus_id"),
-    }
-
-
-def _gpu_name(gpu: Gpu) -> str:
-    return gpu.value("name") or "GPU of unknown name"
+    if instance is None:
+        return device
+    return replace(
+        device,
+        name=instance.name.value or f"MIG of {device.name}",
+        memory_used=instance.memory_used.value,
+        parent_uuid=gpu_uuid,
+        mig_ids=f"{instance.gpu_instance}/{instance.compute_instance}",
+    )
 
 
 def _unresponsive(gpu: Gpu) -> Unavailable | None:

@@ -206,14 +206,16 @@ class Gpu(Record, frozen=True, kw_only=True):
         """Whether the GPU is in MIG mode."""
         return self.mig.value == "on"
 
-    def with_age(self, age: float) -> Gpu:
-        return replace(self, age=round(age, 3))
+    def aged(self, age: float, stale_after_s: float) -> Gpu:
+        """Return a copy whose last answer is `age` seconds old, marked stale if that is longer than the limit."""
+        return self.as_stale(age) if age > stale_after_s else replace(self, age=round(age, 3))
 
     def as_stale(self, age: float) -> Gpu:
         """Return a copy marked stale after `age` seconds without an answer: only static readings keep their values."""
         reason = f"stale: no answer for {age:.0f} s"
         return replace(
-            self.with_age(age),
+            self,
+            age=round(age, 3),
             state="stale",
             processes=self.processes.without_value(reason),
             instances=tuple(instance.without_values(reason) for instance in self.instances),
@@ -277,13 +279,7 @@ class Snapshot(FileRecord, frozen=True, kw_only=True):
     def as_of(self, now: float, stale_after_s: float) -> Snapshot:
         """Return the snapshot aged to `now` (Unix seconds). GPUs older than `stale_after_s` seconds become stale."""
         elapsed_s = max(now - self.time, 0.0)
-        gpus = tuple(
-            gpu.as_stale(gpu.age + elapsed_s)
-            if gpu.age + elapsed_s > stale_after_s
-            else gpu.with_age(gpu.age + elapsed_s)
-            for gpu in self.gpus
-        )
-        return replace(self, gpus=gpus)
+        return replace(self, gpus=tuple(gpu.aged(gpu.age + elapsed_s, stale_after_s) for gpu in self.gpus))
 
 
 MIN_STALE_AFTER_SECONDS = 2.0

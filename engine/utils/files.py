@@ -221,11 +221,17 @@ def is_locked(path: Path) -> bool:
     """Whether a process holds an exclusive `flock` on the file. Raises OSError if the file cannot be opened."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        return has_flock(handle)
+    finally:
+        os.close(handle)
+
+
+def has_flock(handle: int) -> bool:
+    """Whether another open file holds an exclusive `flock`. Takes a shared one until the descriptor is closed."""
+    try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(handle)
     return False
 
 

@@ -9,7 +9,6 @@ import pytest
 from engine.gpus import allocation, run_queue
 from engine.gpus.current_use import Obstacle, Unavailable
 from engine.gpus.queue_terms import Backfill, QueueTerms
-from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import ReservationInfo
 from engine.gpus.run_queue import CLAIM_TIMEOUT_SECONDS, RunQueue
 from engine.gpus.selection import CudaDevice
@@ -113,9 +112,9 @@ def test_end_of_backfill_follows_clock_that_is_set(monkeypatch: pytest.MonkeyPat
     now = SimpleNamespace(passed_s=0.0, step_s=0.0)
     times = SimpleNamespace(time=lambda: 1000.0 + now.passed_s + now.step_s, monotonic=lambda: 50.0 + now.passed_s)
     monkeypatch.setattr(allocation, "time", times)
-    waiter = allocation._Allocator("free:2", "a", True, None, lambda: (QueueTerms(), ""), Backfill(allowed_s=300.0))
-    reservation, ends = Reservation(), []
+    terms, backfill = (QueueTerms(), ""), Backfill(allowed_s=300.0)
+    waiter, ends = allocation._Allocator("free:2", "a", True, None, lambda: terms, backfill, lambda _: None), []
     for now.passed_s, now.step_s in ((0.0, 0.0), (100.0, 0.0), (120.0, 3600.0), (150.0, -3600.0)):
-        waiter._start_backfill(reservation, [CudaDevice(0, GPUS[0], "H100", 0)])
-        ends.append(reservation.backfill_until)
+        waiter._start_backfill([CudaDevice(0, GPUS[0], "H100", 0)])
+        ends.append(waiter.reservation.backfill_until)
     assert ends == [1300.0, 1300.0, 4900.0, -2300.0]

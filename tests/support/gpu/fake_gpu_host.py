@@ -96,7 +96,7 @@ def load_fake_driver(driver: dict[str, str]) -> None:
 
 def sample_gpus() -> Snapshot:
     """Sample the GPUs of the loaded fake driver once, in threads of this process."""
-    versions, state = nvml.initialize(), SamplerState(SamplerOptions())
+    (driver, cuda), state = nvml.initialize(), SamplerState(SamplerOptions())
     threads = [GpuThread(index, state) for index in range(nvml.gpu_count())]
     for thread in threads:
         thread.start()
@@ -109,9 +109,7 @@ def sample_gpus() -> Snapshot:
     for thread in threads:
         thread.join()
     pynvml.nvmlShutdown()
-    return Snapshot(
-        time=time.time(), source=DRIVER, host="h", driver=versions.version, cuda=versions.cuda, gpus=tuple(gpus)
-    )
+    return Snapshot(time=time.time(), source=DRIVER, host="h", driver=driver, cuda=cuda, gpus=tuple(gpus))
 
 
 def parse_gpus_json(output: str) -> list[dict[str, Any]]:
