@@ -23,15 +23,14 @@ from typing import Annotated, Any
 
 from engine.utils.codec import (
     FileRecord,
-    InvalidRecordError,
     Meta,
     Record,
     decode,
-    decode_valid_fields,
     encode,
+    find_valid_fields,
     parse_object,
 )
-from engine.utils.files import opened_folder, read_bytes, replace_file
+from engine.utils.files import opened_folder, replace_file
 
 # A signal of its own, because the handler of the traceback signal writes to the log.
 DUMP_SIGNAL = signal.SIGRTMIN + 4
@@ -254,7 +253,7 @@ class DumpThread:
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = folder / record_name(rank)
         self._thread: threading.Thread | None = None
-        signal.signal(DUMP_SIGNAL, _ignore_signal)
+        signal.signal(DUMP_SIGNAL, lambda *_: None)
 
     def start(self) -> None:
         """Start the thread once. Call it in the main thread."""
@@ -272,10 +271,6 @@ class DumpThread:
             if received[0] == DUMP_SIGNAL:
                 with suppress(OSError):
                     write_record(self._path, record_collectives())
-
-
-def _ignore_signal(*_: object) -> None:
-    pass
 
 
 def record_name(rank: int) -> str:
@@ -313,8 +308,5 @@ def write_record(path: Path, collectives: Sequence[Collective]) -> None:
 
 def read_record(path: Path) -> list[Collective] | None:
     """Return the record of a rank without its invalid entries; None if it is missing, too large or no record."""
-    try:
-        record = decode_valid_fields(read_bytes(path, MAX_RECORD_BYTES), CollectiveRecord)
-    except (OSError, InvalidRecordError):
-        return None
-    return list(record.collectives)
+    record = find_valid_fields(path, CollectiveRecord, MAX_RECORD_BYTES)
+    return None if record is None else list(record.collectives)

@@ -112,6 +112,12 @@ def keep_until_exit(store: Store) -> Store:
     return store
 
 
+def store_timeout_s(store: Store) -> float:
+    """Return `device.timeout`, which `open_store` has set."""
+    timeout: timedelta = store.timeout  # type: ignore[attr-defined] # missing in torch's stubs
+    return timeout.total_seconds()
+
+
 def wait_for_ranks(store: Store, rank_info: RankInfo, timeout_s: float) -> None:
     """Wait until all ranks have called this. Raises RendezvousTimeoutError, which names those that have not."""
     keys = {rank: f"joined/{rank}" for rank in range(rank_info.world_size)}
@@ -130,8 +136,7 @@ def wait_for_ranks(store: Store, rank_info: RankInfo, timeout_s: float) -> None:
 
 def get_from_rank(store: Store, rank: int, key: str) -> bytes:
     """Return the value that a rank stores under `key`. Raises RendezvousTimeoutError."""
-    timeout: timedelta = store.timeout  # type: ignore[attr-defined] # missing in torch's stubs
-    began, timeout_s = time.monotonic(), timeout.total_seconds()
+    began, timeout_s = time.monotonic(), store_timeout_s(store)
     try:
         return store.get(key)
     except RuntimeError as error:

@@ -114,7 +114,12 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
     Raises UsageError on every rank if the launcher's variables are wrong; otherwise on rank 0 alone, which reports for
     all ranks."""
     start_method: StartMethod = "srun" if launcher == "slurm" else "torchrun" if _under_torchrun() else "env"
-    this_rank = _ExternalRank(_read_environment(launcher), start_method, SignalHandler())
+    if _under_torchrun():
+        # If this rank's agent dies, the other agents restart their ranks without it.
+        die_with_parent(os.getppid())
+    rank_info, variables = rank_info_from_env(launcher, os.environ)
+    os.environ.update(variables)
+    this_rank = _ExternalRank(rank_info, start_method, SignalHandler())
     this_rank.stop_flag.install()
     run = OwnedRun(request, listener if this_rank.rank == 0 else stderr_listener(this_rank.rank))
     try:
@@ -178,16 +183,6 @@ def _run(run: OwnedRun, this_rank: _ExternalRank) -> ExitCode:
         return {"finished": ExitCode.FINISHED, "stopped": ExitCode.STOPPED}.get(result.state, ExitCode.FAILED)
     requeues = job.config.run.requeue and this_rank.stop_flag.time_limit_near
     return run.end(result, should_requeue=requeues)
-
-
-def _read_environment(launcher: Literal["env", "slurm"]) -> RankInfo:
-    """Read this rank's number from the launcher's variables, and add those that torch needs. Raises UsageError."""
-    if _under_torchrun():
-        # If this rank's agent dies, the other agents restart their ranks without it.
-        die_with_parent(os.getppid())
-    rank_info, variables = rank_info_from_env(launcher, os.environ)
-    os.environ.update(variables)
-    return rank_info
 
 
 def _under_torchrun() -> bool:

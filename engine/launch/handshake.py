@@ -19,12 +19,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-import psutil
-
 from engine.config.training_sections import AmpLevel
 from engine.distributed.messages import PeerFailedError, decode_message, send
 from engine.distributed.rank_env import RankInfo
-from engine.distributed.rendezvous import keep_until_exit
+from engine.distributed.rendezvous import keep_until_exit, store_timeout_s
 from engine.launch.preflight import RunRequest
 from engine.runs.claim import HEARTBEAT_TIMEOUT_SECONDS, read_claim
 from engine.runs.events import WarningEvent
@@ -34,7 +32,7 @@ from engine.runs.recorder import Listener
 from engine.training.job import ExitCode
 from engine.utils.codec import Count, Record
 from engine.utils.errors import Problem, UsageError
-from engine.utils.process import SignalHandler
+from engine.utils.process import SignalHandler, boot_id, process_start_ticks
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -85,12 +83,12 @@ def heartbeat(store: Store, rank: int) -> Iterator[None]:
     stopped = threading.Event()
     # A store serves one thread. The clone of a FileStore has the default timeout.
     thread_store = keep_until_exit(store.clone())
-    thread_store.set_timeout(timedelta(seconds=_timeout_s(store)))
+    thread_store.set_timeout(timedelta(seconds=store_timeout_s(store)))
 
     def renew() -> None:
         with suppress(RuntimeError):
             # Once rank 0 has ended, a write would create the file of its FileStore again.
-            while not stopped.wait(_timeout_s(store) / 4) and not thread_store.check([EXIT_CODE_KEY]):
+            while not stopped.wait(store_timeout_s(store) / 4) and not thread_store.check([EXIT_CODE_KEY]):
                 thread_store.add(f"heartbeat/{rank}", 1)
 
     thread = threading.Thread(target=renew, name="heartbeat", daemon=True)
@@ -102,20 +100,10 @@ def heartbeat(store: Store, rank: int) -> Iterator[None]:
         thread.join(EXIT_TIMEOUT_SECONDS)
 
 
-def _timeout_s(store: Store) -> float:
-    """Return `device.timeout`, which `open_store` has set."""
-    timeout: timedelta = store.timeout  # type: ignore[attr-defined] # missing in torch's stubs
-    return timeout.total_seconds()
-
-
 def agent_id() -> str:
     """Return a globally unique name of the process that started this one, torchrun's agent."""
     pid = os.getppid()
-    try:
-        created = psutil.Process(pid).create_time()
-    except psutil.Error:
-        created = 0.0
-    return f"{socket.gethostname()}/{pid}/{created:.2f}"
+    return f"{socket.gethostname()}/{boot_id()}/{pid}/{process_start_ticks(pid)}"
 
 
 def wait_for_key(store: Store, key: str, stop_flag: SignalHandler, sender: int = 0) -> str:
@@ -123,7 +111,7 @@ def wait_for_key(store: Store, key: str, stop_flag: SignalHandler, sender: int =
 
     Raises PeerFailedError if its heartbeat does not change for `device.timeout` seconds, KeyboardInterrupt if this
     process receives a stop request, RankZeroEndedError if rank 0 ends first, and UsageError if the store is gone."""
-    polls, last_heartbeat, timeout_s = 0, b"", _timeout_s(store)
+    polls, last_heartbeat, timeout_s = 0, b"", store_timeout_s(store)
     try:
         while not store.check([key]):
             if stop_flag.is_set:
@@ -170,7 +158,7 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: SignalHandler) -> tu
         store.add(f"ack/{attempt}", 1)
         return attempt, []
     answered = {0: own}
-    deadline = time.monotonic() + _timeout_s(store)
+    deadline = time.monotonic() + store_timeout_s(store)
     while store.add(f"ack/{own.name}", 0) < rank_info.world_size - 1:
         for rank in range(1, rank_info.world_size):
             if not store.check([key := f"announce/{rank}"]):
@@ -186,7 +174,7 @@ def handshake(store: Store, rank_info: RankInfo, stop_flag: SignalHandler) -> tu
             if stop_flag.is_set:
                 raise KeyboardInterrupt
             raise PeerFailedError(
-                f"not all ranks responded within {_timeout_s(store):g} s (device.timeout)", code="timed-out"
+                f"not all ranks responded within {store_timeout_s(store):g} s (device.timeout)", code="timed-out"
             )
         time.sleep(STORE_POLL_SECONDS)
     return own.name, list(answered.values())

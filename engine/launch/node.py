@@ -70,7 +70,8 @@ def allocate_node_gpus(
     The first rank of the host reserves them for all. If the launcher shows each rank only one GPU, every rank uses the
     one that it is shown. Raises UsageError on every rank of the host."""
     gpus, run = request.config.device.gpus, request.config.run.name or request.default_name
-    key = f"gpus/{node_id()}"
+    # Containers on several hosts may share a host name.
+    key = f"gpus/{socket.gethostname()}/{boot_id()}"
 
     def check_stop(reason: str) -> None:
         if stop_flag.is_set:
@@ -153,11 +154,6 @@ def collect_rank_problems(
             )
         results.append(result)
     return merge_problems(own_problems, results)
-
-
-def node_id() -> str:
-    """Return a unique name of this host; the host name alone may be shared by containers on several hosts."""
-    return f"{socket.gethostname()}/{boot_id()}"
 
 
 class MultiNodeGpuUsage:

@@ -92,7 +92,9 @@ class Supervisor:
                     break
                 if kill_at is None and (self._failures or self._problems):
                     kill_at = time.monotonic() + GRACE_SECONDS
-                if kill_at is not None and time.monotonic() > kill_at + (SAVE_GRACE_SECONDS if self._saving() else 0):
+                # A failure of another rank need not cost a checkpoint that is being written.
+                saves = any(self._heartbeats.is_saving(rank) for rank in self._starter.alive())
+                if kill_at is not None and time.monotonic() > kill_at + (SAVE_GRACE_SECONDS if saves else 0):
                     break
             self._poll_ranks()
             self._find_late_rank()
@@ -112,10 +114,6 @@ class Supervisor:
             self._starter.exit_code(rank) == ExitCode.STOPPED for rank in range(self._job.plan.local_world_size)
         )
         return RunResult("stopped" if stopped else "finished")
-
-    def _saving(self) -> bool:
-        """Whether a rank that is alive is writing a checkpoint, which a failure of another rank need not cost."""
-        return any(self._heartbeats.is_saving(rank) for rank in self._starter.alive())
 
     def _start_ranks(self) -> None:
         pipes = [Pipe() for _ in range(self._job.plan.local_world_size)]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from engine.notify.message import Message
 from engine.notify.sender import Delivery, send_message
@@ -46,7 +47,8 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._urls, self._log, self._retry_delays_s = urls, log, retry_delays_s
-        self._send, self._clock = send or send_in_background, clock
+        self._send = send or partial(send_message, timeout_s=TRY_TIMEOUT_SECONDS, in_background=True)
+        self._clock = clock
         self._pending: list[_Pending] = []
 
     def add(self, message: Message) -> None:
@@ -73,11 +75,6 @@ class Outbox:
             self._log.write(f"{due.message.occasion}: {delivery.line}{again}")
         if retries:
             self._pending.append(_Pending(due.message, self._clock() + self._retry_delays_s[tries - 1], tries, failed))
-
-
-def send_in_background(message: Message, urls: Sequence[str], labels: Sequence[str] | None) -> list[Delivery]:
-    """Send a message as `sender.send_message` does, with a low priority."""
-    return send_message(message, urls, labels, TRY_TIMEOUT_SECONDS, in_background=True)
 
 
 class NotifyLog:

@@ -24,8 +24,6 @@ from engine.utils.text import printable
 if TYPE_CHECKING:
     import logging
 
-    from engine.notify.message import Message
-
 SEND_TIMEOUT_SECONDS = 20.0
 MAX_REASON_CHARS = 200
 # Shorter parts of a URL are not secrets, and would blank out half of an error message.

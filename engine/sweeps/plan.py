@@ -7,6 +7,7 @@ as the command of a trial resolves it.
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -58,10 +59,8 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
     """Validate the settings and choose the devices of the trials. Raises UsageError with every problem."""
     problems, warnings = check_numbers(settings), list[Problem]()
     spaces: dict[str, Space] = {}
-    try:
+    with collect_problems(problems):
         spaces = settings.spaces()
-    except UsageError as error:
-        problems += error.problems
     try:
         resolved = resolve_config(settings.config, overrides_of(settings.fixed), trust_code=trust_code)
         config = without_name(resolved.config)
@@ -148,10 +147,7 @@ def _check_names(config: Config, key: str) -> None:
 def _combinations(spaces: Mapping[str, Space]) -> Iterable[dict[str, Value]]:
     """Yield the combinations of all ends and choices, if there are at most `MAX_COMBINATIONS`."""
     probes = {key: space.probes() for key, space in spaces.items()}
-    count = 1
-    for values in probes.values():
-        count *= len(values)
-    if len(probes) > 1 and count <= MAX_COMBINATIONS:
+    if len(probes) > 1 and math.prod(map(len, probes.values())) <= MAX_COMBINATIONS:
         for combination in itertools.product(*probes.values()):
             yield dict(zip(probes, combination, strict=True))
 

@@ -61,10 +61,10 @@ class SweepStatus:
     folder: str
     running: bool
     settings: SweepSettings
-    trials: tuple[TrialRow, ...]
+    counts: Mapping[str, int]
     best: TrialRow | None
     importances: Mapping[str, float]
-    counts: Mapping[str, int]
+    trials: tuple[TrialRow, ...]
 
     def by_value(self) -> list[TrialRow]:
         """Return the trials, the best value first and those without a value last."""
@@ -77,17 +77,7 @@ class SweepStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of `gputrain sweep show --json`."""
-        settings = asdict(self.settings)
-        values = {"format": STATUS_FORMAT, "name": self.name, "folder": self.folder, "running": self.running}
-        trials = [asdict(row) for row in self.trials]
-        best = None if self.best is None else asdict(self.best)
-        return values | {
-            "settings": settings,
-            "counts": dict(self.counts),
-            "best": best,
-            "importances": dict(self.importances),
-            "trials": trials,
-        }
+        return {"format": STATUS_FORMAT, **asdict(self)}
 
 
 class SweepReader:
@@ -130,7 +120,7 @@ class SweepReader:
             trials=rows,
             best=None if best is None else rows[best.number],
             importances=self._importances,
-            counts=Counter(row.state for row in rows),
+            counts=dict(Counter(row.state for row in rows)),
         )
 
 

@@ -81,7 +81,7 @@ def train_epoch(state: RankState, handle_requests: RequestHandler) -> bool:
 
 def train_step(state: RankState) -> None:
     """Take one optimizer step on the next micro-batches of this rank."""
-    marks = state.step_marks
+    marks = state.timer.marks
     if marks is not None:
         marks.begin_step(state.position.step + 1)
 

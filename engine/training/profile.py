@@ -25,7 +25,7 @@ from engine.runs.folder import RunFolder
 from engine.training.memory import release_free_memory
 from engine.training.profile_report import ProfileError, Recording, write_profile
 from engine.training.rank_state import RankState
-from engine.training.step_marks import MarkingTimer, StepMarks
+from engine.training.step_marks import StepMarks
 from engine.utils.codec import Count, Record
 
 # Steps that are timed before the profiler is on, to show how much it slows them down.
@@ -191,9 +191,9 @@ class StepProfiler:
         with self._clocks_stopped():
             recording = self._start()
         recording.warmup_steps = warmup_steps
-        state, timer, times_input = self._state, self._state.timer, False
+        state, times_input = self._state, False
         interruption: _Resumed = None
-        state.step_marks, state.timer = recording.marks, MarkingTimer(timer, recording.marks)
+        state.timer.marks = recording.marks
         while recording.marks.count < count:
             if recording.marks.count == warmup_steps and not times_input:
                 times_input = True
@@ -203,7 +203,7 @@ class StepProfiler:
                 recording.marks.interrupt()
             elif interruption is not None:
                 break
-        state.step_marks, state.timer = None, timer
+        state.timer.marks = None
         with self._clocks_stopped():
             recording.stop()
             recording.input = state.batches.stop_stage_times() if times_input else None

@@ -43,7 +43,6 @@ from engine.training.losses import Criterion
 from engine.training.metrics import MetricAccumulator
 from engine.training.own_metrics import Outputs, OwnMetrics, gather_outputs
 from engine.training.step_log import StepLog
-from engine.training.step_marks import StepMarks
 from engine.training.timing import PhaseTimer
 
 # More consecutive batches without a readable image mean a broken disk or mount, not broken images.
@@ -117,8 +116,6 @@ class RankState:
         self._consecutive_unreadable = 0
         # Cached: iterating over all modules in every step is slow.
         self._parameters = list(self.model.parameters())
-        self.step_marks: StepMarks | None = None
-        """Marks the phases of each step in the trace; None unless steps are profiled."""
 
     @property
     def optimized_model(self) -> nn.Module:
@@ -144,7 +141,7 @@ class RankState:
         wait_seconds = self.timer.end_data_wait()
         self.step_log.add_data_wait(wait_seconds)
         # Profiled steps are slower: with them, the number of decode threads would follow the profiler.
-        if self.step_marks is None:
+        if self.timer.marks is None:
             self.batches.observe_step(wait_seconds)
         return batch
 

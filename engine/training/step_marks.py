@@ -1,7 +1,7 @@
 """Mark the phases of profiled steps, in the trace of torch.profiler and with CUDA events.
 
-`loop.train_step` calls `StepMarks` while `RankState.step_marks` is set, and `MarkingTimer` stands in for the timer of
-the rank. Otherwise a step costs nothing more than reading that attribute.
+`loop.train_step` and `timing.PhaseTimer` call `StepMarks` while `PhaseTimer.marks` is set. Otherwise a step costs
+nothing more than reading that attribute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch.autograd.profiler import record_function
 
 from engine.runs.profile_file import PARTS, Part
 from engine.training.profile_timeline import MARK_PREFIX, STEP_MARK, StepParts
-from engine.training.timing import PhaseTimer
 
 
 class StepMarks:
@@ -81,29 +80,3 @@ class StepMarks:
                 parts[phase] += round(event.elapsed_time(following) * 1e6)
             result.append(parts)
         return result
-
-
-class MarkingTimer(PhaseTimer):
-    """A timer that also marks the phases that it times."""
-
-    def __init__(self, timer: PhaseTimer, marks: StepMarks) -> None:
-        self._timer, self._marks = timer, marks
-
-    def start_epoch(self) -> None:
-        self._timer.start_epoch()
-
-    def start_data_wait(self) -> None:
-        self._marks.begin("data")
-        self._timer.start_data_wait()
-
-    def end_data_wait(self) -> float:
-        seconds = self._timer.end_data_wait()
-        self._marks.begin("forward")
-        return seconds
-
-    def end_forward(self) -> None:
-        self._timer.end_forward()
-        self._marks.begin("backward")
-
-    def seconds(self) -> tuple[float, float]:
-        return self._timer.seconds()

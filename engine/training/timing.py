@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from engine.distributed.collectives import gather
 from engine.runs.records import RankEpochTiming
+from engine.training.step_marks import StepMarks
 from engine.utils.codec import UNSET, UnsetType
 
 
@@ -54,6 +55,8 @@ class PhaseTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.marks: StepMarks | None = None
+        """Marks the timed phases in the trace; None unless steps are profiled."""
         self._event_pool: list[torch.cuda.Event] = []
         self._in_flight: deque[list[torch.cuda.Event]] = deque()
         self.start_epoch()
@@ -65,6 +68,8 @@ class PhaseTimer:
         self._batch_events: list[torch.cuda.Event] = []
 
     def start_data_wait(self) -> None:
+        if self.marks is not None:
+            self.marks.begin("data")
         self._wait_started = time.perf_counter()
         if self._device.type == "cuda":
             self._batch_events = []
@@ -78,6 +83,8 @@ class PhaseTimer:
             self._record_event()
         else:
             self._data_wait_seconds += seconds
+        if self.marks is not None:
+            self.marks.begin("forward")
         return seconds
 
     def end_forward(self) -> None:
@@ -90,6 +97,8 @@ class PhaseTimer:
                 self._consume_oldest()
         else:
             self._forward_seconds += time.perf_counter() - self._forward_started
+        if self.marks is not None:
+            self.marks.begin("backward")
 
     def _record_event(self) -> None:
         event = self._event_pool.pop() if self._event_pool else torch.cuda.Event(enable_timing=True)

@@ -106,7 +106,9 @@ def reported_faults() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         # Relative paths have no meaning without it, and torch cannot be imported.
-        if not _has_working_folder():
+        try:
+            os.getcwd()  # noqa: PTH109 - pathlib takes time to import
+        except OSError:
             _exit_with(
                 "the working folder does not exist any more; change to another folder", USAGE_ERROR, code="not-found"
             )
@@ -150,13 +152,3 @@ def _discard_output() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
-
-
-def _has_working_folder() -> bool:
-    from pathlib import Path
-
-    try:
-        Path.cwd()
-    except OSError:
-        return False
-    return True

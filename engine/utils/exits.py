@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 from engine.utils.errors import Problem
+from engine.utils.files import read_text
 
 
 def reduce_memory_advice(*, threaded: bool) -> str:
@@ -36,10 +37,9 @@ def describe_exit(code: int, *, oom_killed: bool | None = None, threaded: bool =
     `oom_killed` is whether the kernel's OOM killer killed a process meanwhile; None if that is unknown. `threaded` is
     whether decode threads load the images of the run, not DataLoader workers.
     """
-    if code >= 0:
-        reason = f"it {exit_status(code)} and reported no error"
-        return Problem("", reason, "the log may contain the cause", code="process-failed")
     status = f"it {exit_status(code)}"
+    if code >= 0:
+        return Problem("", f"{status} and reported no error", "the log may contain the cause", code="process-failed")
     if code != -signal.SIGKILL or oom_killed is False:
         return Problem("", status, code="process-killed")
     advice = reduce_memory_advice(threaded=threaded)
@@ -64,8 +64,5 @@ def describe_loader_exit(code: int, *, oom_killed: bool | None, threaded: bool) 
 def oom_kill_count() -> int | None:
     """Return the number of processes that the OOM killer has killed since boot (`oom_kill` in /proc/vmstat); None if
     unknown."""
-    try:
-        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
-    except OSError:
-        return None
+    match = re.search(r"^oom_kill (\d+)$", read_text(Path("/proc/vmstat")), re.M)
     return int(match[1]) if match else None

@@ -39,10 +39,7 @@ def is_file(path: Path | str) -> bool:
 
 def is_folder(path: Path) -> bool:
     """Whether the path is a folder. False also if it is inaccessible or invalid."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
+    return os.path.isdir(path)  # noqa: PTH112 - the method raises PermissionError
 
 
 def _home() -> Path:
@@ -51,6 +48,14 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError:
         return _MISSING_HOME
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file of the kernel, "" if it is missing or inaccessible."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def file_size(path: Path) -> int:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from engine.utils.files import append_to_file
+from engine.utils.files import append_to_file, read_text
 
 _PR_SET_PDEATHSIG = 1
 
@@ -123,10 +123,7 @@ def boot_id() -> str:
 
     See random(4). Some containers, such as those of systemd-nspawn, have an ID of their own.
     """
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 def seconds_since_boot() -> float:
@@ -162,13 +159,13 @@ def blocked_reason(pid: int, proc: Path = Path("/proc")) -> str:
     """
     folder = proc / str(pid)
     # The name of the command, in parentheses, may contain any character.
-    state = _read(folder / "stat").rpartition(")")[2].split()[:1]
+    state = read_text(folder / "stat").rpartition(")")[2].split()[:1]
     if state in (["T"], ["t"]):
         return "its process is stopped (SIGSTOP)"
     if state != ["D"]:
         return ""
-    waits_in = _read(folder / "wchan").strip("0\n")
-    functions = [waits_in, *(line.partition(" ")[2] for line in _read(folder / "stack").splitlines())]
+    waits_in = read_text(folder / "wchan").strip("0\n")
+    functions = [waits_in, *(line.partition(" ")[2] for line in read_text(folder / "stack").splitlines())]
     if any(map(_DRIVER_FUNCTIONS.match, functions)) or _file_of_system_call(folder).startswith("/dev/nvidia"):
         return "it is in a call of the NVIDIA driver that does not return"
     if any(map(_DISK_FUNCTIONS.match, functions)):
@@ -179,15 +176,8 @@ def blocked_reason(pid: int, proc: Path = Path("/proc")) -> str:
 def _file_of_system_call(folder: Path) -> str:
     """Return the path of the file that is the first argument of the system call of a process, if it is one."""
     with suppress(OSError, ValueError, IndexError):
-        return str((folder / "fd" / str(int(_read(folder / "syscall").split()[1], 16))).readlink())
+        return str((folder / "fd" / str(int(read_text(folder / "syscall").split()[1], 16))).readlink())
     return ""
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

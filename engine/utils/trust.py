@@ -83,10 +83,8 @@ def is_shared(folder: os.stat_result) -> bool:
 
 def describe_user(uid: int) -> str:
     """Return a user's name and ID, or only the ID of a user without a name."""
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"
+    name, shown_uid = name_of_user(uid), f"uid {uid}"
+    return name if name == shown_uid else f"{name} ({shown_uid})"
 
 
 def name_of_user(uid: int) -> str:

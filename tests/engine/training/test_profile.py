@@ -23,7 +23,6 @@ from engine.training import profile as profile_module
 from engine.training import profile_report
 from engine.training.loop import train_step, training_loop
 from engine.training.profile import Interruption
-from engine.training.step_marks import MarkingTimer
 from engine.training.trainer import Trainer
 from support.messages import says
 from support.runs.in_process import single_rank_trainer
@@ -92,7 +91,7 @@ def test_profile_has_requested_steps_in_record_and_trace(tmp_path: Path) -> None
         train(trainer, 20)
         elapsed = time.perf_counter() - before
         assert trainer.state.timer is timer
-        assert trainer.state.step_marks is None
+        assert trainer.state.timer.marks is None
     [(step, steps, message)] = profiled(events)
     assert (steps, message) == (4, "")
     folder, profile = only_profile(tmp_path)
@@ -118,7 +117,7 @@ def test_step_without_a_request_marks_nothing(tmp_path: Path, monkeypatch: pytes
     events: list[Event] = []
     with live_trainer(tmp_path, events) as trainer:
         train(trainer, 3)
-        assert not isinstance(trainer.state.timer, MarkingTimer)
+        assert trainer.state.timer.marks is None
     assert not (tmp_path / "profile").exists()
 
 
