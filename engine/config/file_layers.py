@@ -14,7 +14,7 @@ from engine.config.key_names import key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.settings import settings_file
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, yaml_error
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, UsageError, raise_problems
 from engine.utils.files import expand_user, is_file, open_regular_file, shown_path
 from engine.utils.trust import foreign_reason
 
@@ -104,6 +104,5 @@ def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int
         if isinstance(keys := values.get(section), dict) and keys.pop(name, None):
             reason = f"cannot be set in a config file; set it on the command line or in {settings_file()}"
             problems.append(Problem(key, reason, source=str(shown_path(path)), code="not-supported"))
-    if problems:
-        raise UsageError(problems)
+    raise_problems(problems)
     return [*layers, Layer(str(shown_path(path)), values, foreign)]

@@ -335,11 +335,7 @@ def gpu_count() -> int:
         raise DriverUnavailableError(error_message(error)) from error
 
 
-def open_gpu(index: int) -> Reading[tuple[Any, str]]:
-    """Return the NVML handle and the UUID of a GPU. `index` is in PCI bus order."""
-
-    def open_handle() -> tuple[Any, str]:
-        handle = nv.nvmlDeviceGetHandleByIndex(index)
-        return handle, decode(nv.nvmlDeviceGetUUID(handle))
-
-    return query(open_handle)
+def open_gpu(index: int) -> tuple[Any, str]:
+    """Return the NVML handle and the UUID of a GPU. `index` is in PCI bus order. A query."""
+    handle = nv.nvmlDeviceGetHandleByIndex(index)
+    return handle, decode(nv.nvmlDeviceGetUUID(handle))

@@ -37,7 +37,7 @@ from typing import Annotated
 from engine.gpus.queue_terms import MAX_DEVICES, MAX_TIME, NumSharers, Priority, QueuePosition, QueueTerms, Text
 from engine.utils.codec import FileRecord, Meta, Record, UnsetType, asdict, decode, replace
 from engine.utils.errors import Problem
-from engine.utils.files import has_flock, open_regular_file
+from engine.utils.files import has_flock, open_regular_file, opened
 from engine.utils.text import pluralize, printable
 from engine.utils.trust import describe_user, name_of_user
 
@@ -180,14 +180,10 @@ class _Reader:
 
     def read(self) -> None:
         """Raises OSError if the root cannot be listed."""
-        root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with os.scandir(root_fd) as listing:
-                for entry in listing:
-                    if match := FOLDER_NAME.fullmatch(entry.name):
-                        self._read_folder(root_fd, entry.name, int(match[1]))
-        finally:
-            os.close(root_fd)
+        with opened(self._root, os.O_RDONLY | os.O_DIRECTORY) as root_fd, os.scandir(root_fd) as listing:
+            for entry in listing:
+                if match := FOLDER_NAME.fullmatch(entry.name):
+                    self._read_folder(root_fd, entry.name, int(match[1]))
 
     def ignored_problems(self) -> list[Problem]:
         return [

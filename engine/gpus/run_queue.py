@@ -56,15 +56,12 @@ class RunQueue:
                 if now - servable_since[user] > CLAIM_TIMEOUT_SECONDS:
                     continue
                 self.is_moving = True
-            elif self._may_pass(waiter):
+            elif waiter.backfill_until and 0 < self._time_limit_s <= waiter.backfill_until - time.time():
+                # This run ends before the one ahead, whose devices are not all free, wants the free ones for itself.
                 continue
             queued = Unavailable(Obstacle.QUEUED, f"run {waiter.run} (user {waiter.user}) is ahead in the queue")
             by_id |= {device.reservation_id: replace(device, unavailable=queued) for device in claimed}
         self._servable_since = servable_since if self._wait else self._servable_since | servable_since
-
-    def _may_pass(self, waiter: ReservationInfo) -> bool:
-        """Whether this run ends before a run ahead, whose devices are not all free, wants the free ones for itself."""
-        return 0 < self._time_limit_s <= waiter.backfill_until - time.time() if waiter.backfill_until else False
 
 
 def _claimed_devices(waiter: ReservationInfo, by_id: dict[str, CudaDevice]) -> tuple[list[CudaDevice], bool]:

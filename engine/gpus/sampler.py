@@ -198,7 +198,7 @@ class GpuThread(threading.Thread):
             self.reopen, self._infrequent_at = False, float("-inf")
         if self._nvml_handle is not None and not self._infrequent_due(now):
             return None
-        reading = nvml.open_gpu(self.index)
+        reading = nvml.query(nvml.open_gpu, self.index)
         if reading.value is None:
             self._nvml_handle = None
             return reading.reason or Missing.LOST

@@ -38,7 +38,7 @@ from engine.launch.handshake import (
     wait_for_message,
 )
 from engine.launch.input_keys import with_input_keys
-from engine.launch.lifecycle import OwnedRun, with_run_name
+from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, with_run_name
 from engine.launch.node import (
     MultiNodeGpuUsage,
     allocate_node_gpus,
@@ -126,6 +126,9 @@ def run_external_rank(request: RunRequest, launcher: Literal["env", "slurm"], li
         code = _run(run, this_rank)
     except RankZeroEndedError as error:
         code = error.exit_code
+    except AlreadyFinishedError:
+        code = ExitCode.FINISHED
+        this_rank.share_exit_code(code)
     except _RendezvousError as error:
         reason = f"rank {this_rank.rank} could not connect to the other ranks: {error}"
         print(Problem("", reason, code=error.code), file=sys.stderr)
@@ -175,8 +178,6 @@ def _run(run: OwnedRun, this_rank: _ExternalRank) -> ExitCode:
             if this_rank.rank == 0
             else _receive_job(run, this_rank, preflight)
         )
-    if job is None:
-        return ExitCode.FINISHED
     prepare_environment(job.plan, os.environ)
     result = _train(run, this_rank, job)
     if this_rank.rank > 0:
@@ -253,12 +254,9 @@ def _run_preflight_on_all_ranks(run: OwnedRun, this_rank: _ExternalRank) -> Pref
     return preflight
 
 
-def _prepare_and_broadcast(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job | None:
+def _prepare_and_broadcast(run: OwnedRun, this_rank: _ExternalRank, preflight: Preflight) -> Job:
     """Prepare the run on rank 0, and send its folder and what was auto to the other ranks. Raises UsageError."""
     job = run.prepare(preflight, this_rank.rank_info.world_size, this_rank.check_stop)
-    if job is None:
-        this_rank.share_exit_code(ExitCode.FINISHED)
-        return None
     folder = None if job.folder is None else str(job.folder.path)
     batch_size, amp = job.config.data.batch_size, job.config.precision.amp
     message = PreparedJob(folder=folder, resumed=job.resumed, batch_size=batch_size, amp=amp)

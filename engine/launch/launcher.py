@@ -39,7 +39,7 @@ from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener
 from engine.runs.sinks import Sink
 from engine.training.job import ExitCode, Job, RunResult
-from engine.utils.errors import UsageError
+from engine.utils.errors import UsageError, raise_problems
 from engine.utils.host import raise_open_files_limit
 from engine.utils.process import SignalHandler, ignore_sighup
 
@@ -59,15 +59,13 @@ def launch(request: RunRequest, listener: Listener) -> int:
     # Until the run starts, a signal ends this process through the clauses below, which release what it holds.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)
+    run, rank_starter = OwnedRun(request, listener), None
     try:
         watch_other_claim(request, listener)
-    except KeyboardInterrupt:
-        return _stopped_early(listener)
-    request = with_input_keys(with_interrupted_wait(request))
-    # It imports torch during the preflight. A run that may wait for GPUs for days must not hold that memory.
-    rank_starter = None if request.config.waits or request.problems else RankStarter()
-    run = OwnedRun(request, listener)
-    try:
+        run.request = with_input_keys(with_interrupted_wait(request))
+        if not (run.request.config.waits or run.request.problems):
+            # It imports torch during the preflight. A run that may wait for GPUs for days must not hold that memory.
+            rank_starter = RankStarter()
         return _run(run, rank_starter)
     except UsageError as error:
         if run.is_kept:
@@ -87,7 +85,8 @@ def launch(request: RunRequest, listener: Listener) -> int:
         if run.is_kept:
             return run.interrupt()
         run.discard()
-        return _stopped_early(listener)
+        listener(WarningEvent(message="stopped before the run began; nothing was created", code="stopped"))
+        return ExitCode.FAILED
     except OwnershipLostError as error:
         listener(RunFinished(state="failed", message=str(error)))
         return ExitCode.FAILED
@@ -95,11 +94,6 @@ def launch(request: RunRequest, listener: Listener) -> int:
         if rank_starter is not None:
             rank_starter.kill()
         run.release()
-
-
-def _stopped_early(listener: Listener) -> ExitCode:
-    listener(WarningEvent(message="stopped before the run began; nothing was created", code="stopped"))
-    return ExitCode.FAILED
 
 
 def with_interrupted_wait(request: RunRequest) -> RunRequest:
@@ -112,17 +106,14 @@ def with_interrupted_wait(request: RunRequest) -> RunRequest:
 
 def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
     """The steps of the driver. `external._run` has those from the preflight on: torchrun starts no run detached."""
-    if run.request.config.waits and (problems := find_problems_before_wait(run.request)):
+    if run.request.config.waits:
         # Whoever started it may be gone when it has its GPUs.
-        raise UsageError(problems)
+        raise_problems(find_problems_before_wait(run.request))
     preflight = run_preflight(
         run.request, lambda wait: _allocate_gpus(run, wait=wait), open_source=source_opener(run.listener)
     )
-    if preflight.problems:
-        raise UsageError(preflight.problems)
+    raise_problems(preflight.problems)
     job = run.prepare(preflight)
-    if job is None:
-        return ExitCode.FINISHED
     signals = SignalHandler()
     signals.install()
     result = _train(run, job, signals, rank_starter)

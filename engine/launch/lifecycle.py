@@ -109,21 +109,20 @@ class OwnedRun:
 
     def prepare(
         self, preflight: Preflight, world_size: int | None = None, check_stop: Callable[[], None] = lambda: None
-    ) -> Job | None:
+    ) -> Job:
         """Claim the run folder, resolve the batch size and open the journal; return the job of the ranks.
 
-        Return None if the run is already finished. `world_size` is needed only if it is not that of this host.
-        `check_stop` is called repeatedly during the search for a batch size, and may raise. Raises UsageError if a step
-        fails."""
+        `world_size` is needed only if it is not that of this host. `check_stop` is called repeatedly during the search
+        for a batch size, and may raise. Raises UsageError if a step fails, and AlreadyFinishedError if the run has
+        nothing left to do."""
         job = self._claim(preflight)
-        for warning in preflight.warnings if job is not None else ():
+        for warning in preflight.warnings:
             self._show_early_warning(WarningEvent.of(warning))
-        if job is not None:
-            job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
-            self._record(job)
+        job = self._resolve_batch_size(job, world_size or job.plan.local_world_size, check_stop)
+        self._record(job)
         return job
 
-    def _claim(self, preflight: Preflight) -> Job | None:
+    def _claim(self, preflight: Preflight) -> Job:
         """Claim the run folder; a dry run has a job without one."""
         assert preflight.plan is not None  # noqa: S101 - a preflight without problems has one
         request = self.request
@@ -133,10 +132,7 @@ class OwnedRun:
         if self.request.dry_run:
             return job
         if self.claimed is None:
-            try:
-                self.claimed = self._claim_folder()
-            except AlreadyFinishedError:
-                return None
+            self.claimed = self._claim_folder()
         folder = self.claimed.folder
         config = with_run_name(config, folder)
         if self.request.detached and self.place is None:
@@ -146,11 +142,11 @@ class OwnedRun:
 
     def _claim_folder(self) -> ClaimedRun:
         """Raises UsageError, and AlreadyFinishedError if the run has nothing left to do, which it also shows."""
-        claimed = claim_if_unfinished(self.request)
-        if claimed is None:
+        try:
+            return claim_if_unfinished(self.request)
+        except AlreadyFinishedError:
             self.listener(WarningEvent.of(_nothing_left(self.request)))
-            raise AlreadyFinishedError
-        return claimed
+            raise
 
     def _resolve_batch_size(self, job: Job, world_size: int, check_stop: Callable[[], None]) -> Job:
         """Replace `data.batch_size: auto` by that of the resumed run, else by the largest that fits."""
@@ -301,8 +297,8 @@ def _nothing_left(request: RunRequest) -> Problem:
     return Problem("", f"{name} has already stopped early after {epochs} epochs", advice, code="already-finished")
 
 
-def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
-    """Claim the run folder; return None if the run is to be resumed and has nothing left to do. Raises UsageError."""
+def claim_if_unfinished(request: RunRequest) -> ClaimedRun:
+    """Claim the run folder. Raises UsageError, and AlreadyFinishedError if a run to resume has nothing left to do."""
     run = request.config.run
     resume = run.resume or run.requeue
     claimed = claim_run(
@@ -328,7 +324,7 @@ def claim_if_unfinished(request: RunRequest) -> ClaimedRun | None:
     history = claimed.folder.history() if may_be_done else None
     if history is not None and history.state is RunState.FINISHED and is_complete(run, history):
         claimed.ownership.release()
-        return None
+        raise AlreadyFinishedError
     return claimed
 
 

@@ -154,16 +154,12 @@ def check_request(form: PreflightRequest, sources: dict[str, ImageSource | None]
         images=preflight.counts,
         classes=None if source is None else len(source.classes),
         schedule=preflight.schedule,
-        input=_describe_input(request),
+        # As the run will show it, unless it has the default transform of its dataset.
+        input=f"{expected_input_format(request.config).describe()}, {request.input_source}"
+        if request.input_source
+        else "",
         precision=_describe_precision(request.config, preflight),
     )
-
-
-def _describe_input(request: RunRequest) -> str:
-    """Return the model's input as the run will show it; "" if it has the default transform of its dataset."""
-    if not request.input_source:
-        return ""
-    return f"{expected_input_format(request.config).describe()}, {request.input_source}"
 
 
 def _describe_precision(config: Config, preflight: Preflight) -> str:

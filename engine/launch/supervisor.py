@@ -31,7 +31,7 @@ from engine.runs.control import REQUEST_NAMES, RequestCounters, consume_requests
 from engine.runs.events import ConfigRejected, ControlEvent, Event, FlushJournal, RankFailed
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils import codec
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem, raise_problems
 from engine.utils.exits import describe_exit, oom_kill_count
 from engine.utils.process import SignalHandler, blocked_reason
 
@@ -97,12 +97,17 @@ class Supervisor:
                 if kill_at is not None and time.monotonic() > kill_at + (SAVE_GRACE_SECONDS if saves else 0):
                     break
             self._poll_ranks()
-            self._find_late_rank()
+            # If ranks failed only because a collective timed out, the rank that they waited for has failed.
+            heartbeats = self._heartbeats.read()
+            if late := late_ranks(self._failures, heartbeats):
+                self._report_stall(heartbeats, late, "a collective timed out")
         finally:
-            self._kill()
+            # DataLoader workers die with their rank.
+            self._starter.kill()
+            for connection in self._connections:
+                connection.close()
             self._heartbeats.close()
-        if self._problems:
-            raise UsageError(self._problems)
+        raise_problems(self._problems)
         if self._failures:
             failure = root_cause(list(self._failures.values()))
             pids = [str(self._starter.pids[rank]) for rank in self._starter.alive() if self._starter.pids]
@@ -152,12 +157,6 @@ class Supervisor:
         prefix = "the process that started the ranks exited: " if self._starter.died_early else ""
         end = describe_exit(code, oom_killed=out_of_memory, threaded=uses_threads(self._job.config))
         return RankFailed(rank=rank, device=device, cause=f"{prefix}{end}", code=end.code)
-
-    def _find_late_rank(self) -> None:
-        """If ranks failed only because a collective timed out, record the rank that they waited for as failed."""
-        heartbeats = self._heartbeats.read()
-        if late := late_ranks(self._failures, heartbeats):
-            self._report_stall(heartbeats, late, "a collective timed out")
 
     def _report_stall(self, heartbeats: list[Heartbeat], lagging: list[int], problem: str) -> None:
         """Record the rank that the others wait for as failed, and write its traceback to the log."""
@@ -214,10 +213,3 @@ class Supervisor:
                 if connection.is_open:
                     connection.send(message)
         self._emit(ControlEvent(request=request, by=by, outcome=outcome))
-
-    def _kill(self) -> None:
-        """Kill all processes that still run. DataLoader workers die with their rank."""
-        self._starter.kill()
-        for connection in self._connections:
-            if connection.is_open:
-                connection.close()

@@ -35,50 +35,28 @@ MAX_NAME_CHARACTERS, MAX_NAME_BYTES = MAX_RUN_CHARACTERS - 10, MAX_RUN_BYTES - 1
 LAST_SWEEP = "last"
 
 
-@dataclass(frozen=True)
+@dataclass
 class SweepFolder:
     """Paths of the files in the folder of one sweep."""
 
     path: Path
 
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def settings(self) -> Path:
+    def __post_init__(self) -> None:
+        self.name = self.path.name
+        self.settings = self.path / SWEEP_FILE
         """What the sweep searches and how, see `engine.sweeps.settings`. It makes the folder a sweep."""
-        return self.path / SWEEP_FILE
-
-    @property
-    def config(self) -> Path:
+        self.config = self.path / "config.yaml"
         """Resolved config that all trials start from; that of trial 0."""
-        return self.path / "config.yaml"
-
-    @property
-    def best(self) -> Path:
+        self.best = self.path / "best.yaml"
         """Config of the best trial so far: what differs from the defaults."""
-        return self.path / "best.yaml"
-
-    @property
-    def journal(self) -> Path:
+        self.journal = self.path / "optuna.jsonl"
         """Optuna's journal of the study, JSON lines."""
-        return self.path / "optuna.jsonl"
-
-    @property
-    def log(self) -> Path:
+        self.log = self.path / "log.txt"
         """What the controller prints."""
-        return self.path / "log.txt"
-
-    @property
-    def lock(self) -> Path:
+        self.lock = self.path / "sweep.lock"
         """File whose lock the controller holds."""
-        return self.path / "sweep.lock"
-
-    @property
-    def control(self) -> Path:
+        self.control = self.path / "control"
         """Folder of the stop requests, in the format of `engine.runs.control`."""
-        return self.path / "control"
 
     def trial(self, number: int) -> RunFolder:
         """Return the run folder of a trial."""

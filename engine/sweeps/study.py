@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import stat
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,16 +47,6 @@ def require_optuna() -> None:
         raise UsageError.one("sweep", not_installed("optuna"), code="not-installed") from error
 
 
-class _HeldLock:
-    """Lock of a journal that only this process writes."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        return
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence Optuna's log, and its warnings about experimental arguments."""
@@ -78,7 +69,8 @@ def open_study(folder: SweepFolder, settings: SweepSettings, *, create: bool = F
     _check_journal(folder, create=create)
     with _quiet():
         try:
-            backend = JournalFileBackend(str(path), lock_obj=cast(Any, _HeldLock()))
+            # Only this process writes the journal.
+            backend = JournalFileBackend(str(path), lock_obj=cast(Any, threading.Lock()))
             storage = optuna.storages.JournalStorage(backend)
             directions = optuna.study.StudyDirection
             direction = directions.MINIMIZE if settings.objective.better is Better.LOW else directions.MAXIMIZE

@@ -94,10 +94,8 @@ class TrialRun:
         return self._ended(code)
 
     def _read_journal(self) -> None:
-        reader = self._reader
-        if reader is None:
-            reader = self._reader = JournalReader(self.folder.journal)
-        for event in reader.poll():
+        self._reader = self._reader or JournalReader(self.folder.journal)
+        for event in self._reader.poll():
             self.history.add(event)
             if isinstance(event, ControlEvent) and event.request == "stop":
                 self._stopped_by = event.by

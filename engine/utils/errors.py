@@ -86,6 +86,12 @@ def collect_problems(problems: list[Problem]) -> Iterator[None]:
         problems += error.problems
 
 
+def raise_problems(problems: Sequence[Problem]) -> None:
+    """Raise UsageError if there are problems."""
+    if problems:
+        raise UsageError(problems)
+
+
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return `; did you mean X?` for the closest known word, or an empty string if none is close or `word` is a
     path."""

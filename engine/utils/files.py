@@ -20,6 +20,7 @@ from engine.utils.errors import UsageError
 from engine.utils.trust import foreign_path_reason
 
 _DESCRIPTORS = "/proc/self/fd/"
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # Nobody, not even root, can create a folder in it.
 _MISSING_HOME = Path(os.devnull)
 
@@ -152,35 +153,36 @@ def overwrite_bytes(path: Path, data: bytes) -> None:
 
     Blanks replace the rest of a longer file, so that a reader of JSON finds one of the two objects.
     """
-    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) as handle:
         os.pwrite(handle, data.ljust(os.fstat(handle).st_size), 0)
+
+
+@contextmanager
+def opened(path: Path, flags: int, mode: int = 0o600) -> Iterator[int]:
+    """Yield a file descriptor, and close it. Raises OSError."""
+    handle = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield handle
     finally:
         os.close(handle)
 
 
 def fsync_folder(folder: Path) -> None:
     """Flush a folder to disk, so that a rename in it survives a power failure."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as handle:
         os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def open_folder(path: Path) -> int:
     """Return a file descriptor of a folder. Raises OSError for anything else, such as a link."""
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return os.open(path, _FOLDER_FLAGS | os.O_CLOEXEC)
 
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[Path]:
     """Yield a path that leads to a folder wherever it is moved. Raises OSError for anything else, such as a link."""
-    handle = open_folder(path)
-    try:
+    with opened(path, _FOLDER_FLAGS) as handle:
         yield path_of_descriptor(handle)
-    finally:
-        os.close(handle)
 
 
 def path_of_descriptor(fd: int) -> Path:
@@ -212,23 +214,17 @@ def exclusive_lock(path: Path, *, private: bool = False) -> Iterator[None]:
 
     Other users cannot open a `private` file: who can read a file can lock it for as long as they like.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600 if private else 0o666)
-    try:
+    with opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600 if private else 0o666) as handle:
         if private:
             os.fchmod(handle, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
 
 
 def is_locked(path: Path) -> bool:
     """Whether a process holds an exclusive `flock` on the file. Raises OSError if the file cannot be opened."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as handle:
         return has_flock(handle)
-    finally:
-        os.close(handle)
 
 
 def has_flock(handle: int) -> bool:

@@ -63,7 +63,7 @@ def test_pcie_without_gpm_is_measured_when_due(driver: FakeGpuHost, monkeypatch:
 
 def test_nvlink_without_gpm_is_change_of_counters(driver: FakeGpuHost) -> None:
     driver.set_scene(gpu_line(0, gpm=0, nvlink_tx=3e9, nvlink_rx=4e9))
-    handle = nvml.open_gpu(0).value[0]  # type: ignore[index]
+    handle = nvml.open_gpu(0)[0]
     reader = NvlinkReader()
     assert reader.read(handle)["nvlink_sent"].reason == "measured from the second sample on"
     answer = reader.read(handle)

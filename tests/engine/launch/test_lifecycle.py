@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from engine.gpus.allocation import GpuAllocation
 from engine.gpus.reservation_reader import ReservedRank, read_reservations
 from engine.launch import lifecycle
 from engine.launch.batch_size import BatchSizeResult
-from engine.launch.lifecycle import OwnedRun, record_restart, should_restart
+from engine.launch.lifecycle import AlreadyFinishedError, OwnedRun, record_restart, should_restart
 from engine.launch.preflight import Preflight, RunRequest, run_preflight
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, read_queue_state
@@ -102,7 +103,9 @@ def test_owner_resumes_run_that_has_something_left_to_do(
 ) -> None:
     make_ended_run(tmp_path, state)
     with owner(tmp_path, run={"resume": True, "epochs": epochs}) as owned:
-        job = owned.run.prepare(PREFLIGHT)
+        job = None
+        with nullcontext() if is_left else pytest.raises(AlreadyFinishedError):
+            job = owned.run.prepare(PREFLIGHT)
         assert (job is not None and job.resumed) == is_left
         assert len(owned.warnings) == (not is_left)
         assert is_left or says(owned.warnings[0], "already-finished", "a ", "2 epochs", "run.epochs")
