@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from engine.config.key_names import key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.settings import settings_file
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, yaml_error
+from engine.config.yaml_io import read_yaml
 from engine.utils.errors import Problem, UsageError, raise_problems
-from engine.utils.files import expand_user, is_file, open_regular_file, shown_path
+from engine.utils.files import expand_user, is_file, shown_path
 from engine.utils.trust import foreign_reason
 
 ConfigLayer = dict[str, dict[str, Any]]
@@ -34,20 +31,9 @@ class Layer(NamedTuple):
 def _read_config_file(path: Path) -> tuple[dict[str, Any], str | None]:
     """Return the content of a config file, and why other users can change it."""
     shown = str(shown_path(path))
-    try:
-        # A config may be a link, unless it is that of a held run folder.
-        target = path.resolve() if shown == str(path) else path
-        with open_regular_file(target, MAX_CONFIG_BYTES) as file:
-            foreign = foreign_reason(os.fstat(file.fileno()))
-            content = parse_yaml(file.read(MAX_CONFIG_BYTES).decode())
-    except OSError as error:
-        raise UsageError.one(shown, f"cannot be read: {error.strerror}", code="not-readable") from error
-    except UnicodeDecodeError as error:
-        raise UsageError.one(shown, "is not UTF-8 text", code="wrong-format") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise yaml_error(f"{shown}{line}", error) from error
+    # A config may be a link, unless it is that of a held run folder.
+    content, status = read_yaml(path.resolve() if shown == str(path) else path, shown)
+    foreign = foreign_reason(status)
     if content is None:
         return {}, foreign
     if not isinstance(content, dict):

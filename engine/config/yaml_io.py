@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from engine.utils.errors import UsageError
+from engine.utils.files import read_file
 
 # A complete config has 6 KB.
 MAX_CONFIG_BYTES = 1 << 20
@@ -105,6 +108,21 @@ def parse_yaml(text: str) -> Any:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         # PyYAML's constructors raise these for explicit tags on invalid values, such as `!!float` and `!!bool x`.
         raise yaml.YAMLError(f"a value cannot be parsed ({type(error).__name__}: {error})") from error
+
+
+def read_yaml(path: Path, shown: str) -> tuple[Any, os.stat_result]:
+    """Return the content of a regular file, and its status. Raises UsageError, whose location is `shown`."""
+    try:
+        data, status = read_file(path, MAX_CONFIG_BYTES)
+        return parse_yaml(data.decode()), status
+    except OSError as error:
+        raise UsageError.one(shown, f"cannot be read: {error.strerror}", code="not-readable") from error
+    except UnicodeDecodeError as error:
+        raise UsageError.one(shown, "is not UTF-8 text", code="wrong-format") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise yaml_error(f"{shown}{line}", error) from error
 
 
 def compose_yaml(text: str) -> yaml.Node | None:

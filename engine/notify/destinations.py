@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.utils.errors import Problem
+from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import config_folder, own_folder_advice, read_bytes, user_path_problem
 
 USER_FILE = "notify"
@@ -51,70 +51,62 @@ def has_destinations(references: Iterable[str]) -> bool:
 
 def read_destinations(references: Iterable[str], environment: Mapping[str, str] = os.environ) -> Destinations:
     """Return the destinations of `notify.urls` and of the user's file, each URL once."""
-    result = Destinations([], [])
+    problems, lines = list[Problem](), list[Destination]()
     for reference in references:
         kind, _, name = reference.partition(":")
-        if kind == "env":
-            _read_variable(name, reference, environment, result)
-        elif kind == "file":
-            _read_file(Path(name), reference, result)
+        with collect_problems(problems):
+            lines += (
+                _read_variable(name, reference, environment) if kind == "env" else _read_file(Path(name), reference)
+            )
     path = user_file()
     if os.path.lexists(path):
-        if (problem := user_path_problem(path.parent, USER_FILE)) is not None:
-            reason = f"{path} is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}"
-            result.problems.append(Problem("", reason, code="foreign-writable"))
+        with collect_problems(problems):
+            if (problem := user_path_problem(path.parent, USER_FILE)) is not None:
+                reason = f"{path} is not used, because {problem}; {own_folder_advice('XDG_CONFIG_HOME')}"
+                raise UsageError.one("", reason, code="foreign-writable")
+            lines += _read_file(path, str(path))
+    found: dict[str, Destination] = {}
+    for line in lines:
+        if len(line.url) > MAX_URL_CHARS or _URL.fullmatch(line.url) is None:
+            reason = f"{line.label} is not an apprise URL such as ntfy://TOPIC"
+            problems.append(Problem("", reason, code="invalid-value"))
         else:
-            _read_file(path, str(path), result)
-    unique = {destination.url: destination for destination in reversed(result.found)}
-    kept = [destination for destination in result.found if unique[destination.url] is destination]
-    if len(kept) > MAX_DESTINATIONS:
-        reason = f"only the first {MAX_DESTINATIONS} of {len(kept)} notification URLs are used"
-        result.problems.append(Problem("", reason, code="too-many"))
-    return Destinations(kept[:MAX_DESTINATIONS], result.problems)
+            found.setdefault(line.url, line)
+    if len(found) > MAX_DESTINATIONS:
+        reason = f"only the first {MAX_DESTINATIONS} of {len(found)} notification URLs are used"
+        problems.append(Problem("", reason, code="too-many"))
+    return Destinations(list(found.values())[:MAX_DESTINATIONS], problems)
 
 
-def _read_variable(name: str, label: str, environment: Mapping[str, str], result: Destinations) -> None:
+def _read_variable(name: str, label: str, environment: Mapping[str, str]) -> list[Destination]:
     url = environment.get(name, "").strip()
     if not url:
         reason = f"{label}: the environment variable {name} is not set; export {name}=URL"
-        result.problems.append(Problem("", reason, code="missing-value"))
-    else:
-        _add_url(label, url, result)
+        raise UsageError.one("", reason, code="missing-value")
+    return [Destination(label, url)]
 
 
-def _read_file(path: Path, label: str, result: Destinations) -> None:
-    """Add the URLs of a file: one per line, empty lines and lines that begin with # are skipped."""
+def _read_file(path: Path, label: str) -> list[Destination]:
+    """Return the lines of a file: one URL per line, empty lines and lines that begin with # are skipped. Raises
+    UsageError."""
     try:
         # It may be a link, as programs that manage dotfiles make it. What counts is the file that it leads to.
         target = path.resolve()
         status = target.stat()
         if status.st_uid != os.geteuid():
             reason = f"{label} is not used: it belongs to another user; copy it to a file of your own"
-            result.problems.append(Problem("", reason, code="foreign-owner"))
-            return
+            raise UsageError.one("", reason, code="foreign-owner")
         if stat.S_IMODE(status.st_mode) & 0o077:
             reason = f"{label} is not used: other users may read it; run chmod 600 {path}"
-            result.problems.append(Problem("", reason, code="foreign-readable"))
-            return
+            raise UsageError.one("", reason, code="foreign-readable")
         text = read_bytes(target, MAX_FILE_BYTES).decode()
-    except UnicodeDecodeError:
-        result.problems.append(Problem("", f"{label} is not UTF-8 text", code="wrong-format"))
-        return
+    except UnicodeDecodeError as error:
+        raise UsageError.one("", f"{label} is not UTF-8 text", code="wrong-format") from error
     except (OSError, RuntimeError) as error:
         reason = f"{label} cannot be read: {getattr(error, 'strerror', None) or error}"
-        result.problems.append(Problem("", reason, code="not-readable"))
-        return
+        raise UsageError.one("", reason, code="not-readable") from error
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-    urls = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    urls = [Destination(f"{label} line {number}", line) for number, line in lines if line and not line.startswith("#")]
     if not urls:
-        reason = f"{label} contains no URL; write one apprise URL per line"
-        result.problems.append(Problem("", reason, code="missing-value"))
-    for number, url in urls:
-        _add_url(f"{label} line {number}", url, result)
-
-
-def _add_url(label: str, url: str, result: Destinations) -> None:
-    if len(url) > MAX_URL_CHARS or _URL.fullmatch(url) is None:
-        result.problems.append(Problem("", f"{label} is not an apprise URL such as ntfy://TOPIC", code="invalid-value"))
-    else:
-        result.found.append(Destination(label, url))
+        raise UsageError.one("", f"{label} contains no URL; write one apprise URL per line", code="missing-value")
+    return urls

@@ -13,13 +13,13 @@ from typing import Any, Literal, get_args
 import yaml
 
 from engine.config.resume import PATH_KEYS
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml, to_yaml, yaml_error
+from engine.config.yaml_io import read_yaml, to_yaml
 from engine.runs.metric_directions import DIRECTIONS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, own_metric
 from engine.sweeps.space import Range, Space, parse_space, split_choices
 from engine.utils.codec import format_problem
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_problems
-from engine.utils.files import expand_user, is_file, open_regular_file, read_bytes, replace_file
+from engine.utils.files import expand_user, is_file, replace_file
 from engine.utils.trust import foreign_path_reason
 
 SETTINGS_FORMAT = 1
@@ -225,9 +225,8 @@ def is_sweep_file(path: Path) -> bool:
     if not is_file(path):
         return False
     try:
-        with open_regular_file(path.resolve(), MAX_CONFIG_BYTES) as file:
-            values = parse_yaml(file.read(MAX_CONFIG_BYTES).decode())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        values, _ = read_yaml(path.resolve(), str(path))
+    except UsageError:
         return False
     return isinstance(values, dict) and "space" in values
 
@@ -314,14 +313,7 @@ def _from_values(path: Path, values: Mapping[str, Any]) -> SweepSettings:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file. Raises UsageError."""
-    try:
-        values = parse_yaml(read_bytes(path, MAX_CONFIG_BYTES).decode())
-    except OSError as error:
-        raise UsageError.one(str(path), f"cannot be read: {error.strerror}", code="not-readable") from error
-    except UnicodeDecodeError as error:
-        raise UsageError.one(str(path), "is not UTF-8 text", code="wrong-format") from error
-    except yaml.YAMLError as error:
-        raise yaml_error(str(path), error) from error
+    values, _ = read_yaml(path, str(path))
     if not isinstance(values, dict):
         raise UsageError.one(str(path), "must map the settings of a sweep to their values", code="wrong-format")
     return values

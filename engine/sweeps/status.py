@@ -16,8 +16,7 @@ from engine.sweeps.controller import STATE_WORDS, best_trial
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.settings import SweepSettings, read_settings
 from engine.sweeps.space import Value
-from engine.sweeps.study import CODE, PRESET, REASON, SweepStudy, open_study
-from engine.utils.errors import UsageError
+from engine.sweeps.study import CODE, PRESET, REASON, SweepStudy, journal_errors, open_study
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -95,14 +94,8 @@ class SweepReader:
         settings = read_settings(self.folder.settings)
         if self._study is None and self.folder.journal.exists():
             self._study = open_study(self.folder, settings)
-        try:
+        with journal_errors(self.folder.journal):
             return self._read(settings)
-        except UsageError:
-            raise
-        # Invalid lines raise whatever the replay of their values raises.
-        except Exception as error:
-            reason = f"is not a journal of Optuna: {type(error).__name__}: {error}"
-            raise UsageError.one(str(self.folder.journal), reason, code="wrong-format") from error
 
     def _read(self, settings: SweepSettings) -> SweepStatus:
         trials = [] if self._study is None else self._study.trials()

@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.runs.metrics import Better
@@ -58,6 +59,18 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def journal_errors(path: Path) -> Iterator[None]:
+    """Raise UsageError for invalid lines of a journal, which raise whatever the replay of their values raises."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        reason = f"is not a journal of Optuna: {type(error).__name__}: {error}"
+        raise UsageError.one(str(path), reason, code="wrong-format") from error
+
+
 def open_study(folder: SweepFolder, settings: SweepSettings, *, create: bool = False) -> SweepStudy:
     """Open the study of a sweep. With `create`, the caller is the controller: a missing study is created, and a last
     line that a crash left incomplete is removed. Raises UsageError if there is none or it is not valid."""
@@ -67,21 +80,16 @@ def open_study(folder: SweepFolder, settings: SweepSettings, *, create: bool = F
 
     path = folder.journal
     _check_journal(folder, create=create)
-    with _quiet():
-        try:
-            # Only this process writes the journal.
-            backend = JournalFileBackend(str(path), lock_obj=cast(Any, threading.Lock()))
-            storage = optuna.storages.JournalStorage(backend)
-            directions = optuna.study.StudyDirection
-            direction = directions.MINIMIZE if settings.objective.better is Better.LOW else directions.MAXIMIZE
-            if create and not storage.get_all_studies():
-                study = optuna.create_study(storage=storage, study_name=STUDY_NAME, direction=direction)
-            else:
-                study = optuna.load_study(storage=storage, study_name=STUDY_NAME)
-        # Invalid lines raise whatever the replay of their values raises.
-        except Exception as error:
-            reason = f"is not a journal of Optuna: {type(error).__name__}: {error}"
-            raise UsageError.one(str(path), reason, code="wrong-format") from error
+    with _quiet(), journal_errors(path):
+        # Only this process writes the journal.
+        backend = JournalFileBackend(str(path), lock_obj=cast(Any, threading.Lock()))
+        storage = optuna.storages.JournalStorage(backend)
+        directions = optuna.study.StudyDirection
+        direction = directions.MINIMIZE if settings.objective.better is Better.LOW else directions.MAXIMIZE
+        if create and not storage.get_all_studies():
+            study = optuna.create_study(storage=storage, study_name=STUDY_NAME, direction=direction)
+        else:
+            study = optuna.load_study(storage=storage, study_name=STUDY_NAME)
     return SweepStudy(study, settings)
 
 
