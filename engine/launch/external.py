@@ -48,7 +48,14 @@ from engine.launch.node import (
     share_problems,
     with_lowest_capability,
 )
-from engine.launch.preflight import RunRequest, find_problems, run_preflight, source_opener, watch_other_claim
+from engine.launch.preflight import (
+    Preflight,
+    RunRequest,
+    find_problems,
+    run_preflight,
+    source_opener,
+    watch_other_claim,
+)
 from engine.launch.progress import ProgressReporter, stderr_listener
 from engine.runs.control import consume_requests
 from engine.runs.events import ControlEvent, Event, RunStarted, WarningEvent
@@ -62,8 +69,6 @@ from engine.utils.process import SignalHandler, die_with_parent, exit_now
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-    from engine.launch.preflight import Preflight
 
 POLL_SECONDS = 0.5
 REPORT_TIMEOUT_SECONDS = 10  # for the first rank of a host to start and to report an invalid config

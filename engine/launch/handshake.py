@@ -259,13 +259,12 @@ def find_run_of_agents(
     if not found:
         return None
     run, timeout_s = found[0], HEARTBEAT_TIMEOUT_SECONDS + 1
-    deadline, is_announced = time.monotonic() + timeout_s, False
+    deadline = time.monotonic() + timeout_s
+    if run.is_owned():
+        message = f"waiting up to {timeout_s:g} s for the process that trained {run.name} before to end"
+        listener(WarningEvent(message=message, code="already-running"))
     while run.is_owned() and time.monotonic() < deadline:
         check_stop()
-        if not is_announced:
-            message = f"waiting up to {timeout_s:g} s for the process that trained {run.name} before to end"
-            listener(WarningEvent(message=message, code="already-running"))
-            is_announced = True
         time.sleep(1)
     return run
 

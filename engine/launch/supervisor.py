@@ -210,6 +210,5 @@ class Supervisor:
         message = f"{request} {steps}" if request == "profile" else request
         if request in REQUEST_NAMES:
             for connection in self._connections:
-                if connection.is_open:
-                    connection.send(message)
+                connection.send(message)
         self._emit(ControlEvent(request=request, by=by, outcome=outcome))

@@ -118,10 +118,8 @@ def _range(key: str, text: str, match: re.Match[str]) -> Range:
         raise UsageError.one(
             key, f"{text!r}: the number of grid points must be 2 to {MAX_GRID_POINTS}", code="out-of-range"
         )
-    count = None if points is None else int(points)
-    if integer:
-        return Range(int(low), int(high), log=scale == "log", integer=True, points=count)
-    return Range(low, high, log=scale == "log", points=count)
+    kind, count = int if integer else float, None if points is None else int(points)
+    return Range(kind(low), kind(high), log=scale == "log", integer=integer, points=count)
 
 
 def _takes_integers_only(key: str) -> bool:

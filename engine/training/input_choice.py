@@ -64,11 +64,10 @@ def settle_decoder(
     The loader processes may wait for it. Raises UsageError, on a single rank if nvJPEG works on the others.
     """
     if pipeline.decoder_choice.decoder is None:
-
-        def measure() -> DecoderChoice:
-            return pipeline.measure_decoders(request, device)
-
-        pipeline.set_decoder(decide_on_rank_0("decoder", measure, Answer[DecoderChoice], rank_info, store))
+        kind = Answer[DecoderChoice]
+        pipeline.set_decoder(
+            decide_on_rank_0("decoder", lambda: pipeline.measure_decoders(request, device), kind, rank_info, store)
+        )
         # What the measurement used is not what training needs.
         torch.cuda.empty_cache()
     if pipeline.decoder_choice.decoder == "gpu":

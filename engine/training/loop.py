@@ -51,7 +51,7 @@ def training_loop(trainer: Trainer) -> Outcome:
         trainer.record_train_time()
 
         # 2. Evaluate. DDP averages gradients only, so the ranks' BatchNorm statistics differ until they are broadcast.
-        trainer.start_evaluation()
+        trainer.emit_phase("validating")
         state.broadcast_buffers()
         evaluations = evaluate(state, trainer.handle_requests)
         if evaluations is None:

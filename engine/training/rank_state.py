@@ -73,7 +73,7 @@ class RankState:
 
     `parallel_model` is `model` wrapped in DistributedDataParallel or DataParallel. `master` holds the float32 master
     weights that the optimizer updates instead of the model's own, or is None. `batches` yields the batches of training
-    and evaluation in their order, on `batch_device`.
+    and evaluation in their order, on `batch_device`. `cpu_group` is a Gloo process group for tensors in host memory.
     """
 
     config: Config

@@ -40,25 +40,6 @@ def load_for_resume(
     Also returns what the resumed run does not have in common with it, as warnings. Raises UsageError on
     all ranks if config or data of one of them must not differ.
     """
-    name, checkpoint, notes = _choose_checkpoint_on_all_ranks(folder, rank_info, store)
-    if not name:
-        return None, []
-    problems: list[Problem] = []
-    with collect_problems(problems):
-        if checkpoint is None:
-            checkpoint = _load_chosen(folder, name)
-        notes += compare_with_checkpoint(checkpoint, config, source)
-    _raise_problems_of_all_ranks(problems, rank_info, store)
-    return checkpoint, notes
-
-
-def _choose_checkpoint_on_all_ranks(
-    folder: RunFolder, rank_info: RankInfo, store: Store
-) -> tuple[str, dict[str, Any] | None, list[Problem]]:
-    """Return the file name of the newest intact checkpoint; "" if there is none.
-
-    Also returns, on rank 0, its content, and why newer ones were skipped. Raises UsageError on all ranks.
-    """
     checkpoint: dict[str, Any] | None = None
     damaged: list[str] = []
 
@@ -68,8 +49,16 @@ def _choose_checkpoint_on_all_ranks(
         return path.name if path else ""
 
     name = decide_on_rank_0("checkpoint", choose, Answer[str], rank_info, store)
+    if not name:
+        return None, []
     notes = [Problem("", f"checkpoint {reason}; resuming from the one before it", code="damaged") for reason in damaged]
-    return name, checkpoint, notes
+    problems: list[Problem] = []
+    with collect_problems(problems):
+        if checkpoint is None:
+            checkpoint = _load_chosen(folder, name)
+        notes += compare_with_checkpoint(checkpoint, config, source)
+    _raise_problems_of_all_ranks(problems, rank_info, store)
+    return checkpoint, notes
 
 
 def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ nothing more than reading that attribute.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import pairwise
 
 import torch
@@ -20,8 +21,7 @@ class StepMarks:
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
-        self._step: record_function | None = None
-        self._phase: record_function | None = None
+        self._step, self._phase = ExitStack(), ExitStack()
         self._events: list[list[tuple[Part, torch.cuda.Event]]] = []
         self.uninterrupted: list[bool] = []
         """For each step, whether the next step follows it at once."""
@@ -32,33 +32,24 @@ class StepMarks:
         return len(self.uninterrupted)
 
     def begin_step(self, step: int) -> None:
-        self._step = record_function(f"{STEP_MARK} {step}")
-        self._step.__enter__()
+        self._step.enter_context(record_function(f"{STEP_MARK} {step}"))
         self._events.append([])
         self.begin("other")
 
     def begin(self, phase: Part) -> None:
-        self._end_phase()
-        self._phase = record_function(f"{MARK_PREFIX}{phase}")
-        self._phase.__enter__()
+        self._phase.close()
+        self._phase.enter_context(record_function(f"{MARK_PREFIX}{phase}"))
         if self._is_cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self._events[-1].append((phase, event))
 
-    def _end_phase(self) -> None:
-        if self._phase is not None:
-            self._phase.__exit__(None, None, None)
-            self._phase = None
-
     def end_step(self) -> None:
         if self._is_cuda:
             # Marks the end of the last phase.
             self.begin("other")
-        self._end_phase()
-        if self._step is not None:
-            self._step.__exit__(None, None, None)
-            self._step = None
+        self._phase.close()
+        self._step.close()
         self.uninterrupted.append(True)
 
     def interrupt(self) -> None:

@@ -260,7 +260,6 @@ def build_trainer(
         rank_info=rank_info,
         state=state,
         source=data.source,
-        cpu_group=cpu_group,
         rank_devices=rank_devices,
         notes=network.notes,
         pipeline_choice=data.pipeline.pipeline_choice,

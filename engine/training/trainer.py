@@ -67,16 +67,12 @@ GC_INTERVAL_STEPS = 500
 
 @dataclass(kw_only=True, eq=False)
 class Trainer:
-    """One rank, ready to train.
-
-    `cpu_group` is a Gloo process group for tensors in host memory; `notes` are messages for the log.
-    """
+    """One rank, ready to train. `notes` are messages for the log."""
 
     job: Job
     rank_info: RankInfo
     state: RankState
     source: ImageSource
-    cpu_group: dist.ProcessGroup
     rank_devices: list[RankDevice]
     notes: Sequence[Problem]
     pipeline_choice: PipelineChoice
@@ -85,7 +81,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.config = self.job.config
-        self._checkpoint_writer = CheckpointWriter(self.state, self.source, self.job.folder, self.cpu_group)
+        self._checkpoint_writer = CheckpointWriter(self.state, self.source, self.job.folder, self.state.cpu_group)
         channel = self.state.channel
         self._evaluation_sink = Sink(
             "evaluation.json",
@@ -96,7 +92,7 @@ class Trainer:
         )
         self._epoch_clock, self._first_step = EpochClock(self.state.restart_step_clock), 0
         self._train_seconds, self._timings = 0.0, list[RankEpochTiming]()
-        self._profiler = StepProfiler(self.state, self.job.folder, self.cpu_group, self._epoch_clock.stopped)
+        self._profiler = StepProfiler(self.state, self.job.folder, self.state.cpu_group, self._epoch_clock.stopped)
         self._is_training, self._start_step = False, self.state.position.step
         self.collect_garbage: Callable[[], object] = lambda: None
 
@@ -120,7 +116,7 @@ class Trainer:
         self.finish_checkpoint()
         # srun may kill rank 0 while it is saving if another rank has exited.
         self.state.enter_phase(Phase.CHECKPOINT)
-        dist.barrier(group=self.cpu_group)
+        dist.barrier(group=self.state.cpu_group)
 
     def finish_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written, and report it. Not a collective."""
@@ -128,7 +124,7 @@ class Trainer:
 
     def start_epoch(self) -> None:
         """Announce the epoch, collect garbage, and reset the clocks and the peak memory."""
-        self._emit_phase("training")
+        self.emit_phase("training")
         self._is_training = True
         self.collect_garbage()
         self._epoch_clock.start()
@@ -142,12 +138,10 @@ class Trainer:
         self._is_training = False
         self._profiler.interrupt(Interruption.EPOCH_END)
         self._train_seconds = self._epoch_clock.seconds()
-        self._timings = gather_timings(self.state.timer, self._train_seconds, self.cpu_group)
+        self._timings = gather_timings(self.state.timer, self._train_seconds, self.state.cpu_group)
 
-    def start_evaluation(self) -> None:
-        self._emit_phase("validating")
-
-    def _emit_phase(self, phase: str) -> None:
+    def emit_phase(self, phase: str) -> None:
+        """Report what the run does now."""
         self.emit(PhaseChanged(phase=phase, step=self.state.position.step, epoch=self.state.position.epoch))
 
     def handle_requests(self) -> bool:
@@ -207,7 +201,7 @@ class Trainer:
         if state.is_last_epoch(state.position.epoch):
             state.flush_step_log()
         train_size = state.image_format.at_epoch(state.position.epoch).size
-        memory = gather_peak_memory(state.device, self.cpu_group)
+        memory = gather_peak_memory(state.device, self.state.cpu_group)
         self.emit(
             EpochEvent(
                 epoch=state.position.epoch,

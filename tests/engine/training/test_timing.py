@@ -39,7 +39,7 @@ def test_train_epoch_times_every_accumulated_batch(monkeypatch: pytest.MonkeyPat
             )
         assert train_epoch(trainer.state, lambda: False)
         assert called == ["start_data_wait", "end_data_wait", "end_forward"] * 2 * trainer.state.sampler.steps_per_epoch
-        [timing] = gather_timings(trainer.state.timer, 5.0, trainer.cpu_group)
+        [timing] = gather_timings(trainer.state.timer, 5.0, trainer.state.cpu_group)
     assert (timing.rank, timing.seconds) == (0, 5.0)
     assert timing.forward_seconds > 0
 
