@@ -17,7 +17,7 @@ from pathlib import Path
 from engine.config.schema import Config
 from engine.config.user_code import TRUST_ADVICE, UserModule, find_user_module, user_code_names
 from engine.config.user_errors import code_root
-from engine.utils.errors import Problem, UsageError, raise_problems
+from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.trust import foreign_lookup_reason
 
 
@@ -59,7 +59,7 @@ class CodeTrust:
                 file = module.files[-1] if module.files else f"the package {module.name}"
                 reason = f"--trust-code: {key} imports {name} from {file}, although {'; '.join(reasons)}"
                 self.notify(Problem("", reason, code="untrusted-code"))
-        raise_problems(problems)
+        raise_if_any(problems)
 
 
 def _find(key: str, name: str, config: Config) -> UserModule:

@@ -11,7 +11,7 @@ from engine.config.key_names import key_hint
 from engine.config.schema import UNSTORED_KEYS, sections
 from engine.config.settings import settings_file
 from engine.config.yaml_io import read_yaml
-from engine.utils.errors import Problem, UsageError, raise_problems
+from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.files import expand_user, is_file, shown_path
 from engine.utils.trust import foreign_reason
 
@@ -90,5 +90,5 @@ def _read_layers(path: Path, chain: tuple[Path, ...], base_numbers: Iterator[int
         if isinstance(keys := values.get(section), dict) and keys.pop(name, None):
             reason = f"cannot be set in a config file; set it on the command line or in {settings_file()}"
             problems.append(Problem(key, reason, source=str(shown_path(path)), code="not-supported"))
-    raise_problems(problems)
+    raise_if_any(problems)
     return [*layers, Layer(str(shown_path(path)), values, foreign)]

@@ -18,7 +18,7 @@ from engine.gpus.numa import allowed_cpus, numa_nodes
 from engine.gpus.selection import CudaDevice
 from engine.gpus.visible_devices import show_devices
 from engine.utils.codec import Count
-from engine.utils.errors import Problem, UsageError, raise_problems
+from engine.utils.errors import Problem, UsageError, raise_if_any
 from engine.utils.host import MAX_RANKS_PER_CORE, available_cores
 
 Backend = Literal["nccl", "nccl-legacy", "nccl2", "gloo"]
@@ -96,7 +96,7 @@ def plan_node(
     not fit the devices.
     """
     problems = _plan_problems(config, gpus, external_launcher=local_world_size is not None)
-    raise_problems(problems)
+    raise_if_any(problems)
     workers = None if config.data.workers == "auto" else config.data.workers
     own_cores = local_world_size is not None and _ranks_own_cores(local_world_size, os.environ)
     nodes: tuple[int | None, ...] = (None,) * len(gpus)

@@ -11,6 +11,8 @@ from contextlib import suppress
 
 from engine.utils.helper_process import HelperProcess
 
+# Bound of the sampling period. Here, because the CLI does not import the snapshots for its help.
+MIN_PERIOD_SECONDS = 0.25
 PROGRAM = "from engine.gpus.sampler import main; main()"
 
 _prestarted: list[HelperProcess] = []

@@ -39,7 +39,7 @@ from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener
 from engine.runs.sinks import Sink
 from engine.training.job import ExitCode, Job, RunResult
-from engine.utils.errors import UsageError, raise_problems
+from engine.utils.errors import UsageError, raise_if_any
 from engine.utils.host import raise_open_files_limit
 from engine.utils.process import SignalHandler, ignore_sighup
 
@@ -67,16 +67,13 @@ def launch(request: RunRequest, listener: Listener) -> int:
             # It imports torch during the preflight. A run that may wait for GPUs for days must not hold that memory.
             rank_starter = RankStarter()
         return _run(run, rank_starter)
-    except UsageError as error:
+    except (UsageError, DependencyError) as error:
         if run.is_kept:
             return run.end_before_start("failed", str(error))
         run.discard()
+        if isinstance(error, DependencyError):
+            raise UsageError.one("queue.after", str(error), code=error.code) from error
         raise
-    except DependencyError as error:
-        if run.is_kept:
-            return run.end_before_start("failed", str(error))
-        run.discard()
-        raise UsageError.one("queue.after", str(error), code=error.code) from error
     except CancelledError as error:
         return run.end_before_start("stopped", str(error))
     except AlreadyFinishedError:
@@ -108,11 +105,11 @@ def _run(run: OwnedRun, rank_starter: RankStarter | None) -> ExitCode:
     """The steps of the driver. `external._run` has those from the preflight on: torchrun starts no run detached."""
     if run.request.config.waits:
         # Whoever started it may be gone when it has its GPUs.
-        raise_problems(find_problems_before_wait(run.request))
+        raise_if_any(find_problems_before_wait(run.request))
     preflight = run_preflight(
         run.request, lambda wait: _allocate_gpus(run, wait=wait), open_source=source_opener(run.listener)
     )
-    raise_problems(preflight.problems)
+    raise_if_any(preflight.problems)
     job = run.prepare(preflight)
     signals = SignalHandler()
     signals.install()

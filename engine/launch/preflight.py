@@ -57,7 +57,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal import find_session_problem
 from engine.runs.recorder import Listener
 from engine.runs.terminal_events import DataDownload
-from engine.utils.errors import Problem, UsageError, collect_problems, raise_problems
+from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.files import shown_path
 from engine.utils.host import has_bfloat16_instructions, max_open_files
 
@@ -328,7 +328,7 @@ def check_resumed_config(config: Config, folder: RunFolder) -> None:
     saved = saved_config(folder)
     if saved is None:
         return
-    raise_problems(immutable_key_problems(find_changes(saved, config)))
+    raise_if_any(immutable_key_problems(find_changes(saved, config)))
 
 
 def _check_plan(config: Config, preflight: Preflight, plan: NodePlan, world_size: int, *, devices_known: bool) -> None:

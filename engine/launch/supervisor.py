@@ -31,7 +31,7 @@ from engine.runs.control import REQUEST_NAMES, RequestCounters, consume_requests
 from engine.runs.events import ConfigRejected, ControlEvent, Event, FlushJournal, RankFailed
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils import codec
-from engine.utils.errors import Problem, raise_problems
+from engine.utils.errors import Problem, raise_if_any
 from engine.utils.exits import describe_exit, oom_kill_count
 from engine.utils.process import SignalHandler, blocked_reason
 
@@ -107,7 +107,7 @@ class Supervisor:
             for connection in self._connections:
                 connection.close()
             self._heartbeats.close()
-        raise_problems(self._problems)
+        raise_if_any(self._problems)
         if self._failures:
             failure = root_cause(list(self._failures.values()))
             pids = [str(self._starter.pids[rank]) for rank in self._starter.alive() if self._starter.pids]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -107,7 +106,7 @@ class SessionObserver:
     def _poll(self) -> Iterator[Message]:
         # Before the journal: an owner writes the end of the run before it releases the folder.
         owned = self._is_owned()
-        if self._is_deleted():
+        if self.folder.is_deleted:
             self.ended = True
             if self._started:
                 yield self._message("failed", "the run folder was deleted, so the run has ended", NO_RECORD)
@@ -134,13 +133,6 @@ class SessionObserver:
             return False
         claim = read_claim(self.folder.owner)
         return True if claim is None or claim.pid in (None, self.options.owner_pid) else None
-
-    def _is_deleted(self) -> bool:
-        try:
-            return os.fstat(self.folder.held_fd).st_nlink == 0
-        except OSError:
-            # NFS: another host deleted it.
-            return True
 
     def _follow_session(self) -> Iterator[Message]:
         """Find a start of the ranks after a failure in this session (`run.max_restarts`), and its end."""

@@ -28,7 +28,7 @@ from engine.models.weights_file import weights_problems
 from engine.optim.timm_optimizers import timm_optimizer_problems
 from engine.sweeps.settings import SweepSettings, check_numbers
 from engine.sweeps.space import Choices, Space, Value, grid_size, overrides_of, value_text
-from engine.utils.errors import Problem, UsageError, collect_problems, raise_problems
+from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.host import available_cores
 
 # Combinations of ends and choices that are validated together; each takes 3 ms.
@@ -77,7 +77,7 @@ def plan_sweep(settings: SweepSettings, runs_dir: Path, *, trust: CodeTrust, tru
     if not problems:
         device = device_overrides(config, settings.parallel)
         problems += _host_problems(config, device, runs_dir, trust)
-    raise_problems(problems)
+    raise_if_any(problems)
     if BATCH_SIZE_KEY in spaces:
         # Else the run could reduce the size of the first trial, and the results would list another one.
         config = config.with_values(data={"batch_size": config.data.batch_size})
@@ -139,7 +139,7 @@ def _check_names(config: Config, key: str) -> None:
         problems += weights_problems(config)
     elif key == "optim.name":
         problems += timm_optimizer_problems(config.optim)
-    raise_problems(problems)
+    raise_if_any(problems)
 
 
 def _combinations(spaces: Mapping[str, Space]) -> Iterable[dict[str, Value]]:

@@ -18,7 +18,7 @@ from engine.runs.metric_directions import DIRECTIONS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, own_metric
 from engine.sweeps.space import Range, Space, parse_space, split_choices
 from engine.utils.codec import format_problem
-from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_problems
+from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
 from engine.utils.files import expand_user, is_file, replace_file
 from engine.utils.trust import foreign_path_reason
 
@@ -80,7 +80,7 @@ class SweepSettings:
                         key, f"{text!r} is a single value, which leaves nothing to search", code="invalid-value"
                     )
                 parsed[key] = space
-        raise_problems(problems)
+        raise_if_any(problems)
         return parsed
 
     def differences(self, other: SweepSettings) -> list[str]:
@@ -134,7 +134,7 @@ def split_space(values: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict
             # A list of GPUs has commas.
             searched = None if key == "device.gpus" else parse_space(key, text)
             (fixed if searched is None else space)[key] = text
-    raise_problems(problems)
+    raise_if_any(problems)
     return space, fixed
 
 
@@ -263,7 +263,7 @@ def read_sweep_file(path: Path, *, trust_owner: bool = False) -> tuple[SweepSett
         problems.append(
             Problem("space", "must map config keys to their values", source=str(path), code="invalid-value")
         )
-    raise_problems(problems)
+    raise_if_any(problems)
     space, fixed = split_space((str(key), _space_text(value)) for key, value in values.pop("space").items())
     if gpus is not None:
         fixed["device.gpus"] = str(gpus)
@@ -307,7 +307,7 @@ def _from_values(path: Path, values: Mapping[str, Any]) -> SweepSettings:
             problems.append(
                 Problem(key, f"{value!r} is not allowed: must be {kind}", source=str(path), code="invalid-value")
             )
-    raise_problems(problems)
+    raise_if_any(problems)
     return SweepSettings(**values)
 
 

@@ -32,7 +32,7 @@ from engine.sweeps.settings import SweepSettings, check_numbers, read_settings, 
 from engine.sweeps.space import overrides_of
 from engine.sweeps.study import SweepStudy, open_study
 from engine.training.job import ExitCode
-from engine.utils.errors import UsageError, raise_problems
+from engine.utils.errors import UsageError, raise_if_any
 from engine.utils.files import append_to_file, replace_file
 from engine.utils.process import SignalHandler, ignore_sighup
 
@@ -112,7 +112,7 @@ def load_sweep(
         trials=stored.trials if trials is None else trials,
         parallel=stored.parallel if parallel is None else parallel,
     )
-    raise_problems(check_numbers(settings))
+    raise_if_any(check_numbers(settings))
     config = without_name(resolve_config(str(folder.config), trust_code=trust_code).config)
     if not trust_code and (reason := folder.foreign_reason()) is not None:
         refuse_user_code(folder, settings, reason)

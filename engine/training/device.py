@@ -10,7 +10,7 @@ from engine.config.schema import Config
 from engine.distributed.node_plan import NodePlan
 from engine.distributed.rank_env import RankInfo
 from engine.models.precision import precision_problems, set_tf32
-from engine.utils.errors import CodedError, UsageError, raise_problems
+from engine.utils.errors import CodedError, UsageError, raise_if_any
 from engine.utils.process import keep_freed_memory
 
 
@@ -37,7 +37,7 @@ def init_device(config: Config, plan: NodePlan, rank_info: RankInfo) -> torch.de
         for index in plan.device_indices(rank_info.local_rank):
             if not plan.devices[index].isdigit():
                 check_device(plan.devices[index], plan.parent_uuids[index], cuda_uuid(torch.device("cuda", index)))
-    raise_problems(precision_problems(config.precision, device))
+    raise_if_any(precision_problems(config.precision, device))
     set_tf32(config.precision, device, plan.capability)
     return device
 

@@ -22,7 +22,7 @@ from engine.config.schema import Config
 from engine.config.user_code import describe_value, load_user_code
 from engine.config.user_errors import describe_exception
 from engine.distributed.collectives import gather_bytes
-from engine.utils.errors import CodedError, Problem, UsageError, collect_problems, raise_problems
+from engine.utils.errors import CodedError, Problem, UsageError, collect_problems, raise_if_any
 
 METRICS_KEY = "eval.metrics"
 MAX_METRIC_VALUES = 64
@@ -70,7 +70,7 @@ class OwnMetrics:
                     values |= found
                 except MetricError as error:
                     problems.append(Problem(METRICS_KEY, str(error), code=error.code))
-        raise_problems(problems)
+        raise_if_any(problems)
 
     def __bool__(self) -> bool:
         return bool(self._metrics)

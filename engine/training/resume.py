@@ -23,7 +23,7 @@ from engine.runs.checkpoint_files import DamagedCheckpointError
 from engine.runs.folder import RunFolder
 from engine.training.checkpoint import load_checkpoint, load_newest
 from engine.utils.answers import Answer
-from engine.utils.errors import Problem, UsageError, collect_problems, raise_problems
+from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.files import shown_path
 from engine.utils.text import list_names
 
@@ -76,7 +76,7 @@ def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInf
     def merge() -> bool:
         ranks = range(1, rank_info.world_size)
         others = [receive(store, rank, f"comparison/{rank}", HostProblems) for rank in ranks]
-        raise_problems(merge_problems(problems, others))
+        raise_if_any(merge_problems(problems, others))
         return True
 
     if rank_info.rank > 0:
@@ -88,7 +88,7 @@ def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInf
 def compare_with_checkpoint(checkpoint: Mapping[str, Any], config: Config, source: ImageSource) -> list[Problem]:
     """Return a warning for each difference from the checkpoint. Raises UsageError for those that resume forbids."""
     changes = find_changes(checkpoint["config"], config)
-    raise_problems(immutable_key_problems(changes))
+    raise_if_any(immutable_key_problems(changes))
     _check_format(checkpoint, config, source)
     return [*describe_changes(changes), *_compare_images(checkpoint, config, source)]
 

@@ -61,7 +61,7 @@ from engine.training.rng import seed_everything
 from engine.training.step_log import SkippedSteps, StepLog
 from engine.training.trainer import Trainer
 from engine.training.warmup import warm_up
-from engine.utils.errors import Problem, collect_problems, raise_problems
+from engine.utils.errors import Problem, collect_problems, raise_if_any
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def train(job: Job, rank_info: RankInfo, store: Store, channel: Channel) -> Outc
     source = job.source or open_source(config)
     sampler = build_sampler(config, source, rank_info.world_size, rank_info.rank, job.plan.devices_per_rank)
     check_source(config, source, sampler)
-    raise_problems(schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs))
+    raise_if_any(schedule_length_problems(config.schedule, sampler.steps_per_epoch, config.run.epochs))
 
     # 2. Load the newest checkpoint, compare config and data with it, and find the position to resume at.
     checkpoint, notes = None, list[Problem]()
@@ -292,7 +292,7 @@ def _build_model(
         optimizer = build_optimizer(
             config.optim, network.optimized_model, data.sampler.num_devices, config.run, network.notes
         )
-    raise_problems(problems)
+    raise_if_any(problems)
     return network, criterion, optimizer
 
 

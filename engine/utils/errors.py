@@ -86,7 +86,7 @@ def collect_problems(problems: list[Problem]) -> Iterator[None]:
         problems += error.problems
 
 
-def raise_problems(problems: Sequence[Problem]) -> None:
+def raise_if_any(problems: Sequence[Problem]) -> None:
     """Raise UsageError if there are problems."""
     if problems:
         raise UsageError(problems)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import typer
 
 from engine.gpus.monitor import GpuMonitor, open_monitor
-from engine.gpus.periods import MIN_PERIOD_SECONDS
 from engine.gpus.snapshot import SamplerOptions, Snapshot
+from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
 from engine.utils.codec import encode, encode_indented
 from engine.utils.errors import UsageError
 from engine.utils.files import expand_user

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from engine.gpus.periods import MIN_PERIOD_SECONDS
+from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
 from tui.cli.arguments import (
     ConfigArguments,
     JsonOption,
