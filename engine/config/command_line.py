@@ -9,9 +9,12 @@ from typing import Any
 
 def format_value(value: Any) -> str:
     """Format a config value as it is typed on the command line; None and {} become an empty string."""
-    if value is None or value == {}:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value)
+    return "" if value is None or value == {} else shown_value(value)
+
+
+def shown_value(value: Any) -> str:
+    """Format a config value in a message."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def repeat_arguments(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:

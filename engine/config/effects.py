@@ -6,12 +6,12 @@ devices of the run. Every front end shows the same messages.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from engine.config.command_line import shown_value
 from engine.config.data_sections import IMAGE_FILE_DATASETS
 from engine.config.optimizer_options import COMMON_OPTIONS, OPTIMIZERS, accepts_key
 from engine.config.rules import ANY_USER_CODE, DEPENDS_ON, key_of_original_size
@@ -115,8 +115,7 @@ def _own_form(key: str, options: Mapping[str, Any]) -> str:
 
 
 def _no_effect(config: Config, key: str, why: str) -> NoEffect:
-    value = _value(config, key)
-    shown = value if isinstance(value, str) else json.dumps(value)
+    shown = shown_value(_value(config, key))
     return NoEffect(key, Problem("", f"{key}={shown} has no effect {why}", code="no-effect"))
 
 

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from engine.config.command_line import shown_value
 from engine.config.notify_section import NotifyConfig
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict
 from engine.utils.errors import Problem
@@ -62,8 +62,8 @@ def immutable_key_problems(changes: list[KeyChange]) -> list[Problem]:
     return [
         Problem(
             key,
-            f"cannot change when a run is resumed: it began with {_shown(before)}, not {_shown(value)}",
-            f"set {key} to {_shown(before)} again, or use a new name with --name to start a new run",
+            f"cannot change when a run is resumed: it began with {shown_value(before)}, not {shown_value(value)}",
+            f"set {key} to {shown_value(before)} again, or use a new name with --name to start a new run",
             code="resume-differs",
         )
         for key, before, value in changes
@@ -75,12 +75,10 @@ def describe_changes(changes: list[KeyChange]) -> list[Problem]:
     """Return a warning for each changed key that affects the resumed run."""
     return [
         Problem(
-            "", f"{key} changed from {_shown(before)} to {_shown(value)} since the checkpoint", code="resume-differs"
+            "",
+            f"{key} changed from {shown_value(before)} to {shown_value(value)} since the checkpoint",
+            code="resume-differs",
         )
         for key, before, value in changes
         if key not in UNREPORTED_KEYS
     ]
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)

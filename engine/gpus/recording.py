@@ -66,24 +66,20 @@ class RecordingMonitor:
             return None
         snapshot = self._snapshots[self._position]
         shift = self._next_at - self._intervals_s[self._position] + time.time() - time.monotonic() - snapshot.time
-        return shift_times(snapshot, shift).as_of(time.time(), self._stale_after_s)
+        shifted: Snapshot = shift_times(snapshot, shift)
+        return shifted.as_of(time.time(), self._stale_after_s)
 
     def close(self) -> None:
         """Do nothing: a recording holds no resources."""
 
 
-def shift_times(snapshot: Snapshot, offset_s: float) -> Snapshot:
-    """Return a copy of the snapshot with `offset_s` added to every time."""
-    shifted: Snapshot = _shifted(snapshot, offset_s)
-    return shifted
-
-
-def _shifted(value: Any, offset_s: float) -> Any:
+def shift_times(value: Any, offset_s: float) -> Any:
+    """Return a copy of a snapshot, or of a part of one, with `offset_s` added to every time."""
     if isinstance(value, tuple):
-        return tuple(_shifted(element, offset_s) for element in value)
+        return tuple(shift_times(element, offset_s) for element in value)
     if not isinstance(value, Record):
         return value
-    changed = {name: _shifted(getattr(value, name), offset_s) for name in value.__struct_fields__}
+    changed = {name: shift_times(getattr(value, name), offset_s) for name in value.__struct_fields__}
     if changed.get("time") is not None:
         changed["time"] = round(changed["time"] + offset_s, 3)
     return replace(value, **changed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import re
 import resource
@@ -42,6 +41,7 @@ from engine.launch.batch_size import (
 )
 from engine.launch.model_check import FIXED_PIPELINE, MIN_TRIAL_BATCH_SIZE, build_trial_state, trial_config
 from engine.training.loop import train_step
+from engine.training.memory import release_free_memory
 from engine.training.rank_state import Position, RankState
 from engine.training.warmup import evaluate_random_batch
 from engine.utils.answers import Answer
@@ -258,8 +258,8 @@ def reset_peak_rss() -> None:
 
     Where neither is available, the peak includes earlier trials and the batch size becomes smaller than possible."""
     gc.collect()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    release_free_memory()
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
