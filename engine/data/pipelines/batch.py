@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,23 +183,62 @@ class BatchDataset(Dataset[Batch]):
         Images that stay with a weight of 0 (see `BatchRequest.keep`) are black.
         """
         loaded: list[tuple[Images, Labels]] = []
-        readable: list[bool] = []
-        unread: list[str] = []
-        for index in request.indices:
+        errors: dict[int, Exception] = {}
+        for row, index in enumerate(request.indices):
             try:
                 loaded.append(self._load(request, np.array([index])))
-                readable.append(True)
             except UnreadableImageError as error:
-                unread.append(str(error))
-                readable.append(False)
-        kept = request.keep(readable)
+                errors[row] = error
+        kept, rows = self.keep_readable(request, errors)
         num_images, source_format = len(kept.indices), self._source.format
-        if len(loaded) < num_images:
+        if not rows:
             size = source_format.at_epoch(request.epoch).preprocessing(training=request.is_training).size
             black = np.zeros((num_images, source_format.channels, size, size), source_format.dtype)
             loaded = [(black, np.zeros(num_images, np.int64))]
         pixels, labels = _concatenate(loaded)
-        return kept, pixels, labels, tuple(unread)
+        return kept, pixels, labels, tuple(map(str, errors.values()))
+
+
+class PendingBatch(ABC):
+    """A batch whose images are loaded by `load_row`, in any order and in any thread."""
+
+    def __init__(self, source: EncodedSource, dataset: BatchDataset, request: BatchRequest) -> None:
+        self.request = request
+        self._source, self._dataset, self._crop = source, dataset, dataset.crop_spec(request)
+        self._size = source.format.val_size if self._crop is None else self._crop.size
+        self._indices = request.indices.tolist()
+        self._errors: dict[int, Exception] = {}
+        self._missing = len(request.indices)
+        self._changed = threading.Condition()
+
+    def load_row(self, row: int) -> None:
+        """Load one image of the request."""
+        error = None
+        try:
+            self._load(row)
+        except Exception as caught:
+            error = caught
+        with self._changed:
+            if error is not None:
+                self._errors[row] = error
+            self._missing -= 1
+            if self._missing == 0:
+                self._changed.notify()
+
+    def result(self) -> Batch:
+        """Wait for all images, and return the batch. Raises the error of the first image that failed."""
+        with self._changed:
+            while self._missing:
+                self._changed.wait()
+        return self._finish()
+
+    @abstractmethod
+    def _load(self, row: int) -> None:
+        """Load an image and keep it. May raise any exception."""
+
+    @abstractmethod
+    def _finish(self) -> Batch:
+        """Return the batch of the images that were loaded."""
 
 
 def _concatenate(loaded: Sequence[tuple[Images, Labels]]) -> tuple[Images, Labels]:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from engine.data.limits import BATCHES_IN_PROGRESS
-from engine.data.pipelines.batch import Batch, BatchDataset
+from engine.data.pipelines.batch import Batch, BatchDataset, PendingBatch
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
 from engine.data.pipelines.choose_decoder import DecoderSwitch
 from engine.data.pipelines.encoded_batch import PendingEncodedBatch
@@ -49,14 +49,14 @@ class ThreadedBatches(IterableDataset[SentBatch]):
     def __iter__(self) -> Iterator[SentBatch]:
         process, processes = self._counters.process, self._counters.processes
         threads = DecodeThreads(self._counters)
-        in_progress: deque[PendingBatch | PendingEncodedBatch] = deque()
+        in_progress: deque[PendingPixels | PendingEncodedBatch] = deque()
         for_gpu = self._decoder.wait() == "gpu"
         for request in islice(self._requests, process, None, processes):
             threads.set_count(self._thread_count.share_of(process, processes))
             pending = (
                 PendingEncodedBatch(self._source, self._dataset, request)
                 if for_gpu
-                else PendingBatch(self._source, self._dataset, request, self._buffers, process)
+                else PendingPixels(self._source, self._dataset, request, self._buffers, process)
             )
             threads.submit(pending.load_row, len(request.indices))
             in_progress.append(pending)
@@ -65,7 +65,7 @@ class ThreadedBatches(IterableDataset[SentBatch]):
         while in_progress:
             yield self._finish(in_progress.popleft())
 
-    def _finish(self, pending: PendingBatch | PendingEncodedBatch) -> SentBatch:
+    def _finish(self, pending: PendingPixels | PendingEncodedBatch) -> SentBatch:
         batch = pending.result()
         self._counters.add_batch(len(pending.request.indices))
         if isinstance(pending, PendingEncodedBatch):
@@ -113,8 +113,8 @@ class DecodeThreads:
             del load
 
 
-class PendingBatch:
-    """A batch whose images are loaded by `load_row`, in any order and in any thread, to a buffer of a process."""
+class PendingPixels(PendingBatch):
+    """A batch that is decoded to a buffer of a process."""
 
     def __init__(
         self,
@@ -124,35 +124,13 @@ class PendingBatch:
         buffers: BatchBuffers,
         process: int,
     ) -> None:
-        self.request = request
-        self._source, self._dataset, self._crop = source, dataset, dataset.crop_spec(request)
-        image_format = source.format
-        size = image_format.val_size if self._crop is None else self._crop.size
+        super().__init__(source, dataset, request)
         with stage("collate"):
-            self.images = buffers.new_images(process, len(request.indices), image_format.channels, size)
+            self.images = buffers.new_images(process, len(request.indices), source.format.channels, self._size)
         self._rows = self.images.pixels.numpy()
-        self._indices = request.indices.tolist()
-        self._errors: dict[int, Exception] = {}
-        self._missing = len(request.indices)
-        self._changed = threading.Condition()
 
-    def load_row(self, row: int) -> None:
-        """Load one image of the request."""
-        error = None
-        try:
-            self._source.load_into(self._rows[row], self.request.part, self._indices[row], self._crop)
-        except Exception as caught:
-            error = caught
-        with self._changed:
-            if error is not None:
-                self._errors[row] = error
-            self._missing -= 1
-            if self._missing == 0:
-                self._changed.notify()
+    def _load(self, row: int) -> None:
+        self._source.load_into(self._rows[row], self.request.part, self._indices[row], self._crop)
 
-    def result(self) -> Batch:
-        """Wait for all images, and return the batch. Raises the error of the first image that failed."""
-        with self._changed:
-            while self._missing:
-                self._changed.wait()
+    def _finish(self) -> Batch:
         return self._dataset.finish_rows(self._source, self.request, self.images.pixels, self._errors)

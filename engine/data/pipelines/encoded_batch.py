@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,63 +14,36 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows
+from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows, PendingBatch
 from engine.data.pipelines.batch_buffers import shared_memory
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import Images
-from engine.data.sources.encoded import EncodedImage, EncodedSource, decode_for_crop
+from engine.data.sources.encoded import EncodedSource, decode_for_crop
 from engine.data.sources.gpu_jpeg import GpuJpeg, prepare_jpeg
 from engine.data.stage_times import stage
 
 
-class PendingEncodedBatch:
-    """A batch whose files are read by `load_row`, in any order and in any thread: see `PendingBatch`.
+class PendingEncodedBatch(PendingBatch):
+    """A batch whose files are read, and decoded on the GPU.
 
     Files that the GPU does not decode are decoded by `load_row`. The images of the batch are those of these rows only.
     """
 
     def __init__(self, source: EncodedSource, dataset: BatchDataset, request: BatchRequest) -> None:
-        self.request = request
-        self._source, self._dataset, self._crop = source, dataset, dataset.crop_spec(request)
-        self._indices = request.indices.tolist()
+        super().__init__(source, dataset, request)
         self._loaded: list[GpuJpeg | Images | None] = [None] * len(request.indices)
-        self._errors: dict[int, Exception] = {}
-        self._missing = len(request.indices)
-        self._changed = threading.Condition()
 
-    def load_row(self, row: int) -> None:
-        """Load one image of the request."""
-        try:
-            loaded = self._load(self._indices[row])
-            error = None
-        except Exception as caught:
-            loaded, error = None, caught
-        with self._changed:
-            self._loaded[row] = loaded
-            if error is not None:
-                self._errors[row] = error
-            self._missing -= 1
-            if self._missing == 0:
-                self._changed.notify()
-
-    def _load(self, index: int) -> GpuJpeg | Images:
+    def _load(self, row: int) -> None:
+        index, image_format = self._indices[row], self._source.format
         with stage("read"):
             encoded = self._source.read_encoded(self.request.part, index)
         with stage("crop"):
-            jpeg = self._prepare(encoded, index)
-        if jpeg is not None:
-            return jpeg
-        with stage("decode"):
-            return decode_for_crop(encoded, index, self._source.format, self._crop)
+            self._loaded[row] = prepare_jpeg(encoded.data, index, image_format, self._crop)
+        if self._loaded[row] is None:
+            with stage("decode"):
+                self._loaded[row] = decode_for_crop(encoded, index, image_format, self._crop)
 
-    def _prepare(self, encoded: EncodedImage, index: int) -> GpuJpeg | None:
-        return prepare_jpeg(encoded.data, index, self._source.format, self._crop)
-
-    def result(self) -> Batch:
-        """Wait for all images, and return the batch. Raises the error of the first image that failed."""
-        with self._changed:
-            while self._missing:
-                self._changed.wait()
+    def _finish(self) -> Batch:
         request, kept = self._dataset.keep_readable(self.request, self._errors)
         unread = tuple(str(self._errors[row]) for row in sorted(self._errors))
         labels = self._source.labels_of(request.part, request.indices)
@@ -79,16 +51,10 @@ class PendingEncodedBatch:
             loaded = [self._loaded[row] for row in kept]
             jpegs = {row: jpeg for row, jpeg in enumerate(loaded) if isinstance(jpeg, GpuJpeg)}
             decoded = [pixels for pixels in loaded if isinstance(pixels, np.ndarray)]
-            images = self._stack(decoded if kept else [self._black() for _ in request.indices])
+            black = np.zeros((self._source.format.channels, self._size, self._size), np.uint8)
+            images = self._stack(decoded if kept else [black] * len(request.indices))
         batch = self._dataset.finish(request, images, labels if kept else np.zeros_like(labels), unread)
         return replace(batch, encoded=self._pack(jpegs, request)) if jpegs else batch
-
-    def _black(self) -> Images:
-        return np.zeros((self._source.format.channels, self._size, self._size), np.uint8)
-
-    @property
-    def _size(self) -> int:
-        return self._source.format.val_size if self._crop is None else self._crop.size
 
     def _stack(self, images: Sequence[Images]) -> Tensor:
         """Return decoded images as one tensor with the channels last in memory."""

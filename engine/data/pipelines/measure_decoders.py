@@ -12,10 +12,10 @@ from math import floor, log10
 
 import torch
 
-from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows
+from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows, PendingBatch
 from engine.data.pipelines.batch_buffers import BatchBuffers
 from engine.data.pipelines.choose_decoder import DecoderChoice
-from engine.data.pipelines.decode_threads import PendingBatch
+from engine.data.pipelines.decode_threads import PendingPixels
 from engine.data.pipelines.encoded_batch import PendingEncodedBatch
 from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, GpuDecoder, check_nvjpeg
 from engine.data.rng import single_torch_thread
@@ -44,7 +44,7 @@ def measure_decoders(
     sample = BatchRequest(request.part, request.epoch, request.indices[:SAMPLE_IMAGES])
     try:
         with single_torch_thread():
-            load_seconds, pixels = _load(lambda: PendingBatch(source, dataset, sample, BatchBuffers(1, 0), 0))
+            load_seconds, pixels = _load(lambda: PendingPixels(source, dataset, sample, BatchBuffers(1, 0), 0))
             prepare_seconds, batch = _load(lambda: PendingEncodedBatch(source, dataset, sample))
     except Exception:
         # The error recurs during training, where it is reported with the failing image.
@@ -71,7 +71,7 @@ def measure_decoders(
     return DecoderChoice("gpu" if gpu_rate >= MIN_SPEEDUP * cpu_rate else "cpu", rates)
 
 
-def _load(start: Callable[[], PendingBatch | PendingEncodedBatch]) -> tuple[float, Batch]:
+def _load(start: Callable[[], PendingBatch]) -> tuple[float, Batch]:
     """Load a batch in this thread; return its CPU time in seconds and the batch. The first time imports libraries and
     fills the page cache, so it does not count."""
     for pending in (start(), start()):
