@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Semaphore, Thread
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,59 +42,40 @@ class DeviceBatch:
     warning: Problem | None = None
 
 
-class DeviceLoader(Protocol):
-    """Yields the device batches of all requests, in order."""
+class DeviceLoader:
+    """Yields the device batches of all requests, in order.
+
+    What a loader does not override is that of one that prepares no batches in the background."""
 
     @property
     def workers(self) -> int:
         """Number of decode threads at present, or of DataLoader workers."""
-        ...
+        return 0
 
     @property
     def max_workers(self) -> int:
         """The most decode threads that `workers` may become; equal to `workers` if it does not change."""
-        ...
+        return 0
 
     @property
     def ready_batches(self) -> int:
         """The most batches that can be ready before the rank requests them."""
-        ...
+        return 0
 
-    def __next__(self) -> DeviceBatch: ...
+    def __next__(self) -> DeviceBatch:
+        raise NotImplementedError
 
     def observe_step(self, wait_seconds: float) -> None:
         """Let the number of decode threads follow the training steps, see `BatchLoader.observe_step`."""
-        ...
 
     def restart_step_clock(self) -> None:
         """Do not count the time since the latest batch as a training step."""
-        ...
 
     def start_stage_times(self) -> None:
         """Start to time the stages of loading (`engine.data.stage_times`), which costs a little in each image."""
-        ...
 
     def stop_stage_times(self) -> StageTimes | None:
         """Stop timing, and return the times since the start; None for a pipeline without stages."""
-        ...
-
-
-class UnpreparedBatches:
-    """What a `DeviceLoader` that prepares no batches in the background does not do."""
-
-    workers = max_workers = ready_batches = 0
-
-    def observe_step(self, wait_seconds: float) -> None:
-        """Do nothing: there are no threads."""
-
-    def restart_step_clock(self) -> None:
-        """Do nothing: there are no threads."""
-
-    def start_stage_times(self) -> None:
-        """Do nothing: there are no stages."""
-
-    def stop_stage_times(self) -> StageTimes | None:
-        """Return None: there are no stages."""
         return None
 
 
@@ -115,7 +96,7 @@ CPU_PREFETCH = 2
 GPU_PREFETCH = 1
 
 
-class StreamingLoader:
+class StreamingLoader(DeviceLoader):
     """Transfer the batches of a `BatchLoader` to the device, augment and normalize them there.
 
     On a GPU this runs on a separate CUDA stream and overlaps with training. With DataLoader workers, a background

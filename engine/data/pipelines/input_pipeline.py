@@ -15,7 +15,7 @@ from engine.config.schema import Config
 from engine.data.pipelines.batch import BatchDataset
 from engine.data.pipelines.choose import PipelineChoice
 from engine.data.pipelines.choose_decoder import CPU_DECODER, DecoderChoice, DecoderSwitch
-from engine.data.pipelines.device import DeviceBatch, DeviceLoader, StreamingLoader, UnpreparedBatches
+from engine.data.pipelines.device import DeviceBatch, DeviceLoader, StreamingLoader
 from engine.data.pipelines.gpu_decoder import GpuDecoder
 from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.pipelines.loader import BatchLoader
@@ -111,7 +111,7 @@ class InputPipeline:
             self._loader.raise_if_worker_died()
 
 
-class FixedBatchLoader(UnpreparedBatches):
+class FixedBatchLoader(DeviceLoader):
     """Repeats one batch per part, to measure training speed without data loading.
 
     `load` loads the batch of a request to the device. It is called for the first request of a part, and again for a

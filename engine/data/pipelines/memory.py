@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation, apply_batch_params
 from engine.data.augment.batch_ops import convert_to_format, normalize, resized_crop
-from engine.data.pipelines.device import DeviceBatch, UnpreparedBatches, to_device
+from engine.data.pipelines.device import DeviceBatch, DeviceLoader, to_device
 from engine.data.pipelines.in_memory_images import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
 from engine.data.sources.base import ImageFormat, Images
@@ -31,7 +31,7 @@ MAX_FREE_GPU_MEMORY_SHARE = 0.25
 MAX_PREPARED_BYTES = 64 << 20
 
 
-class InMemoryLoader(UnpreparedBatches):
+class InMemoryLoader(DeviceLoader):
     """Iterator over the device batches of all requests, in order.
 
     Per-image transforms (policy, color jitter, the user's transform) run in this process and stall the device. All

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.config.loader import validate_config
-from engine.data.pipelines.device import DeviceBatch, DeviceLoader, UnpreparedBatches
+from engine.data.pipelines.device import DeviceBatch, DeviceLoader
 from engine.distributed import agreement
 from engine.distributed.failures import NonFiniteLossError
 from engine.runs.control import RequestCounters
@@ -224,7 +224,7 @@ def test_pause_writes_requested_checkpoint_and_stops_clocks(
     assert [requested for _, requested in checkpoints(events)] == [True]
 
 
-class _RecordedSteps(UnpreparedBatches):
+class _RecordedSteps(DeviceLoader):
     """The batches of another loader; `observed` counts the steps whose duration the number of threads would follow."""
 
     def __init__(self, batches: DeviceLoader) -> None:

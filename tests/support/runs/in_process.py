@@ -14,7 +14,7 @@ import torch.distributed as dist
 from engine.config.loader import resolve_config
 from engine.data.batching import build_sampler
 from engine.data.pipelines.choose import choose_pipeline
-from engine.data.pipelines.device import DeviceBatch, UnpreparedBatches
+from engine.data.pipelines.device import DeviceBatch, DeviceLoader
 from engine.data.pipelines.input_pipeline import InputPipeline
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
@@ -33,7 +33,7 @@ from engine.training.trainer import Trainer
 from engine.utils.process import SignalHandler
 
 
-class PremadeBatches(UnpreparedBatches):
+class PremadeBatches(DeviceLoader):
     """Input pipeline that repeats a few batches, which are already on the device."""
 
     def __init__(self, batches: list[DeviceBatch]) -> None:
