@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.config.schema import Config
 from engine.config.section import USER_CODE_PATTERN
@@ -31,6 +31,7 @@ from engine.config.user_errors import (
     shadowed_package_hint,
     user_location,
 )
+from engine.utils.answers import Answer
 from engine.utils.codec import Record
 from engine.utils.errors import (
     Problem,
@@ -40,6 +41,8 @@ from engine.utils.errors import (
 )
 from engine.utils.exits import exit_status
 from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
+
+T = TypeVar("T")
 
 _IMPORT_TIMEOUT_SECONDS = 120.0
 RUN_USER_CODE_ADVICE = "run the code on its own to see why"
@@ -275,6 +278,35 @@ class UserCodeRequest(Record, frozen=True):
     names: tuple[tuple[str, str], ...]
     folder: str | None
     packages: tuple[str, ...]
+
+
+def ask_user_code(
+    helper: str,
+    request: object,
+    kind: type[Answer[T]],
+    timeout_s: float,
+    *,
+    key: str,
+    name: str,
+    verb: str,
+    result: str,
+) -> T:
+    """Return the answer of a helper process that runs the user code `name`, the value of a key.
+
+    `verb` is what the process does with it and `result` what then has happened, in the past tense. Raises UsageError,
+    also if the process hangs or exits.
+    """
+    try:
+        with start_helper(helper, keep_stderr=False) as process:
+            process.send(request)
+            answer = process.receive(kind, timeout_s)
+    except HelperTimeoutError as error:
+        reason = f"{name} has not {result} after {timeout_s:.0f} s"
+        raise UsageError.one(key, reason, RUN_USER_CODE_ADVICE, code="timed-out") from error
+    except HelperExitedError as error:
+        reason = f"the process that {verb} {name} {exit_status(error.exit_code or 0)}"
+        raise UsageError.one(key, reason, RUN_USER_CODE_ADVICE, code="user-code-failed") from error
+    return answer.get()
 
 
 def check_user_code(config: Config) -> list[Problem]:

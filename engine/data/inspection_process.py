@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.config.loader import validate_config
 from engine.config.schema import Config
-from engine.config.user_code import RUN_USER_CODE_ADVICE, is_user_code
+from engine.config.user_code import ask_user_code, is_user_code
 from engine.data.batching import build_sampler, check_source
 from engine.data.sampler import PARTS, BatchRequest
 from engine.data.sources.base import ItemFormat, UnreadableImageError
@@ -21,8 +21,7 @@ from engine.data.sources.open import open_source
 from engine.utils.answers import Answer
 from engine.utils.codec import Count, Record
 from engine.utils.errors import UsageError
-from engine.utils.exits import exit_status
-from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
+from engine.utils.helper_process import ParentPipe
 
 # Creating a dataset may index it, or download it in the first run.
 USER_CODE_TIMEOUT_SECONDS = 600.0
@@ -56,28 +55,24 @@ def check_user_data_code(config: Config, world_size: int) -> ImageCounts | None:
     """
     if not is_user_code(config.data.dataset) and config.augment.transform is None:
         return None
-    key = "data.dataset" if is_user_code(config.data.dataset) else "augment.transform"
-    name = config.data.dataset if is_user_code(config.data.dataset) else config.augment.transform
-    return _ask_process(key, name, InspectionRequest(config.model_dump(mode="json"), world_size), Answer[ImageCounts])
+    request = InspectionRequest(config.model_dump(mode="json"), world_size)
+    if is_user_code(config.data.dataset):
+        return _ask_process("data.dataset", config.data.dataset, request, Answer[ImageCounts])
+    return _ask_process("augment.transform", str(config.augment.transform), request, Answer[ImageCounts])
 
 
-def _ask_process(key: str, name: str | None, request: InspectionRequest, kind: type[Answer[T]]) -> T:
+def _ask_process(key: str, name: str, request: InspectionRequest, kind: type[Answer[T]]) -> T:
     """Return the reply of the helper process that runs the code `name`, the value of a key. Raises UsageError."""
-    try:
-        with start_helper("engine.data.inspection_process", keep_stderr=False) as helper:
-            helper.send(request)
-            answer = helper.receive(kind, USER_CODE_TIMEOUT_SECONDS)
-    except HelperTimeoutError as error:
-        reason = f"{name} has not loaded the first images after {USER_CODE_TIMEOUT_SECONDS:.0f} s"
-        raise UsageError.one(key, reason, RUN_USER_CODE_ADVICE, code="timed-out") from error
-    except HelperExitedError as error:
-        raise UsageError.one(
-            key,
-            f"the process that tested {name} {exit_status(error.exit_code or 0)}",
-            RUN_USER_CODE_ADVICE,
-            code="user-code-failed",
-        ) from error
-    return answer.get()
+    return ask_user_code(
+        "engine.data.inspection_process",
+        request,
+        kind,
+        USER_CODE_TIMEOUT_SECONDS,
+        key=key,
+        name=name,
+        verb="tested",
+        result="loaded the first images",
+    )
 
 
 def find_item_format(config: Config) -> ItemFormat:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 from engine.doctor.check import Check
 from engine.gpus.snapshot import Snapshot
 from engine.utils.codec import Count, Record, Seconds, field
+from engine.utils.libraries import installed_version
 from engine.utils.text import pluralize
 
 TORCHVISION_ADVICE = (
@@ -68,13 +69,8 @@ def python_check() -> Check:
 
 def installed_versions() -> str:
     """Return the installed versions of torch and torchvision, without importing them."""
-    words = []
-    for name in ("torch", "torchvision"):
-        try:
-            words.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            words.append(f"no {name}")
-    return " and ".join(words)
+    versions = {name: installed_version(name) for name in ("torch", "torchvision")}
+    return " and ".join(f"{name} {number}" if number else f"no {name}" for name, number in versions.items())
 
 
 def no_answer_check(name: str, reason: str) -> Check:

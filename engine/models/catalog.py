@@ -10,9 +10,8 @@ import fnmatch
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from engine.config.training_sections import BUILTIN_MODELS, ModelConfig
 from engine.config.user_code import is_user_code
@@ -29,9 +28,9 @@ from engine.utils.codec import (
 )
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
 from engine.utils.files import cache_folder
-from engine.utils.helper_process import HelperError, ask_helper, start_helper
+from engine.utils.helper_process import HelperError, start_helper
+from engine.utils.libraries import Listing, cached_listing, installed_version
 
-Listing = TypeVar("Listing", bound=FileRecord)
 # In the search order of model.source=auto.
 MODEL_SOURCES = ("builtin", "torchvision", "timm")
 _HELPER_MODULE = "engine.models.catalog_process"
@@ -122,10 +121,7 @@ def library_version(source: str) -> str | None:
     """Return the installed version, None if there is none. The built-in models' version is a checksum of their code."""
     if source == "builtin":
         return f"{zlib.crc32(Path(__file__).with_name('builtin.py').read_bytes()):08x}"
-    try:
-        return version(source)
-    except PackageNotFoundError:
-        return None
+    return installed_version(source)
 
 
 def library_models(source: str) -> list[CatalogModel]:
@@ -141,19 +137,13 @@ def read_listing(source: str, task: Literal["models", "inputs"], kind: type[List
     installed = library_version(source)
     if installed is None:
         raise UsageError.one("model.source", not_installed(source), code="not-installed")
-    name = f"{task}-{source}-{installed}.json"
-    if (cached := find_user_record(cache_folder(), name, kind)) is not None:
-        return cached
     try:
         request = CatalogRequest(task=task, source=source)
-        answer: Answer[Listing] = ask_helper(_HELPER_MODULE, Answer[kind], request)  # type: ignore[valid-type]
-        listing = answer.get()
+        return cached_listing(f"{task}-{source}-{installed}.json", kind, _HELPER_MODULE, request)
     except HelperError as error:
         raise UsageError.one(
             "model.source", f"the models of {source} cannot be listed: {error}", code="library-failed"
         ) from error
-    _write_cache(name, listing)
-    return listing
 
 
 def builtin_models() -> list[CatalogModel]:
@@ -226,14 +216,10 @@ def count_model_parameters(
         finally:
             # Another process may have added counts since.
             counts = ParameterCounts(counts=cached_parameter_counts(source) | counted)
-            _write_cache(_counts_file_name(source), counts)
+            # A missing cache only costs time.
+            with suppress(OSError):
+                write_user_record(cache_folder(), _counts_file_name(source), counts)
 
 
 def _counts_file_name(source: str) -> str:
     return f"parameters-{source}-{library_version(source)}.json"
-
-
-def _write_cache(name: str, record: FileRecord) -> None:
-    # A missing cache only costs time.
-    with suppress(OSError):
-        write_user_record(cache_folder(), name, record)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 from engine.config.optimizer_options import (
@@ -31,13 +30,10 @@ from engine.utils.codec import (
     InvalidRecordError,
     Record,
     convert,
-    find_user_record,
-    write_user_record,
 )
 from engine.utils.errors import Problem, UsageError, did_you_mean, not_installed
-from engine.utils.files import cache_folder
-from engine.utils.helper_process import HelperError, ParentPipe, ask_helper
-from engine.utils.libraries import import_library
+from engine.utils.helper_process import HelperError, ParentPipe
+from engine.utils.libraries import cached_listing, import_library, installed_version
 
 DefaultValue = bool | Integer | Finite | str | tuple[Finite, ...] | None
 
@@ -128,23 +124,16 @@ def _option_from_default(key: str, option: TimmOption) -> OptimizerOption:
 
 
 def _catalog() -> dict[str, TimmOptimizer]:
-    try:
-        installed = version("timm")
-    except PackageNotFoundError as error:
-        raise UsageError.one("optim.name", not_installed("timm"), code="not-installed") from error
+    installed = installed_version("timm")
+    if installed is None:
+        raise UsageError.one("optim.name", not_installed("timm"), code="not-installed")
     name = f"optimizers-timm-{installed}.json"
-    if (cached := find_user_record(cache_folder(), name, TimmOptimizers)) is not None:
-        return cached.optimizers
     try:
-        listing = ask_helper("engine.optim.timm_optimizers", Answer[TimmOptimizers]).get()
+        return cached_listing(name, TimmOptimizers, "engine.optim.timm_optimizers").optimizers
     except HelperError as error:
         raise UsageError.one(
             "optim.name", f"timm's optimizers cannot be listed: {error}", code="library-failed"
         ) from error
-    # Without a cache, the next call starts the helper process again.
-    with suppress(OSError):
-        write_user_record(cache_folder(), name, listing)
-    return listing.optimizers
 
 
 def main(parent: ParentPipe) -> None:

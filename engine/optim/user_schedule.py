@@ -17,13 +17,12 @@ from typing import Annotated, Any
 from engine.config.loader import validate_config
 from engine.config.schema import Config
 from engine.config.training_sections import by_epoch
-from engine.config.user_code import RUN_USER_CODE_ADVICE, describe_value, is_user_code, load_user_code
+from engine.config.user_code import ask_user_code, describe_value, is_user_code, load_user_code
 from engine.config.user_errors import describe_exception
 from engine.utils.answers import Answer
 from engine.utils.codec import Count, Meta, Record
 from engine.utils.errors import UsageError
-from engine.utils.exits import exit_status
-from engine.utils.helper_process import HelperExitedError, HelperTimeoutError, ParentPipe, start_helper
+from engine.utils.helper_process import ParentPipe
 
 SCHEDULE_KEY = "schedule.name"
 # A schedule of one step each of 300 epochs of ImageNet with a batch size of 128 has 3 million factors.
@@ -123,18 +122,16 @@ def check_user_schedule(config: Config, steps_per_epoch: int | None) -> SampledS
     """
     if not has_user_schedule(config) or (steps_per_epoch is None and not by_epoch(config.schedule)):
         return None
-    name = config.schedule.name
-    try:
-        with start_helper("engine.optim.user_schedule", keep_stderr=False) as helper:
-            helper.send(ScheduleRequest(config.model_dump(mode="json"), steps_per_epoch or 1))
-            answer = helper.receive(Answer[SampledSchedule], EVALUATION_TIMEOUT_SECONDS)
-    except HelperTimeoutError as error:
-        reason = f"{name} has not returned all factors after {EVALUATION_TIMEOUT_SECONDS:.0f} s"
-        raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE, code="timed-out") from error
-    except HelperExitedError as error:
-        reason = f"the process that called {name} {exit_status(error.exit_code or 0)}"
-        raise UsageError.one(SCHEDULE_KEY, reason, RUN_USER_CODE_ADVICE, code="user-code-failed") from error
-    return answer.get()
+    return ask_user_code(
+        "engine.optim.user_schedule",
+        ScheduleRequest(config.model_dump(mode="json"), steps_per_epoch or 1),
+        Answer[SampledSchedule],
+        EVALUATION_TIMEOUT_SECONDS,
+        key=SCHEDULE_KEY,
+        name=config.schedule.name,
+        verb="called",
+        result="returned all factors",
+    )
 
 
 def main(parent: ParentPipe) -> None:

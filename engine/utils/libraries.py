@@ -1,18 +1,46 @@
-"""Import an optional library that may be missing or broken, such as timm."""
+"""Optional libraries that may be missing or broken, such as timm: their versions, what they list, and their import."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
+from engine.utils.answers import Answer
+from engine.utils.codec import FileRecord, find_user_record, write_user_record
 from engine.utils.errors import UsageError, not_installed
+from engine.utils.files import cache_folder
+from engine.utils.helper_process import ask_helper
+
+Listing = TypeVar("Listing", bound=FileRecord)
 
 # What to use in place of a module that is broken.
 ALTERNATIVES = {"timm": ", or use a model of torchvision", "timm.optim": ", or use an optimizer of torch"}
+
+
+def installed_version(library: str) -> str | None:
+    """Return the version of a library without importing it, None if it is not installed."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def cached_listing(name: str, kind: type[Listing], helper: str, request: object = None) -> Listing:
+    """Return what a library lists, from the file `name` in the user's cache, else from the helper process `helper`.
+
+    The process imports the library. Raises UsageError if that fails, and HelperError."""
+    if (cached := find_user_record(cache_folder(), name, kind)) is not None:
+        return cached
+    answer: Answer[Listing] = ask_helper(helper, Answer[kind], request)  # type: ignore[valid-type]
+    listing = answer.get()
+    # Without a cache, the next call starts the process again.
+    with suppress(OSError):
+        write_user_record(cache_folder(), name, listing)
+    return listing
 
 
 def import_library(module: str, key: str) -> Any:
@@ -27,16 +55,10 @@ def import_library(module: str, key: str) -> Any:
         with redirect_stdout(sys.stderr):
             return import_module(module)
     except (Exception, SystemExit) as error:
-        reason = f"{_with_version(library)} cannot be imported: {_first_line(error)}"
+        named = " ".join(filter(None, (library, installed_version(library))))
+        reason = f"{named} cannot be imported: {_first_line(error)}"
         advice = f"repair it with `pip install --force-reinstall {library}`{ALTERNATIVES.get(module, '')}"
         raise UsageError.one(key, reason, advice, code="library-failed") from error
-
-
-def _with_version(library: str) -> str:
-    try:
-        return f"{library} {version(library)}"
-    except PackageNotFoundError:
-        return library
 
 
 def _first_line(error: BaseException) -> str:

@@ -54,6 +54,7 @@ from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog
 from engine.optim import timm_optimizers
+from engine.utils import libraries
 from engine.utils.codec import MAX_JSON_BYTES, asdict, encode
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, config_folder, make_user_folder, state_folder
@@ -131,7 +132,7 @@ def no_counts(_: str, names: list[str], *__: object) -> Iterator[int | None]:
 
 
 def read_models(_: Path) -> None:
-    catalog.ask_helper, catalog.count_model_parameters = no_helper, no_counts  # type: ignore[assignment]
+    libraries.ask_helper, catalog.count_model_parameters = no_helper, no_counts  # type: ignore[assignment]
     with contextlib.suppress(UsageError):
         catalog.model_names("torchvision")
     models = list_models("torchvision")
@@ -151,7 +152,7 @@ def read_parameter_counts(_: Path) -> None:
 
 
 def read_timm_optimizers(_: Path) -> None:
-    timm_optimizers.ask_helper = no_helper
+    libraries.ask_helper = no_helper
     optim = resolve_config(None).config.optim.model_copy(update={"name": "timm:adamp", "options": {"eps": 1.0}})
     assert all(problem.message for problem in timm_optimizers.timm_optimizer_problems(optim))
     list(option_problems(optim, timm_optimizers.timm_options(optim.name)))
@@ -290,7 +291,7 @@ READERS = [
     Reader(
         "timm optimizers",
         json_files([OPTIMIZERS]),
-        user_file(cache_folder, lambda: f"optimizers-timm-{timm_optimizers.version('timm')}.json"),
+        user_file(cache_folder, lambda: f"optimizers-timm-{timm_optimizers.installed_version('timm')}.json"),
         read_timm_optimizers,
         (UsageError,),
     ),

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from engine.config.training_sections import ModelConfig
 from engine.models import catalog, pretrained_input
 from engine.optim import timm_optimizers
+from engine.utils import libraries
 from engine.utils.codec import decode, encode
 from engine.utils.files import exclusive_lock
 
@@ -47,8 +48,7 @@ def fill_catalogs(folder: Path) -> None:
     filled = folder / "catalogs"
     with (
         exclusive_lock(filled.with_suffix(".lock")),
-        patch.object(catalog, "ask_helper", request_in_process),
-        patch.object(timm_optimizers, "ask_helper", request_in_process),
+        patch.object(libraries, "ask_helper", request_in_process),
     ):
         if filled.exists():
             return

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -43,6 +42,7 @@ from engine.utils.files import (
     user_path_problem,
 )
 from engine.utils.host import available_cores
+from engine.utils.libraries import installed_version
 
 DECODED_FOLDER = "decoded"
 CACHE_FORMAT = 1
@@ -112,19 +112,12 @@ def compute_cache_key(parameters: Mapping[str, Any], files: Iterable[Path], root
 
 def cache_key_of_stamps(parameters: Mapping[str, Any], stamps: Iterable[bytes], root: str) -> str:
     """Return a cache key from parameters, the stamp of each image, what holds the images, and library versions."""
-    versions = [_installed_version(library) for library in KEY_LIBRARIES]
+    # Without simplejpeg, Pillow decodes.
+    versions = [installed_version(library) for library in KEY_LIBRARIES]
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, versions, root, dict(parameters)]).encode())
     for stamp in stamps:
         digest.update(b"\0" + stamp)
     return digest.hexdigest()[:24]
-
-
-def _installed_version(library: str) -> str | None:
-    """Return None if a library is not installed. Without simplejpeg, Pillow decodes."""
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
 
 
 def file_stamp(path: Path, root: Path) -> bytes:

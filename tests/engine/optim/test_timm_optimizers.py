@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -125,20 +124,17 @@ def test_timm_options_are_unaffected_by_output_of_timm(tmp_path: Path, monkeypat
 )
 def test_timm_options_rewrite_damaged_cache(damaged: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = tmp_path / "gputrain" / f"optimizers-timm-{timm_optimizers.version('timm')}.json"
+    path = tmp_path / "gputrain" / f"optimizers-timm-{timm_optimizers.installed_version('timm')}.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"format": 1, "optimizers": damaged}))
     described = {"optimizers": {"lamb": {"options": {"eps": {"default": 1e-6, "optional": False}}, "refused": ""}}}
-    monkeypatch.setattr(timm_optimizers, "ask_helper", lambda *_: Answer(convert(described, TimmOptimizers)))
+    monkeypatch.setattr("engine.utils.libraries.ask_helper", lambda *_: Answer(convert(described, TimmOptimizers)))
     assert timm_options("timm:lamb")["eps"].default == 1e-6
     assert json.loads(path.read_text()) == {"format": 1} | described
 
 
 def test_timm_optimizer_without_timm_names_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(package: str) -> str:
-        raise PackageNotFoundError(package)
-
-    monkeypatch.setattr(timm_optimizers, "version", absent)
+    monkeypatch.setattr(timm_optimizers, "installed_version", lambda _: None)
     [problem] = timm_optimizer_problems(OptimConfig(name="timm:lamb"))
     assert has_problem([problem], "not-installed", "optim.name", "pip install timm")
     assert timm_optimizer_problems(OptimConfig(name="sgd")) == []

@@ -172,7 +172,7 @@ def test_config_resolves_without_home() -> None:
 @pytest.mark.usefixtures("no_home")
 def test_caches_are_empty_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ModelListing(models=(CatalogModel(source="torchvision", name="resnet18"),))
-    monkeypatch.setattr("engine.models.catalog.ask_helper", lambda *_: Answer(listed))
+    monkeypatch.setattr("engine.utils.libraries.ask_helper", lambda *_: Answer(listed))
     assert find_user_record(cache_folder(), "a.json", ParameterCounts) is None
     assert "resnet18" in [model.name for model in library_models("torchvision")]
     decoded = load_or_decode("k", lambda: DecodedChunks((1, 1, 2, 2), [np.ones((1, 1, 2, 2), np.uint8)]))

@@ -298,8 +298,8 @@ def test_cache_key_depends_on_file_size_and_mtime(tmp_path: Path) -> None:
 @pytest.mark.parametrize("library", ["pillow", "simplejpeg", "torch", "torchvision"])
 def test_cache_key_depends_on_library_versions(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = compute_cache_key({}, [], tmp_path)
-    installed = decoded_cache.version
-    monkeypatch.setattr(decoded_cache, "version", lambda name: "0.1" if name == library else installed(name))
+    installed = decoded_cache.installed_version
+    monkeypatch.setattr(decoded_cache, "installed_version", lambda name: "0.1" if name == library else installed(name))
     assert compute_cache_key({}, [], tmp_path) != key
 
 

@@ -303,9 +303,7 @@ def test_check_user_data_code_reports_timeout(tmp_path: Path, monkeypatch: pytes
 
 
 def test_check_user_data_code_without_user_code_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "engine.data.inspection_process.start_helper", lambda *_, **__: pytest.fail("started a process")
-    )
+    monkeypatch.setattr("engine.config.user_code.start_helper", lambda *_, **__: pytest.fail("started a process"))
     assert check_user_data_code(resolve_config(None, []).config, 1) is None
 
 
