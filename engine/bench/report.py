@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.runs.bottleneck import model_flops_utilization, valid_share
-from engine.runs.events import EpochEvent
 from engine.runs.history import History
 
 # The first epoch is excluded as warmup: caches fill, and cuDNN and torch.compile select algorithms.
@@ -81,16 +80,15 @@ class ScalingResult:
     limit_share: float | None = None
     limit_problem: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def bench_run_from_history(history: History, ranks: int, repeat: int, launched_at: float) -> BenchRun:
     """Build the measurements of a run from its journal. `launched_at` is the start of its process in Unix seconds."""
-    started, epochs = (
-        history.started,
-        [pair for epoch in history.epochs if (pair := _seconds_and_rate(epoch)) is not None],
-    )
+    started = history.started
+    # NaN is null in a journal.
+    values: list[tuple[float | None, float | None]] = [
+        (epoch.seconds, epoch.images_per_second) for epoch in history.epochs
+    ]
+    epochs = [(seconds, rate) for seconds, rate in values if seconds is not None and rate is not None]
     if started is None or len(epochs) < MIN_EPOCHS:
         return BenchRun(
             ranks, repeat, "too short to measure: needs 2 complete epochs, because the first is excluded as warmup"
@@ -112,12 +110,6 @@ def median_of_known(values: Sequence[float | None]) -> float | None:
     """Return the median of the values that are not None, or None."""
     known_values = [value for value in values if value is not None]
     return statistics.median(known_values) if known_values else None
-
-
-def _seconds_and_rate(epoch: EpochEvent) -> tuple[float, float] | None:
-    """Return duration and throughput of an epoch, None if one of them is missing: NaN is null in a journal."""
-    values: tuple[float | None, float | None] = (epoch.seconds, epoch.images_per_second)
-    return None if values[0] is None or values[1] is None else (values[0], values[1])
 
 
 def scaling_results(runs: Sequence[BenchRun]) -> list[ScalingResult]:

@@ -120,7 +120,7 @@ def shm_shortage(footprint: LoaderFootprint, available_bytes: int) -> Problem | 
         users.append("NCCL")
         terms.append(f"{ranks} x {format_bytes(NCCL_BYTES_PER_RANK)} for NCCL")
     if footprint.batches:
-        users.append(f"the batches of the {_loaders(footprint)}")
+        users.append(f"the batches of the {'decode threads' if footprint.threaded else 'DataLoader workers'}")
         terms.append(f"{ranks} x {footprint.batches} batches of {format_bytes(footprint.batch_bytes)}")
         advice.append(f"reduce {_reducible_keys(footprint)}")
     size = f"--shm-size={ceil(1.5 * needed_bytes / 2**30)}g"
@@ -146,10 +146,6 @@ def open_files_shortage(footprint: LoaderFootprint, limit: int | None) -> Proble
         f"docker run --ulimit nofile={max(65536, needed_files)})",
         code="limit-too-low",
     )
-
-
-def _loaders(footprint: LoaderFootprint) -> str:
-    return "decode threads" if footprint.threaded else "DataLoader workers"
 
 
 def _reducible_keys(footprint: LoaderFootprint) -> str:

@@ -87,8 +87,9 @@ def _data(checkpoint: TrainedCheckpoint, history: History) -> str:
 
 def _figures(description: ModelDescription, history: History) -> str:
     epochs = "" if history.started is None else f" of {history.started.epochs}"
+    accuracy = description.val_accuracy
     rows = [
-        ("Validation accuracy", _number(description.val_accuracy, "{:.4f}")),
+        ("Validation accuracy", "unknown" if accuracy is None else f"{accuracy:.4f}"),
         ("Epoch", "within an epoch" if description.epoch is None else f"{description.epoch}{epochs}"),
         ("Step", f"{description.step:,}"),
         ("Weights", "exponential moving average (EMA)" if description.ema else "of the last step"),
@@ -148,7 +149,3 @@ def _changed(checkpoint: TrainedCheckpoint) -> Iterator[tuple[str, Any]]:
 
 def _table(header: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"| {first} | {second} |" for first, second in (header, ("---", "---"), *rows))
-
-
-def _number(value: float | None, template: str) -> str:
-    return "unknown" if value is None else template.format(value)

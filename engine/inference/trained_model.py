@@ -18,7 +18,7 @@ from engine.config.code_trust import CodeTrust
 from engine.config.loader import validate_config
 from engine.config.schema import Config, sections, without_unstored
 from engine.config.user_code import is_user_code
-from engine.data.augment.batch_ops import convert_to_format, normalize
+from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize
 from engine.data.sources.base import ImageFormat
 from engine.inference.checkpoint_code import limit_to_run
 from engine.models.factory import build_model
@@ -80,10 +80,7 @@ class TrainedModel:
         if images.shape[1:] != self.input_shape:
             images = convert_to_format(images, self.checkpoint.image_format)
         images = images.to(self.device)
-        shape = (1, self.checkpoint.image_format.channels, 1, 1)
-        mean = torch.tensor(self.checkpoint.image_format.mean, device=self.device).view(shape)
-        std = torch.tensor(self.checkpoint.image_format.std, device=self.device).view(shape)
-        return normalize(images, mean, std)
+        return normalize(images, *channel_stats(self.checkpoint.image_format, self.device))
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return probabilities of shape (N, classes) on the model's device, see `to_probabilities`."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.models.catalog import CatalogModel, CatalogRequest, ModelListing
@@ -102,17 +103,18 @@ MODEL_LISTERS: dict[str, Callable[[], list[CatalogModel]]] = {
 }
 
 
-def parameter_count(source: str, name: str) -> int | None:
+def _parameter_count(source: str, name: str) -> int | None:
     """Return the parameter count of a library's default model, None if it cannot be built."""
     # Imported here because it imports torch, which takes longer than to find that timm is broken.
     from engine.models.meta_device import build_on_meta
+    from engine.optim.param_groups import count_parameters
 
     try:
         model = build_on_meta(lambda: _build_default_model(source, name))
     except Exception:
         # Some of timm's models need packages that are not installed.
         return None
-    return sum(parameter.numel() for parameter in model.parameters())
+    return count_parameters(model)
 
 
 def _build_default_model(source: str, name: str) -> nn.Module:
@@ -135,16 +137,12 @@ def _build_default_model(source: str, name: str) -> nn.Module:
     return build_untrained_model(Config(model=ModelConfig(name=name, source="builtin")), 3, 10, 32)
 
 
-def _parameter_count_task(task: tuple[str, str]) -> int | None:
-    return parameter_count(*task)
-
-
 def parameter_counts(source: str, names: Sequence[str]) -> Iterator[int | None]:
     """Yield the parameter count of each model in order, with several processes if there are many."""
     processes = min(available_cores(), MAX_PROCESSES, len(names) // MIN_MODELS_PER_PROCESS)
-    tasks = [(source, name) for name in names]
+    count = partial(_parameter_count, source)
     if processes < 2:
-        yield from map(_parameter_count_task, tasks)
+        yield from map(count, names)
         return
     with multiprocessing.get_context("fork").Pool(processes, die_with_parent, (os.getpid(),)) as pool:
-        yield from pool.imap(_parameter_count_task, tasks, chunksize=4)
+        yield from pool.imap(count, names, chunksize=4)

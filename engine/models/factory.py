@@ -279,10 +279,6 @@ def init_normal(model: nn.Module, std: float) -> None:
                 nn.init.zeros_(part.bias)
 
 
-def count_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def weight_bytes(model: nn.Module) -> int:
     """Size of parameters and buffers in bytes."""
     return sum(value.nbytes for value in (*model.parameters(), *model.buffers()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -18,13 +18,15 @@ def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
     and if no parameter is left to train."""
     if config.freeze == "none":
         return []
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     if config.freeze == "backbone":
         heads = classifier_paths(model)
-        frozen = _all_but(heads)
+        frozen = {name for name in names if not _has_prefix(name, heads)}
     else:
-        frozen = _prefix_matcher(model, config.freeze)
+        _check_prefixes(model, config.freeze, names)
+        frozen = {name for name in names if _has_prefix(name, config.freeze)}
     for name, parameter in model.named_parameters():
-        if frozen(name):
+        if name in frozen:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError.one("model.freeze", "all parameters are frozen; freeze fewer modules", code="invalid-value")
@@ -35,12 +37,12 @@ def freeze(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
     ]
 
 
-def _is_frozen(path: str, norm: nn.Module, is_frozen_name: Callable[[str], bool]) -> bool:
+def _is_frozen(path: str, norm: nn.Module, frozen: Collection[str]) -> bool:
     """Return whether a normalization layer is frozen. A layer without weights is judged by its path."""
     weights = list(norm.parameters(recurse=False))
     if weights:
         return not any(weight.requires_grad for weight in weights)
-    return is_frozen_name(f"{path}.running_mean")
+    return f"{path}.running_mean" in frozen
 
 
 def set_train_mode(model: nn.Module, frozen_layers: Iterable[nn.Module]) -> None:
@@ -68,10 +70,8 @@ def classifier_paths(model: nn.Module) -> list[str]:
     return with_weights[-1:]
 
 
-def _prefix_matcher(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str], bool]:
-    """Return a predicate for names equal to or below one of `prefixes`. Raises UsageError for each prefix without
-    weights."""
-    inside = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+def _check_prefixes(model: nn.Module, prefixes: Iterable[str], names: Sequence[str]) -> None:
+    """Raise UsageError for prefixes that no name of a parameter or buffer has."""
     parts = [path for path, part in model.named_modules() if path and list(part.parameters())]
     problems = [
         Problem(
@@ -80,19 +80,14 @@ def _prefix_matcher(model: nn.Module, prefixes: Iterable[str]) -> Callable[[str]
             code="unknown-value",
         )
         for prefix in prefixes
-        if not any(_has_prefix(name, [prefix]) for name in inside)
+        if not any(_has_prefix(name, [prefix]) for name in names)
     ]
     if problems:
         raise UsageError(problems)
-    return lambda name: _has_prefix(name, prefixes)
 
 
 def _top_level_hint(parts: list[str]) -> str:
     return f"; choose from {', '.join(path for path in parts if '.' not in path)}, or backbone for all but the head"
-
-
-def _all_but(prefixes: list[str]) -> Callable[[str], bool]:
-    return lambda name: not _has_prefix(name, prefixes)
 
 
 def _has_prefix(name: str, prefixes: Iterable[str]) -> bool:

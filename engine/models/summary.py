@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -33,7 +33,7 @@ from engine.models.pretrained_input import (
     needs_items,
     with_pretrained_input,
 )
-from engine.optim.param_groups import ParamGroupSummary, summarize_param_groups
+from engine.optim.param_groups import ParamGroupSummary, count_parameters, summarize_param_groups
 
 Shape = tuple[int, ...]
 # Classes of a model that is summarized without a dataset: those of ImageNet, with which its library publishes it.
@@ -88,9 +88,6 @@ class ModelSummary:
     groups: list[ParamGroupSummary]
     input: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
     """Summarize the model of a config for a batch of its images, with random weights. Raises UsageError."""
@@ -113,7 +110,7 @@ def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
         model=config.model.name,
         images=shape,
         classes=classes,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=count_parameters(model),
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
         weight_bytes=weight_bytes(model),
@@ -279,14 +276,13 @@ def storage_id(tensor: Tensor) -> int:
 
 def layer_summaries(model: nn.Module, trace: ForwardTrace) -> Iterator[LayerSummary]:
     for path, module in model.named_modules():
-        parameters = list(module.parameters())
         yield LayerSummary(
             path=path,
             kind=type(module).__name__,
             depth=path.count(".") + 1 if path else 0,
             output=trace.output_shapes.get(path),
-            parameters=sum(parameter.numel() for parameter in parameters),
-            trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+            parameters=count_parameters(module),
+            trainable=sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
             multiply_adds=trace.multiply_adds.get(path, 0),
         )
 

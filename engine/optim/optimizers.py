@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -43,14 +43,6 @@ OPTIMIZER_CLASSES: dict[str, type[Optimizer]] = {
     "rprop": optim.Rprop,
     "adafactor": optim.Adafactor,
 }
-
-
-class _SupportsFoundInf(Protocol):
-    """Attributes that torch's GradScaler sets on fused optimizers; they skip the step on the device, without a host
-    sync, if `found_inf` is 1."""
-
-    grad_scale: Tensor | None
-    found_inf: Tensor | None
 
 
 def build_optimizer(
@@ -171,7 +163,8 @@ def optimizer_step(optimizer: Optimizer, nonfinite: Tensor, *, may_skip: bool) -
     it, the step log stops the run before a checkpoint contains such a step.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        fused = cast(_SupportsFoundInf, optimizer)
+        # Attributes that torch's GradScaler sets on fused optimizers; they skip the step if `found_inf` is 1.
+        fused: Any = optimizer
         fused.grad_scale, fused.found_inf = None, nonfinite.float()
         optimizer.step()
         fused.found_inf = None

@@ -113,13 +113,18 @@ def _is_pattern(key: str) -> bool:
 
 def _weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Parameter], float]:
     """Return the weight decay as a function of name and parameter: that of `optim.weight_decay_groups`, 0 if it is
-    exempt (`optim.decay_norms`), else `optim.weight_decay`."""
-    is_exempt, groups = _no_weight_decay(config, model), config.weight_decay_groups
+    exempt, else `optim.weight_decay`.
+
+    With `optim.decay_norms=false`, biases and normalization weights (fewer than two dimensions) are exempt, and the
+    parameters that the model's `no_weight_decay` method names."""
+    groups, decays_norms = config.weight_decay_groups, config.decay_norms
+    # As in timm.
+    exempt: Any = () if decays_norms else getattr(model, "no_weight_decay", tuple)()
     names = [key for key in groups if key not in DECAY_KINDS]
     norms = _norm_parameters(model) if "norm" in groups else ()
 
     def decay_of(name: str, parameter: nn.Parameter) -> float:
-        if is_exempt(name, parameter):
+        if not decays_norms and (parameter.ndim < 2 or any(fnmatchcase(name, pattern) for pattern in exempt)):
             return 0.0
         matches = [key for key in names if (fnmatchcase(name, key) if _is_pattern(key) else _has_prefix(name, key))]
         if matches:
@@ -141,18 +146,6 @@ def _norm_parameters(model: nn.Module) -> Collection[str]:
     }
 
 
-def _no_weight_decay(config: OptimConfig, model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
-    """Return a predicate on name and parameter: whether the parameter is exempt from weight decay.
-
-    With `optim.decay_norms=false` these are biases and normalization weights (fewer than two dimensions), and the
-    parameters that the model's `no_weight_decay` method names, as in timm.
-    """
-    if config.decay_norms:
-        return lambda name, parameter: False
-    patterns: Any = getattr(model, "no_weight_decay", tuple)()
-    return lambda name, parameter: parameter.ndim < 2 or any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def layer_ids(model: nn.Module) -> dict[str, int]:
     """Map each parameter name to its layer, from 0 at the input to the largest number at the head.
 
@@ -171,7 +164,7 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     layers: dict[str, int] = {}
     layer, has_layer = 0, False
-    for starts_layer, part in _iter_blocks(model, _parameter_count(model) / 2):
+    for starts_layer, part in _iter_blocks(model, count_parameters(model) / 2):
         if starts_layer and has_layer:
             layer += 1
         has_layer = has_layer or starts_layer
@@ -182,9 +175,9 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
 
 def _iter_blocks(module: nn.Module, max_block_size: float) -> Iterator[tuple[bool, list[nn.Parameter]]]:
     """Yield the parameters of each part of a model, and whether the part starts a new layer."""
-    children = [child for child in module.children() if _parameter_count(child)]
+    children = [child for child in module.children() if count_parameters(child)]
     expanded = (
-        isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) or _parameter_count(module) > max_block_size
+        isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) or count_parameters(module) > max_block_size
     )
     if not children or not expanded:
         parameters = list(module.parameters())
@@ -196,5 +189,6 @@ def _iter_blocks(module: nn.Module, max_block_size: float) -> Iterator[tuple[boo
         yield from _iter_blocks(child, max_block_size)
 
 
-def _parameter_count(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of values of all parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())

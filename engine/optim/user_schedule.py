@@ -44,11 +44,6 @@ class SampledSchedule(Record, frozen=True):
         return self.factors[max(bisect_right(self.positions, position) - 1, 0)]
 
 
-def has_user_schedule(config: Config) -> bool:
-    """Whether the schedule of a config is user code."""
-    return is_user_code(config.schedule.name)
-
-
 def load_user_schedule(config: Config, steps_per_epoch: int) -> Sequence[float]:
     """Return the factor at each position (epoch, or step with `schedule.by=step`) of a run.
 
@@ -120,7 +115,7 @@ def check_user_schedule(config: Config, steps_per_epoch: int | None) -> SampledS
     `steps_per_epoch` is None if it is unknown; a schedule by step is then not evaluated. Returns None without starting
     a process if the schedule is not user code. Raises UsageError as `load_user_schedule`.
     """
-    if not has_user_schedule(config) or (steps_per_epoch is None and not by_epoch(config.schedule)):
+    if not is_user_code(config.schedule.name) or (steps_per_epoch is None and not by_epoch(config.schedule)):
         return None
     return ask_user_code(
         "engine.optim.user_schedule",

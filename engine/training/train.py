@@ -16,6 +16,7 @@ from torch.distributed import Store
 from torch.optim import Optimizer
 
 from engine.config.schema import Config
+from engine.config.user_code import is_user_code
 from engine.data.augment.mixup import MixupCutmix
 from engine.data.batching import build_sampler, check_source, class_counts, sampler_warnings
 from engine.data.limits import LoaderFootprint, auto_workers, loader_warnings, uses_threads
@@ -43,7 +44,7 @@ from engine.models.training_model import TrainingModel, build_training_model
 from engine.optim.lr_schedule import lr_factor, lr_scaling_factor, scaled_lr, schedule_length_problems
 from engine.optim.optimizers import build_optimizer
 from engine.optim.plateau import PlateauFactor
-from engine.optim.user_schedule import has_user_schedule, load_user_schedule
+from engine.optim.user_schedule import load_user_schedule
 from engine.runs.early_stop import EarlyStop
 from engine.runs.events import WarningEvent
 from engine.training.device import init_device
@@ -276,7 +277,8 @@ def _lr_of_step(job: Job, sampler: DistributedBatchSampler) -> Callable[[int], f
         scaling = lr_scaling_factor(config.optim, sampler.num_devices)
         return lambda step: scaling * lr_range.lr_at(step)
     peak_lr = scaled_lr(config.optim, sampler.num_devices)
-    user_factor = load_user_schedule(config, steps_per_epoch).__getitem__ if has_user_schedule(config) else None
+    is_own = is_user_code(config.schedule.name)
+    user_factor = load_user_schedule(config, steps_per_epoch).__getitem__ if is_own else None
     return lambda step: peak_lr * lr_factor(config.schedule, step, steps_per_epoch, config.run.epochs, user_factor)
 
 

@@ -26,7 +26,8 @@ from engine.data.sources.base import ImageSource
 from engine.distributed.failures import FinalCheckpointError
 from engine.distributed.rank_env import RankInfo
 from engine.distributed.watchdog import Phase
-from engine.models.factory import count_parameters, weight_bytes
+from engine.models.factory import weight_bytes
+from engine.optim.param_groups import count_parameters
 from engine.runs.control import RequestCounters
 from engine.runs.evaluations import EvaluationFile
 from engine.runs.events import (

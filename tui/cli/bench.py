@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -124,7 +125,7 @@ def bench(
             "epochs": plan.epochs,
             "repeats": plan.repeats,
             "limit": plan.limit,
-            "speeds": [speed.to_dict() for speed in speeds],
+            "speeds": [asdict(speed) for speed in speeds],
             "runs": [run.to_dict() for run in runs],
         }
         typer.echo(json.dumps(values, indent=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Annotated, Literal
 
@@ -121,7 +122,7 @@ def summary(
             config = without_dataset(config)
         result = summarize_model(config, images)
     if as_json:
-        typer.echo(json.dumps({"format": SUMMARY_FORMAT, **result.to_dict()}, indent=2))
+        typer.echo(json.dumps({"format": SUMMARY_FORMAT, **dataclasses.asdict(result)}, indent=2))
         return
     layers = [*layer_lines(result, depth), "", *total_lines(result), *group_lines(result)]
     for line in feature_lines(result) if features else layers:

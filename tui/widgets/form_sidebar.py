@@ -10,7 +10,7 @@ from textual.containers import Container
 from textual.geometry import Size
 
 from engine.config.schema import Config
-from engine.optim.user_schedule import has_user_schedule
+from engine.config.user_code import is_user_code
 from engine.runs.series import Series
 from engine.utils.errors import Problem
 from engine.utils.text import printable
@@ -120,7 +120,7 @@ class FormSidebar(Container):
         schedule = result.schedule if result is not None else None
         unknown = (
             config is not None
-            and has_user_schedule(config)
+            and is_user_code(config.schedule.name)
             and (schedule is None or schedule.name != config.schedule.name)
         )
         if config is None or unknown or any(problem.location.startswith(LR_KEYS) for problem in problems):
@@ -129,7 +129,7 @@ class FormSidebar(Container):
         elif result is not None:
             steps = result.sampler.steps_per_epoch if result.sampler is not None else 0
             points = max(chart.size.width, 1) * DOTS_PER_COLUMN
-            user_factor = schedule.factor_at if schedule is not None and has_user_schedule(config) else None
+            user_factor = schedule.factor_at if schedule is not None and is_user_code(config.schedule.name) else None
             curve = (config.optim, config.schedule, config.run.epochs, result.total_ranks, steps, points, schedule)
             if curve != self._drawn_curve:
                 self._drawn_curve = curve

@@ -25,7 +25,7 @@ from engine.data.augment.batch_ops import erase, horizontal_flip, pad_and_crop
 from engine.data.augment.crops import random_erasing_boxes, random_resized_crop_box, random_resized_crop_boxes
 from engine.data.rng import fork_all_rngs, fork_torch_rng, single_torch_thread
 from engine.data.sampler import Indices, RandomStream, random_bits, random_integers
-from engine.data.sources.base import Box, CropSpec, ImageFormat
+from engine.data.sources.base import CropSpec, ImageFormat
 from engine.utils.errors import CodedError, UsageError
 
 # Maps a C x H x W uint8 image to one of the same shape and dtype.
@@ -121,7 +121,9 @@ class Augmentation:
 
     def crop_spec(self, epoch: int) -> CropSpec:
         """Return the crop to apply when the images of an epoch are loaded, without boxes if it is not random."""
-        draw_box = partial(_draw_crop_box, self._augment, self._seed, epoch) if self._augment.resized_crop else None
+        augment, draw_box = self._augment, None
+        if augment.resized_crop:
+            draw_box = partial(random_resized_crop_box, augment.crop_scale, augment.crop_ratio, self._seed, epoch)
         return CropSpec(self._format.at_epoch(epoch).size, draw_box, self._format.interpolation)
 
     def crop_boxes(self, epoch: int, indices: Indices, image_size: int) -> Tensor | None:
@@ -221,18 +223,6 @@ def _policy_transform(augment: AugmentConfig) -> ImageTransform:
         else v2.TrivialAugmentWide(interpolation=bilinear)
     )
     return policy
-
-
-def _draw_crop_box(augment: AugmentConfig, seed: int, epoch: int, index: int, height: int, width: int) -> Box:
-    return random_resized_crop_box(
-        scale=augment.crop_scale,
-        ratio=augment.crop_ratio,
-        height=height,
-        width=width,
-        seed=seed,
-        epoch=epoch,
-        index=index,
-    )
 
 
 def _user_transform(name: str, run: RunConfig) -> ImageTransform:

@@ -177,6 +177,12 @@ def is_channels_last(images: Tensor) -> bool:
     return images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
 
 
+def channel_stats(image_format: ImageFormat, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of a format, 1 x C x 1 x 1 on a device, as `normalize` takes them."""
+    mean, std = torch.tensor([image_format.mean, image_format.std], device=device).view(2, 1, -1, 1, 1)
+    return mean, std
+
+
 def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Normalize N x C x H x W uint8 images to float32: (images / 255 - mean) / std.
 

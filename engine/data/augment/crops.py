@@ -142,7 +142,7 @@ def _uniform(bits: NDArray[np.uint64], half: Literal["high", "low"]) -> NDArray[
 
 
 def random_resized_crop_box(
-    scale: FloatPair, ratio: FloatPair, height: int, width: int, seed: int, epoch: int, index: int
+    scale: FloatPair, ratio: FloatPair, seed: int, epoch: int, index: int, height: int, width: int
 ) -> Box:
     """Draw the box to crop from one image; the same box as `random_resized_crop_boxes` draws for it."""
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])

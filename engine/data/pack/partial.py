@@ -84,7 +84,7 @@ class PartialPack:
 
     def _read_journal(self) -> None:
         """Read the intact records whose contents are there."""
-        text = _read_all(self._journal)
+        text = os.pread(self._journal, os.fstat(self._journal).st_size, 0)
         if text[:_OPTIONS_BYTES] != self._options:
             if len(text) > _OPTIONS_BYTES:
                 images = pluralize((len(text) - _OPTIONS_BYTES) // _RECORD.size, "image")
@@ -202,9 +202,3 @@ def _open_locked(path: Path) -> int:
         "wait for it, or choose another output file",
         code="already-running",
     )
-
-
-def _read_all(fd: int) -> bytes:
-    size = os.fstat(fd).st_size
-    with open(fd, "rb", closefd=False) as file:
-        return file.read(size)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.data.augment.augmentation import apply_batch_params
-from engine.data.augment.batch_ops import normalize
+from engine.data.augment.batch_ops import channel_stats, normalize
 from engine.data.pipelines.batch import Batch
 from engine.data.pipelines.gpu_decoder import GpuDecoder
 from engine.data.pipelines.loader import BatchLoader
@@ -117,9 +117,7 @@ class StreamingLoader(DeviceLoader):
         self._decoder = decoder
         # Stage, and the events that the copy stream records before and after it.
         self._stage_events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        shape = (1, image_format.channels, 1, 1)
-        self._mean = torch.tensor(image_format.mean, device=device).view(shape)
-        self._std = torch.tensor(image_format.std, device=device).view(shape)
+        self._mean, self._std = channel_stats(image_format, device)
         if device.type == "cuda":
             self._copy_stream = torch.cuda.Stream(device)
             transfers = self._transfer_all(batches)

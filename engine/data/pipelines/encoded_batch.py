@@ -18,7 +18,7 @@ from engine.data.pipelines.batch import Batch, BatchDataset, EncodedRows, Pendin
 from engine.data.pipelines.batch_buffers import shared_memory
 from engine.data.sampler import BatchRequest
 from engine.data.sources.base import Images
-from engine.data.sources.encoded import EncodedSource, decode_for_crop
+from engine.data.sources.encoded import EncodedSource, decode_for_crop, new_batch
 from engine.data.sources.gpu_jpeg import GpuJpeg, prepare_jpeg
 from engine.data.stage_times import stage
 
@@ -58,11 +58,10 @@ class PendingEncodedBatch(PendingBatch):
 
     def _stack(self, images: Sequence[Images]) -> Tensor:
         """Return decoded images as one tensor with the channels last in memory."""
-        shape = len(images), self._size, self._size, self._source.format.channels
-        stacked = torch.empty(shape, dtype=torch.uint8).permute(0, 3, 1, 2)
-        for row, pixels in zip(stacked.numpy(), images, strict=True):
+        stacked = new_batch(len(images), self._source.format, self._crop)
+        for row, pixels in zip(stacked, images, strict=True):
             row[:] = pixels
-        return stacked
+        return torch.from_numpy(stacked)
 
     def _pack(self, jpegs: dict[int, GpuJpeg], request: BatchRequest) -> EncodedRows:
         """Copy the content of all files to one tensor, in a loader process in shared memory."""

@@ -7,7 +7,7 @@ It needs no DataLoader workers, and a step costs the host only a few tensor slic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.config.schema import Config
 from engine.data.augment.augmentation import Augmentation, apply_batch_params
-from engine.data.augment.batch_ops import convert_to_format, normalize, resized_crop
+from engine.data.augment.batch_ops import channel_stats, convert_to_format, normalize, resized_crop
 from engine.data.pipelines.device import DeviceBatch, DeviceLoader, to_device
 from engine.data.pipelines.in_memory_images import CHUNK_BYTES, InMemoryImages
 from engine.data.sampler import PARTS, BatchRequest, Indices, Part
@@ -52,9 +52,7 @@ class InMemoryLoader(DeviceLoader):
         self._in_memory, self._format, self._device = in_memory, image_format, device
         self._memory_format = memory_format
         self._augmentation = Augmentation(config, image_format)
-        shape = (1, image_format.channels, 1, 1)
-        self._mean = torch.tensor(image_format.mean, device=device).view(shape)
-        self._std = torch.tensor(image_format.std, device=device).view(shape)
+        self._mean, self._std = channel_stats(image_format, device)
         self._device_images: dict[Part, Tensor] = {}
         if (
             device.type == "cuda"
@@ -65,14 +63,11 @@ class InMemoryLoader(DeviceLoader):
             self._device_images = {
                 part: _copy_to_device(in_memory.images[part], in_memory.rows[part], device) for part in parts
             }
-        self._batches = self._all_batches(requests)
+        epochs = groupby(requests, lambda request: (request.part, request.epoch))
+        self._batches = chain.from_iterable(self._epoch_batches(list(group)) for _, group in epochs)
 
     def __next__(self) -> DeviceBatch:
         return next(self._batches)
-
-    def _all_batches(self, requests: Iterable[BatchRequest]) -> Iterator[DeviceBatch]:
-        for _, group in groupby(requests, lambda request: (request.part, request.epoch)):
-            yield from self._epoch_batches(list(group))
 
     def _epoch_batches(self, requests: Sequence[BatchRequest]) -> Iterator[DeviceBatch]:
         """Yield the batches of one part in one epoch.

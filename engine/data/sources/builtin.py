@@ -106,7 +106,7 @@ def open_torchvision_dataset(data: DataConfig) -> ArraySource:
     key = compute_cache_key(
         {"dataset": data.dataset}, (root / image_set.folder / name for name in image_set.files), root
     )
-    decoded = load_or_decode(key, lambda: _read_torchvision_dataset(data), _is_labeled)
+    decoded = load_or_decode(key, lambda: _read_torchvision_dataset(data))
     metadata, num_train = decoded.metadata, len(decoded.metadata.labels["train"])
     return ArraySource(
         image_set.format,
@@ -116,12 +116,6 @@ def open_torchvision_dataset(data: DataConfig) -> ArraySource:
         "" if decoded.warning else key,
         decoded.warning,
     )
-
-
-def _is_labeled(metadata: DecodedMetadata) -> bool:
-    """Whether cached metadata has images of both parts, and the class name of each label."""
-    labels = metadata.labels
-    return all(labels.get(part) and max(labels[part]) < len(metadata.classes) for part in PARTS)
 
 
 def _read_torchvision_dataset(data: DataConfig) -> DecodedChunks:

@@ -10,11 +10,10 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -159,23 +158,20 @@ class TarSource(EncodedSource):
 
 def open_webdataset(data: DataConfig, seed: int) -> TarSource:
     """Index the shards of a config, or read their indices. Raises UsageError."""
-    train = _load_shards("data.path", str(data.path))
-    val = None if data.val_path is None else _load_shards("data.val_path", data.val_path)
-    loaded = [train] if val is None else [train, val]
+    loaded = _load_parts(data)
     classes = _class_names(data, loaded)
-    _check_classes(data, train, classes)
+    _check_classes(data, loaded[0], classes)
     skipped = tuple(name for shards in loaded for name in shards.skipped)
-    parts: dict[Part, TarPart]
-    parts = train.split(data.val_split, seed) if val is None else {"train": train.part(), "val": val.part()}
+    if len(loaded) == 1:
+        parts = loaded[0].split(data.val_split, seed)
+    else:
+        parts = {part: shards.part() for part, shards in zip(PARTS, loaded, strict=True)}
     return TarSource(data, seed, encoded_format(data), classes, parts, skipped)
 
 
 def class_names(data: DataConfig) -> tuple[str, ...]:
     """Return the class names of the shards of a config without opening any image. Raises UsageError."""
-    loaded = [_load_shards("data.path", str(data.path))]
-    if data.val_path is not None:
-        loaded.append(_load_shards("data.val_path", data.val_path))
-    return _class_names(data, loaded)
+    return _class_names(data, _load_parts(data))
 
 
 def _reopen(data: DataConfig, seed: int, fingerprints: Mapping[Part, Fingerprint]) -> TarSource:
@@ -227,26 +223,31 @@ class _LoadedShards:
         return self.shards[int(np.searchsorted(self.ends, index, side="right"))]
 
 
+def _load_parts(data: DataConfig) -> list[_LoadedShards]:
+    """Return the shards of training and, if the config has them, those of validation. Raises UsageError."""
+    patterns = {"data.path": data.path, "data.val_path": data.val_path}
+    return [_load_shards(key, pattern) for key, pattern in patterns.items() if pattern is not None]
+
+
 def _load_shards(key: str, pattern: str) -> _LoadedShards:
     """Index all shards in parallel and load their indices. Raises UsageError with the problems of the first shards."""
     paths = _shard_paths(key, pattern)
     problems: list[Problem] = []
     shards: list[IndexedShard] = []
     pool = ThreadPoolExecutor(min(INDEX_THREADS, len(paths)))
-    progress = _Progress(pattern, len(paths))
     try:
-        for path, shard in zip(paths, pool.map(_index_or_error, paths), strict=True):
-            progress.done += 1
-            if isinstance(shard, IndexedShard):
-                shards.append(shard)
-                continue
-            problems.append(_shard_problem(key, path, shard))
+        futures = [pool.submit(index_shard, path) for path in paths]
+        _show_progress(futures, pattern)
+        for path, future in zip(paths, futures, strict=True):
+            try:
+                shards.append(future.result())
+            except (OSError, ShardError) as error:
+                problems.append(_shard_problem(key, path, error))
             if len(problems) == MAX_PROBLEMS:
                 break
     finally:
         # Ctrl-C must not wait for the shards that are still queued.
         pool.shutdown(cancel_futures=True)
-        progress.end()
     if problems:
         raise UsageError(problems)
     ends = np.cumsum([shard.num_images for shard in shards], dtype=np.int64)
@@ -266,13 +267,6 @@ def _load_shards(key: str, pattern: str) -> _LoadedShards:
     return loaded
 
 
-def _index_or_error(path: str) -> IndexedShard | OSError | ShardError:
-    try:
-        return index_shard(path)
-    except (OSError, ShardError) as error:
-        return error
-
-
 def _shard_problem(key: str, path: str, error: OSError | ShardError, advice: str = "") -> Problem:
     code = "not-readable" if isinstance(error, OSError) else error.code
     return Problem(key, f"the shard {path} {_describe(error)}", advice, code=code)
@@ -283,27 +277,13 @@ def _describe(error: OSError | ShardError) -> str:
     return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
-class _Progress:
-    """Prints how many shards are indexed: after 2 s, 4 s, 8 s and so on."""
-
-    def __init__(self, pattern: str, total: int) -> None:
-        self.done = 0
-        self._pattern, self._total = pattern, total
-        self._ended = Event()
-        self._thread = Thread(target=self._print, daemon=True)
-        self._thread.start()
-
-    def _print(self) -> None:
-        seconds = PROGRESS_SECONDS
-        while not self._ended.wait(seconds):
-            shards = pluralize(self._total, "shard")
-            print(f"indexing {printable(self._pattern)} once: {self.done} of {shards}", file=sys.stderr, flush=True)
-            seconds *= 2
-
-    def end(self) -> None:
-        """End the thread, because the process may fork."""
-        self._ended.set()
-        self._thread.join()
+def _show_progress(futures: Sequence[Future[IndexedShard]], pattern: str) -> None:
+    """Wait until all shards are indexed or one fails. Print how many are: after 2 s, 4 s, 8 s and so on."""
+    seconds = PROGRESS_SECONDS
+    while (waited := wait(futures, seconds, FIRST_EXCEPTION)).not_done and not any(map(Future.exception, waited.done)):
+        shards = pluralize(len(futures), "shard")
+        print(f"indexing {printable(pattern)} once: {len(waited.done)} of {shards}", file=sys.stderr, flush=True)
+        seconds *= 2
 
 
 def _shard_paths(key: str, pattern: str) -> list[str]:

@@ -12,7 +12,8 @@ from torch import nn
 from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.data.sources.base import ImageFormat
-from engine.models.factory import build_model, check_model, count_parameters
+from engine.models.factory import build_model, check_model
+from engine.optim.param_groups import count_parameters
 from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, raises_problem
 
