@@ -24,8 +24,7 @@ from engine.data.sources.base import ImageFormat, ImageSource, UnreadableImageEr
 from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.formats import model_input_format
 from engine.data.sources.open import open_source
-from engine.data.sources.user_dataset import first_item_format
-from engine.models.pretrained_input import find_pretrained_input, needs_items, with_pretrained_input
+from engine.models.pretrained_input import fill_input_keys
 from engine.utils.errors import UsageError
 from engine.utils.text import printable
 
@@ -54,11 +53,7 @@ class Dataset:
 
 def open_dataset(config: Config) -> Dataset:
     """Open the dataset of a config as a run does. Raises UsageError."""
-    pretrained = find_pretrained_input(config.model)
-    items = None
-    if pretrained is not None and needs_items(config):
-        items = first_item_format(config.data, config.run)
-    config = with_pretrained_input(config, pretrained, items)
+    config, _ = fill_input_keys(config)
     source = open_source(config)
     counts = {part: np.bincount(source.get_labels(part), minlength=len(source.classes)).tolist() for part in PARTS}
     files = examine_files(source, MAX_HEADERS) if isinstance(source, EncodedSource) else None

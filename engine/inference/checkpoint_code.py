@@ -59,5 +59,8 @@ def _run_config(folder: RunFolder) -> tuple[Config, dict[str, str]]:
 
 
 def _owner(path: Path) -> str:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError as error:
+        return f"cannot be examined: {error.strerror}"
     return foreign_reason(status) or f"belongs to {describe_user(status.st_uid)}"

@@ -12,13 +12,10 @@ Called by `gputrain features`. Images are read as in `engine.inference.predict`.
 
 from __future__ import annotations
 
-import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -27,8 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine.data.sources.base import Images
 from engine.data.sources.folder import PART_FOLDER_NAMES
-from engine.inference.predict import BATCH_SIZE, InputFile, read_image_or_error
+from engine.inference.predict import BATCH_SIZE, InputFile, read_batches
 from engine.inference.trained_model import TrainedModel, check_takes_images
 from engine.models.summary import feature_maps, first_shape, tensors_in, trace_model
 from engine.utils.errors import Problem, UsageError, did_you_mean
@@ -50,14 +48,6 @@ class ExtractedFeatures:
     unread: int
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Shape of one row of the array, and the paths of the images in its rows."""
-
-    shape: tuple[int, ...]
-    files: list[Path]
-
-
 def extract_features(
     model: TrainedModel,
     folder: Path,
@@ -76,20 +66,14 @@ def extract_features(
     """
     check_takes_images(model.checkpoint)
     name = find_layer(model, layer)
-    unread = 0
-
-    def count_unread(file: InputFile, error: Problem) -> None:
-        nonlocal unread
-        unread += 1
-        report(file, error)
-
     try:
         with TemporaryFile(dir=target.parent) as rows_file:
-            rows = _write_rows(_batches(model, name, files, pool, count_unread), rows_file, target, len(files))
-            labels, classes = folder_labels([file.relative_to(folder) for file in rows.files])
-            shape = (len(rows.files), *rows.shape)
+            readable, row_shape = _write_rows(_batches(model, name, files, pool, report), rows_file, target, len(files))
+            paths = [file.relative_to(folder) for file in readable]
+            labels, classes = folder_labels(paths)
+            shape = (len(paths), *row_shape)
             arrays = {
-                "paths": _text_array([str(file.relative_to(folder)) for file in rows.files]),
+                "paths": _text_array(list(map(str, paths))),
                 "labels": np.array(labels, np.int64),
                 "classes": _text_array(classes),
                 "layer": np.array(name),
@@ -99,7 +83,7 @@ def extract_features(
         raise UsageError.one(
             str(shown_path(target)), f"cannot be written: {error.strerror or error}", code="not-writable"
         ) from error
-    return ExtractedFeatures(name, shape, tuple(classes), unread)
+    return ExtractedFeatures(name, shape, tuple(classes), len(files) - len(paths))
 
 
 def find_layer(model: TrainedModel, layer: str | None) -> str:
@@ -144,25 +128,21 @@ def _batches(
 
     handle = module.register_forward_hook(keep)
     try:
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-            remaining = iter(files)
-            while batch := list(islice(remaining, BATCH_SIZE)):
-                results = list(threads.map(lambda file: read_image_or_error(file.path, image_format), batch))
-                for file, result in zip(batch, results, strict=True):
-                    if isinstance(result, Problem):
-                        report(file, result)
-                images = [result for result in results if not isinstance(result, Problem)]
-                if not images:
-                    continue
-                outputs.clear()
-                with torch.inference_mode():
-                    model.model(model.prepare(torch.from_numpy(np.stack(images))))
-                    features = _checked_output(outputs, layer, len(images))
-                    values = (average_positions(features) if pool else features).float().cpu().contiguous().numpy()
-                readable = [
-                    file.path for file, result in zip(batch, results, strict=True) if not isinstance(result, Problem)
-                ]
-                yield readable, values
+        for batch in read_batches(files, image_format):
+            images: dict[Path, Images] = {}
+            for file, result in batch:
+                if isinstance(result, Problem):
+                    report(file, result)
+                else:
+                    images[file.path] = result
+            if not images:
+                continue
+            outputs.clear()
+            with torch.inference_mode():
+                model.model(model.prepare(torch.from_numpy(np.stack(list(images.values())))))
+                features = _checked_output(outputs, layer, len(images))
+                values = (average_positions(features) if pool else features).float().cpu().contiguous().numpy()
+            yield list(images), values
     except torch.OutOfMemoryError as error:
         reason = f"a batch of {BATCH_SIZE} images does not fit into the memory of {model.device}"
         raise UsageError.one("--device", reason, "use --device cpu", code="out-of-memory") from error
@@ -210,18 +190,20 @@ def folder_labels(paths: Sequence[Path]) -> tuple[list[int], list[str]]:
 
 def _write_rows(
     batches: Iterator[tuple[list[Path], np.ndarray[Any, Any]]], file: BinaryIO, target: Path, num_files: int
-) -> _Rows:
-    """Write the features as raw float32, and return their rows. Raises UsageError and OSError."""
-    rows: _Rows | None = None
+) -> tuple[list[Path], tuple[int, ...]]:
+    """Write the features as raw float32. Return the files of the rows, and the shape of a row.
+
+    Raises UsageError and OSError."""
+    files, shape = list[Path](), tuple[int, ...]()
     for readable, values in batches:
-        if rows is None:
-            rows = _Rows(values.shape[1:], [])
+        if not files:
+            shape = values.shape[1:]
             _check_disk(target, values[0].nbytes * num_files)
         file.write(values.data if values.size else b"")
-        rows.files.extend(readable)
-    if rows is None:
+        files += readable
+    if not files:
         raise UsageError.one("FOLDER", "contains no readable image", code="no-images")
-    return rows
+    return files, shape
 
 
 def _check_disk(target: Path, size_bytes: int) -> None:

@@ -54,19 +54,25 @@ def find_input_files(paths: Sequence[Path]) -> Iterator[InputFile]:
 def predict(model: TrainedModel, files: Sequence[InputFile], top_k: int) -> Iterator[Prediction]:
     """Classify image files in batches of BATCH_SIZE. Yields one prediction per file, in order."""
     image_format, names = model.checkpoint.image_format, model.checkpoint.classes
+    for batch in read_batches(files, image_format):
+        images = [result for _, result in batch if not isinstance(result, Problem)]
+        predictions = iter(_top_k_classes(model, images, top_k) if images else ())
+        for file, result in batch:
+            if isinstance(result, Problem):
+                yield Prediction(file, error=result)
+            else:
+                yield Prediction(file, tuple((names[index], probability) for index, probability in next(predictions)))
+
+
+def read_batches(
+    files: Sequence[InputFile], image_format: ImageFormat
+) -> Iterator[list[tuple[InputFile, Images | Problem]]]:
+    """Yield batches of BATCH_SIZE files, each with what `read_image_or_error` returns, read by several threads."""
     remaining = iter(files)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         while batch := list(islice(remaining, BATCH_SIZE)):
-            results = list(pool.map(lambda file: read_image_or_error(file.path, image_format), batch))
-            images = [result for result in results if not isinstance(result, Problem)]
-            predictions = iter(_top_k_classes(model, images, top_k) if images else ())
-            for file, result in zip(batch, results, strict=True):
-                if isinstance(result, Problem):
-                    yield Prediction(file, error=result)
-                else:
-                    yield Prediction(
-                        file, tuple((names[index], probability) for index, probability in next(predictions))
-                    )
+            results = pool.map(lambda file: read_image_or_error(file.path, image_format), batch)
+            yield list(zip(batch, results, strict=True))
 
 
 def read_image_or_error(path: Path, image_format: ImageFormat) -> Images | Problem:

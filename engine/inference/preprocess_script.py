@@ -67,7 +67,7 @@ _SQUASH_AND_CROP = """\
 
 def preprocess_script(image_format: ImageFormat) -> str:
     """Return the source of preprocess.py, whose function `load` does what `read_image` does."""
-    steps, is_gray = image_format.evaluation, image_format.channels == 1
+    steps, is_gray = image_format.preprocessing(training=False), image_format.channels == 1
     numbers = {"size": steps.size, "resize": steps.resize, "filter": steps.interpolation.upper()}
     numbers |= {"mode": pil_mode(image_format), "channels": image_format.channels}
     if steps.resize is None:
@@ -97,7 +97,7 @@ def load_function(script: str) -> Callable[[Any], Any]:
 
 def describe_transforms(image_format: ImageFormat) -> list[dict[str, Any]]:
     """Return the steps from image file to the input of the network, in order, each with a sentence for the reader."""
-    steps, mode = image_format.evaluation, pil_mode(image_format)
+    steps, mode = image_format.preprocessing(training=False), pil_mode(image_format)
     size = steps.size
     return [
         *([_LUMA_STEP] if mode == "L" else []),

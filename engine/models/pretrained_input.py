@@ -117,6 +117,19 @@ def with_pretrained_input(
     return config.model_copy(update={"data": data.model_copy(update=unset)})
 
 
+def fill_input_keys(config: Config) -> tuple[Config, PretrainedInput | None]:
+    """Set the input keys that are not set to those of the model's pretrained weights, which are returned, too.
+
+    May load an item of a user dataset. Raises UsageError."""
+    pretrained, items = find_pretrained_input(config.model), None
+    if pretrained is not None and needs_items(config):
+        # It imports torch.
+        from engine.data.sources.user_dataset import first_item_format
+
+        items = first_item_format(config.data, config.run)
+    return with_pretrained_input(config, pretrained, items), pretrained
+
+
 def needs_items(config: Config) -> bool:
     """Whether only the items of a user dataset show which of its input keys pretrained weights may supply."""
     data = config.data

@@ -23,15 +23,12 @@ from engine.config.user_code import is_user_code
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.formats import expected_input_format, model_input_format
 from engine.data.sources.open import open_source, read_class_names
-from engine.data.sources.user_dataset import first_item_format
 from engine.models.factory import build_model, check_model, weight_bytes
 from engine.models.freeze import freeze
 from engine.models.meta_device import build_on_meta
 from engine.models.pretrained_input import (
     describe_pretrained_input,
-    find_pretrained_input,
-    needs_items,
-    with_pretrained_input,
+    fill_input_keys,
 )
 from engine.optim.param_groups import ParamGroupSummary, count_parameters, summarize_param_groups
 
@@ -91,11 +88,7 @@ class ModelSummary:
 
 def summarize_model(config: Config, batch_size: int = 1) -> ModelSummary:
     """Summarize the model of a config for a batch of its images, with random weights. Raises UsageError."""
-    pretrained = find_pretrained_input(config.model)
-    items = None
-    if pretrained is not None and needs_items(config):
-        items = first_item_format(config.data, config.run)
-    config = with_pretrained_input(config, pretrained, items)
+    config, pretrained = fill_input_keys(config)
     images, classes = input_spec(config)
     shape = (batch_size, images.channels, images.size, images.size)
     try:

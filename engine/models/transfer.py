@@ -43,14 +43,6 @@ _STATE_DICT_KEYS = ("ema", "model", "state_dict", "model_state_dict")
 
 
 @dataclass(frozen=True)
-class WeightsFile:
-    """The weights of a file by name. `classes` are the class names if gputrain wrote the file."""
-
-    state_dict: StateDict
-    classes: list[str] | None
-
-
-@dataclass(frozen=True)
 class LoadedWeights:
     """How many of `num_entries` weights were loaded, and which were skipped in the file or the model, with the
     reason."""
@@ -84,10 +76,10 @@ def load_weights(model: nn.Module, config: Config, image_size: int, classes: Seq
         return copy_matching_weights(
             model, pretrained_weights(config.model, image_size), f"pretrained weights of {config.model.name}"
         )
-    stored = read_weights_file(Path(weights))
-    other_classes = stored.classes is not None and stored.classes != list(classes)
+    state_dict, stored_classes = read_weights_file(Path(weights))
+    other_classes = stored_classes is not None and stored_classes != list(classes)
     mismatched_classifier = _classifier_entries(model, len(classes)) if other_classes else ()
-    return copy_matching_weights(model, stored.state_dict, f"weights of {weights}", mismatched_classifier)
+    return copy_matching_weights(model, state_dict, f"weights of {weights}", mismatched_classifier)
 
 
 def _classifier_entries(model: nn.Module, num_classes: int) -> list[str]:
@@ -150,9 +142,9 @@ def _format_shape(value: Tensor) -> str:
     return "x".join(map(str, value.shape)) or "one number"
 
 
-def read_weights_file(path: Path) -> WeightsFile:
+def read_weights_file(path: Path) -> tuple[StateDict, list[str] | None]:
     """Read weights without running code: safetensors, or a state dict, a gputrain checkpoint or another program's
-    checkpoint saved by `torch.save`. Raises UsageError."""
+    checkpoint saved by `torch.save`. Also returns the class names if gputrain wrote the file. Raises UsageError."""
     if problem := weights_file_problem(path):
         raise UsageError([problem])
     try:
@@ -185,7 +177,7 @@ def read_weights_file(path: Path) -> WeightsFile:
     return _extract_state_dict(stored, path)
 
 
-def _read_safetensors(path: Path) -> WeightsFile:
+def _read_safetensors(path: Path) -> tuple[StateDict, list[str] | None]:
     """Read the weights of a safetensors file, and its class names if `gputrain export` wrote it."""
     from safetensors import safe_open
 
@@ -197,14 +189,14 @@ def _read_safetensors(path: Path) -> WeightsFile:
         # Another program may have an entry of this name.
         with suppress(InvalidRecordError):
             classes = decode(classes_json, list[str])
-    return WeightsFile(entries, classes)
+    return entries, classes
 
 
-def _extract_state_dict(content: Any, path: Path) -> WeightsFile:
+def _extract_state_dict(content: Any, path: Path) -> tuple[StateDict, list[str] | None]:
     if isinstance(content, Mapping):
         nested = next((content[key] for key in _STATE_DICT_KEYS if isinstance(content.get(key), Mapping)), content)
         if entries := {str(name): value for name, value in nested.items() if isinstance(value, Tensor)}:
-            return WeightsFile(entries, content["classes"] if is_checkpoint(content) else None)
+            return entries, content["classes"] if is_checkpoint(content) else None
     raise UsageError.one(
         "model.weights",
         f"{path} contains no state dict, neither at the top level nor under {', '.join(_STATE_DICT_KEYS)}",

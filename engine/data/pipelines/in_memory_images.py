@@ -212,8 +212,7 @@ class _ImageRef(NamedTuple):
 
 def _encoded_entries(source: EncodedSource, image_format: ImageFormat) -> list[_EncodedEntry]:
     """Return the entries of the images of a source: one of both parts if only the scale of decoding can differ."""
-    training, evaluation = image_format.training, image_format.evaluation
-    if replace(training, draft=False) == evaluation:
+    if replace(image_format.preprocessing(training=True), draft=False) == image_format.preprocessing(training=False):
         return [_EncodedEntry(source, PARTS, training=True)]
     return [_EncodedEntry(source, (part,), training=part == "train") for part in PARTS]
 

@@ -88,16 +88,6 @@ class ImageFormat:
         return np.dtype(self.dtype).itemsize
 
     @property
-    def training(self) -> Preprocessing:
-        """Preprocessing of training images that no random crop resizes."""
-        return Preprocessing(self.size, None, self.fit, self.interpolation, draft=True)
-
-    @property
-    def evaluation(self) -> Preprocessing:
-        """Preprocessing of evaluation and prediction."""
-        return Preprocessing(self.val_size, self.val_resize, self.fit, self.interpolation, draft=False)
-
-    @property
     def train_sizes(self) -> tuple[int, ...]:
         """The sizes of the training images without repetition, in the order of the epochs."""
         return tuple(dict.fromkeys(size for _, size in self.epoch_sizes)) or (self.size,)
@@ -122,7 +112,10 @@ class ImageFormat:
         return f"{size} {self.interpolation}{' squash' if self.fit == 'squash' else ''}"
 
     def preprocessing(self, *, training: bool) -> Preprocessing:
-        return self.training if training else self.evaluation
+        """Return the preprocessing of evaluation and prediction, or of training images that no random crop resizes."""
+        if training:
+            return Preprocessing(self.size, None, self.fit, self.interpolation, draft=True)
+        return Preprocessing(self.val_size, self.val_resize, self.fit, self.interpolation, draft=False)
 
 
 def format_from_config(data: DataConfig, base: ImageFormat) -> ImageFormat:

@@ -31,10 +31,7 @@ class EncodedSource(ABC):
     """Base class of sources that read encoded image files. Reading and decoding may run in several threads."""
 
     format: ImageFormat
-
-    @property
-    def in_memory(self) -> bool:
-        return False
+    in_memory = False
 
     @property
     @abstractmethod

@@ -170,7 +170,10 @@ def _decode_jpeg(
     pixels, mode = header.width * header.height, pil_mode(image_format)
     with reserve_pixels(pixels) if pixels > MAX_UNCOUNTED_PIXELS else nullcontext():
         decoded = jpeg.decode(data, header, mode, plan.box, denominator)
-    return None if decoded is None else DecodedImage(decoded.pixels, plan.moved(-decoded.left, -decoded.top))
+    if decoded is None:
+        return None
+    part, left, top = decoded
+    return DecodedImage(part, plan.moved(-left, -top))
 
 
 def _decode_with_pillow(data: bytes | memoryview, image_format: ImageFormat, get_box: BoxFunction | None) -> Images:

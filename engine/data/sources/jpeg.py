@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -23,23 +22,14 @@ _DENOMINATORS = (8, 4, 2)
 MIN_SCALED_SIDE = 8
 
 
-@dataclass(frozen=True)
-class DecodedJpeg:
-    """Decoded pixels, C x H x W uint8. The first is at (`left`, `top`) of the scaled image."""
-
-    pixels: Images
-    left: int
-    top: int
-
-
 def decode(
     data: bytes | memoryview, header: JpegHeader, mode: str, box: Box | None = None, denominator: int = 1
-) -> DecodedJpeg | None:
+) -> tuple[Images, int, int] | None:
     """Decode a JPEG in mode "L" or "RGB", at the scale 1 / `denominator`, without EXIF rotation.
 
-    With `box`, in pixels of the scaled image, other parts of the image may be missing. The pixels are those of Pillow.
-    Returns None if simplejpeg is not installed or rejects the file. The caller then decodes with Pillow, which accepts
-    more files.
+    Returns the pixels, C x H x W uint8, and the column and row of the first one in the scaled image. With `box`, in
+    pixels of the scaled image, other parts of the image may be missing. The pixels are those of Pillow. Returns None if
+    simplejpeg is not installed or rejects the file. The caller then decodes with Pillow, which accepts more files.
     """
     if box is not None:
         left, top, right, bottom = box
@@ -50,9 +40,9 @@ def decode(
         if cut is not None and max(cut.width, cut.height) >= MIN_SCALED_SIDE:
             pixels = _decode(cut.data, cut.width, cut.height, mode, denominator, strict=not cut.has_more_rows)
             if pixels is not None:
-                return DecodedJpeg(pixels, cut.left // denominator, cut.top // denominator)
+                return pixels, cut.left // denominator, cut.top // denominator
     pixels = _decode(data, header.width, header.height, mode, denominator)
-    return None if pixels is None else DecodedJpeg(pixels, 0, 0)
+    return None if pixels is None else (pixels, 0, 0)
 
 
 def _decode(

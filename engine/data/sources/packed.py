@@ -61,15 +61,12 @@ class PackedSource(EncodedSource):
     pack: Pack
     format: ImageFormat
     rows: dict[Part, Rows]
+    # `gputrain pack` names the files that it skips.
+    skipped = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
         return self.pack.classes
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """Empty: `gputrain pack` names the files that it skips."""
-        return ()
 
     @property
     def cache_root(self) -> str:

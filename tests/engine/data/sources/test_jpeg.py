@@ -48,7 +48,7 @@ def decode(data: bytes, mode: str, denominator: int = 1) -> Images | None:
     header = read_header(data)
     assert header is not None
     decoded = jpeg.decode(data, header, mode, None, denominator)
-    return None if decoded is None else decoded.pixels
+    return None if decoded is None else decoded[0]
 
 
 @pytest.mark.parametrize("stored", ["RGB", "L"])
@@ -149,7 +149,7 @@ def test_random_resized_crop_box_matches_vectorized_boxes(height: int, width: in
     for scale, ratio in (((0.08, 1.0), (0.75, 4 / 3)), ((0.9, 1.0), (1.0, 1.0)), ((0.3, 0.6), (0.2, 0.9))):
         boxes = random_resized_crop_boxes(scale, ratio, height, width, 7, 3, indices)
         assert boxes.tolist() == [
-            list(random_resized_crop_box(scale, ratio, height, width, 7, 3, index)) for index in range(500)
+            list(random_resized_crop_box(scale, ratio, 7, 3, index, height, width)) for index in range(500)
         ]
 
 

@@ -57,14 +57,16 @@ def test_decode_box_gives_pixels_of_whole_image(choice: st.DataObject, data: byt
     header = parse_header(data)
     whole = jpeg.decode(data, header, "RGB", None, denominator)
     assert whole is not None
-    _, height, width = whole.pixels.shape
+    pixels, _, _ = whole
+    _, height, width = pixels.shape
     for _ in range(4):
         left, top = choice.draw(st.integers(0, width - 1)), choice.draw(st.integers(0, height - 1))
         right, bottom = choice.draw(st.integers(left + 1, width)), choice.draw(st.integers(top + 1, height))
         part = jpeg.decode(data, header, "RGB", (left, top, right, bottom), denominator)
         assert part is not None
-        window = part.pixels[:, top - part.top : bottom - part.top, left - part.left : right - part.left]
-        assert (window == whole.pixels[:, top:bottom, left:right]).all()
+        part_pixels, part_left, part_top = part
+        window = part_pixels[:, top - part_top : bottom - part_top, left - part_left : right - part_left]
+        assert (window == pixels[:, top:bottom, left:right]).all()
 
 
 @pytest.mark.parametrize(
