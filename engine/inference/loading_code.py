@@ -8,7 +8,7 @@ from __future__ import annotations
 from engine.inference.export_program import INPUT_NAME
 from engine.inference.model_json import ExportFormat
 from engine.inference.trained_model import TrainedCheckpoint
-from engine.models.factory import resolve_model_source, timm_img_size_kwargs
+from engine.models.factory import resolve_model_source, timm_img_size_kwargs, torchvision_kwargs
 
 _ONNX = """\
 import json, numpy, onnxruntime
@@ -75,17 +75,8 @@ def _architecture(checkpoint: TrainedCheckpoint) -> tuple[str, str, str]:
         options |= {"in_chans": images.channels, **timm_img_size_kwargs(model.name, images.size), **model.options}
         return "timm", ", timm", _call("timm.create_model", model.name, options)
     if source == "torchvision" and images.channels == 3:
-        if model.name in ("googlenet", "inception_v3"):
-            options |= {"aux_logits": False, "init_weights": False}
-        elif model.name.startswith("vit_"):
-            options |= {"image_size": images.size}
-        elif model.name == "maxvit_t":
-            options |= {"input_size": (images.size, images.size)}
-        return (
-            "torchvision",
-            ", torchvision",
-            _call("torchvision.models.get_model", model.name, options | model.options),
-        )
+        options |= {**torchvision_kwargs(model.name, images.size, init_weights=False), **model.options}
+        return "torchvision", ", torchvision", _call("torchvision.models.get_model", model.name, options)
     build = _GPUTRAIN_BUILD.format(channels=images.channels, classes=classes, size=images.size)
     return "gputrain", _GPUTRAIN_IMPORTS, build
 

@@ -65,7 +65,9 @@ def resolve_model_source(model: ModelConfig) -> ModelSource:
             return "builtin"
         candidates += BUILTIN_BUILDERS
     if source in ("auto", "torchvision"):
-        names = torchvision_model_names()
+        from torchvision import models
+
+        names = models.list_models(module=models)
         if name in names:
             return "torchvision"
         candidates += names
@@ -81,13 +83,6 @@ def resolve_model_source(model: ModelConfig) -> ModelSource:
     raise UsageError.one(
         "model.name", f"there is no{prefix} model {name!r}{did_you_mean(name, candidates)}", code="unknown-value"
     )
-
-
-def torchvision_model_names() -> list[str]:
-    """Names of torchvision's classification models."""
-    from torchvision import models
-
-    return [str(name) for name in models.list_models(module=models)]
 
 
 def build_user_model(config: Config, channels: int, num_classes: int, image_size: int) -> nn.Module:
@@ -147,12 +142,7 @@ def build_torchvision_model(model: ModelConfig, channels: int, num_classes: int,
     from torchvision import models
 
     derived_kwargs: dict[str, Any] = {"weights": None, "num_classes": num_classes}
-    if model.name in ("googlenet", "inception_v3"):
-        derived_kwargs |= {"aux_logits": False, "init_weights": True}
-    elif model.name.startswith("vit_"):
-        derived_kwargs |= {"image_size": image_size}
-    elif model.name == "maxvit_t":
-        derived_kwargs |= {"input_size": (image_size, image_size)}
+    derived_kwargs |= torchvision_kwargs(model.name, image_size)
     built = _build_library_model(model, models.get_model, derived_kwargs, image_size)
     class_parameters = inspect.signature(type(built)).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in class_parameters.values()):
@@ -168,6 +158,15 @@ def build_torchvision_model(model: ModelConfig, channels: int, num_classes: int,
     if hasattr(built, "transform_input"):
         setattr(built, "transform_input", False)  # noqa: B010 - a module types its attributes as modules
     return built
+
+
+def torchvision_kwargs(name: str, image_size: int, *, init_weights: bool = True) -> dict[str, Any]:
+    """Return the keywords that some models of torchvision need for random weights and for the image size."""
+    if name in ("googlenet", "inception_v3"):
+        return {"aux_logits": False, "init_weights": init_weights}
+    if name.startswith("vit_"):
+        return {"image_size": image_size}
+    return {"input_size": (image_size, image_size)} if name == "maxvit_t" else {}
 
 
 def build_timm_model(model: ModelConfig, channels: int, num_classes: int, image_size: int) -> nn.Module:

@@ -201,12 +201,6 @@ def restore_optimizer(optimizer: Optimizer, saved: dict[str, Any], config: Optim
     optimizer.load_state_dict({**others, "state": state, "param_groups": groups})
     for parameter, parameter_state in optimizer.state.items():
         for key, value in parameter_state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                parameter_state[key] = match_strides(value, parameter)
-
-
-def match_strides(value: Tensor, reference: Tensor) -> Tensor:
-    """Return `value` with the strides of `reference`, a tensor of the same shape; fused optimizers require it."""
-    return (
-        value if value.stride() == reference.stride() else torch.empty_like(reference, dtype=value.dtype).copy_(value)
-    )
+            # Fused optimizers require the strides of the parameter.
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                parameter_state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

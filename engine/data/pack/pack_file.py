@@ -250,9 +250,9 @@ class Pack:
         if (
             int(self.offsets.max()) > self.index_offset
             or not 0 < self.sizes.min() <= self.sizes.max() <= MAX_IMAGE_BYTES
+            or int(self.offsets.min()) < HEADER_BYTES
+            or int((self.offsets + self.sizes).max()) > self.index_offset
         ):
-            raise InvalidPackError("is damaged: it has images outside of the file", code="damaged")
-        if int(self.offsets.min()) < HEADER_BYTES or int((self.offsets + self.sizes).max()) > self.index_offset:
             raise InvalidPackError("is damaged: it has images outside of the file", code="damaged")
 
     @property

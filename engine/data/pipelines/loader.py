@@ -61,19 +61,19 @@ class BatchLoader:
     ) -> None:
         decoder = decoder or DecoderSwitch("cpu")
         dataset = BatchDataset(source, config, image_format)
-        load = partial(_load, source, dataset, decoder)
         self.max_workers = max_workers or workers
         self.num_processes = loader_processes(config, self.max_workers) if workers else 0
         self.counters = LoaderCounters(self.num_processes)
+        load = partial(_load, source, dataset, decoder, self.counters)
         self.thread_count: ThreadCount | None = None
         self._workers, self._prefetch = workers, config.data.prefetch
         # Time, and seconds for which the threads have worked, when the training step began.
         self._step_start: tuple[float, float] | None = None
         self._oom_kills_at_start = oom_kill_count()
         self._processes: list[BaseProcess] = []
-        self._batches: Iterator[Batch] = _load_here(load, requests, self.counters)
+        self._batches: Iterator[Batch] = map(load, requests)
         if workers > 0:
-            loaded: Dataset[Batch] | Dataset[SentBatch] = _CountingDataset(load, self.counters)
+            loaded: Dataset[Batch] | Dataset[SentBatch] = _LoadedBatches(load)
             sampler: Iterable[BatchRequest] | None = requests
             receive: Callable[[Any], Batch] = _as_received
             if uses_threads(config) and isinstance(source, EncodedSource):
@@ -153,33 +153,26 @@ class BatchLoader:
                 raise LoaderProcessError(f"{name} exited: {problem}", code=problem.code)
 
 
-def _load(source: ImageSource, dataset: BatchDataset, decoder: DecoderSwitch, request: BatchRequest) -> Batch:
-    """Load the batch of a request in this thread."""
+def _load(
+    source: ImageSource, dataset: BatchDataset, decoder: DecoderSwitch, counters: LoaderCounters, request: BatchRequest
+) -> Batch:
+    """Load the batch of a request in this thread, and count it."""
     if decoder.wait() == "gpu" and isinstance(source, EncodedSource):
-        return load_encoded(source, dataset, request)
-    return dataset[request]
+        batch = load_encoded(source, dataset, request)
+    else:
+        batch = dataset[request]
+    counters.add_batch(len(batch.labels))
+    return batch
 
 
-def _load_here(
-    load: Callable[[BatchRequest], Batch], requests: Iterable[BatchRequest], counters: LoaderCounters
-) -> Iterator[Batch]:
-    """Yield the batches of all requests, loaded by this process."""
-    for request in requests:
-        batch = load(request)
-        counters.add_batch(len(batch.labels))
-        yield batch
+class _LoadedBatches(Dataset[Batch]):
+    """The dataset of a DataLoader worker, whose index is a request."""
 
-
-class _CountingDataset(Dataset[Batch]):
-    """The dataset of a DataLoader worker that loads whole batches; counts them."""
-
-    def __init__(self, load: Callable[[BatchRequest], Batch], counters: LoaderCounters) -> None:
-        self._load, self._counters = load, counters
+    def __init__(self, load: Callable[[BatchRequest], Batch]) -> None:
+        self._load = load
 
     def __getitem__(self, request: BatchRequest) -> Batch:
-        batch = self._load(request)
-        self._counters.add_batch(len(batch.labels))
-        return batch
+        return self._load(request)
 
 
 def _as_received(batch: Any) -> Any:

@@ -248,11 +248,7 @@ def pil_mode(image_format: ImageFormat) -> str:
 
 
 def _apply(plan: ResizePlan, image: Image.Image) -> Images:
-    return _to_array(plan.apply(image))
-
-
-def _to_array(image: Image.Image) -> Images:
-    pixels = np.asarray(image, np.uint8)
+    pixels = np.asarray(plan.apply(image), np.uint8)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

@@ -76,17 +76,15 @@ def read_header(data: bytes | memoryview) -> JpegHeader | None:
     return _try_read_header(data)
 
 
-@lru_cache(maxsize=512)
-def _read_cached_header(beginning: bytes) -> JpegHeader | None:
-    """Return the header of all files that begin like this: it depends on nothing behind the header of the scan."""
-    return _try_read_header(beginning)
-
-
 def _try_read_header(data: bytes | memoryview) -> JpegHeader | None:
     try:
         return _read_header(data)
     except (struct.error, IndexError):
         return None
+
+
+# The header of all files that begin like this: it depends on nothing behind the header of the scan.
+_read_cached_header = lru_cache(maxsize=512)(_try_read_header)
 
 
 def _read_header(data: bytes | memoryview) -> JpegHeader | None:

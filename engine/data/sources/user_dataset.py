@@ -49,7 +49,7 @@ FloatImage = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class UserDataset:
-    """Reference to a user dataset, which `build` creates once per process.
+    """Reference to a user dataset, which `build_dataset` creates once per process.
 
     Random numbers drawn while it is created are the same in every process.
     """
@@ -59,10 +59,6 @@ class UserDataset:
     packages: tuple[str, ...]
     path: str | None
     seed: int
-
-    def build(self, part: Part) -> Any:
-        """Return the dataset of a part, created on the first call. Raises UsageError."""
-        return _build_dataset(self, part)
 
     def describe(self, part: Part) -> str:
         return f"{self.name}({part!r})"
@@ -77,7 +73,7 @@ class UserDataset:
         Raises UnreadableImageError if the item fails or has an unsupported type.
         """
         item_name = f"item {index} of {self.describe(part)}"
-        dataset = self.build(part)
+        dataset = build_dataset(self, part)
         try:
             item = dataset[index]
         except Exception as error:
@@ -223,7 +219,8 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 
 @cache
-def _build_dataset(dataset: UserDataset, part: Part) -> Any:
+def build_dataset(dataset: UserDataset, part: Part) -> Any:
+    """Return the dataset of a part, created on the first call. Raises UsageError."""
     build = load_user_code(DATASET_KEY, dataset.name, dataset.code, dataset.packages)
     if not callable(build):
         raise UsageError.one(
@@ -259,7 +256,7 @@ def _build_dataset(dataset: UserDataset, part: Part) -> Any:
 
 
 def _length(dataset: UserDataset, part: Part) -> int:
-    built = dataset.build(part)
+    built = build_dataset(dataset, part)
     if not hasattr(type(built), "__getitem__") or not hasattr(type(built), "__len__"):
         raise UsageError.one(
             DATASET_KEY,
@@ -282,7 +279,7 @@ def _length(dataset: UserDataset, part: Part) -> int:
 
 def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ...]:
     """Return the `classes` of the training dataset, else numbers up to `num_classes` or the largest label."""
-    names = getattr(dataset.build("train"), "classes", None)
+    names = getattr(build_dataset(dataset, "train"), "classes", None)
     if names is None:
         num_classes = num_classes or int(_all_labels(dataset, "train").max()) + 1
         names = range(num_classes)
@@ -301,14 +298,14 @@ def _class_names(dataset: UserDataset, num_classes: int | None) -> tuple[str, ..
 
 def _labels_attribute(dataset: UserDataset, part: Part) -> Any:
     """Return the dataset's attribute `targets` or `labels`; None if it has neither."""
-    candidates = (getattr(dataset.build(part), name, None) for name in ("targets", "labels"))
+    candidates = (getattr(build_dataset(dataset, part), name, None) for name in ("targets", "labels"))
     return next((labels for labels in candidates if labels is not None), None)
 
 
 @cache
 def _all_labels(dataset: UserDataset, part: Part) -> Labels:
     """Return the labels that the dataset lists, or read them from all its items; N int64. Raises UsageError."""
-    raw_labels, count = _labels_attribute(dataset, part), len(dataset.build(part))
+    raw_labels, count = _labels_attribute(dataset, part), len(build_dataset(dataset, part))
     try:
         if raw_labels is None:
             with fork_all_rngs():
