@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.config.data_sections import AugmentConfig
 from engine.config.schema import Config
 from engine.data.augment.augmentation import UserTransformError, apply_batch_params
-from engine.data.augment.mixup import MixupCutmix
+from engine.data.augment.mixup import build_mixer
 from engine.data.image_files import ImageFiles, examine_files
 from engine.data.pipelines.batch import BatchDataset
 from engine.data.sampler import PARTS, BatchRequest, Part
@@ -99,8 +99,7 @@ def _load(dataset: Dataset, config: Config, request: BatchRequest, row: int) -> 
     images = batch.images
     if batch.augment_params is not None:
         images = apply_batch_params(images, batch.augment_params)
-        mixer = MixupCutmix(config.augment, len(dataset.source.classes), config.run.seed)
-        if mixer.enabled:
+        if (mixer := build_mixer(config, len(dataset.source.classes))) is not None:
             images = mixer(images.float(), batch.labels, SHOWN_EPOCH, row, 0)[0].round().to(torch.uint8)
     return images
 

@@ -265,8 +265,7 @@ def replace_stem(model: nn.Module, channels: int) -> None:
         stem.padding,  # type: ignore[arg-type]
         bias=stem.bias is not None,
     )
-    parent, _, attribute = path.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, fresh)
+    model.set_submodule(path, fresh)
 
 
 def init_normal(model: nn.Module, std: float) -> None:

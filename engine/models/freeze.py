@@ -105,8 +105,7 @@ def convert_to_sync_batch_norm(model: nn.Module, frozen_layers: Iterable[nn.Modu
         convert = _sync_batch_norm_converter(path, part)
         if path == "":
             return convert(part)
-        parent, _, attribute = path.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, convert(part))
+        model.set_submodule(path, convert(part))
     return model
 
 

@@ -202,39 +202,28 @@ def trace_model(model: nn.Module, images: Tensor) -> ForwardTrace:
                 lambda _, inputs, output, path=path, leaf=leaf: leave(path, leaf, inputs, output)
             ),
         ]
-    training, saved = model.training, SavedTensorTracker(model)
+    own_storages = {storage_id(value) for value in (*model.parameters(), *model.buffers())}
+    # Keeps the storages alive, so that no other one gets the same address.
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if storage_id(tensor) not in own_storages:
+            saved[storage_id(tensor)] = tensor
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept)
+    training = model.training
     model.eval()
     try:
-        with images.device, _mha_fastpath_disabled(), counter, saved.hooks(), torch.enable_grad():
+        with images.device, _mha_fastpath_disabled(), counter, hooks, torch.enable_grad():
             model(images)
     finally:
         model.train(training)
         for handle in handles:
             handle.remove()
-    trace.saved_bytes = saved.total_bytes
+    trace.saved_bytes = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     trace.calls = open_calls[0].children[0].children
     return trace
-
-
-class SavedTensorTracker:
-    """Sum the sizes of the tensors that autograd saves for the backward pass: each storage once, without parameters and
-    buffers."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._seen_storages = {storage_id(value) for value in (*model.parameters(), *model.buffers())}
-        # Keeps the storages alive, so that no other one gets the same address.
-        self._tensor_refs: list[Tensor] = []
-        self.total_bytes = 0
-
-    def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept)
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        if storage_id(tensor) not in self._seen_storages:
-            self._seen_storages.add(storage_id(tensor))
-            self._tensor_refs.append(tensor)
-            self.total_bytes += tensor.untyped_storage().nbytes()
-        return tensor
 
 
 @contextmanager

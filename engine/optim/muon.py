@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -35,8 +34,7 @@ class FilterMuon(Optimizer):
         self._normalize = normalize
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None if closure is None else torch.enable_grad()(closure)()
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             filters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in filters:
@@ -53,7 +51,6 @@ class FilterMuon(Optimizer):
                 has_complex=False,
                 **{key: group[key] for key in MUON_OPTIONS},
             )
-        return loss
 
 
 def _as_matrix(value: Tensor, parameter: Tensor) -> Tensor:
@@ -110,11 +107,9 @@ class MuonAdamW(Optimizer):
         super().__setstate__(state)
         self._share_state()
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None if closure is None else torch.enable_grad()(closure)()
+    def step(self) -> None:  # type: ignore[override]
         for optimizer in self.optimizers:
             optimizer.step()
-        return loss
 
 
 def muon_dimensions(conv: MuonConv) -> set[int]:

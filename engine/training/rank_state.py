@@ -85,7 +85,7 @@ class RankState:
     frozen_modules: list[nn.Module]
     criterion: Criterion
     validation_loss: Criterion
-    mixer: MixupCutmix
+    mixer: MixupCutmix | None
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     plateau: PlateauFactor
@@ -180,7 +180,7 @@ class RankState:
 
     def mix(self, batch: DeviceBatch, micro_batch: int) -> tuple[Tensor, Tensor]:
         """Return images and targets after mixup or cutmix; without them the batch's own images and labels."""
-        if not self.mixer.enabled:
+        if self.mixer is None:
             return batch.images, batch.labels
         batch_index = self.position.step_in_epoch * self.sampler.accumulate + micro_batch
         return self.mixer(batch.images, batch.labels, self.position.epoch, batch_index, self.sampler.rank)

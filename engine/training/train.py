@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from engine.config.schema import Config
 from engine.config.user_code import is_user_code
-from engine.data.augment.mixup import MixupCutmix
+from engine.data.augment.mixup import build_mixer
 from engine.data.batching import build_sampler, check_source, class_counts, sampler_warnings
 from engine.data.limits import LoaderFootprint, auto_workers, loader_warnings, uses_threads
 from engine.data.pipelines.batch import BatchDataset
@@ -234,7 +234,7 @@ def build_trainer(
         ema=network.ema,
         criterion=criterion,
         validation_loss=build_validation_loss(config, num_classes, device, criterion),
-        mixer=MixupCutmix(config.augment, num_classes, config.run.seed),
+        mixer=build_mixer(config, num_classes),
         optimizer=optimizer,
         scaler=build_grad_scaler(config.precision, device),
         plateau=PlateauFactor(config.schedule),

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 
 from engine.config.loader import resolve_config
-from engine.data.pack.pack_file import HEADER_BYTES, PackIndex, PackInfo
+from engine.data.pack.pack_file import HEADER_BYTES, PackInfo, write_index
 from engine.data.sampler import PARTS, DistributedBatchSampler
 from engine.data.sources.open import open_source
 from engine.data.sources.packed import PackedSource
@@ -37,20 +37,20 @@ def write_entries(path: Path, count: int) -> None:
     names = [f"train/n{label:08d}/n{label:08d}_{number}.JPEG" for number, label in enumerate(labels.tolist())]
     offsets = np.empty(count, np.uint64)
     offsets[np.random.default_rng(0).permutation(count)] = HEADER_BYTES + len(CONTENT) * np.arange(count)
-    index = PackIndex(
-        num_train=count,
-        num_val=0,
-        offsets=offsets,
-        sizes=np.full(count, len(CONTENT), np.uint32),
-        checksums=np.full(count, zlib.crc32(CONTENT), np.uint32),
-        labels=labels.astype(np.uint32),
-        names=names,
-        info=PackInfo(classes=tuple(f"n{label:08d}" for label in range(count // IMAGES_PER_CLASS)), encoding=None),
-    )
     with path.open("wb") as file:
         file.write(bytes(HEADER_BYTES) + CONTENT * count)
         file.flush()
-        index.write(file.fileno())
+        write_index(
+            file.fileno(),
+            num_train=count,
+            num_val=0,
+            offsets=offsets,
+            sizes=np.full(count, len(CONTENT), np.uint32),
+            checksums=np.full(count, zlib.crc32(CONTENT), np.uint32),
+            labels=labels.astype(np.uint32),
+            names=names,
+            info=PackInfo(classes=tuple(f"n{label:08d}" for label in range(count // IMAGES_PER_CLASS)), encoding=None),
+        )
 
 
 def measure(path: Path) -> dict[str, float]:

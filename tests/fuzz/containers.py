@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from engine.data.pack.pack_file import Pack, PackIndex, PackInfo
+from engine.data.pack.pack_file import Pack, PackInfo, write_index
 from engine.data.pack.reencode import Encoding
 from engine.data.pack.verify import damaged_images
 from engine.data.sources.base import UnreadableImageError
@@ -28,20 +28,20 @@ def dataset_file(root: Path) -> Path:
 def packed_set() -> bytes:
     """Return a packed set of two images of four bytes."""
     contents, names = (b"abcd", b"efgh"), ("a/1.png", "b/2.png")
-    index = PackIndex(
-        num_train=2,
-        num_val=0,
-        offsets=np.array([100, 96], np.uint64),
-        sizes=np.full(2, 4, np.uint32),
-        checksums=np.array([zlib.crc32(content) for content in contents], np.uint32),
-        labels=np.array([0, 1], np.uint32),
-        names=names,
-        info=PackInfo(classes=("a", "b"), encoding=Encoding(max_side=40, quality=90)),
-    )
     with TemporaryFile() as file:
         file.write(bytes(96) + contents[1] + contents[0])
         file.flush()
-        index.write(file.fileno())
+        write_index(
+            file.fileno(),
+            num_train=2,
+            num_val=0,
+            offsets=np.array([100, 96], np.uint64),
+            sizes=np.full(2, 4, np.uint32),
+            checksums=np.array([zlib.crc32(content) for content in contents], np.uint32),
+            labels=np.array([0, 1], np.uint32),
+            names=names,
+            info=PackInfo(classes=("a", "b"), encoding=Encoding(max_side=40, quality=90)),
+        )
         file.seek(0)
         return file.read()
 

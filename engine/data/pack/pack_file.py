@@ -44,7 +44,6 @@ import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -116,37 +115,31 @@ def storage_order(names: Sequence[str]) -> list[int]:
     return sorted(range(len(names)), key=keys.__getitem__)
 
 
-@dataclass(frozen=True)
-class PackIndex:
-    """Everything about the images of a packed set but their contents, in the order of rows."""
-
-    num_train: int
-    num_val: int
-    offsets: UInt64s
-    sizes: UInt32s
-    checksums: UInt32s
-    labels: UInt32s
-    names: Sequence[str]
-    info: PackInfo
-
-    def write(self, fd: int) -> int:
-        """Write the index behind the images, then the header, and return the size of the file. Raises OSError."""
-        names = [encode_name(name) for name in self.names]
-        name_ends = np.cumsum([len(name) for name in names], dtype="<u8")
-        tables = (self.offsets.astype("<u8"), name_ends, *(t.astype("<u4") for t in self._small_tables))
-        info = encode(self.info)
-        index = b"".join([*(table.tobytes() for table in tables), *names, info])
-        end = HEADER_BYTES + int(self.sizes.sum(dtype=np.uint64))
-        names_bytes = int(name_ends[-1])
-        values = (len(info), end + len(index), end, self.num_train, self.num_val, names_bytes, 0)
-        header = _HEADER.pack(MAGIC, VERSION, *values, bytes(_DIGEST_BYTES))[:-_DIGEST_BYTES]
-        write_fully(fd, index, end)
-        write_fully(fd, header + hashlib.sha256(header + index).digest(), 0)
-        return end + len(index)
-
-    @property
-    def _small_tables(self) -> tuple[UInt32s, UInt32s, UInt32s]:
-        return self.sizes, self.checksums, self.labels
+def write_index(
+    fd: int,
+    *,
+    num_train: int,
+    num_val: int,
+    offsets: UInt64s,
+    sizes: UInt32s,
+    checksums: UInt32s,
+    labels: UInt32s,
+    names: Sequence[str],
+    info: PackInfo,
+) -> int:
+    """Write everything about the images but their contents, in the order of rows: the index behind the images, then the
+    header. Return the size of the file. Raises OSError."""
+    encoded = [encode_name(name) for name in names]
+    name_ends = np.cumsum([len(name) for name in encoded], dtype="<u8")
+    tables = (offsets.astype("<u8"), name_ends, *(table.astype("<u4") for table in (sizes, checksums, labels)))
+    info_section = encode(info)
+    index = b"".join([*(table.tobytes() for table in tables), *encoded, info_section])
+    end = HEADER_BYTES + int(sizes.sum(dtype=np.uint64))
+    values = (len(info_section), end + len(index), end, num_train, num_val, int(name_ends[-1]), 0)
+    header = _HEADER.pack(MAGIC, VERSION, *values, bytes(_DIGEST_BYTES))[:-_DIGEST_BYTES]
+    write_fully(fd, index, end)
+    write_fully(fd, header + hashlib.sha256(header + index).digest(), 0)
+    return end + len(index)
 
 
 def write_fully(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -18,7 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.data.pack.pack_file import HEADER_BYTES, ROW_BYTES, VERSION, PackIndex, PackInfo, encode_name, storage_order
+from engine.data.pack.pack_file import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    VERSION,
+    PackInfo,
+    encode_name,
+    storage_order,
+    write_index,
+)
 from engine.data.pack.partial import SYNC_BYTES, PartialPack
 from engine.data.pack.reencode import Encoding, describe_encoding, reencode
 from engine.data.sampler import PARTS
@@ -278,7 +286,14 @@ def _write_index(partial: PartialPack, plan: PackPlan) -> int:
     offsets, sizes, checksums = np.empty(count, np.uint64), np.empty(count, np.uint32), np.empty(count, np.uint32)
     offsets[order] = HEADER_BYTES + np.cumsum(stored_sizes) - stored_sizes
     sizes[order], checksums[order] = stored_sizes.astype(np.uint32), stored_checksums
-    info = PackInfo(classes=plan.classes, encoding=plan.request.encoding)
-    labels = plan.labels.astype(np.uint32)
-    index = PackIndex(plan.num_train, plan.num_val, offsets, sizes, checksums, labels, plan.names, info)
-    return index.write(partial.fd)
+    return write_index(
+        partial.fd,
+        num_train=plan.num_train,
+        num_val=plan.num_val,
+        offsets=offsets,
+        sizes=sizes,
+        checksums=checksums,
+        labels=plan.labels.astype(np.uint32),
+        names=plan.names,
+        info=PackInfo(classes=plan.classes, encoding=plan.request.encoding),
+    )

@@ -33,7 +33,7 @@ def init_worker(rank_pid: int, counters: LoaderCounters, number: int) -> None:
     counters.attach(number)
     connection.arbitrary_address = _abstract_socket_address  # type: ignore[attr-defined]
     # The default handler prints the error and drops the batch, and the rank would wait for that batch forever.
-    Queue._on_queue_feeder_error = staticmethod(_exit_on_queue_error)  # type: ignore[attr-defined]
+    Queue._on_queue_feeder_error = staticmethod(lambda error, _: exit_unable_to_send(error))  # type: ignore[attr-defined]
 
 
 def _abstract_socket_address(_: str) -> str:
@@ -43,10 +43,6 @@ def _abstract_socket_address(_: str) -> str:
     An address in the abstract namespace (unix(7)) avoids both. multiprocessing's authentication key controls access.
     """
     return f"\0gputrain-{os.getpid()}-{secrets.token_hex(8)}"
-
-
-def _exit_on_queue_error(error: BaseException, _: object) -> None:
-    exit_unable_to_send(error)
 
 
 def exit_unable_to_send(error: BaseException) -> NoReturn:

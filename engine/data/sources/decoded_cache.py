@@ -153,7 +153,7 @@ def load_or_decode(
     if (cached := read_valid()) is not None:
         return cached
     try:
-        with exclusive_lock(_make_decoded_folder() / f"{key}.lock", private=True):
+        with exclusive_lock(make_user_folder(cache_folder(), DECODED_FOLDER) / f"{key}.lock", private=True):
             if (cached := read_valid()) is not None:
                 return cached
             _remove_unused()
@@ -177,7 +177,7 @@ def load_or_decode(
 def cache_write_problem(size_bytes: int) -> str | None:
     """Return why an entry of this size cannot be cached, as a clause that follows its subject; None if it can."""
     try:
-        with TemporaryFile(dir=_make_decoded_folder()) as file:
+        with TemporaryFile(dir=make_user_folder(cache_folder(), DECODED_FOLDER)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             os.posix_fallocate(file.fileno(), 0, max(size_bytes, 1))
     except OSError as error:
@@ -193,11 +193,6 @@ def _not_cached(problem: str) -> str:
 
 def _decoded_folder() -> Path:
     return cache_folder() / DECODED_FOLDER
-
-
-def _make_decoded_folder() -> Path:
-    """Create and return the folder. Raises OSError, also if other users can change it."""
-    return make_user_folder(cache_folder(), DECODED_FOLDER)
 
 
 def _images_path(key: str) -> Path:

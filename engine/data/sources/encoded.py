@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from engine.data.sampler import Indices, Part
 from engine.data.sources import image
 from engine.data.sources.base import CropSpec, ImageFormat, Images, Labels
 from engine.data.sources.image import empty_images
-from engine.data.sources.resize import get_box_function
+from engine.data.sources.resize import crop_format
 from engine.data.stage_times import stage
 
 
@@ -100,9 +100,7 @@ def decode_pixels(
 
     Raises UnreadableImageError.
     """
-    get_box = get_box_function(crop, index, image_format)
-    if crop is not None and crop.size != image_format.size:
-        image_format = replace(image_format, size=crop.size)
+    image_format, get_box = crop_format(crop, index, image_format)
     return image.decode_pixels(encoded.data, encoded.name, image_format, get_box)
 
 

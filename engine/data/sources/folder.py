@@ -30,7 +30,7 @@ from engine.data.sources.image_file import (
     open_image,
     read_image_file,
 )
-from engine.data.sources.path_list import PathBuffer, PathList
+from engine.data.sources.path_list import PathList, encode_paths
 from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, find_user_record, write_user_record
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder
@@ -224,7 +224,7 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
         ]
         empty: list[tuple[Path, list[str]]] = []
         # Arrays per class: lists of a million strings and numbers take 300 MB, which the process keeps.
-        part_paths, counts, part_stamps = PathBuffer(), list[int](), [np.empty((0, 3), np.int64)]
+        part_paths, counts, part_stamps = bytearray(), list[int](), [np.empty((0, 3), np.int64)]
         for name in classes:
             stamps_by_path, unreadable = _readable_images(folder / name, report)
             scanned_folders, scanned_files = scanned_folders + 1, scanned_files + len(stamps_by_path) + len(unreadable)
@@ -232,16 +232,16 @@ def _scan_folder(root: Path, *, allow_empty: bool, on_progress: OnProgress) -> F
             skipped += [f"{path.relative_to(root)} ({reason})" for path, reason in unreadable]
             if not stamps_by_path and (part == "train" or (folder / name).is_dir()):
                 empty.append((folder / name, [f"{path.name}: {reason}" for path, reason in unreadable]))
-            part_paths.extend(str(path).removeprefix(prefix) for path in stamps_by_path)
+            part_paths += encode_paths(str(path).removeprefix(prefix) for path in stamps_by_path)
             counts.append(len(stamps_by_path))
             part_stamps.append(np.array(list(stamps_by_path.values()), np.int64).reshape(-1, 3))
-        if not len(part_paths):
+        if not part_paths:
             other = f"delete this folder to split {parts['train']}" if part == "val" else "set another data.path"
             reason = f"{folder} contains no readable image{_list_files([file for _, files in empty for file in files])}"
             problems.append(Problem("data.path", reason, f"add images, or {other}", code="no-images"))
         elif empty and not allow_empty:
             problems.append(_empty_class_problem(empty))
-        paths[part], labels[part] = part_paths.finish(), np.repeat(np.arange(len(classes)), counts)
+        paths[part], labels[part] = PathList.of_buffer(bytes(part_paths)), np.repeat(np.arange(len(classes)), counts)
         sizes[part], mtimes_ns[part] = (
             np.concatenate([stamps[:, column] for stamps in part_stamps]) for column in (0, 1)
         )

@@ -6,13 +6,13 @@ resizes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.config.data_sections import Interpolation
 from engine.data.sources.base import CropSpec, ImageFormat
 from engine.data.sources.jpeg_crop import COLOR_SAMPLINGS, cut_jpeg
 from engine.data.sources.jpeg_header import JpegHeader, read_header
-from engine.data.sources.resize import ResizePlan, get_box_function, plan_resize
+from engine.data.sources.resize import ResizePlan, crop_format, plan_resize
 
 # Filters that torch has on the GPU, with antialiasing.
 GPU_INTERPOLATIONS: tuple[Interpolation, ...] = ("bilinear", "bicubic")
@@ -52,9 +52,7 @@ def prepare_jpeg(
     header = read_header(data)
     if header is None or not _is_plain(data, header):
         return None
-    get_box = get_box_function(crop, index, image_format)
-    if crop is not None and crop.size != image_format.size:
-        image_format = replace(image_format, size=crop.size)
+    image_format, get_box = crop_format(crop, index, image_format)
     preprocessing = image_format.preprocessing(training=get_box is not None)
     plan = plan_resize(preprocessing, header.height, header.width, get_box)
     if plan.is_elongated or plan.interpolation not in GPU_INTERPOLATIONS:

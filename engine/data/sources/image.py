@@ -47,14 +47,6 @@ class DecodedImage:
     pixels: Images
     plan: ResizePlan | None
 
-    @property
-    def output_shape(self) -> tuple[int, int, int]:
-        """Shape of the cropped and resized image."""
-        if self.plan is None:
-            channels, height, width = self.pixels.shape
-            return channels, height, width
-        return len(self.pixels), self.plan.size, self.plan.size
-
     def resize_into(self, out: Images) -> None:
         """Write the cropped and resized image to `out`, C x size x size uint8, fastest with the channels last in
         memory."""
@@ -87,7 +79,8 @@ def decode_image(
     UnreadableImageError.
     """
     decoded = decode_pixels(data, lambda: name, image_format, get_box)
-    pixels = empty_images(*decoded.output_shape)
+    size = image_format.preprocessing(training=get_box is not None).size
+    pixels = empty_images(len(decoded.pixels), size, size)
     decoded.resize_into(pixels)
     return pixels
 

@@ -19,10 +19,17 @@ Rows = NDArray[np.uint32] | range
 
 
 class PathList(Sequence[str]):
-    """Paths in a buffer that `PathBuffer` made. `rows` are the positions of these paths in it."""
+    """Paths in a buffer, each followed by a null byte. `rows` are the positions of these paths in it."""
 
     def __init__(self, encoded: bytes, ends: NDArray[np.unsignedinteger], rows: Rows) -> None:
         self._encoded, self._ends, self._rows = encoded, ends, rows
+
+    @classmethod
+    def of_buffer(cls, encoded: bytes) -> PathList:
+        """Return all paths of a buffer that `encode_paths` made."""
+        kind = np.uint32 if len(encoded) < 1 << 32 else np.uint64
+        ends = np.flatnonzero(np.frombuffer(encoded, np.uint8) == 0) + 1
+        return cls(encoded, ends.astype(kind), range(len(ends)))
 
     def select(self, indices: NDArray[np.int64]) -> PathList:
         """Return the paths at ascending `indices` of this list, from the same buffer."""
@@ -52,27 +59,6 @@ class PathList(Sequence[str]):
         return int(self._ends[row - 1]) if row else 0
 
 
-class PathBuffer:
-    """Collects the paths of a `PathList`."""
-
-    def __init__(self) -> None:
-        # Each path is followed by a null byte, which no path contains.
-        self._encoded = bytearray()
-        self._lengths: list[NDArray[np.uint16]] = []
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def extend(self, paths: Iterable[str]) -> None:
-        """Add paths of at most 4096 bytes, the limit of the kernel (PATH_MAX)."""
-        encoded = [os.fsencode(path) + b"\0" for path in paths]
-        self._encoded += b"".join(encoded)
-        self._lengths.append(np.array([len(path) for path in encoded], np.uint16))
-        self._count += len(encoded)
-
-    def finish(self) -> PathList:
-        """Return all paths."""
-        lengths = np.concatenate([np.empty(0, np.uint16), *self._lengths])
-        kind = np.uint32 if len(self._encoded) < 1 << 32 else np.uint64
-        return PathList(bytes(self._encoded), np.cumsum(lengths, dtype=kind), range(self._count))
+def encode_paths(paths: Iterable[str]) -> bytes:
+    """Return the beginning of a buffer, or more of it: each path and a null byte, which no path contains."""
+    return b"".join(os.fsencode(path) + b"\0" for path in paths)

@@ -121,11 +121,14 @@ def plan_resize(
     return ResizePlan((0, 0, width, height), new_width, new_height, left, top, size, preprocessing.interpolation)
 
 
-def get_box_function(crop: CropSpec | None, index: int, image_format: ImageFormat) -> BoxFunction | None:
-    """Return the function that gives the box of an image for training; None for evaluation."""
+def crop_format(crop: CropSpec | None, index: int, image_format: ImageFormat) -> tuple[ImageFormat, BoxFunction | None]:
+    """Return the format with the size of a crop, and the function that gives the box of an image for training; None for
+    evaluation."""
     if crop is None:
-        return None
-    return partial(fit_box, image_format.fit) if crop.box is None else partial(crop.box, index)
+        return image_format, None
+    if crop.size != image_format.size:
+        image_format = replace(image_format, size=crop.size)
+    return image_format, partial(fit_box, image_format.fit) if crop.box is None else partial(crop.box, index)
 
 
 def fit_box(fit: Fit, height: int, width: int) -> Box:

@@ -10,7 +10,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -36,7 +36,7 @@ from engine.data.sources.base import (
 )
 from engine.data.sources.folder import IMAGENET_GRAY_STATS, IMAGENET_RGB_STATS
 from engine.data.sources.image import pil_to_format
-from engine.data.sources.resize import get_box_function
+from engine.data.sources.resize import crop_format
 from engine.utils.errors import UsageError
 
 DATASET_KEY = "data.dataset"
@@ -139,8 +139,7 @@ class UserDatasetSource:
             )
             raise ValueError(f"the first item has {kinds[0]}, this one has {kinds[1]}")
         if isinstance(image, Image.Image):
-            image_format = self.format if crop is None else replace(self.format, size=crop.size)
-            return pil_to_format(image, image_format, get_box_function(crop, index, image_format))
+            return pil_to_format(image, *crop_format(crop, index, self.format))
         expected = (self.format.channels, self.format.size, self.format.size)
         if image.shape != expected:
             raise ValueError(f"its shape is {_format_shape(image.shape)} instead of {_format_shape(expected)}")

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as reference
 
 from engine.config.loader import resolve_config
 from engine.data.augment.augmentation import Augmentation, UserTransformError
-from engine.data.augment.mixup import MixupCutmix
+from engine.data.augment.mixup import MixupCutmix, build_mixer
 from engine.data.sampler import RandomStream, random_bits
 from engine.data.sources.base import ImageFormat
 from engine.data.sources.open import open_source
@@ -308,11 +308,9 @@ def test_mixer_mixes_single_image_with_itself(override: str) -> None:
     torch.testing.assert_close(targets, torch.tensor([[1.0, 0, 0, 0, 0]]))
 
 
-def test_mixer_without_mixup_and_cutmix_returns_images_unchanged() -> None:
-    assert not mixer("flip=true").enabled
-    images, targets = mixer("flip=true")(FLOATS, LABELS, 1, 0, 0)
-    assert images is FLOATS
-    assert targets.argmax(1).tolist() == LABELS.tolist()
+def test_run_without_mixup_and_cutmix_has_no_mixer() -> None:
+    assert build_mixer(resolve_config(None, ["augment.flip=true"]).config, 5) is None
+    assert build_mixer(resolve_config(None, ["augment.mixup=0.1"]).config, 5) is not None
 
 
 @pytest.mark.gpu

@@ -18,9 +18,9 @@ from engine.data.pack.pack_file import (
     PACK_AGAIN,
     InvalidPackError,
     Pack,
-    PackIndex,
     PackInfo,
     open_pack,
+    write_index,
 )
 from engine.data.pack.verify import damaged_images
 from engine.data.sources.base import UnreadableImageError
@@ -168,7 +168,7 @@ def test_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
         open_pack(str(tmp_path / "a.gpk"), "data.path")
 
 
-def write_index(path: Path, **changes: object) -> Path:
+def write_tables(path: Path, **changes: object) -> Path:
     """Write a packed set of three images of 10 bytes whose checksums are right, with other tables."""
     values: dict[str, object] = {
         "num_train": 3,
@@ -181,7 +181,7 @@ def write_index(path: Path, **changes: object) -> Path:
         "info": PackInfo(classes=("x", "y"), encoding=None),
     }
     with path.open("wb") as file:
-        PackIndex(**values | changes).write(file.fileno())  # type: ignore[arg-type]
+        write_index(file.fileno(), **values | changes)  # type: ignore[arg-type]
     return path
 
 
@@ -204,18 +204,18 @@ def write_index(path: Path, **changes: object) -> Path:
     ],
 )
 def test_index_that_misleads_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
-    assert Pack(str(write_index(tmp_path / "right.gpk"))).num_images == 3
+    assert Pack(str(write_tables(tmp_path / "right.gpk"))).num_images == 3
     with raises_problem("damaged", kind=InvalidPackError):
-        Pack(str(write_index(tmp_path / "wrong.gpk", **changes)))
+        Pack(str(write_tables(tmp_path / "wrong.gpk", **changes)))
 
 
 def test_packed_set_may_have_one_training_image(tmp_path: Path) -> None:
-    pack = Pack(str(write_index(tmp_path / "a.gpk", num_train=1, num_val=2)))
+    pack = Pack(str(write_tables(tmp_path / "a.gpk", num_train=1, num_val=2)))
     assert (pack.num_train, pack.num_val) == (1, 2)
 
 
 def test_verify_refuses_bytes_that_belong_to_no_image(tmp_path: Path) -> None:
-    path = write_index(tmp_path / "gap.gpk", offsets=np.array([96, 96, 116], np.uint64))
+    path = write_tables(tmp_path / "gap.gpk", offsets=np.array([96, 96, 116], np.uint64))
     with raises_problem("damaged", kind=InvalidPackError):
         damaged(path)
 

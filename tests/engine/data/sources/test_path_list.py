@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.data.sources import path_list
-from engine.data.sources.path_list import PathBuffer, PathList
+from engine.data.sources.path_list import PathList, encode_paths
 
 PATHS = ["cat/1.jpg", "cat/\udce2.jpg", "cat/é\n.jpg", "cat/\udce2", "dog/" + "d" * 300, "dog/2", "dog/犬.png"]
 
@@ -16,11 +16,9 @@ PATHS = ["cat/1.jpg", "cat/\udce2.jpg", "cat/é\n.jpg", "cat/\udce2", "dog/" + "
 @pytest.fixture
 def paths(monkeypatch: pytest.MonkeyPatch) -> PathList:
     monkeypatch.setattr(path_list, "CHUNK_PATHS", 2)
-    buffer = PathBuffer()
-    for group in (PATHS[:4], [], PATHS[4:]):
-        buffer.extend(group)
-    assert len(buffer) == len(PATHS)
-    return buffer.finish()
+    paths = PathList.of_buffer(b"".join(encode_paths(group) for group in (PATHS[:4], [], PATHS[4:])))
+    assert len(paths) == len(PATHS)
+    return paths
 
 
 def test_path_list_is_the_sequence_of_its_paths(paths: PathList) -> None:
@@ -39,4 +37,4 @@ def test_path_list_selects_paths_from_the_same_buffer(paths: PathList) -> None:
 
 
 def test_empty_path_list_has_no_path() -> None:
-    assert list(PathBuffer().finish()) == []
+    assert list(PathList.of_buffer(b"")) == []
