@@ -40,9 +40,6 @@ def fork_all_rngs() -> Iterator[SeedFunction]:
 def single_torch_thread() -> Iterator[None]:
     """Limit torch to one thread, as in a DataLoader worker: the last bits of a sum depend on the number of threads."""
     threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
     torch.set_num_threads(1)
     try:
         yield

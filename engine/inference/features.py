@@ -73,9 +73,9 @@ def extract_features(
             labels, classes = folder_labels(paths)
             shape = (len(paths), *row_shape)
             arrays = {
-                "paths": _text_array(list(map(str, paths))),
+                "paths": np.array(list(map(str, paths))),
                 "labels": np.array(labels, np.int64),
-                "classes": _text_array(classes),
+                "classes": np.array(classes, np.str_),
                 "layer": np.array(name),
             }
             replace_file(target, lambda file: _write_npz(file, shape, rows_file, arrays), durable=True)
@@ -217,10 +217,6 @@ def _check_disk(target: Path, size_bytes: int) -> None:
             "omit --no-pool, choose a later layer, or write to another disk with --output",
             code="disk-full",
         )
-
-
-def _text_array(texts: Sequence[str]) -> np.ndarray[Any, Any]:
-    return np.array(texts, dtype=np.str_) if texts else np.empty(0, "<U1")
 
 
 def _write_npz(file: BinaryIO, shape: tuple[int, ...], rows: BinaryIO, arrays: dict[str, np.ndarray[Any, Any]]) -> None:

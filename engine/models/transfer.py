@@ -32,6 +32,7 @@ from engine.utils.codec import InvalidRecordError, decode
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import exclusive_lock
 from engine.utils.libraries import import_library
+from engine.utils.text import list_names
 from engine.utils.trust import foreign_path_reason
 
 StateDict = dict[str, Tensor]
@@ -58,10 +59,7 @@ class LoadedWeights:
         if self.adapted_stem:
             text += f"; {self.adapted_stem} summed over its color channels"
         if self.skipped:
-            more = len(self.skipped) - MAX_LISTED_ENTRIES
-            text += f"; skipped: {', '.join(self.skipped[:MAX_LISTED_ENTRIES])}" + (
-                f" and {more} more" if more > 0 else ""
-            )
+            text += f"; skipped: {list_names(self.skipped, MAX_LISTED_ENTRIES)}"
         return text
 
 

@@ -37,6 +37,7 @@ from engine.data.sources.image_file import read_image_file
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import is_folder
 from engine.utils.host import available_cores
+from engine.utils.threads import CancellingPool
 
 # Images that are re-encoded ahead of the one that is written, per worker. They are in memory.
 AHEAD_PER_WORKER = 4
@@ -246,17 +247,16 @@ def _write_images(
         on_progress(PackProgress(done, total, kept, index_bytes + contents))
 
     report(kept)
-    pool = ThreadPoolExecutor(request.num_workers)
     try:
-        contents = map_ahead(pool, plan.content, plan.order[kept:], AHEAD_PER_WORKER * request.num_workers)
-        for done, content in enumerate(contents, kept + 1):
-            partial.append(stamps[done - 1], content)
-            written += len(content)
-            report(done)
-            if done < total and should_stop():
-                raise PackStopped(done, total)
+        with CancellingPool(request.num_workers) as pool:
+            contents = map_ahead(pool, plan.content, plan.order[kept:], AHEAD_PER_WORKER * request.num_workers)
+            for done, content in enumerate(contents, kept + 1):
+                partial.append(stamps[done - 1], content)
+                written += len(content)
+                report(done)
+                if done < total and should_stop():
+                    raise PackStopped(done, total)
     finally:
-        pool.shutdown(cancel_futures=True)
         if len(partial.records) < total:
             # After an error, too.
             with suppress(OSError):

@@ -7,7 +7,6 @@ the ranks of a node and later runs share one copy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeGuard
@@ -38,6 +37,7 @@ from engine.data.sources.encoded import EncodedSource
 from engine.data.sources.image import is_decoded_at_reduced_scale
 from engine.utils.errors import Problem
 from engine.utils.host import available_cores
+from engine.utils.threads import CancellingPool
 
 # Images decoded or converted at a time.
 CHUNK_BYTES = 64 << 20
@@ -179,8 +179,7 @@ class _EncodedEntry:
         """Yield the images of the entry, and add what is known about them to `unread` and `reduced`."""
         chunk_size = max(CHUNK_BYTES // int(np.prod(self.shape)), 1)
         black = np.zeros(self.shape, np.uint8)
-        pool = ThreadPoolExecutor(available_cores())
-        try:
+        with CancellingPool(available_cores()) as pool:
             for first in range(0, len(self.images), chunk_size):
                 chunk = self.images[first : first + chunk_size]
                 loaded = list(enumerate(pool.map(self.load, chunk), first))
@@ -189,8 +188,6 @@ class _EncodedEntry:
                     found = enumerate(pool.map(self._is_reduced, chunk), first)
                     reduced += [row for row, is_reduced in found if is_reduced]
                 yield np.stack([black if isinstance(image, str) else image for _, image in loaded])
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     def _is_reduced(self, image: _ImageRef) -> bool:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, find_user_re
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder
 from engine.utils.text import list_names
+from engine.utils.threads import CancellingPool
 
 DEFAULT_IMAGE_SIZE = 224
 ALLOW_EMPTY = "data.allow_empty=true"
@@ -298,15 +298,11 @@ def _readable_images(
     recorded = {} if found is None else found.stamps
     stamps = {path: _stamp(path.stat()) for path in files if path.exists()}
     unchecked = [path for path in files if path not in stamps or recorded.get(_record_key(path)) != stamps[path]]
-    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
-    try:
-        reasons: dict[Path, str | None] = {}
+    reasons: dict[Path, str | None] = {}
+    with CancellingPool(min(8, os.cpu_count() or 1)) as pool:
         for path, reason in zip(unchecked, pool.map(_unreadable_reason, unchecked), strict=True):
             reasons[path] = reason
             report(len(files) - len(unchecked) + len(reasons), len(files))
-    finally:
-        # Ctrl-C must not wait for the files that are still queued.
-        pool.shutdown(cancel_futures=True)
     readable = [path for path in files if reasons.get(path) is None]
     if len(readable) != len(recorded) or any(reason is None for reason in reasons.values()):
         with suppress(OSError):

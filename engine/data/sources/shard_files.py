@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import suppress
 
 from engine.data.sources.tar_index import ShardError, ShardStamp, open_shard
@@ -18,6 +19,7 @@ class _Descriptor:
     def __init__(self, shard: IndexedShard) -> None:
         self._shard = shard
         self.fd = open_shard(shard.path)
+        weakref.finalize(self, os.close, self.fd)
         if not self.is_unchanged():
             raise ShardError(CHANGED, code="data-changed")
 
@@ -25,10 +27,6 @@ class _Descriptor:
         # The inode differs between mounts of some network file systems.
         stamp = ShardStamp.of(self.fd)
         return (stamp.size, stamp.mtime_ns) == (self._shard.stamp.size, self._shard.stamp.mtime_ns)
-
-    def __del__(self) -> None:
-        with suppress(AttributeError, OSError):
-            os.close(self.fd)
 
 
 class DescriptorCache:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ from engine.data.sources.tar_index_cache import (
 from engine.utils.errors import CodedError, Problem, UsageError
 from engine.utils.files import is_file, is_folder, read_bytes
 from engine.utils.text import list_names, pluralize, printable
+from engine.utils.threads import CancellingPool
 
 # ImageNet-22k has 4,096 shards.
 MAX_SHARDS = 1 << 16
@@ -234,8 +235,7 @@ def _load_shards(key: str, pattern: str) -> _LoadedShards:
     paths = _shard_paths(key, pattern)
     problems: list[Problem] = []
     shards: list[IndexedShard] = []
-    pool = ThreadPoolExecutor(min(INDEX_THREADS, len(paths)))
-    try:
+    with CancellingPool(min(INDEX_THREADS, len(paths))) as pool:
         futures = [pool.submit(index_shard, path) for path in paths]
         _show_progress(futures, pattern)
         for path, future in zip(paths, futures, strict=True):
@@ -245,9 +245,6 @@ def _load_shards(key: str, pattern: str) -> _LoadedShards:
                 problems.append(_shard_problem(key, path, error))
             if len(problems) == MAX_PROBLEMS:
                 break
-    finally:
-        # Ctrl-C must not wait for the shards that are still queued.
-        pool.shutdown(cancel_futures=True)
     if problems:
         raise UsageError(problems)
     ends = np.cumsum([shard.num_images for shard in shards], dtype=np.int64)
