@@ -37,17 +37,16 @@ def build_sampler_from_counts(
     config: Config, train_images: int, val_images: int, world_size: int, rank: int = 0, devices_per_rank: int = 1
 ) -> DistributedBatchSampler:
     """Return the sampler of a rank for the given numbers of training and validation images."""
-    data, seed, accumulate = config.data, config.run.seed, config.optim.accumulate
-    batch = data.numeric_batch_size * devices_per_rank
+    data = config.data
     return DistributedBatchSampler(
         train_images=train_images,
         val_images=val_images,
-        batch_size=batch,
+        batch_size=data.numeric_batch_size * devices_per_rank,
         rank=rank,
         world_size=world_size,
         drop_last=data.drop_last,
-        seed=seed,
-        accumulate=accumulate,
+        seed=config.run.seed,
+        accumulate=config.optim.accumulate,
         devices_per_rank=devices_per_rank,
         shuffle=data.shuffle,
     )

@@ -6,12 +6,11 @@ Called by `gputrain export`. `engine.models.transfer` loads an exported safetens
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from engine.inference.export_description import describe_file, describe_model
 from engine.inference.export_program import MODEL_FILES, write_model_file
@@ -162,13 +161,10 @@ def _staging_folder(folder: Path) -> Iterator[Path]:
     """Create `folder`, and yield a new folder in it, which is deleted afterwards."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    staging = folder / f".export.{os.getpid()}.tmp"
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(mode=0o700)
     try:
-        yield staging
+        with TemporaryDirectory(prefix=".export.", dir=folder, ignore_cleanup_errors=True) as staging:
+            yield Path(staging)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
         if is_new:
             with suppress(OSError):
                 # Only an empty folder, after an error.

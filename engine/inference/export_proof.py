@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -164,13 +165,8 @@ def prove_export(
     try:
         trust.check(config, ("data.dataset",))
         source = open_source(config)
-        batch: list[_ValidationImage] = []
-        for image in _validation_images(source, checkpoint.image_format, load, max_images, proof):
-            batch.append(image)
-            if len(batch) == BATCH_SIZE:
-                _compare_batch(proof, trained, exported, batch)
-                batch.clear()
-        if batch:
+        images = _validation_images(source, checkpoint.image_format, load, max_images, proof)
+        while batch := list(islice(images, BATCH_SIZE)):
             _compare_batch(proof, trained, exported, batch)
     except UsageError as error:
         proof.not_proved = error.problems[0]

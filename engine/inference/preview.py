@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from engine.data.sources.base import UnreadableImageError
-from engine.data.sources.image import convert_mode, rotate_upright
+from engine.data.sources.image import convert_mode, natural_mode, rotate_upright
 from engine.data.sources.image_file import (
     UnusableImageError,
     decode_error_reason,
@@ -96,8 +96,7 @@ def _decode(path: Path) -> Image.Image:
         image.draft("RGB", (MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE))
         with decoding(image):
             upright = rotate_upright(image)
-            is_gray = upright.mode in ("1", "L", "LA", "La") or upright.mode.startswith("I")
-            picture = convert_mode(upright, "L" if is_gray else "RGB")
+            picture = convert_mode(upright, natural_mode(upright))
             if picture is image:
                 # The original is closed after it is decoded.
                 picture = image.copy()

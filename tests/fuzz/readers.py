@@ -49,7 +49,7 @@ from engine.config.yaml_io import parse_yaml, to_yaml
 from engine.data.pack.pack_file import InvalidPackError
 from engine.data.sources import decoded_cache, folder
 from engine.data.sources.decoded_cache import DecodedChunks, load_or_decode
-from engine.data.sources.tar_index import ShardError
+from engine.data.sources.tar_headers import ShardError
 from engine.gpus.reservation import Reservation
 from engine.gpus.reservation_reader import read_reservations
 from engine.models import catalog

@@ -75,6 +75,9 @@ CHUNK_ROWS = 1 << 14
 CHUNK_BYTES = 1 << 22
 UNKNOWN_NAME = "?"
 PACK_AGAIN = "pack it again"
+SET_TO_PACK = "set it to a file that gputrain pack wrote"
+# By the code of the error. For others: pack it again.
+_ADVICE = {"wrong-format": SET_TO_PACK, "unfinished": "run the command that packs it again, which continues"}
 
 UInt32s = NDArray[np.uint32]
 UInt64s = NDArray[np.uint64]
@@ -83,19 +86,10 @@ UInt64s = NDArray[np.uint64]
 class InvalidPackError(CodedError):
     """A file is no packed set, or is damaged. The message is a clause that follows the path."""
 
-    advice = PACK_AGAIN
-
-
-class ForeignFileError(InvalidPackError):
-    """A file was not written by gputrain."""
-
-    advice = "set it to a file that gputrain pack wrote"
-
-
-class UnfinishedPackError(InvalidPackError):
-    """A packed set has no header yet."""
-
-    advice = "run the command that packs it again, which continues"
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return _ADVICE.get(self.code, PACK_AGAIN)
 
 
 class PackInfo(Record, frozen=True, kw_only=True):
@@ -181,9 +175,9 @@ class Pack:
         header = os.pread(self.fd, HEADER_BYTES, 0)
         file_bytes = os.fstat(self.fd).st_size
         if header == bytes(len(header)):
-            raise UnfinishedPackError("is not finished", code="unfinished")
+            raise InvalidPackError("is not finished", code="unfinished")
         if not (header + MAGIC[len(header) :]).startswith(MAGIC):
-            raise ForeignFileError("is not a packed set of gputrain", code="wrong-format")
+            raise InvalidPackError("is not a packed set of gputrain", code="wrong-format")
         if len(header) < HEADER_BYTES:
             raise InvalidPackError("is truncated", code="damaged")
         fields = _HEADER.unpack(header)
@@ -330,4 +324,4 @@ def reported_pack_errors(path: str, location: str) -> Iterator[None]:
             advice = f"set it to the file that `gputrain pack {shlex.quote(path)} -o FILE` writes"
             raise UsageError.one(location, f"{path} is a folder", advice, code="not-a-file") from error
         reason = f"{path} cannot be read: {error.strerror or error}"
-        raise UsageError.one(location, reason, ForeignFileError.advice, code="not-readable") from error
+        raise UsageError.one(location, reason, SET_TO_PACK, code="not-readable") from error

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from PIL import Image, features
 
-from engine.data.sources.image import convert_mode, rotate_upright
+from engine.data.sources.image import convert_mode, natural_mode, rotate_upright
 from engine.data.sources.image_file import decoding, open_image
 from engine.utils.codec import Meta, Record, asdict
 
@@ -43,8 +43,7 @@ def reencode(data: bytes, encoding: Encoding) -> bytes:
     """
     with open_image(data) as image, decoding(image):
         upright = rotate_upright(image)
-        is_gray = upright.mode in ("1", "L", "LA", "La") or upright.mode.startswith("I")
-        picture = convert_mode(upright, "L" if is_gray else "RGB")
+        picture = convert_mode(upright, natural_mode(upright))
         longer = max(picture.size)
         if encoding.max_side is not None and longer > encoding.max_side:
             width, height = (max(round(side * encoding.max_side / longer), 1) for side in picture.size)

@@ -227,7 +227,7 @@ def _load_encoded(source: EncodedSource, image_format: ImageFormat, labels: Mapp
         {part: loaded[part].decoded.images for part in PARTS},
         {part: loaded[part].rows(part) for part in PARTS},
         labels,
-        {part: loaded[part].unread for part in PARTS},
+        {part: loaded[part].decoded.metadata.unread for part in PARTS},
         warnings[0] if warnings else None,
     )
 
@@ -245,11 +245,6 @@ class _LoadedEntry:
         except OSError as error:
             raise UnreadableImageError(f"the image {error.filename} cannot be read: {error.strerror}") from error
         return cls(entry, load_or_decode(key, entry.decode, entry.is_valid))
-
-    @property
-    def unread(self) -> dict[int, str]:
-        """Why images are unreadable, by row."""
-        return self.decoded.metadata.unread
 
     def rows(self, part: Part) -> Indices:
         """Return the row of each image of a part."""

@@ -212,6 +212,11 @@ def crop_images(images: Images, indices: Indices, crop: CropSpec) -> Images:
     )
 
 
+def natural_mode(image: Image.Image) -> str:
+    """Return the mode of the two that `convert_mode` knows in which an image keeps its colors."""
+    return "L" if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else "RGB"
+
+
 def convert_mode(image: Image.Image, mode: str) -> Image.Image:
     """Convert an image to mode "L" or "RGB", with transparent pixels composited on white.
 

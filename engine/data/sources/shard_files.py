@@ -6,7 +6,8 @@ import os
 import weakref
 from contextlib import suppress
 
-from engine.data.sources.tar_index import ShardError, ShardStamp, open_shard
+from engine.data.sources.tar_headers import ShardError
+from engine.data.sources.tar_index import ShardStamp, open_shard
 from engine.data.sources.tar_index_cache import IndexedShard
 
 MAX_OPEN_SHARDS = 256

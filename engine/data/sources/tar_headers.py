@@ -27,8 +27,8 @@ NOT_REGULAR = "not a regular file"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-class TarError(CodedError):
-    """An archive cannot be read. The message is a clause that follows its name."""
+class ShardError(CodedError):
+    """An archive cannot be used. The message is a clause that follows its path."""
 
 
 class TarMember(NamedTuple):
@@ -52,17 +52,17 @@ class TarReader:
         self._buffer, self._start = b"", 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes. Raises TarError if the archive is shorter."""
+        """Return `size` bytes. Raises ShardError if the archive is shorter."""
         begin = offset - self._start
         if begin < 0 or begin + size > len(self._buffer):
             self._buffer, self._start, begin = os.pread(self._fd, max(size, READ_BYTES), offset), offset, 0
         data = self._buffer[begin : begin + size]
         if len(data) < size:
-            raise TarError("is truncated; copy or download it again", code="damaged")
+            raise ShardError("is truncated; copy or download it again", code="damaged")
         return data
 
     def members(self) -> Iterator[TarMember]:
-        """Yield the members in the order of the archive. Raises TarError, and OSError."""
+        """Yield the members in the order of the archive. Raises ShardError, and OSError."""
         count = 0
         try:
             for count, member in enumerate(self._members(), 1):  # noqa: B007
@@ -82,10 +82,10 @@ class TarReader:
             content_size = parse_number(header[124:136]) if size is None else size
             position = offset + -(-content_size // BLOCK_BYTES) * BLOCK_BYTES
             if position > self.size:
-                raise TarError("is truncated; copy or download it again", code="damaged")
+                raise ShardError("is truncated; copy or download it again", code="damaged")
             if type_flag in (b"L", b"x"):
                 if content_size > MAX_EXTENSION_BYTES:
-                    raise TarError(f"has a header of more than {MAX_EXTENSION_BYTES >> 20} MiB", code="too-large")
+                    raise ShardError(f"has a header of more than {MAX_EXTENSION_BYTES >> 20} MiB", code="too-large")
                 extension = self.read(offset, content_size)
                 if type_flag == b"L":
                     name = extension.rstrip(b"\0")
@@ -105,14 +105,14 @@ class TarReader:
                 name, size = b"", None
 
 
-def _invalid_header(header: bytes, position: int) -> TarError:
+def _invalid_header(header: bytes, position: int) -> ShardError:
     if position:
-        return TarError(f"is damaged at byte {position}; copy or download it again", code="damaged")
+        return ShardError(f"is damaged at byte {position}; copy or download it again", code="damaged")
     for signature, compression in _COMPRESSED.items():
         if header.startswith(signature):
             reason = f"is compressed with {compression}; decompress it, because its images are read at random"
-            return TarError(reason, code="wrong-format")
-    return TarError("is not a tar archive; a file of gputrain pack needs data.dataset=packed", code="wrong-format")
+            return ShardError(reason, code="wrong-format")
+    return ShardError("is not a tar archive; a file of gputrain pack needs data.dataset=packed", code="wrong-format")
 
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
@@ -129,13 +129,13 @@ def has_valid_checksum(header: bytes) -> bool:
 
 
 def parse_number(field: bytes) -> int:
-    """Return a number in octal digits, or in GNU's base-256. Raises TarError."""
+    """Return a number in octal digits, or in GNU's base-256. Raises ShardError."""
     try:
         number = int.from_bytes(field[1:], "big") if field[0] == 0x80 else int(field.rstrip(b" \0") or b"0", 8)
     except ValueError:
         number = -1
     if number < 0:
-        raise TarError("is damaged: a header contains an invalid number", code="damaged")
+        raise ShardError("is damaged: a header contains an invalid number", code="damaged")
     return number
 
 
@@ -152,7 +152,7 @@ def _parse_pax(attributes: bytes, name: bytes) -> tuple[bytes, int | None]:
     while attributes:
         length, _, _ = attributes.partition(b" ")
         if not length.isdigit() or not len(length) < int(length[:9]) <= len(attributes):
-            raise TarError("is damaged: a PAX header is invalid", code="damaged")
+            raise ShardError("is damaged: a PAX header is invalid", code="damaged")
         key, _, value = attributes[len(length) + 1 : int(length) - 1].partition(b"=")
         if key == b"path":
             name = value
@@ -182,4 +182,4 @@ def _tarfile_members(fd: int) -> Iterator[TarMember]:
                         yield TarMember(name, 0, 0, NOT_REGULAR)
         # tarfile raises ValueError for invalid numbers of a sparse file, RecursionError for many headers of one member.
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-            raise TarError(f"is damaged: {error}", code="damaged") from error
+            raise ShardError(f"is damaged: {error}", code="damaged") from error

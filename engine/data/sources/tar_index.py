@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.data.sources.image_file import MAX_IMAGE_BYTES
-from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, TarMember, TarReader
-from engine.utils.errors import CodedError
+from engine.data.sources.tar_headers import BLOCK_BYTES, ShardError, TarMember, TarReader
 from engine.utils.text import printable
 
 IMAGE_EXTENSIONS = {
@@ -35,10 +34,6 @@ MAX_LABEL = (1 << 31) - 1
 # Skipped members of one shard that are listed, and of the name of each. The others are counted.
 MAX_SKIPPED = 1000
 MAX_SHOWN_BYTES = 500
-
-
-class ShardError(CodedError):
-    """A shard cannot be used. The message is a clause that follows its path."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +89,6 @@ def build_index(fd: int, stamp: ShardStamp) -> ShardIndex:
     builder = _IndexBuilder(TarReader(fd, stamp.size))
     try:
         index = builder.build()
-    except TarError as error:
-        raise ShardError(str(error), code=error.code) from error
     finally:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
     if ShardStamp.of(fd) != stamp:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.data.sources.image_file import MAX_IMAGE_BYTES
+from engine.data.sources.tar_headers import ShardError
 from engine.data.sources.tar_index import (
     COLUMNS,
     IMAGE_EXTENSIONS,
-    ShardError,
     ShardIndex,
     ShardStamp,
     build_index,

@@ -35,7 +35,7 @@ from engine.data.sources.base import (
     format_from_config,
 )
 from engine.data.sources.folder import IMAGENET_GRAY_STATS, IMAGENET_RGB_STATS
-from engine.data.sources.image import pil_to_format
+from engine.data.sources.image import natural_mode, pil_to_format
 from engine.data.sources.resize import crop_format
 from engine.utils.errors import UsageError
 
@@ -157,11 +157,7 @@ def first_item_format(data: DataConfig, run: RunConfig) -> ItemFormat:
     if not isinstance(first, Image.Image):
         channels, height, width = first.shape
         return ItemFormat(width if width == height else None, channels, is_float=True)
-    return ItemFormat(first.width if first.width == first.height else None, _num_channels(first))
-
-
-def _num_channels(image: Image.Image) -> int:
-    return 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
+    return ItemFormat(first.width if first.width == first.height else None, 1 if natural_mode(first) == "L" else 3)
 
 
 def open_user_dataset(data: DataConfig, run: RunConfig) -> UserDatasetSource:
@@ -208,7 +204,7 @@ def _item_format(data: DataConfig, dataset: UserDataset, first: Image.Image | Fl
             "set data.image_size, such as 224",
             code="missing-value",
         )
-    channels = data.channels or _num_channels(first)
+    channels = data.channels or (1 if natural_mode(first) == "L" else 3)
     mean, std = IMAGENET_RGB_STATS if channels == 3 else IMAGENET_GRAY_STATS
     return format_from_config(data, ImageFormat(first.width, channels, mean, std))
 

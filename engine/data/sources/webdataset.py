@@ -28,8 +28,8 @@ from engine.data.sources.encoded import EncodedImage, EncodedSource
 from engine.data.sources.folder import ALLOW_EMPTY, encoded_format
 from engine.data.sources.readahead import advise_ranges
 from engine.data.sources.shard_files import CHANGED, DescriptorCache
-from engine.data.sources.tar_headers import BLOCK_BYTES, TarError, header_name, parse_number
-from engine.data.sources.tar_index import COLUMNS, ShardError
+from engine.data.sources.tar_headers import BLOCK_BYTES, ShardError, header_name, parse_number
+from engine.data.sources.tar_index import COLUMNS
 from engine.data.sources.tar_index_cache import (
     IndexedShard,
     delete_unused_indices,
@@ -361,7 +361,7 @@ def _has_size(data: bytes, size: int) -> bool:
     """Whether `data` is the header of a member and its content of this size."""
     try:
         return len(data) == BLOCK_BYTES + size and parse_number(data[124:136]) == size
-    except TarError:
+    except ShardError:
         return False
 
 

@@ -179,7 +179,7 @@ def test_profile_begins_after_the_batches_that_were_prepared_meanwhile(
     for ready_batches in (0, 6):
         events: list[Event] = []
         with live_trainer(tmp_path / str(ready_batches), events, "optim.accumulate=2") as trainer:
-            monkeypatch.setattr(trainer.state.batches, "ready_batches", ready_batches)
+            monkeypatch.setattr(type(trainer.state.batches), "ready_batches", ready_batches)
             request(trainer, 1)
             train(trainer, 15)
         first_steps += [step for step, _, _ in profiled(events)]

@@ -22,7 +22,8 @@ from engine.data.pipelines.in_memory_images import load_in_memory
 from engine.data.sources import tar_headers
 from engine.data.sources.base import UnreadableImageError
 from engine.data.sources.open import open_source, read_class_names
-from engine.data.sources.tar_index import ShardError, ShardStamp, build_index, open_shard
+from engine.data.sources.tar_headers import ShardError
+from engine.data.sources.tar_index import ShardStamp, build_index, open_shard
 from engine.data.sources.tar_index_cache import index_shard
 from engine.data.sources.webdataset import TarSource
 from engine.utils.errors import Problem, UsageError
