@@ -225,6 +225,12 @@ class PendingBatch(ABC):
             if self._missing == 0:
                 self._changed.notify()
 
+    def load(self) -> Batch:
+        """Load all images in this thread, and return the batch. Raises the error of the first image that failed."""
+        for row in range(len(self._indices)):
+            self.load_row(row)
+        return self.result()
+
     def result(self) -> Batch:
         """Wait for all images, and return the batch. Raises the error of the first image that failed."""
         with self._changed:

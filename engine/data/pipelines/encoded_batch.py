@@ -85,11 +85,3 @@ class PendingEncodedBatch(PendingBatch):
             interpolation=plans[0].interpolation,
             request=request,
         )
-
-
-def load_encoded(source: EncodedSource, dataset: BatchDataset, request: BatchRequest) -> Batch:
-    """Load the batch of a request in this thread."""
-    pending = PendingEncodedBatch(source, dataset, request)
-    for row in range(len(request.indices)):
-        pending.load_row(row)
-    return pending.result()

@@ -24,7 +24,7 @@ from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
 from engine.data.pipelines.choose_decoder import DecoderSwitch
 from engine.data.pipelines.decode_threads import ThreadedBatches
-from engine.data.pipelines.encoded_batch import load_encoded
+from engine.data.pipelines.encoded_batch import PendingEncodedBatch
 from engine.data.pipelines.thread_count import ThreadCount
 from engine.data.pipelines.worker_process import WORKER_EXIT_SECONDS, init_worker
 from engine.data.sampler import BatchRequest
@@ -158,7 +158,7 @@ def _load(
 ) -> Batch:
     """Load the batch of a request in this thread, and count it."""
     if decoder.wait() == "gpu" and isinstance(source, EncodedSource):
-        batch = load_encoded(source, dataset, request)
+        batch = PendingEncodedBatch(source, dataset, request).load()
     else:
         batch = dataset[request]
     counters.add_batch(len(batch.labels))

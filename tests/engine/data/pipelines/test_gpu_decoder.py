@@ -18,7 +18,7 @@ from engine.config.schema import Config
 from engine.data.pipelines import gpu_decoder
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.choose_decoder import DecoderSwitch
-from engine.data.pipelines.encoded_batch import load_encoded
+from engine.data.pipelines.encoded_batch import PendingEncodedBatch
 from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, GpuDecoder, load_decoder, split_by_pixels
 from engine.data.pipelines.loader import BatchLoader
 from engine.data.sampler import BatchRequest
@@ -88,7 +88,7 @@ def assert_equal(batch: Batch, expected: Batch) -> None:
 def test_gpu_decoder_yields_images_of_cpu(photos: Path, part: str, keys: list[str]) -> None:
     source, dataset = open_photos(photos, *keys)
     request = BatchRequest("train" if part == "train" else "val", 1, np.arange(11))
-    batch = load_encoded(source, dataset, request)
+    batch = PendingEncodedBatch(source, dataset, request).load()
     assert batch.encoded is not None
     assert len(batch.encoded.rows) + len(batch.images) == 11
     # Rotated images and PNG files.
@@ -103,7 +103,7 @@ def test_encoded_batch_without_plain_jpeg_has_pixels(tmp_path: Path) -> None:
         Image.new("RGB", (40, 40), (0, 0, 200)).save(tmp_path / name / "1.png")
     source, dataset = open_photos(tmp_path)
     request = BatchRequest("train", 1, np.arange(2))
-    batch = load_encoded(source, dataset, request)
+    batch = PendingEncodedBatch(source, dataset, request).load()
     assert batch.encoded is None
     assert_equal(batch, dataset[request])
 
@@ -136,7 +136,7 @@ def test_gpu_decoder_leaves_rejected_file_to_cpu(own_photos: Path) -> None:
     source, dataset = open_photos(own_photos)
     name = damage(own_photos, source, "pixels")
     request = BatchRequest("train", 1, np.arange(6))
-    batch = load_encoded(source, dataset, request)
+    batch = PendingEncodedBatch(source, dataset, request).load()
     assert batch.encoded is not None
     assert ROW in batch.encoded.rows
     decoder = GpuDecoder(source, dataset, CPU)
@@ -152,7 +152,7 @@ def test_gpu_decoder_skips_unreadable_image(own_photos: Path, kind: str) -> None
     source, dataset = open_photos(own_photos, "data.on_bad=skip")
     name = damage(own_photos, source, kind)
     request = BatchRequest("train", 1, np.arange(6))
-    batch = load_encoded(source, dataset, request)
+    batch = PendingEncodedBatch(source, dataset, request).load()
     assert batch.encoded is not None
     decoded = GpuDecoder(source, dataset, CPU)(batch, batch.encoded)
     assert len(decoded.unread) == 1
@@ -164,7 +164,7 @@ def test_gpu_decoder_skips_unreadable_image(own_photos: Path, kind: str) -> None
 def test_gpu_decoder_fails_with_name_of_unreadable_image(own_photos: Path) -> None:
     source, dataset = open_photos(own_photos)
     name = damage(own_photos, source, "tables")
-    batch = load_encoded(source, dataset, BatchRequest("train", 1, np.arange(6)))
+    batch = PendingEncodedBatch(source, dataset, BatchRequest("train", 1, np.arange(6))).load()
     assert batch.encoded is not None
     with raises_problem("bad-image", "", name, kind=UnreadableImageError):
         GpuDecoder(source, dataset, CPU)(batch, batch.encoded)
@@ -176,7 +176,7 @@ def test_encoded_batch_without_readable_images_is_black(own_photos: Path) -> Non
     request = BatchRequest("train", 1, np.arange(4))
     for name in names[:4]:
         (own_photos / name).write_bytes(b"no image")
-    batch = load_encoded(source, dataset, request)
+    batch = PendingEncodedBatch(source, dataset, request).load()
     assert batch.loss_weight == 0
     assert_equal(batch, dataset[request])
 
@@ -184,7 +184,7 @@ def test_encoded_batch_without_readable_images_is_black(own_photos: Path) -> Non
 def test_gpu_decoder_rejects_image_of_other_size(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, dataset = open_photos(photos)
     request = BatchRequest("train", 1, np.arange(6))
-    batch = load_encoded(source, dataset, request)
+    batch = PendingEncodedBatch(source, dataset, request).load()
     assert batch.encoded is not None
     encoded = replace(batch.encoded, shapes=batch.encoded.shapes + 1)
     assert torch.equal(GpuDecoder(source, dataset, CPU)(batch, encoded).images, dataset[request].images)
