@@ -1,6 +1,6 @@
 """A thread that reads several runs for `tui.screens.compare`, and follows those that train.
 
-First it reads configs and figures, then the curves of one run after the other. Runs that were read before come from a
+First it reads configs and records, then the curves of one run after the other. Runs that were read before come from a
 `CompareCache`.
 """
 
@@ -16,13 +16,13 @@ from engine.runs.comparison import (
     Comparison,
     compare_runs,
     describe_run,
-    read_compared_record,
     read_flat_config,
 )
 from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import JournalReader
 from engine.runs.metric_directions import read_directions
+from engine.runs.record_completion import open_record
 from engine.runs.reduced_curves import RunCurves, reduce_curves
 from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache, Stamp, file_stamp
 from tui.pollers import READ_CHUNK_BYTES, RUN_POLL_INTERVAL_SECONDS, Poller
@@ -71,7 +71,7 @@ _Stamps = tuple[Stamp | None, Stamp | None, Stamp | None]
 
 
 def _stamps(folder: RunFolder) -> _Stamps:
-    # The owner writes owner.json while the run is live, and when it ends.
+    # The owner replaces its record and `owner.json` while the run is live, and when it ends.
     return file_stamp(folder.summary), file_stamp(folder.config), file_stamp(folder.owner)
 
 
@@ -89,7 +89,7 @@ class _RunFollower:
         self._is_detailed = False
 
     def describe(self) -> bool:
-        """Read config and figures if they may have changed; return whether they have."""
+        """Read config and record if they may have changed; return whether they have."""
         before, stamps = self.state, _stamps(self._folder)
         if not self._folder.path.is_dir():
             self.state = replace(before, is_missing=True)
@@ -105,7 +105,7 @@ class _RunFollower:
         config = stamps[1]
         if self._stored is None or self._stored[0] != config:
             self._stored = (config, read_flat_config(self._folder.config))
-        described = describe_run(self._folder, read_compared_record(self._folder), self._stored[1])
+        described = describe_run(self._folder, open_record(self._folder), self._stored[1])
         if not RunState(described.state).live:
             self._cache.keep(self._folder, stamps, described)
         return described

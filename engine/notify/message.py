@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from engine.runs.metrics import METRICS, format_known
 from engine.utils.text import format_duration, pluralize, printable
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def _progress(record: RunRecord, *, with_best: bool) -> str:
         return ""
     text = f"{record.epochs} of {pluralize(record.total_epochs, 'epoch')} in {format_duration(record.seconds)}"
     if with_best and record.best_val_accuracy is not None:
-        text += f", best accuracy {record.best_val_accuracy:.4f}"
+        best = format_known("best_val_accuracy", record.best_val_accuracy)
+        text += f", {METRICS['best_val_accuracy'].label} {best}"
     return text
 
 

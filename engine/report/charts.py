@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from engine.report.runs import ReportedRun
 from engine.report.style import PAGE, drawing, to_inline_svg
 from engine.report.timeline import EpochTime
 from engine.runs.curves import XAxis
-from engine.runs.reduced_curves import BlockSeries
+from engine.runs.metrics import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,20 +115,20 @@ def _overlaid_charts(groups: Sequence[Group], command: str) -> list[Chart]:
     def mark(group: Group) -> str:
         return group.letter if len(groups) <= MAX_MARKED_LINES else ""
 
-    def lines(read: Callable[[ReportedRun], BlockSeries], smoothing: float = 0.0) -> list[Line]:
+    def lines(key: str, smoothing: float = 0.0) -> list[Line]:
+        curves = [[run.curves.over(key, axis) for run in group.runs] for group in groups]
         drawn = [
-            make_line("", [read(run) for run in group.runs], group.index, smoothing=smoothing, mark=mark(group))
-            for group in groups
+            make_line("", runs, group.index, smoothing=smoothing, mark=mark(group))
+            for group, runs in zip(groups, curves, strict=True)
         ]
         # Raw values of several runs would hide each other.
         return [Line(line.label, line.series, line.color, line.dash, None, line.band, line.mark) for line in drawn]
 
     specs = [
-        ("Training loss", lines(lambda run: run.curves.over("train_loss", axis), TRAIN_SMOOTHING), "Moving average."),
-        ("Validation loss", lines(lambda run: run.curves.over("best_val_loss", axis)), ""),
-        ("Validation accuracy", lines(lambda run: run.curves.over("best_val_accuracy", axis)), ""),
-        (LEARNING_RATE, lines(lambda run: run.curves.over("lr", axis)), ""),
-        (THROUGHPUT, lines(lambda run: run.curves.over("images_per_second", axis)), ""),
+        (METRICS["train_loss"].title, lines("train_loss", TRAIN_SMOOTHING), "Moving average."),
+        *((METRICS[key].title, lines(key), "") for key in ("best_val_loss", "best_val_accuracy")),
+        (LEARNING_RATE, lines("lr"), ""),
+        (THROUGHPUT, lines("images_per_second"), ""),
     ]
     last = max(run.curves.last_x(axis) for group in groups for run in group.runs)
     return _draw_all(command, specs, axis, last)

@@ -75,7 +75,7 @@ class LegendEntry:
 def make_page(folders: Sequence[RunFolder], directions: Mapping[str, Better] = NO_METRICS) -> str:
     """Return the page about these runs. The same files give the same page.
 
-    `directions` are those of the user's own metrics that their names do not say.
+    `directions` are the stored directions of the user's own metrics.
 
     Raises UsageError if there are too many runs, or if matplotlib or jinja2 is not installed.
     """
@@ -101,7 +101,7 @@ def make_page(folders: Sequence[RunFolder], directions: Mapping[str, Better] = N
         runs=[_view(run, comparison.metrics, f"r{number}", letters[run.name]) for number, run in enumerate(runs)],
         charts=charts,
         legend=_legend(groups),
-        figures=figure_table(comparison, columns),
+        metrics=metric_table(comparison, columns),
         differences=difference_table(comparison),
         notes=tuple(map(str, comparison.notes)) if len(runs) > 1 else (),
         has_groups=bool(comparison.seed_groups),
@@ -163,8 +163,8 @@ def _legend(groups: Sequence[Group]) -> list[LegendEntry]:
     return entries
 
 
-def figure_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
-    """Return the figures of runs side by side: a row for each group, with the best value of each column set off."""
+def metric_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
+    """Return the metrics of runs side by side: a row for each group, with the best value of each column set off."""
     shown = comparison.shown_metrics
     best = {metric.key: comparison.best_columns(columns, metric) for metric in shown}
     rows = []
@@ -173,7 +173,7 @@ def figure_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
         states = ", ".join(dict.fromkeys(comparison.runs[run].state for run in column.runs))
         cells = [ascii_uppercase[index], names, states]
         for metric in shown:
-            value = comparison.figure(column, metric)
+            value = comparison.value(column, metric)
             text = UNKNOWN if value is None else spread_text(metric, value)
             cells.append(f"{text} ★" if index in best[metric.key] else text)
         rows.append(Row(tuple(cells)))

@@ -25,7 +25,8 @@ from engine.runs.comparison import Column, Comparison, compare_runs, require_com
 from engine.runs.curves import X_AXES, XAxis
 from engine.runs.fields import ALIASES
 from engine.runs.folder import RunFolder
-from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, Unit, own_metric
+from engine.runs.keys import parse_key
+from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, Metric, Unit, find_metric
 from engine.runs.reduced_curves import STEP_CURVES
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.libraries import import_library
@@ -52,7 +53,7 @@ DEFAULT_METRICS = ("loss", "accuracy")
 CHARACTERS_PER_IN, ENTRY_CHARACTERS, LEGEND_ROW_IN = 17, 10, 0.17
 
 
-# Their curves are averaged over steps.
+# Curves that have a value for each step are averaged over steps.
 SMOOTHED = ("train_loss", "grad_norm")
 
 
@@ -82,7 +83,7 @@ class PlotOptions:
     log: bool = False
     grouped: bool = True
     directions: Mapping[str, Better] = field(default_factory=dict)
-    """Those of the user's own metrics that their names do not say."""
+    """The stored directions of the user's own metrics."""
 
 
 def find_panel(name: str, own: Collection[str] = ()) -> str:
@@ -90,14 +91,18 @@ def find_panel(name: str, own: Collection[str] = ()) -> str:
 
     Raises UsageError with the nearest known name.
     """
+    name = parse_key(name)
     wanted = name.casefold().replace("-", "_")
     curves = [key for key, metric in METRICS.items() if metric.epoch is not None or key in STEP_CURVES]
     if wanted in PANELS or wanted in curves:
         return wanted
     if (own_name := name.removeprefix(METRIC_PREFIX)) in own:
         return METRIC_PREFIX + own_name
-    if (key := ALIASES.get(wanted)) in curves:
-        return str(key)
+    # `learning_rate` and `optim.lr` mean the curve `lr`, as `lr` means the config key elsewhere.
+    meant = ALIASES.get(wanted, wanted)
+    for key in curves:
+        if meant in (key, ALIASES.get(key)):
+            return key
     known = [*PANELS, *curves, *own]
     advice = did_you_mean(wanted, known) or f"; choose one of {', '.join(known)}"
     raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}", code="unknown-value")
@@ -105,17 +110,7 @@ def find_panel(name: str, own: Collection[str] = ()) -> str:
 
 def make_panel(key: str) -> Panel:
     """Return what a panel shows."""
-    if key in PANELS:
-        return PANELS[key]
-    label = (metric := _metric(key)).curve_label or metric.label
-    return Panel(label if key.startswith(METRIC_PREFIX) else label[:1].upper() + label[1:], {key: ""})
-
-
-def _metric(key: str, directions: Mapping[str, Better] = NO_METRICS) -> Metric:
-    if not key.startswith(METRIC_PREFIX):
-        return METRICS[key]
-    name = key.removeprefix(METRIC_PREFIX)
-    return own_metric(name, better=directions.get(name))
+    return PANELS.get(key) or Panel(find_metric(key).title, {key: ""})
 
 
 def find_axis(name: str) -> XAxis:
@@ -178,7 +173,7 @@ def make_plot(
     labels = column_labels(comparison, columns, _legend_characters(options.width_in) - ENTRY_CHARACTERS)
     groups = [[runs[index] for index in column.runs] for column in columns]
     panels = [make_panel(key) for key in keys]
-    metrics = [[_metric(curve, options.directions) for curve in panel.curves] for panel in panels]
+    metrics = [[find_metric(curve, options.directions) for curve in panel.curves] for panel in panels]
     lines = [_panel_lines(panel, groups, labels, options) for panel in panels]
     for key, drawn in zip(keys, lines, strict=True):
         if not drawn:
@@ -271,7 +266,7 @@ def _panel_lines(
 
 
 def _are_shares(metrics: Sequence[Metric], lines: Sequence[Line]) -> bool:
-    """Whether curves are shares from 0 to 1, of which a log scale would hide the differences that matter."""
+    """Whether all values are shares from 0 to 1. A log scale would hide the differences that matter near 1."""
     if not all(metric.better is Better.HIGH and metric.unit is Unit.SCORE for metric in metrics):
         return all(metric.unit is Unit.SHARE for metric in metrics)
     return all(np.nanmin(line.series.y) >= 0 and np.nanmax(line.series.y) <= 1 for line in lines)

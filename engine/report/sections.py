@@ -13,7 +13,7 @@ from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
 from engine.report.charts import Chart, time_chart
 from engine.report.runs import ReportedRun, read_config_text
-from engine.report.text import UNKNOWN, number_text, percent_text, share_text, time_text
+from engine.report.text import UNKNOWN, number_text, percent_text, time_text
 from engine.report.timeline import limit_shares
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.folder import RunState
@@ -23,6 +23,7 @@ from engine.runs.metrics import (
     Aggregate,
     Metric,
     Unit,
+    format_known,
     format_metric,
     own_metric,
 )
@@ -95,7 +96,7 @@ def figures(run: ReportedRun, metrics: Iterable[Metric]) -> list[tuple[str, str]
         text = format_metric(metric, value)
         values.append((_text(metric.label), f"{text} of {started.epochs:,}" if metric.key == "epochs" else text))
     if best is not None and best.val_top5 is not None and started.classes > 5:
-        values.insert(1, ("top-5 of that epoch", share_text(best.val_top5)))
+        values.insert(1, (f"{METRICS['val_top5'].label} of that epoch", format_known("val_top5", best.val_top5)))
     values.append(("training images", f"{started.train_images:,}"))
     values.append(("validation images", f"{started.val_images:,}"))
     values.append(("classes", f"{started.classes:,}"))

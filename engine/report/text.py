@@ -8,11 +8,6 @@ import time
 UNKNOWN = "–"
 
 
-def share_text(value: float | None) -> str:
-    """Return an accuracy or another share from 0 to 1 with four digits."""
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.4f}"
-
-
 def number_text(value: float | None, digits: int = 4) -> str:
     """Format a number with this many significant digits and thousands separators."""
     if value is None or not math.isfinite(value):

@@ -1,6 +1,6 @@
 """Diagnose the bottleneck of a run: data loading, a straggler, GPU throttling, too small steps, or compute.
 
-`engine.runs.history` calls `diagnose` with the latest epochs; log, summary and screen show the result. If an input is
+`engine.runs.history` calls `diagnose` with the latest epochs; log, record and screen show the result. If an input is
 missing there is no diagnosis, because a wrong one is worse than none.
 """
 

@@ -1,4 +1,4 @@
-"""Compare runs: the config keys that differ, key figures, and groups of runs that differ in the seed alone.
+"""Compare runs: the config keys that differ, metrics, and groups of runs that differ in the seed alone.
 
 `gputrain compare` prints a `Comparison`, and `tui.screens.compare` shows it beside the curves.
 """
@@ -17,8 +17,8 @@ from engine.config.differences import SEED_KEY, KeyDifference, differing_keys, f
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import NO_METRICS, Better, Metric, format_metric, own_metrics, recorded_metrics
-from engine.runs.record_completion import complete_record
-from engine.runs.run_record import RunRecord, read_run_record
+from engine.runs.record_completion import open_record
+from engine.runs.run_record import RunRecord
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
 
@@ -91,14 +91,14 @@ class Comparison:
 
     @property
     def shown_metrics(self) -> list[Metric]:
-        """The metrics of which a run has a value, without those that a table of figures omits."""
+        """The metrics of which a run has a value, without those that a table of metrics omits."""
         return [
             metric
             for metric in self.metrics
             if metric.key not in OMITTED_KEYS and any(metric.of_run(run.record) is not None for run in self.runs)
         ]
 
-    def figure(self, column: Column, metric: Metric) -> Spread | None:
+    def value(self, column: Column, metric: Metric) -> Spread | None:
         """Return the mean and spread of a metric over the runs of a column; None if it is unknown."""
         return spread(metric.of_run(self.runs[run].record) for run in column.runs)
 
@@ -110,7 +110,7 @@ class Comparison:
         values: dict[int, float] = {}
         for index, column in enumerate(columns):
             finished = all(self.runs[run].state == RunState.FINISHED for run in column.runs)
-            value = self.figure(column, metric)
+            value = self.value(column, metric)
             if value is not None and (finished or metric.key != "seconds"):
                 values[index] = value.mean
         if metric.better is Better.NEITHER or len(set(values.values())) < 2:
@@ -121,14 +121,17 @@ class Comparison:
     def to_dict(self, baseline: int | None = None) -> dict[str, object]:
         """Return the comparison as JSON values, with differences from the run `baseline` if there is one."""
         columns = self.columns(grouped=False)
-        figures = [{metric.key: metric.of_run(run.record) for metric in self.metrics} for run in self.runs]
+        metrics = [{metric.key: metric.of_run(run.record) for metric in self.metrics} for run in self.runs]
         best = {metric.key: sorted(self.best_columns(columns, metric)) for metric in self.metrics if metric.better}
         runs: list[dict[str, object]] = []
-        for run, values in zip(self.runs, figures, strict=True):
+        for run, values in zip(self.runs, metrics, strict=True):
             entry: dict[str, object] = {"name": run.name, "folder": run.folder, "state": run.state}
             entry |= {"figures": values, "problem": run.problem}
             if baseline is not None:
-                entry["difference"] = figure_differences(values, figures[baseline])
+                entry["difference"] = {
+                    key: None if value is None or reference is None else value - reference
+                    for (key, value), reference in zip(values.items(), metrics[baseline].values(), strict=True)
+                }
             runs.append(entry)
         return {
             "format": COMPARISON_FORMAT,
@@ -137,13 +140,13 @@ class Comparison:
             "config": {difference.key: list(difference.values) for difference in self.differences},
             "best": best,
             "seed_groups": [
-                {"runs": list(group), "figures": self._group_figures(Column(group))} for group in self.seed_groups
+                {"runs": list(group), "figures": self._group_metrics(Column(group))} for group in self.seed_groups
             ],
             "notes": list(map(str, self.notes)),
         }
 
-    def _group_figures(self, group: Column) -> dict[str, object]:
-        values = {metric.key: self.figure(group, metric) for metric in self.metrics}
+    def _group_metrics(self, group: Column) -> dict[str, object]:
+        values = {metric.key: self.value(group, metric) for metric in self.metrics}
         return {name: None if value is None else asdict(value) for name, value in values.items()}
 
 
@@ -157,24 +160,13 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def spread_text(metric: Metric, value: Spread) -> str:
-    """Format a figure; of a group the mean and the standard deviation."""
+    """Format a metric; of a group the mean and the standard deviation."""
     text = format_metric(metric, value.mean)
     return text if not value.deviation else f"{text} ±{format_metric(metric, value.deviation)}"
 
 
-def figure_differences(
-    figures: Mapping[str, float | None], baseline: Mapping[str, float | None]
-) -> dict[str, float | None]:
-    """Return each figure minus that of the baseline; None if one of them is unknown."""
-    differences: dict[str, float | None] = {}
-    for key, value in figures.items():
-        reference = baseline[key]
-        differences[key] = None if value is None or reference is None else value - reference
-    return differences
-
-
 def compare_runs(runs: Sequence[ComparedRun], directions: Mapping[str, Better] = NO_METRICS) -> Comparison:
-    """Compare runs that have been read. `directions` are those of the user's own metrics that their names do not say.
+    """Compare runs that have been read. `directions` are the stored directions of the user's own metrics.
 
     Raises UsageError as `require_comparable` does.
     """
@@ -216,14 +208,7 @@ def _seed_groups(runs: Sequence[ComparedRun]) -> tuple[tuple[int, ...], ...]:
 
 def read_run(folder: RunFolder) -> ComparedRun:
     """Read one run for a comparison: its config and its record."""
-    return describe_run(folder, read_compared_record(folder), read_flat_config(folder.config))
-
-
-def read_compared_record(folder: RunFolder) -> RunRecord:
-    """Return the record of a run, which of a crashed one is that of its journal."""
-    record = read_run_record(folder)
-    is_complete = record is not None and folder.state(record.state) is not RunState.CRASHED
-    return record if record is not None and is_complete else complete_record(folder)
+    return describe_run(folder, open_record(folder), read_flat_config(folder.config))
 
 
 def describe_run(

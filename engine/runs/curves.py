@@ -218,7 +218,7 @@ class CurveData:
 
     def epoch_metric(self, key: str, axis: XAxis) -> Series:
         """Return a metric of the epochs, such as `val_loss`, `ema_val_accuracy` or `metrics.NAME`."""
-        return self._series_over_steps(self._epoch_events["step"].values, self._epoch_metrics[key].values, axis)
+        return Series(self.x_positions(self._epoch_events["step"].values, axis), self._epoch_metrics[key].values)
 
     def epoch_metrics(self, axis: XAxis) -> dict[str, Series]:
         """Return all metrics of the epochs by key, the user's own ones as `metrics.NAME`."""
@@ -231,7 +231,7 @@ class CurveData:
 
     def step_metric(self, name: Literal["lr", "grad_norm"], axis: XAxis) -> Series:
         """Return the learning rate or the gradient norm at every `step` event."""
-        return self._series_over_steps(self._step_events["step"].values, self._step_events[name].values, axis)
+        return Series(self.x_positions(self._step_events["step"].values, axis), self._step_events[name].values)
 
     @property
     def has_grad_norm(self) -> bool:
@@ -252,9 +252,6 @@ class CurveData:
             accuracy=float(selection[index]),
             of_ema=bool(np.isfinite(ema[index])),
         )
-
-    def _series_over_steps(self, steps: FloatArray, values: FloatArray, axis: XAxis) -> Series:
-        return Series(self.x_positions(steps, axis), values)
 
     def x_positions(self, steps: FloatArray, axis: XAxis) -> FloatArray:
         """Convert steps to positions on an x axis: epochs, steps, images or hours of training."""

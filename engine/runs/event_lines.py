@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE, describe_efficiency, valid_share
 from engine.runs.control import REFUSAL_OUTCOMES
 from engine.runs.events import (
@@ -23,6 +25,7 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.history import History
+from engine.runs.metrics import METRIC_PREFIX, format_known, format_of_epoch
 from engine.runs.run_devices import describe_run_devices, mean_epoch_seconds
 from engine.runs.terminal_events import BatchSizeFound, DataDownload, RunStarting
 from engine.utils.codec import or_none
@@ -112,21 +115,19 @@ def _format_event(event: Event) -> str | None:
 
 
 def _epoch_line(epoch: EpochEvent) -> str:
-    ema = "" if epoch.ema is None else f"ema {_figure(epoch.ema.accuracy)}  "
-    own = "".join(f"{name} {_figure(value)}  " for name, value in epoch.metrics.items())
+    shown = partial(format_of_epoch, epoch, "nan")
+    ema = "" if epoch.ema is None else f"ema {shown('ema_val_accuracy')}  "
+    own = "".join(f"{name} {shown(METRIC_PREFIX + name)}  " for name in epoch.metrics)
+    lr = "nan" if epoch.lr is None else f"{epoch.lr:.3g}"
     wait = valid_share(epoch.data_wait) or 0.0
     notes = f"  data wait {wait:.0%}" if wait > MAX_DATA_WAIT_SHARE else ""
     notes += f"  {pluralize(epoch.skipped_steps, 'step')} skipped" if epoch.skipped_steps else ""
     notes += f"  {pluralize(epoch.skipped_images, 'image')} skipped" if epoch.skipped_images else ""
     return (
-        f"epoch {epoch.epoch:>3}  train loss {_figure(epoch.train_loss)} acc {_figure(epoch.train_accuracy)}  "
-        f"val loss {_figure(epoch.val_loss)} acc {_figure(epoch.val_accuracy)}  {own}{ema}"
-        f"{epoch.images_per_second:,.0f} images/s  lr {_figure(epoch.lr, '.3g')}  {epoch.seconds:.1f} s{notes}"
+        f"epoch {epoch.epoch:>3}  train loss {shown('train_loss')} acc {shown('train_accuracy')}  "
+        f"val loss {shown('val_loss')} acc {shown('val_accuracy')}  {own}{ema}"
+        f"{format_known('images_per_second', epoch.images_per_second)} images/s  lr {lr}  {epoch.seconds:.1f} s{notes}"
     )
-
-
-def _figure(value: float | None, form: str = ".4f") -> str:
-    return "nan" if value is None else format(value, form)
 
 
 def describe_devices(event: RunStarted) -> str:

@@ -1,4 +1,4 @@
-"""Names for what a run list can show, sort and filter by: metrics, figures of a row, config keys, labels, aliases.
+"""Names for what a run list can show, sort and filter by: metrics, fields of a row, config keys, labels, aliases.
 
 The numbers are those of `engine.runs.metrics`. `engine.runs.query` filters and sorts with the names, `gputrain runs
 --columns` and the screen of runs show their values.
@@ -81,6 +81,7 @@ ALIASES: Mapping[str, str] = {
     "loss": "val_loss",
     "images_s": "images_per_second",
     "throughput": "images_per_second",
+    "top5": "val_top5",
     "epoch": "epochs",
     "duration": "seconds",
     "time": "seconds",
@@ -93,6 +94,7 @@ ALIASES: Mapping[str, str] = {
     "dataset": "data.dataset",
     "data": "data.dataset",
     "lr": "optim.lr",
+    "learning_rate": "optim.lr",
     "optimizer": "optim.name",
     "optim": "optim.name",
     "batch": "data.batch_size",
@@ -108,20 +110,20 @@ ALIASES: Mapping[str, str] = {
 
 
 def find_field(name: str, own: Mapping[str, Better] = NO_METRICS) -> Field:
-    """Return the field that a name means: a figure, an alias, a config key, the last part of one config key only, or
-    one of the user's own metrics in `own`, as `own_metrics` returns them.
+    """Return the field that a name means: a metric, a field of every row, an alias, a config key, the last part of one
+    config key only, or one of the user's own metrics in `own`, as `own_metrics` returns them.
 
     Raises UsageError, with the nearest known name.
     """
     wanted = name.casefold()
     wanted = ALIASES.get(wanted.replace("-", "_"), wanted)
-    if (figure := _find_figure(wanted.replace("-", "_"))) is not None:
-        return figure
+    if (field := _find_shared_field(wanted.replace("-", "_"))) is not None:
+        return field
     for prefix in (METRIC_PREFIX, BEST_PREFIX):
         if wanted.startswith(prefix) and wanted != prefix:
             # Not folded: the name of a metric is the user's.
             return _own_field(name[len(prefix) :], own, best=prefix == BEST_PREFIX)
-    if wanted in ALIASES.values():
+    if wanted in ALIASES.values() and wanted not in METRICS:
         return _config_field(wanted)
     keys = default_values()
     if wanted in keys:
@@ -144,26 +146,24 @@ def find_field(name: str, own: Mapping[str, Better] = NO_METRICS) -> Field:
         return _own_field(rest, own, best=True)
     found = nearest(wanted, known_names(own))
     advice = "" if found is None else f"did you mean {quote_key(found)}?"
-    raise UsageError.one(name, "is no figure of a run and no config key", advice, code="unknown-key")
+    raise UsageError.one(name, "is no metric of a run and no config key", advice, code="unknown-key")
 
 
-def figure_names() -> list[str]:
-    """Return the names of the values that every run has."""
+def field_names() -> list[str]:
+    """Return the names of the fields that every run has."""
     return [*ROW_FIELDS, *(key for key, metric in METRICS.items() if metric.record is not None)]
 
 
 def known_names(own: Iterable[str] = ()) -> list[str]:
-    """Return all names that `find_field` knows: figures, aliases, config keys, and the user's `own` metrics. Imports
-    the config schema."""
-    return [*figure_names(), *ALIASES, *(key for key in default_values() if key not in ALIASES), *own]
+    """Return all names that `find_field` knows: fields of every run, aliases, config keys, and the `own` metrics.
+
+    Imports the config schema.
+    """
+    aliases = [name for name, key in ALIASES.items() if key not in METRICS or METRICS[key].record is not None]
+    return [*field_names(), *aliases, *(key for key in default_values() if key not in ALIASES), *own]
 
 
-def value_of(row: RunRow, name: str) -> Any:
-    """Return the value of a run by name; None if it is unknown. Raises UsageError as `find_field` does."""
-    return find_field(name).value(row)
-
-
-def _find_figure(name: str) -> Field | None:
+def _find_shared_field(name: str) -> Field | None:
     metric = METRICS.get(name)
     return ROW_FIELDS.get(name) if metric is None or metric.record is None else _metric_field(metric)
 

@@ -55,7 +55,7 @@ MAX_LINE_BYTES = 1 << 24
 MAX_UNWRITTEN_BYTES = 1 << 26
 DROPPED_TYPES = (StepEvent, GpuEvent, PhaseChanged)
 # Disk space that is kept for the last events of a run: it must not look crashed because its disk is full. A part of it
-# is for its summary and the end of its log.
+# is for its record and the end of its log.
 RESERVED_BYTES, RESERVED_JOURNAL_BYTES = 1 << 16, 3 << 14
 # Replaces the beginning of a line that is too long. It is not JSON, so neither is the line.
 _SKIPPED_BEGINNING = b"\0"

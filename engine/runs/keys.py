@@ -1,6 +1,7 @@
-"""How a key is written in a query, `--sort` and `--columns`: as it is, or in double quotes.
+"""How a key is written in a query, `--sort`, `--columns`, `--metric` and `--better`: as it is, or in double quotes.
 
-`"val f1">0.9` is a condition on the key `val f1`. A double quote in a quoted key is written twice.
+`"val f1">0.9` is a condition on the key `val f1`, and `metrics."val f1">0.9` one on `metrics.val f1`. A double quote in
+a quoted key is written twice.
 """
 
 from __future__ import annotations
@@ -8,20 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-KEY_PATTERN = r'[A-Za-z_][\w./@:-]*|"(?:[^"]|"")+"(?!")'
-_PLAIN_KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
+_PREFIX = r"(?:best_)?metrics\."
+_PLAIN = r"[^\W\d][\w./@:-]*"
+KEY_PATTERN = rf'{_PLAIN}|(?:{_PREFIX})?"(?:[^"]|"")+"(?!")'
+_QUOTED_KEY = re.compile(rf'((?:{_PREFIX})?)"((?:[^"]|"")*)"(?!")')
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"(?!")' + r"|'([^']*)'")
 
 
 def quote_key(key: str) -> str:
     """Return a key as it is written in a query, `--sort` or `--columns`."""
-    return key if _PLAIN_KEY.fullmatch(key) else '"' + key.replace('"', '""') + '"'
+    return key if re.fullmatch(_PLAIN, key) else '"' + key.replace('"', '""') + '"'
 
 
 def parse_key(text: str) -> str:
     """Return the key that is written, as `quote_key` writes it."""
-    quoted = _QUOTED.fullmatch(text)
-    return text if quoted is None or quoted[1] is None else quoted[1].replace('""', '"')
+    quoted = _QUOTED_KEY.fullmatch(text)
+    return text if quoted is None else quoted[1] + quoted[2].replace('""', '"')
+
+
+def parse_metric_name(text: str) -> str:
+    """Return the name of one of the user's own metrics, which is written as the name or as a key of the metric."""
+    return re.sub(rf"\A{_PREFIX}", "", parse_key(text))
 
 
 def unquote(text: str) -> str:

@@ -5,12 +5,10 @@ Lists show them, and `engine.runs.query` filters by them. They change nothing in
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Annotated
 
 from engine.runs.folder import RunFolder
@@ -19,19 +17,17 @@ from engine.utils.codec import (
     FileRecord,
     InvalidRecordError,
     Meta,
-    decode_valid_fields,
+    find_changeable_fields,
     replace,
     update_record,
 )
 from engine.utils.errors import UsageError
-from engine.utils.files import path_of_descriptor, read_bytes, shown_path
+from engine.utils.files import locked_folder, opened_folder, shown_path
 
 MAX_TAGS = 20
 MAX_NOTE_CHARACTERS = 2000
 MAX_LABELS_BYTES = 1 << 16
 TAG_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,39}"
-# Another process changes labels within milliseconds. One that holds the lock for longer is not waited for.
-LOCK_WAIT_SECONDS = 1.0
 
 
 Tag = Annotated[str, Meta(pattern=rf"^{TAG_PATTERN}\Z")]
@@ -56,20 +52,13 @@ NO_LABELS = RunLabels()
 def read_labels(folder: RunFolder) -> RunLabels:
     """Return the labels of a run. What is missing or invalid, such as a tag of another form, counts as not set."""
     with suppress(InvalidRecordError):
-        return _read(folder)
+        return _read(f"{folder.root}/labels.json")
     return NO_LABELS
 
 
-def _read(folder: RunFolder) -> RunLabels:
-    """Return the labels of a run. Raises InvalidRecordError if they have another format."""
-    try:
-        labels = decode_valid_fields(read_bytes(f"{folder.root}/labels.json", MAX_LABELS_BYTES), RunLabels)
-    except OSError:
-        return NO_LABELS
-    except InvalidRecordError as error:
-        if error.code == "wrong-version":
-            raise
-        return NO_LABELS
+def _read(path: Path | str) -> RunLabels:
+    """Return the labels in a file. Raises InvalidRecordError if they have another format."""
+    labels = find_changeable_fields(path, RunLabels, MAX_LABELS_BYTES) or NO_LABELS
     tags = tuple(dict.fromkeys(labels.tags))[:MAX_TAGS]
     note = labels.note[:MAX_NOTE_CHARACTERS] if _is_unicode(labels.note) else ""
     return replace(labels, tags=tags, note=note)
@@ -116,13 +105,15 @@ def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -
     """
     if (problem := folder.owner_problem()) is not None:
         raise UsageError.one(folder.name, f"this run {problem}, so its labels cannot be changed", code="foreign-owner")
+    held = opened_folder(folder.path) if folder.fd is None else nullcontext(folder.root)
     try:
-        with _held(folder) as held, _locked(held.held_fd):
-            labels = change(_read(held))
+        with held as root, locked_folder(root):
+            path = root / folder.labels.name
+            labels = change(_read(path))
             check_labels(labels)
-            update_record(held.labels, labels, MAX_LABELS_BYTES)
+            update_record(path, labels, MAX_LABELS_BYTES)
             # No file of a run is more open than its folder.
-            held.labels.chmod(0o644 & os.fstat(held.held_fd).st_mode)
+            path.chmod(0o644 & root.stat().st_mode)
     except InvalidRecordError as error:
         advice = f"use the gputrain that wrote it, or delete {shown_path(folder.labels)}"
         raise UsageError.one(folder.name, f"its {folder.labels.name} {error}", advice, code=error.code) from error
@@ -131,38 +122,3 @@ def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -
             folder.name, f"its labels cannot be written: {error.strerror}", code="not-writable"
         ) from error
     return labels
-
-
-@contextmanager
-def _held(folder: RunFolder) -> Iterator[RunFolder]:
-    """Yield the folder with a descriptor. Raises OSError unless it is a folder."""
-    held = folder if folder.fd is not None else folder.hold()
-    try:
-        yield held
-    finally:
-        if folder.fd is None:
-            os.close(held.held_fd)
-
-
-@contextmanager
-def _locked(folder_fd: int) -> Iterator[None]:
-    """Keep other processes from changing the labels, so that none of two changes is lost.
-
-    Whoever can read a folder can lock it for as long as they like, and not every file system has locks, so this waits
-    only for `LOCK_WAIT_SECONDS`.
-    """
-    # A lock belongs to a descriptor, and other threads may use `folder_fd`.
-    handle = os.open(path_of_descriptor(folder_fd), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.01)
-            except OSError:
-                break
-        yield
-    finally:
-        os.close(handle)

@@ -1,4 +1,4 @@
-"""Which values of the user's own metrics are better where their names do not say it: `RUNS/.metrics.json` and flags.
+"""Which values of the user's own metrics are better, if not those that the name suggests: `.metrics.json` and flags.
 
 `gputrain runs better` writes the file of a runs folder, and lists, comparisons, reports and plots read it.
 """
@@ -9,9 +9,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from engine.runs.metrics import METRIC_PREFIX, Better
-from engine.utils.codec import ENTRIES, FileRecord, field, find_valid_fields, update_record
+from engine.runs.keys import parse_metric_name
+from engine.runs.metrics import Better
+from engine.utils.codec import (
+    ENTRIES,
+    FileRecord,
+    InvalidRecordError,
+    field,
+    find_changeable_fields,
+    find_valid_fields,
+    update_record,
+)
 from engine.utils.errors import Problem, UsageError
+from engine.utils.files import locked_folder
 
 DIRECTIONS_FILE = ".metrics.json"
 MAX_DIRECTIONS_BYTES = 1 << 20
@@ -28,15 +38,16 @@ class MetricDirections(FileRecord, frozen=True, kw_only=True):
 def read_directions(root: Path, overrides: Iterable[str] = ()) -> Mapping[str, Better]:
     """Return the directions of the user's own metrics in a runs folder, by name.
 
-    `overrides` are texts such as `f1=high`, which take precedence. Raises UsageError if one is not valid.
+    `overrides` are texts such as `f1=high` or `metrics.f1=high`, which take precedence. Raises UsageError if one is not
+    valid.
     """
     stored = find_valid_fields(root / DIRECTIONS_FILE, MetricDirections, MAX_DIRECTIONS_BYTES) or MetricDirections()
-    known = {name: DIRECTIONS[better] for name, better in stored.better.items() if better in DIRECTIONS}
+    known = _valid_directions(stored)
     problems = list[Problem]()
     for text in overrides:
         name, _, better = text.rpartition("=")
         if name and better in DIRECTIONS:
-            known[name.removeprefix(METRIC_PREFIX)] = DIRECTIONS[better]
+            known[parse_metric_name(name)] = DIRECTIONS[better]
         else:
             problems.append(Problem("--better", f"{text} is not NAME=low or NAME=high", code="invalid-value"))
     if problems:
@@ -47,15 +58,23 @@ def read_directions(root: Path, overrides: Iterable[str] = ()) -> Mapping[str, B
 def store_direction(root: Path, name: str, better: Better | None) -> None:
     """Store the direction of one of the user's own metrics in a runs folder; None is that of its name.
 
-    Raises UsageError if it cannot be written.
+    Raises UsageError if the file has another format or cannot be written.
     """
-    directions = {known: direction.value for known, direction in read_directions(root).items()}
-    directions.pop(name, None)
-    if better is not None:
-        directions[name] = better.value
+    path = root / DIRECTIONS_FILE
     try:
-        update_record(root / DIRECTIONS_FILE, MetricDirections(better=directions), MAX_DIRECTIONS_BYTES)
+        with locked_folder(root):
+            stored = find_changeable_fields(path, MetricDirections, MAX_DIRECTIONS_BYTES) or MetricDirections()
+            directions = {**_valid_directions(stored), name: better}
+            kept = {known: direction.value for known, direction in directions.items() if direction is not None}
+            update_record(path, MetricDirections(better=kept), MAX_DIRECTIONS_BYTES)
+    except InvalidRecordError as error:
+        advice = f"use the gputrain that wrote it, or delete {path}"
+        raise UsageError.one(str(root), f"{DIRECTIONS_FILE} {error}", advice, code=error.code) from error
     except OSError as error:
         raise UsageError.one(
             str(root), f"{DIRECTIONS_FILE} cannot be written: {error.strerror}", code="not-writable"
         ) from error
+
+
+def _valid_directions(stored: MetricDirections) -> dict[str, Better]:
+    return {name: DIRECTIONS[better] for name, better in stored.better.items() if better in DIRECTIONS}

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 METRIC_PREFIX, BEST_PREFIX = "metrics.", "best_metrics."
 """What the keys of the user's own metrics begin with: of the last epoch, and of the best one."""
 # Words in the name of a metric of which low values are better.
-_LOW_WORDS = frozenset(("loss", "error", "err", "ppl", "perplexity", "wer", "cer", "mae", "mse", "rmse", "nll"))
+_LOW_WORDS = frozenset((
+    "loss", "losses", "logloss", "entropy", "crossentropy", "error", "errors", "err", "eer", "mae", "mse", "rmse",
+    "mape", "smape", "wer", "cer", "nll", "ppl", "perplexity", "bits", "bpb", "bpc", "bpd", "brier", "ece", "fid",
+    "latency",
+))  # fmt: skip
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -38,7 +42,7 @@ class Better(StrEnum):
 
 
 class Aggregate(StrEnum):
-    """Which value of a run the record has, of those that a metric takes while it trains."""
+    """Which of the values that a metric takes during training the record has."""
 
     LAST = "last"
     """Of the last epoch."""
@@ -82,7 +86,13 @@ class Metric:
     record: Callable[[RunRecord], float | None] | None = None
     epoch: Callable[[EpochEvent], float | None] | None = None
     curve_label: str = ""
-    """What its curve shows, if `label` says how the value of the run follows from the epochs."""
+    """Label of its curve, where `label` names the aggregate of the run, such as "median images/s"."""
+
+    @property
+    def title(self) -> str:
+        """Heading of its curve."""
+        label = self.curve_label or self.label
+        return label if self.key.startswith(METRIC_PREFIX) else label[:1].upper() + label[1:]
 
     def of_run(self, record: RunRecord) -> float | None:
         """Return the value of a run; None if it is unknown or not finite."""
@@ -175,6 +185,12 @@ def own_metric(name: str, *, best: bool = False, better: Better | None = None) -
     )  # fmt: skip
 
 
+def find_metric(key: str, directions: Mapping[str, Better] = NO_METRICS) -> Metric:
+    """Return a row of the registry, or for `metrics.NAME` that of the user's own metric."""
+    name = key.removeprefix(METRIC_PREFIX)
+    return METRICS[key] if name == key else own_metric(name, better=directions.get(name))
+
+
 def better_of_name(name: str) -> Better:
     """Return which values of a metric are better: low ones if a word of its name says so, such as loss or error."""
     return Better.HIGH if _LOW_WORDS.isdisjoint(word.lower() for word in _WORD.findall(name)) else Better.LOW
@@ -195,6 +211,17 @@ def recorded_metrics(own: Mapping[str, Better]) -> list[Metric]:
     for name, better in own.items():
         rows += [own_metric(name, best=best, better=better) for best in (True, False)]
     return rows
+
+
+def format_known(key: str, value: float | None, unknown: str = "") -> str:
+    """Format a value of a metric of the registry; `unknown` stands for None."""
+    return unknown if value is None else format_metric(METRICS[key], value)
+
+
+def format_of_epoch(epoch: EpochEvent, unknown: str, key: str) -> str:
+    """Format the value of an epoch of a metric for `find_metric`; `unknown` stands for None."""
+    value = (metric := find_metric(key)).of_epoch(epoch)
+    return unknown if value is None else format_metric(metric, value)
 
 
 def format_metric(metric: Metric, value: float) -> str:

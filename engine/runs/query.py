@@ -1,10 +1,10 @@
-"""Query language of run lists: conditions on names, states, figures, config keys and labels; columns and sort order.
+"""Query language of run lists: conditions on names, states, metrics, config keys and labels; columns and sort order.
 
 A query is words separated by blanks, and all of them must hold: `optim.name=adamw val_accuracy>0.9 -tag=old failed`.
 `gputrain runs` and the screen of runs share it. `engine.runs.fields` resolves the names.
 
 A key with other characters than letters, digits and `_ . / @ : -` is in double quotes, `"val f1">0.9`
-(`engine.runs.keys`).
+(`engine.runs.keys`). A text with an operator is searched for with `note~"a > b"`.
 
 `=` and `!=` take `*` and `?` in text, and several values, `model=resnet18,resnet50`. Text compares without regard to
 case. A run whose value is unknown meets no condition on it.
@@ -36,7 +36,9 @@ QUERY_HELP = (
     "Words that must all match: text in name, state, tags or note, or KEY=VALUE, with = != > >= < <= or ~ (contains) "
     "and * in values. -WORD excludes."
 )
-_CONDITION = re.compile(rf"(?P<key>{KEY_PATTERN})(?P<operator>!=|!~|>=|<=|==|=|>|<|~)(?P<value>.*)", re.DOTALL)
+_OPERATOR = r"(?P<operator>!=|!~|>=|<=|==|=|>|<|~)(?P<value>.*)"
+_CONDITION = re.compile(rf"(?P<key>{KEY_PATTERN}){_OPERATOR}", re.DOTALL)
+_UNQUOTED_CONDITION = re.compile(rf"\s*(?P<key>[^\s=<>~!].*?)\s*{_OPERATOR}", re.DOTALL)
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -54,12 +56,9 @@ class Query:
     words: tuple[str, ...]
     predicates: tuple[Predicate, ...]
     """The condition of each word."""
-    names_archived: bool = False
-    """Whether a condition is on the archive flag. Archived runs are then listed."""
-    names_age: bool = False
-    """Whether a condition is on the age. Which runs match then changes with time."""
-    names_sweep: bool = False
-    """Whether a condition is on the sweep. Its trials are then listed one by one."""
+    fields: frozenset[str] = frozenset()
+    """Names of the fields with a condition. With `archived`, archived runs are listed, and with `sweep`, its trials one
+    by one. With `age`, the runs that match change with time."""
 
     def matches(self, row: RunRow) -> bool:
         """Whether a run meets all conditions."""
@@ -88,8 +87,7 @@ def parse_query(words: str | Sequence[str], own: Mapping[str, Better] = NO_METRI
             names |= {field.name} if field is not None else set()
     if problems:
         raise UsageError(problems)
-    named = ("archived" in names, "age" in names, "sweep" in names)
-    return Query(" ".join(texts), tuple(parts), tuple(predicates), *named)
+    return Query(" ".join(texts), tuple(parts), tuple(predicates), frozenset(names))
 
 
 def _split(text: str) -> list[str]:
@@ -113,7 +111,10 @@ def _parse_word(word: str, own: Mapping[str, Better]) -> tuple[Predicate, Field 
 
 def _parts_of(word: str) -> tuple[str, str, str, str]:
     """Return the sign of negation, the key, the operator and the value of a word; of one that is no condition, the text
-    as its value."""
+    as its value.
+
+    Raises UsageError for a condition whose key lacks quotes.
+    """
     sign = word[0] if len(word) > 1 and word[0] in "-!" else ""
     body = word.removeprefix(sign)
     # A name has one form, however it is typed.
@@ -122,12 +123,17 @@ def _parts_of(word: str) -> tuple[str, str, str, str]:
     body = normalize_name(unquote(body))
     if (match := _CONDITION.fullmatch(body)) is not None:
         return sign, parse_key(match["key"]), match["operator"], match["value"]
+    if (match := _UNQUOTED_CONDITION.fullmatch(body)) is not None:
+        value = match["value"].strip()
+        shown = quote_key(value) if len(value.split()) > 1 else value
+        right = f"{sign}{quote_key(match['key'])}{match['operator']}{shown}"
+        raise UsageError.one(word, "needs quotes around the key alone", f"write {right}", code="invalid-value")
     return sign, "", "", body
 
 
 @dataclass(frozen=True)
 class BestCondition:
-    """A condition on the best value of a metric, which more runs meet than that on its last one, `key`."""
+    """A condition on the best value of a metric. `count` runs meet it, and none meets that on the last value, `key`."""
 
     key: str
     text: str
@@ -267,7 +273,7 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:w|d|h|min|m|s|))+")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(w|d|h|min|m|s|)")
 _DURATION_UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0, "": 1.0}
 _DATE_FORMATS = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d")
-_FLAGS = {"yes": 1.0, "true": 1.0, "1": 1.0, "no": 0.0, "false": 0.0, "0": 0.0}
+_FLAGS = {"yes": "true", "true": "true", "1": "true", "no": "false", "false": "false", "0": "false"}
 _FORMS = {
     Kind.NUMBER: "a number, such as 0.9, 90% or 10k",
     Kind.SHARE: "a number, such as 0.9 or 90%",
@@ -282,18 +288,7 @@ def parse_operand(field: Field, text: str, *, is_equality: bool = False) -> Oper
     folded = text.casefold()
     if is_equality and _has_wildcard(folded):
         return Operand(folded)
-    operand: Operand | None = Operand(folded)
-    match field.kind:
-        case Kind.NUMBER | Kind.SHARE:
-            operand = _as_number(folded)
-        case Kind.CONFIG:
-            operand = _as_number(folded) or Operand(folded)
-        case Kind.DURATION:
-            operand = _as_duration(folded)
-        case Kind.DATE:
-            operand = _as_date(text)
-        case Kind.FLAG:
-            operand = Operand("true" if _FLAGS[folded] else "false") if folded in _FLAGS else None
+    operand = _PARSERS.get(field.kind, Operand)(folded)
     if operand is None:
         raise UsageError.one(field.name, f"{text} is not {_FORMS[field.kind]}", code="invalid-value")
     if field.name == "state" and is_equality and folded not in set(RunState):
@@ -318,8 +313,8 @@ def _as_duration(text: str) -> Operand | None:
 
 
 def _as_date(text: str) -> Operand | None:
-    if text.casefold() in ("today", "yesterday"):
-        text = time.strftime("%Y-%m-%d", time.localtime(time.time() - 86_400 * (text.casefold() == "yesterday")))
+    if text in ("today", "yesterday"):
+        text = time.strftime("%Y-%m-%d", time.localtime(time.time() - 86_400 * (text == "yesterday")))
     for form in _DATE_FORMATS:
         try:
             parsed = time.strptime(text, form)
@@ -332,6 +327,17 @@ def _as_date(text: str) -> Operand | None:
             continue
         return Operand(text, start, end)
     return None
+
+
+_PARSERS: Mapping[Kind, Callable[[str], Operand | None]] = {
+    Kind.NUMBER: _as_number,
+    Kind.SHARE: _as_number,
+    Kind.CONFIG: lambda text: _as_number(text) or Operand(text),
+    Kind.DURATION: _as_duration,
+    Kind.DATE: _as_date,
+    Kind.FLAG: lambda text: Operand(_FLAGS[text]) if text in _FLAGS else None,
+}
+"""How each kind reads a value in lower case; others are text."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Outputs that a run can do without: log, summary, TensorBoard, messages, readings of its GPUs.
+"""Outputs that a run can do without: log, record, TensorBoard, messages, readings of its GPUs.
 
 A `Sink` calls what writes such an output. If that fails, it warns once, switches the output off and tries again later,
 so that no error of an output ends the run. `engine.runs.recorder` and `engine.launch` use it.

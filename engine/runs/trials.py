@@ -47,7 +47,7 @@ def best_trial(trials: Sequence[RunRow]) -> RunRow:
 
 
 def make_sweep_row(trials: Sequence[RunRow]) -> RunRow:
-    """Return the row of a sweep: the figures and the config of its best trial, and the state of all of them."""
+    """Return the row of a sweep: the metrics and the config of its best trial, and the state of all of them."""
     best = best_trial(trials)
     counts = Counter(row.state for row in trials)
     states = dict.fromkeys([RunState.RUNNING, *(row.state for row in trials if row.live), RunState.FINISHED])

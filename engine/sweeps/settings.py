@@ -14,6 +14,7 @@ import yaml
 
 from engine.config.resume import PATH_KEYS
 from engine.config.yaml_io import read_yaml, to_yaml
+from engine.runs.keys import parse_key, quote_key
 from engine.runs.metric_directions import DIRECTIONS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, own_metric
 from engine.sweeps.space import Range, Space, parse_space, split_choices
@@ -97,14 +98,14 @@ def objective_keys() -> tuple[str, ...]:
 def find_objective(text: str, directions: Mapping[str, Better] = NO_METRICS) -> Metric | None:
     """Return one of `objective_keys`, or one of the user's own metrics, `metrics.NAME`; None if it is neither.
 
-    `metrics.NAME=low` says which values are better, else `directions` and then the name.
+    `metrics.NAME=low` says which values are better, else `directions` and then the name. A key may be in quotes.
     """
-    if not text.startswith(METRIC_PREFIX):
-        return METRICS[text] if text in objective_keys() else None
-    key, _, word = text.rpartition("=")
-    is_directed = word in DIRECTIONS and key.startswith(METRIC_PREFIX)
-    name = (key if is_directed else text).removeprefix(METRIC_PREFIX)
-    return own_metric(name, better=DIRECTIONS[word] if is_directed else directions.get(name)) if name else None
+    rest, _, word = text.rpartition("=")
+    key = parse_key(rest if word in DIRECTIONS else text)
+    if not key.startswith(METRIC_PREFIX):
+        return METRICS[key] if key in objective_keys() and word not in DIRECTIONS else None
+    name = key.removeprefix(METRIC_PREFIX)
+    return own_metric(name, better=DIRECTIONS.get(word) or directions.get(name)) if name else None
 
 
 def with_direction(settings: SweepSettings, directions: Mapping[str, Better]) -> SweepSettings:
@@ -112,7 +113,11 @@ def with_direction(settings: SweepSettings, directions: Mapping[str, Better]) ->
     `directions`."""
     metric = find_objective(settings.metric, directions)
     is_own = metric is not None and metric.key.startswith(METRIC_PREFIX)
-    return replace(settings, metric=f"{metric.key}={metric.better}") if metric is not None and is_own else settings
+    return (
+        replace(settings, metric=f"{quote_key(metric.key)}={metric.better}")
+        if metric is not None and is_own
+        else settings
+    )
 
 
 def split_space(values: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:

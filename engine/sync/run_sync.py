@@ -174,10 +174,10 @@ class RunSync:
         self._send(reading)
         finished = reading.history.finished
         end = finished.time if finished is not None else reading.latest_time
-        summary = reading.history.record()
+        record = reading.history.record()
         directions = read_directions(self.folder.path.parent)
-        figures = Row(max(reading.builder.last_step, 1), end, _figures(summary, directions))
-        reading.remote.finish(self.run_state, figures, summary.message)
+        row = Row(max(reading.builder.last_step, 1), end, _final_metrics(record, directions))
+        reading.remote.finish(self.run_state, row, record.message)
         self._reading = None
 
     def _save(self, **changes: str | int) -> None:
@@ -229,8 +229,8 @@ class _Reading:
         self.builder.valid_until = min(self.resumed_from[self.sessions :], default=math.inf)
 
 
-def _figures(record: RunRecord, directions: Mapping[str, Better]) -> dict[str, float]:
-    """Return the final figures of a run that are known."""
+def _final_metrics(record: RunRecord, directions: Mapping[str, Better]) -> dict[str, float]:
+    """Return the final metrics of a run that are known."""
     values = {
         f"summary/{metric.key}": metric.of_run(record) for metric in recorded_metrics(own_metrics([record], directions))
     }

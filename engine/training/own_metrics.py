@@ -30,7 +30,7 @@ MAX_METRIC_VALUES = 64
 MAX_GATHERED_BYTES = 1 << 30
 # Values in the trial before the run.
 MAX_TRIAL_VALUES = 10**7
-_NAME = re.compile(r"[A-Za-z_][\w.@-]{0,49}")
+_NAME = re.compile(r"[^\W\d][\w.@/-]{0,49}")
 
 # Probabilities and labels of some images.
 Outputs = tuple[Tensor, Tensor]
@@ -132,7 +132,9 @@ class OwnMetrics:
     def _checked_name(name: str, key: object) -> str:
         if not isinstance(key, str) or _NAME.fullmatch(key) is None:
             raise MetricError(
-                f"{name} returns a value named {key!r:.60}; use letters, digits, dots, @, - and _", code="invalid-name"
+                f"{name} returns a value named {key!r:.60}; use 1 to 50 letters, digits and . @ - _ / and begin with a "
+                "letter or _",
+                code="invalid-name",
             )
         return key
 

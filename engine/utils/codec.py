@@ -277,9 +277,23 @@ def parse_object(data: bytes | str) -> dict[str, Any] | None:
 
 def find_valid_fields(path: Path, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T | None:
     """Return the record in a file without the fields that are not valid; None as for `find_record`."""
+    with suppress(InvalidRecordError):
+        return find_changeable_fields(path, kind, max_bytes)
+    return None
+
+
+def find_changeable_fields(path: Path | str, kind: type[T], max_bytes: int = MAX_JSON_BYTES) -> T | None:
+    """Return the record in a file as `find_valid_fields` does.
+
+    Raises InvalidRecordError if the file has another format, so that it must not be replaced.
+    """
     try:
         return decode_valid_fields(read_bytes(path, max_bytes), kind)
-    except (OSError, InvalidRecordError):
+    except OSError:
+        return None
+    except InvalidRecordError as error:
+        if error.code == "wrong-version":
+            raise
         return None
 
 

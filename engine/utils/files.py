@@ -21,6 +21,8 @@ from engine.utils.trust import foreign_path_reason
 
 _DESCRIPTORS = "/proc/self/fd/"
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+# Another process changes a small file within milliseconds. One that holds the lock for longer is not waited for.
+LOCK_WAIT_SECONDS = 1.0
 # Nobody, not even root, can create a folder in it.
 _MISSING_HOME = Path(os.devnull)
 
@@ -218,6 +220,26 @@ def exclusive_lock(path: Path, *, private: bool = False) -> Iterator[None]:
         if private:
             os.fchmod(handle, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a small file in a folder, so that none of two changes is lost. Raises OSError.
+
+    Whoever can read a folder can lock it for as long as they like, and not every file system has locks, so this waits
+    only for `LOCK_WAIT_SECONDS`.
+    """
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as handle:
+        deadline = time.monotonic() + LOCK_WAIT_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:
+                break
         yield
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.runs.curves import X_AXES, CurveData, XAxis
+from engine.runs.metrics import format_known
 from engine.utils.text import printable
 from engine.utils.ticks import format_number
 from tui.charts.plot import Curve, PlotWindow
@@ -93,7 +94,7 @@ class ChartView:
     def best_note(self, data: CurveData, chart_id: str) -> str:
         """Return the best validation accuracy and its epoch, for the accuracy chart."""
         best = data.best if chart_id == "accuracy" else None
-        return "" if best is None else f"★ best {best.accuracy:.4f} @{best.epoch}"
+        return "" if best is None else f"★ best {format_known('best_val_accuracy', best.accuracy)} @{best.epoch}"
 
     def subtitle(self, data: CurveData, chart_id: str) -> str:
         """Describe the position of the cursor, log scale, smoothing, and the number of non-finite values."""

@@ -1,4 +1,4 @@
-"""`gputrain compare`: config keys that differ and figures of several runs, as tables, JSON or on the screen."""
+"""`gputrain compare`: config keys that differ and metrics of several runs, as tables, JSON or on the screen."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from tui.cli.arguments import (
     RunsDirOption,
     TakeOverOption,
     exit_on_usage_error,
+    print_warning,
     watch_other_hosts,
 )
 from tui.cli.help import HelpCommand, MinusWordsCommand, make_epilog
@@ -223,14 +224,24 @@ def better(
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Say which values of one of your own metrics are better."""
+    from engine.runs.keys import parse_metric_name
     from engine.runs.metric_directions import DIRECTIONS, store_direction
-    from engine.runs.metrics import better_of_name
-    from engine.utils.errors import UsageError
+    from engine.runs.metrics import better_of_name, own_metrics
+    from engine.runs.run_list import RunList
+    from engine.utils.errors import Problem, UsageError, nearest
 
+    name = parse_metric_name(name)
     with exit_on_usage_error():
         if direction not in (*DIRECTIONS, "auto"):
             raise UsageError.one(direction, "is not low, high or auto", code="invalid-value")
-        store_direction(_root(runs_dir), name, DIRECTIONS.get(direction))
+        run_list = RunList(_root(runs_dir))
+        store_direction(run_list.root, name, DIRECTIONS.get(direction))
+        run_list.poll()
+    known = own_metrics(row.record for row in run_list.rows)
+    if name not in known:
+        found = nearest(name, known)
+        advice = "" if found is None else f"did you mean {found}?"
+        print_warning(Problem(name, f"is no metric of the runs in {run_list.root}", advice, code="unknown-key"))
     typer.echo(f"{_shown(name)}: {DIRECTIONS.get(direction) or better_of_name(name)} is better", err=True)
 
 

@@ -31,11 +31,11 @@ app = typer.Typer(
     rich_help_panel=RUNS,
     help="List, filter, tag, rename and delete runs.\n\n"
     "Without a command, lists the runs that meet all conditions, newest first. KEY is a config key (optim.lr), a "
-    "figure of the last epoch (val_accuracy) or of the run (best_val_accuracy, duration, age, started, "
+    "metric of the last epoch (val_accuracy) or of the run (best_val_accuracy, duration, age, started, "
     "images_per_second), one of your own metrics (f1, best_f1) or a short name (model, dataset, lr, optimizer, batch, "
     "seed, tag). A key with blanks or operators is in double quotes: '\"val f1\">0.9'. VALUE may contain *, and "
     "several values have commas between them. A condition after a minus must not hold. The trials of a sweep are one "
-    "row with the figures of its best trial; sweep=NAME, --quiet and --json list them one by one. AGE is the time "
+    "row with the metrics of its best trial; sweep=NAME, --quiet and --json list them one by one. AGE is the time "
     "since the start. The first word decides whether it is a command: `gputrain runs -- archive` searches for the word "
     "archive.",
     epilog=make_epilog(
@@ -66,7 +66,7 @@ class ListOptions:
 
     def listed(self, rows: Sequence[RunRow]) -> list[RunRow]:
         """Return the rows without the archived ones that are hidden."""
-        return [row for row in rows if self.with_archived or self.query.names_archived or not row.archived]
+        return [row for row in rows if self.with_archived or "archived" in self.query.fields or not row.archived]
 
     def choose(self, rows: Sequence[RunRow]) -> list[RunRow]:
         """Return the rows to list, in their order."""
@@ -75,7 +75,7 @@ class ListOptions:
         matching = self.query.filter(self.listed(rows))
         if self.order is not None:
             matching = self.order.sort(matching)
-        if self.folds and not self.query.names_sweep:
+        if self.folds and "sweep" not in self.query.fields:
             matching = fold_trials(matching)
         return matching if self.limit is None else matching[: self.limit]
 
@@ -146,12 +146,12 @@ def list_command(
         typer.echo(f"None of the {pluralize(run_list.count, 'run')} in {root} matches.", err=True)
     if not rows and (best := find_best_condition(options.query, options.listed(run_list.rows), own)) is not None:
         found = f"{printable(shlex.quote(best.text))} finds {pluralize(best.count, 'run')}"
-        typer.echo(f"{printable(quote_key(best.key))} is that of the last epoch; {found}.", err=True)
+        typer.echo(f"{printable(quote_key(best.key))} means the last epoch; {found}.", err=True)
     if (sweep := next((row.name for row in rows if row.trials), "")) and not quiet:
         condition = printable(shlex.quote(f"sweep={sweep}"))
         typer.echo(f"A sweep is one row; `gputrain runs {condition}` lists its trials.", err=True)
     hidden = sum(row.archived for row in run_list.rows) if not with_archived else 0
-    if hidden and not (as_json or quiet) and not options.query.names_archived:
+    if hidden and not (as_json or quiet) and "archived" not in options.query.fields:
         verb = "is" if hidden == 1 else "are"
         typer.echo(f"{pluralize(hidden, 'archived run')} {verb} not listed; --all lists them too.", err=True)
 

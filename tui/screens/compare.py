@@ -1,4 +1,4 @@
-"""Several runs side by side: their curves on the same charts, the config keys that differ, and their figures.
+"""Several runs side by side: their curves on the same charts, the config keys that differ, and their metrics.
 
 `tui.compare_poller` reads the runs; `tui.charts.compare_view` makes curves of them, `tui.text.compare` the tables.
 """

@@ -129,7 +129,7 @@ class RunsScreen(GputrainScreen):
         self._problem = query if isinstance(query, str) else ""
         if isinstance(query, Query):
             self._query, self._query_text = query, text
-        minute = int(time.time() / 60) if self._query.names_age else 0
+        minute = int(time.time() / 60) if "age" in self._query.fields else 0
         request = ViewRequest(rows, self._query_text, self._order, self._archived, minute, self._opened, own)
         before = self._requested
         if before is not None and replace(before, rows=rows) == request and same_rows(before.rows, rows):

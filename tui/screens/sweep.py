@@ -115,15 +115,15 @@ class SweepScreen(GputrainScreen):
         keys, width = list(status.settings.space), trials.text_width
         rows = status.by_value() if self._order == BY_VALUE else list(status.trials)
         widths = param_widths(keys, rows, width - fixed_columns(width))
-        shares, best = value_shares(status), status.best
+        shares, best, objective = value_shares(status), status.best, status.settings.objective
 
         def line(row: TrialRow) -> Text:
             is_best = best is not None and row.number == best.number
-            return trial_line(row, keys, widths, width, shares.get(row.number), is_best=is_best)
+            return trial_line(row, objective, keys, widths, width, shares.get(row.number), is_best=is_best)
 
         trials.set_rows(
             [Row(str(row.number), line(row)) for row in rows],
-            [header_line(keys, widths, width, status.settings.objective)],
+            [header_line(keys, widths, width, objective)],
         )
         trials.set_titles("Trials, best value first" if self._order == BY_VALUE else "Trials by number")
         if self._selected is not None and self._selected < len(rows):

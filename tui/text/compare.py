@@ -1,4 +1,4 @@
-"""A comparison of runs as a table of text: config keys that differ, then figures, one column a run.
+"""A comparison of runs as a table of text: config keys that differ, then metrics, one column a run.
 
 `gputrain compare` prints it, and `tui.screens.compare` shows it.
 """
@@ -46,7 +46,7 @@ def column_name(comparison: Comparison, column: Column) -> str:
 def table_rows(
     comparison: Comparison, columns: Sequence[Column], baseline: Column | None = None, *, short: bool = False
 ) -> list[TableRow]:
-    """Return the rows: states, config keys that differ, figures. With a baseline, the figures of the other columns have
+    """Return the rows: states, config keys that differ, metrics. With a baseline, the metrics of the other columns have
     their difference from it; `short` leaves out their values."""
     states = [_joined(comparison.runs[run].state for run in column.runs) for column in columns]
     rows = [TableRow(STATE_LABEL, tuple(states))]
@@ -56,17 +56,17 @@ def table_rows(
         ]
         rows.append(TableRow(difference.key, tuple(cells), is_config=True))
     for metric in comparison.shown_metrics:
-        values = [comparison.figure(column, metric) for column in columns]
+        values = [comparison.value(column, metric) for column in columns]
         if all(value is None for value in values):
             continue
-        reference = None if baseline is None else comparison.figure(baseline, metric)
+        reference = None if baseline is None else comparison.value(baseline, metric)
         texts = []
         for column, value in zip(columns, values, strict=True):
             change = _difference(metric, value, None if column == baseline else reference)
             if change:
-                texts.append(change if short else f"{figure_text(metric, value)} ({change})")
+                texts.append(change if short else f"{value_text(metric, value)} ({change})")
             else:
-                texts.append(figure_text(metric, value))
+                texts.append(value_text(metric, value))
         rows.append(
             TableRow(printable(metric.label), tuple(texts), frozenset(comparison.best_columns(columns, metric)))
         )
@@ -84,8 +84,8 @@ def _joined(texts: Iterator[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
-def figure_text(metric: Metric, value: Spread | None) -> str:
-    """Format a figure; of a group the mean and the standard deviation."""
+def value_text(metric: Metric, value: Spread | None) -> str:
+    """Format a metric; of a group the mean and the standard deviation."""
     return UNKNOWN if value is None else spread_text(metric, value)
 
 

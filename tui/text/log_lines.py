@@ -1,13 +1,15 @@
-"""Lines of `log.txt` for the panel of the run screen: the time shortened, the figures of an epoch in columns."""
+"""Lines of `log.txt` for the panel of the run screen: the time shortened, the metrics of an epoch in columns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from engine.runs.metrics import METRIC_PREFIX, format_known, format_of_epoch
 from engine.utils.text import printable
 from tui.palette import MUTED, STRONG, series_style
 from tui.text.tables import UNKNOWN
@@ -20,7 +22,7 @@ TRAIN_STYLE, VALIDATION_STYLE = series_style(1), series_style(2)
 
 
 def log_lines(lines: Sequence[str], epochs: Sequence[EpochEvent]) -> list[Text]:
-    """Return the lines as text. The line of an epoch in `epochs` gets its figures in columns."""
+    """Return the lines as text. The line of an epoch in `epochs` gets its metrics in columns."""
     from engine.runs.event_lines import event_line
 
     by_line = {event_line(epoch): epoch for epoch in epochs}
@@ -34,25 +36,26 @@ def _log_line(line: str, by_line: dict[str | None, EpochEvent]) -> Text:
     text.append(f"{stamp[1]}  ", MUTED)
     rest = line[stamp.end() :]
     epoch = by_line.get(rest)
-    return text.append(printable(rest)) if epoch is None else text.append_text(_epoch_figures(epoch))
+    return text.append(printable(rest)) if epoch is None else text.append_text(_epoch_metrics(epoch))
 
 
-def _epoch_figures(epoch: EpochEvent) -> Text:
-    """Return what an epoch reached, the most important figures first."""
+def _epoch_metrics(epoch: EpochEvent) -> Text:
+    """Return what an epoch reached, the most important metrics first."""
+    shown = partial(format_of_epoch, epoch, f"{UNKNOWN:>6}")
     text = Text.assemble(
         (f"epoch {epoch.epoch:>3}", STRONG),
         ("   val ", VALIDATION_STYLE),
-        f"{_format(epoch.val_loss)} / {_format(epoch.val_accuracy)}",
+        f"{shown('val_loss')} / {shown('val_accuracy')}",
         ("   train ", TRAIN_STYLE),
-        f"{_format(epoch.train_loss)} / {_format(epoch.train_accuracy)}",
+        f"{shown('train_loss')} / {shown('train_accuracy')}",
         no_wrap=True,
         end="",
     )
     if epoch.ema is not None:
-        text.append(f"   ema {_format(epoch.ema.accuracy)}")
-    for name, value in epoch.metrics.items():
-        text.append(f"   {printable(name)} {_format(value)}")
-    rate, seconds = f"{epoch.images_per_second:,.0f}", f"{epoch.seconds:.1f} s"
+        text.append(f"   ema {shown('ema_val_accuracy')}")
+    for name in epoch.metrics:
+        text.append(f"   {printable(name)} {shown(METRIC_PREFIX + name)}")
+    rate, seconds = format_known("images_per_second", epoch.images_per_second), f"{epoch.seconds:.1f} s"
     lr = UNKNOWN if epoch.lr is None else f"{epoch.lr:.3g}"
     text.append(f"   {rate:>7} images/s  {seconds:>8}   lr {lr}", MUTED)
     if epoch.skipped_steps:
@@ -60,7 +63,3 @@ def _epoch_figures(epoch: EpochEvent) -> Text:
     if epoch.skipped_images:
         text.append(f"   {epoch.skipped_images} images skipped")
     return text
-
-
-def _format(value: float | None) -> str:
-    return f"{UNKNOWN:>6}" if value is None else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""A run at a glance: its curves, key figures, and the config keys that it changed.
+"""A run at a glance: its curves, results, and the config keys that it changed.
 
 `tui.text.preview_reader` reads them; `tui.widgets.preview` draws them.
 """
@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from engine.runs.folder import RunState
+from engine.runs.metrics import METRICS, format_known, format_metric
 from engine.runs.run_row import RunRow
 from engine.utils.text import pluralize, printable
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
@@ -71,17 +72,17 @@ def when_text(row: RunRow) -> str:
 def _result_lines(preview: RunPreview, width: int) -> list[Text]:
     record, lines = preview.record, list[Text]()
     if record.best_val_accuracy is not None:
-        best = Text.assemble((f"{record.best_val_accuracy:.4f}", ACCENT), (f"  at epoch {record.best_epoch}", MUTED))
-        lines += _field("best acc", best, width)
-    losses = (("train", record.train_loss), ("val", record.val_loss))
-    known = [f"{name} {value:.4f}" for name, value in losses if value is not None]
-    if known:
+        best = Text.assemble((format_known("best_val_accuracy", record.best_val_accuracy), ACCENT))
+        best.append(f"  at epoch {record.best_epoch}", MUTED)
+        lines += _field(METRICS["best_val_accuracy"].short_label, best, width)
+    losses = (("train", METRICS["train_loss"]), ("val", METRICS["val_loss"]))
+    values = ((name, metric, metric.of_run(record)) for name, metric in losses)
+    if known := [f"{name} {format_metric(metric, value)}" for name, metric, value in values if value is not None]:
         lines += _field("loss", Text("   ".join(known)), width)
-    speed = [] if record.images_per_second is None else [f"{record.images_per_second:,.0f} images/s"]
-    if record.seconds:
-        speed.insert(0, format_duration(record.seconds))
-    if speed:
-        lines += _field("time", Text("   ".join(speed)), width)
+    rate = format_known("images_per_second", record.images_per_second)
+    speed = (format_duration(record.seconds) if record.seconds else "", rate and f"{rate} images/s")
+    if any(speed):
+        lines += _field("time", Text("   ".join(filter(None, speed))), width)
     if record.ranks is not None:
         devices = pluralize(record.gpus, "GPU") if record.gpus else "CPU"
         parts = [devices, pluralize(record.ranks, "rank"), f"global batch {record.global_batch or 0:,}"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.runs.fields import Field, as_text, figure_names, find_field
+from engine.runs.fields import Field, as_text, field_names, find_field
 from engine.runs.metrics import METRICS, NO_METRICS, Better, own_metrics, recorded_metrics
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
@@ -16,7 +16,7 @@ from engine.utils.text import printable
 # Values of a key that are named.
 MAX_NAMED_VALUES, MAX_VALUE_LENGTH = 4, 16
 # Not worth a column: a list has them in each line, or hides those that have them.
-OMITTED_FIGURES = {"name", "archived", "folder"}
+OMITTED_FIELDS = {"name", "archived", "folder"}
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def known_columns(names: Iterable[str], own: Mapping[str, Better] = NO_METRICS) 
 
 
 def column_choices(rows: Sequence[RunRow], first: Iterable[str]) -> list[ColumnChoice]:
-    """Return all columns: `first`, then the config keys that differ between the runs, the user's own metrics, figures,
-    and other keys.
+    """Return all columns: `first`, then the config keys that differ between the runs, the user's own metrics, fields
+    of every run, and other keys.
 
     Takes 10 ms for 10,000 runs. Imports the config schema.
     """
@@ -59,8 +59,8 @@ def column_choices(rows: Sequence[RunRow], first: Iterable[str]) -> list[ColumnC
     metrics = {metric.key: metric for metric in recorded_metrics(own_metrics(row.record for row in rows))}
     about |= {key: printable(metric.label) for key, metric in metrics.items()}
     own = [key for key in metrics if key not in METRICS]
-    figures = [name for name in (*own, *figure_names()) if name not in OMITTED_FIGURES]
-    names = dict.fromkeys([*first, *sorted(differing, key=list(defaults).index), *figures, *defaults])
+    shared = [name for name in (*own, *field_names()) if name not in OMITTED_FIELDS]
+    names = dict.fromkeys([*first, *sorted(differing, key=list(defaults).index), *shared, *defaults])
     return [ColumnChoice(name, about.get(name, "")) for name in names]
 
 

@@ -8,12 +8,13 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from engine.runs.folder import RunState
+from engine.runs.metrics import format_known
 from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.charts.meter import meter
 from tui.palette import ACCENT, BAD, GOOD, MUTED, WARNING
-from tui.text.runs import ENDED_BADLY, format_accuracy, format_age, format_duration
-from tui.text.tables import shorten_middle
+from tui.text.runs import ENDED_BADLY, format_age, format_duration
+from tui.text.tables import UNKNOWN, shorten_middle
 
 # Symbol and style of each state; screens print the state's name next to them.
 STATE_SYMBOLS = {
@@ -61,8 +62,8 @@ def run_line(row: RunRow, name_width: int, width: int, *, marked: bool = False) 
         line.append(f"{sign} ", style)
     line.append(fit_middle(printable(row.name), name_width), MUTED if row.foreign else ACCENT if marked else "")
     line.append("  ")
+    accuracy = format_known("best_val_accuracy", row.record.best_val_accuracy, UNKNOWN)
     if row.trials and row.live:
-        accuracy = format_accuracy(row.record.best_val_accuracy)
         return line.append(printable(row.message)).append("  best acc ", MUTED).append(accuracy)
     if (row.live or row.state == RunState.INTERRUPTED) and row.message:
         waiting = f"{row.state}  " if row.state in (RunState.WAITING, RunState.INTERRUPTED) else ""
@@ -72,7 +73,7 @@ def run_line(row: RunRow, name_width: int, width: int, *, marked: bool = False) 
     line.append_text(_progress(row, METER_COLUMNS if width >= METER_MIN_WIDTH else 0)).append("  ")
     line.append(f"{row.record.epochs}/{row.record.total_epochs or '?'}".ljust(6))
     if width - line.cell_len >= len("  acc 0.1234  ") + TIME_COLUMNS:
-        line.append("  acc ", MUTED).append(f"{format_accuracy(row.record.best_val_accuracy):<6}")
+        line.append("  acc ", MUTED).append(f"{accuracy:<6}")
     line.append("  ")
     if row.live:
         eta_s = row.record.eta_seconds

@@ -11,6 +11,7 @@ from rich.text import Text
 from engine.gpus.snapshot import Snapshot
 from engine.runs.bottleneck import describe_efficiency
 from engine.runs.folder import RunState
+from engine.runs.metrics import format_known
 from engine.runs.run_row import RunRow
 from engine.utils.text import pluralize, printable
 from engine.utils.ticks import format_number
@@ -58,7 +59,7 @@ def _append_progress(line: Text, row: RunRow, width: int) -> None:
         line.append(f"   epoch {epoch}/{row.record.total_epochs}")
         if width >= 80:
             line.append(f"   step {max(min(row.record.step - (epoch - 1) * per_epoch, per_epoch), 0)}/{per_epoch}")
-    rate = "" if row.record.rate_now is None else f"   {row.record.rate_now:,.0f} images/s"
+    rate = "" if row.record.rate_now is None else f"   {format_known('rate_now', row.record.rate_now)} images/s"
     room = width - line.cell_len - len(tail) - 4
     if room - len(rate) >= MIN_BAR_COLUMNS:
         tail, room = tail + rate, room - len(rate)
@@ -76,12 +77,11 @@ def _append_results(line: Text, row: RunRow, width: int) -> None:
     line.append("   " + " ".join(filter(None, parts)))
     if row.record.best_val_accuracy is not None:
         line.append("   best ")
-        line.append(f"{row.record.best_val_accuracy:.4f}", GOOD)
+        line.append(format_known("best_val_accuracy", row.record.best_val_accuracy), GOOD)
         line.append(f" @{row.record.best_epoch}" if row.record.best_epoch is not None else "")
-    for text in (
-        f"   last {row.record.val_accuracy:.4f}" if row.record.val_accuracy is not None else "",
-        f"   {row.record.images_per_second:,.0f} images/s" if row.record.images_per_second else "",
-    ):
+    last = format_known("val_accuracy", row.record.val_accuracy)
+    rate = format_known("images_per_second", row.record.images_per_second or None)
+    for text in (last and f"   last {last}", rate and f"   {rate} images/s"):
         if line.cell_len + len(text) < width:
             line.append(text)
 

@@ -115,7 +115,7 @@ def make_view(request: ViewRequest, query: Query, before: RunView | None = None)
         matching, typed_key = _narrow(request, earlier, steps)[-1][1], query.text.split()[-1]
     if request.order is not None:
         matching = request.order.sort(matching)
-    shown = matching if query.names_sweep else fold_trials(matching, request.opened)
+    shown = matching if "sweep" in query.fields else fold_trials(matching, request.opened)
     hidden = len(request.rows) - len(known)
     return RunView(request, matching, shown, [row.folder for row in shown], len(known), hidden, typed_key, steps)
 
@@ -124,7 +124,7 @@ def _narrow(
     request: ViewRequest, query: Query, before: Sequence[tuple[str, list[RunRow]]]
 ) -> list[tuple[str, list[RunRow]]]:
     """Return the steps of a view. Those `before` are of the same rows."""
-    keep_archived = request.archived or query.names_archived
+    keep_archived = request.archived or "archived" in query.fields
     steps = [("", [row for row in request.rows if keep_archived or not row.archived])]
     # Of the same rows, as many are the same ones: only the archived runs can differ.
     is_shared = bool(before) and len(before[0][1]) == len(steps[0][1])

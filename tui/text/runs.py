@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from engine.runs.fields import Field, Kind, as_text, date_text
 from engine.runs.folder import RunState
-from engine.runs.metrics import format_metric
+from engine.runs.metrics import METRICS, format_known, format_metric
 from engine.runs.run_row import RunRow
 from engine.utils.text import format_duration as format_duration
 from engine.utils.text import printable
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
     from engine.runs.events import EpochEvent, RankFailed
     from tui.text.ranks import RankReadings
 
-HEADER = ("NAME", "STATE", "EPOCH", "BEST ACCURACY", "AGE")
 TAGS_HEADER, FOREIGN_HEADER, CAUSE_HEADER = "TAGS", "FOREIGN", "CAUSE"
 ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 
 
 def row_cells(row: RunRow) -> tuple[str, ...]:
-    """Return the cells for `HEADER`, with control characters escaped."""
+    """Return the cells of a run, with control characters escaped."""
     state = "unreadable" if row.unreadable else row.state
     return (
         printable(row.name),
         state,
         format_epoch(row),
-        format_accuracy(row.record.best_val_accuracy),
+        format_known("best_val_accuracy", row.record.best_val_accuracy, UNKNOWN),
         format_age(row.age_seconds),
     )
 
@@ -42,17 +41,14 @@ def format_epoch(row: RunRow) -> str:
     return f"{row.trials} trials" if row.trials else f"{row.record.epochs}/{row.record.total_epochs or '?'}"
 
 
-def format_accuracy(accuracy: float | None) -> str:
-    return UNKNOWN if accuracy is None else f"{accuracy:.4f}"
-
-
 def format_runs_table(rows: Sequence[RunRow]) -> str:
     """Return the table of `gputrain runs`.
 
     Columns for tags and for why other users can change a run exist only if one of the runs has any, and a column for
     the cause only if every run ended with one.
     """
-    lines = [HEADER, *(row_cells(row) for row in rows)]
+    header = ("NAME", "STATE", "EPOCH", METRICS["best_val_accuracy"].label.upper(), "AGE")
+    lines = [header, *(row_cells(row) for row in rows)]
     if any(row.tags for row in rows):
         tags = [TAGS_HEADER, *(",".join(row.tags) for row in rows)]
         lines = [(*line, cell) for line, cell in zip(lines, tags, strict=True)]

@@ -45,7 +45,8 @@ def status_line(status: SweepStatus) -> Text:
     counts = [f"{status.counts[name]} {name}" for name in STATES if status.counts.get(name)]
     line.append(f"   {', '.join(counts)}", MUTED)
     if status.best is not None:
-        line.append("   best ").append(format_value(status.best.value), GOOD).append(f" in trial {status.best.number}")
+        value = format_value(status.settings.objective, status.best.value)
+        line.append("   best ").append(value, GOOD).append(f" in trial {status.best.number}")
     return line
 
 
@@ -97,14 +98,21 @@ def fixed_columns(width: int) -> int:
 
 
 def trial_line(
-    row: TrialRow, keys: Sequence[str], widths: Sequence[int], width: int, share: float | None, *, is_best: bool
+    row: TrialRow,
+    objective: Metric,
+    keys: Sequence[str],
+    widths: Sequence[int],
+    width: int,
+    share: float | None,
+    *,
+    is_best: bool,
 ) -> Text:
     """Return a trial as a line: state, value with a meter between the worst and the best, epoch, and its values."""
     sign, style = SYMBOLS[row.state]
     line = Text(no_wrap=True, end="")
     line.append(f"{sign} ", style).append(f"{row.number:>5}  ")
     line.append(f"{row.state:<{STATE_COLUMNS}}", style if row.state in ("running", "failed") else "")
-    line.append(f"  {format_value(row.value):>{VALUE_COLUMNS}}", GOOD if is_best else "")
+    line.append(f"  {format_value(objective, row.value):>{VALUE_COLUMNS}}", GOOD if is_best else "")
     if width >= METER_MIN_WIDTH:
         line.append(GAP).append_text(meter(share, METER_COLUMNS, series_style(1)))
     line.append(f"  {row.epoch or UNKNOWN:>{EPOCH_COLUMNS}}")
@@ -153,6 +161,7 @@ def best_lines(status: SweepStatus) -> list[Text]:
     for row in best_so_far(status):
         values = " ".join(f"{short_key(key)}={param_text(row, key)}" for key in row.params)
         line = Text(no_wrap=True, end="")
-        line.append(format_value(row.value), GOOD if not lines else "").append(f"  trial {row.number}", STRONG)
+        value = format_value(status.settings.objective, row.value)
+        line.append(value, GOOD if not lines else "").append(f"  trial {row.number}", STRONG)
         lines.append(line.append(f"  {'the config itself' if row.preset else values}", MUTED))
     return lines or [Text("No trial is complete yet", MUTED, no_wrap=True, end="")]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from engine.runs.metrics import format_metric
 from engine.utils.text import printable
 from tui.text.runs import format_duration
 from tui.text.tables import UNKNOWN, format_table
 
 if TYPE_CHECKING:
+    from engine.runs.metrics import Metric
     from engine.sweeps.status import SweepStatus, TrialRow
 
 HEADER = ("TRIAL", "RUN", "STATE", "VALUE", "EPOCH", "TIME")
@@ -22,7 +24,7 @@ def format_sweep(status: SweepStatus) -> str:
 
 
 def _lines(status: SweepStatus) -> Iterator[str]:
-    settings = status.settings
+    settings, objective = status.settings, status.settings.objective
     state = "running" if status.running else "not running"
     counts = ", ".join(f"{status.counts[name]} {name}" for name in STATES if status.counts.get(name))
     yield printable(
@@ -31,7 +33,10 @@ def _lines(status: SweepStatus) -> Iterator[str]:
     yield ""
     if status.trials:
         keys = list(settings.space)
-        rows = [(*HEADER, *keys), *((*row_cells(row), *param_cells(row, keys)) for row in status.by_value())]
+        rows = [
+            (*HEADER, *keys),
+            *((*row_cells(row, objective), *param_cells(row, keys)) for row in status.by_value()),
+        ]
         yield from format_table(rows, right_aligned=(0, 3, 4, 5))
         yield ""
     for row in status.trials:
@@ -39,7 +44,7 @@ def _lines(status: SweepStatus) -> Iterator[str]:
             yield printable(f"trial {row.number} failed: {row.reason}")
     if status.importances:
         shares = ", ".join(f"{key} {share:.0%}" for key, share in status.importances.items())
-        yield printable(f"importance of each key for {settings.objective.key}: {shares}")
+        yield printable(f"importance of each key for {objective.key}: {shares}")
     if status.best is not None:
         from pathlib import Path
 
@@ -48,15 +53,15 @@ def _lines(status: SweepStatus) -> Iterator[str]:
 
         best = status.best
         values = " ".join(f"{key}={format_param(value)}" for key, value in best.params.items())
-        yield printable(f"best: trial {best.number}, {settings.objective.key} {format_value(best.value)}, {values}")
+        yield printable(f"best: trial {best.number}, {objective.key} {format_value(objective, best.value)}, {values}")
         yield printable(best_command(SweepFolder(Path(status.folder))))
 
 
-def row_cells(row: TrialRow) -> tuple[str, ...]:
+def row_cells(row: TrialRow, objective: Metric) -> tuple[str, ...]:
     """Return the cells for `HEADER`."""
     name = f"{row.run} (config)" if row.preset else row.run
     seconds = UNKNOWN if row.seconds is None else format_duration(max(row.seconds, 0.0))
-    return (str(row.number), name, row.state, format_value(row.value), str(row.epoch or UNKNOWN), seconds)
+    return (str(row.number), name, row.state, format_value(objective, row.value), str(row.epoch or UNKNOWN), seconds)
 
 
 def param_cells(row: TrialRow, keys: list[str]) -> tuple[str, ...]:
@@ -64,8 +69,8 @@ def param_cells(row: TrialRow, keys: list[str]) -> tuple[str, ...]:
     return tuple(format_param(row.params[key]) if key in row.params else UNKNOWN for key in keys)
 
 
-def format_value(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.4f}"
+def format_value(objective: Metric, value: float | None) -> str:
+    return UNKNOWN if value is None else format_metric(objective, value)
 
 
 def format_param(value: object) -> str:

@@ -96,7 +96,7 @@ def test_plot_refuses_metric_without_value(tmp_path: Path) -> None:
 def test_plot_shows_the_users_own_metrics_by_name(tmp_path: Path) -> None:
     epochs = [replace(make_epoch(number), metrics={"val/f$1": number / 4, "lr": 0.5}) for number in (1, 2)]
     run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
-    for name in ("val/f$1", "metrics.val/f$1"):
+    for name in ("val/f$1", "metrics.val/f$1", '"val/f$1"', 'metrics."val/f$1"'):
         figure = make_plot([run], PlotOptions(metrics=(name, "loss"), log=True), "svg")
         # A log scale has other labels: 0.3, not 0.30.
         assert svg_texts(figure.decode())[:11] == [
@@ -122,6 +122,8 @@ def test_plot_shows_the_users_own_metrics_by_name(tmp_path: Path) -> None:
 def test_plot_arguments() -> None:
     assert [parse_width(text) for text in ("column", "3.25in", "8.255 cm", "82.55mm")] == pytest.approx([3.25] * 4)
     assert (find_panel("Val-Top5"), find_panel("throughput")) == ("val_top5", "images_per_second")
+    aliases = {"learning-rate": "lr", "optim.lr": "lr", "top5": "val_top5", "acc": "best_val_accuracy"}
+    assert {name: find_panel(name) for name in aliases} == aliases
     assert (find_axis("Epochs"), file_format(Path("a.PDF"))) == ("epoch", "pdf")
 
 

@@ -70,6 +70,7 @@ def test_read_run_of_crashed_run_has_the_figures_of_the_whole_journal(tmp_path: 
     folder, whole = make_run_folder(tmp_path, "a", *events), make_run_folder(tmp_path, "b", *events)
     # Its owner was killed before it wrote the last record.
     write_record(folder.summary, make_run_folder(tmp_path, "c", *events[:2]).history().record())
+    os.utime(folder.summary, (1, 1))
     run = read_run(folder)
     assert (run.state, run.record.seconds) == ("crashed", 29.5)
     assert run.record == read_run(whole).record
@@ -138,7 +139,7 @@ def test_group_figure_is_mean_and_sample_deviation(tmp_path: Path) -> None:
         for seed, accuracy in enumerate((0.7, 0.8, 0.9))
     ]
     comparison = compare(*runs)
-    value = comparison.figure(comparison.columns(grouped=True)[0], METRICS["best_val_accuracy"])
+    value = comparison.value(comparison.columns(grouped=True)[0], METRICS["best_val_accuracy"])
     assert value is not None
     assert (value.mean, value.deviation, value.count) == (pytest.approx(0.8), pytest.approx(0.1), 3)
 

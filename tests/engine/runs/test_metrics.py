@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
+from engine.notify.message import make_message
 from engine.report.page import make_page
 from engine.report.plot import PlotOptions, make_plot
 from engine.runs.curves import CurveData
+from engine.runs.event_lines import event_line
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import METRICS, Aggregate, Better, Metric, Unit
 from engine.runs.reduced_curves import reduce_curves
@@ -17,8 +20,10 @@ from engine.sweeps.settings import objective_keys
 from engine.sync.rows import RowBuilder
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started, make_step
-from support.runs.factories import make_run_folder
+from support.runs.factories import make_row, make_run_folder, row_of
 from tui.charts.curve_cache import decode_curves, encode_curves
+from tui.text.log_lines import log_lines
+from tui.text.runs import format_runs_table
 
 # Losses are multiples of 1/8, so that their differences are exact.
 EPOCHS = [replace(make_epoch(number), train_loss=0.5 / number, val_loss=0.5 / number + 0.125) for number in (1, 2)]
@@ -80,3 +85,25 @@ def test_metric_row_has_curve_and_is_kept_in_cache(loss_gap: Metric) -> None:
 def test_metric_row_can_be_searched_by_sweep(loss_gap: Metric) -> None:
     assert loss_gap.key in objective_keys()
     assert loss_gap.merit(0.25) > loss_gap.merit(0.5) > loss_gap.merit(None)
+
+
+def test_label_of_registry_appears_in_report_list_and_message(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("val_top5", "best_val_accuracy"):
+        monkeypatch.setitem(METRICS, key, dataclasses.replace(METRICS[key], label=f"label of {key}"))
+    text = " ".join(re.sub("<[^>]*>", " ", make_page([run])).split())
+    assert "label of val_top5 of that epoch 0.5000" in text
+    row = row_of(run)
+    assert "LABEL OF BEST_VAL_ACCURACY" in format_runs_table([row]).splitlines()[0]
+    message = make_message("stopped", "", "h", run.path, row.record, resumable=False)
+    assert ", label of best_val_accuracy 0.5000" in message.body
+
+
+def test_small_metrics_keep_their_digits_in_log_screens_and_lists() -> None:
+    epoch = replace(
+        make_epoch(1, 2e-5), train_loss=3e-5, val_loss=0.0, metrics={"tiny": 1e-5, "unknown": None, "f1": 0.25}
+    )
+    line = str(event_line(epoch))
+    assert "train loss 3e-05 " in line and "val loss 0.0000 acc 2e-05  tiny 1e-05  unknown nan  f1 0.2500  " in line
+    [shown] = log_lines([f"2026-01-02 03:04:05  {line}"], [epoch])
+    assert "val 0.0000 / 2e-05" in shown.plain and "train 3e-05" in shown.plain and "tiny 1e-05" in shown.plain
+    assert "2e-05" in format_runs_table([make_row("a", "finished", best_val_accuracy=2e-5)])

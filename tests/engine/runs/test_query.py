@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runs.fields import figure_names, value_of
+from engine.runs.fields import field_names, find_field
 from engine.runs.keys import quote_key
 from engine.runs.metrics import METRIC_PREFIX, Better, better_of_name, own_metrics
 from engine.runs.query import SortOrder, find_best_condition, parse_columns, parse_query
@@ -103,6 +103,9 @@ MATCHES = {
     "metrics.val/f1=0.8": [BEST],
     "best_metrics.val/f1=90%": [BEST],
     '"gap>b">1': [BEST],
+    'metrics."gap>b">1': [BEST],
+    'best_metrics."gap>b">=3': [BEST],
+    ">1": [],
     '-"gap>b">1': [FAILED, NEW],
     '"best_metrics.gap>b">=3': [BEST],
     '"note~the paper"': [BEST],
@@ -118,6 +121,12 @@ MATCHES = {
 ERRORS = {
     "acuracy>0.9": ("unknown-key", "acuracy", "accuracy?"),
     "val/f2>1": ("unknown-key", "val/f2", "val/f1?"),
+    '"a b>1"': ("invalid-value", '"a b>1"', 'write "a b">1'),
+    '-"a b>=c d"': ("invalid-value", '-"a b>=c d"', 'write -"a b">="c d"'),
+    "a+b>1": ("invalid-value", "a+b>1", 'write "a+b">1'),
+    "5fold=1": ("invalid-value", "5fold=1", 'write "5fold"=1'),
+    "éclair>1": ("unknown-key", "éclair"),
+    "top5>0.9": ("unknown-key", "top5"),
     '"gap>c">1': ("unknown-key", "gap>c", '"gap>b"?'),
     '"gap>b">': ("missing-value", '"metrics.gap>b">', '"metrics.gap>b">VALUE'),
     "optim.nam=sgd": ("unknown-key", "optim.nam", "optim.name?"),
@@ -150,7 +159,7 @@ def test_query_selects_matching_rows_in_their_order(text: str, expected: list[Ru
 
 def test_query_names_age_and_archive_flag() -> None:
     queries = [parse_query(text) for text in ("age<2d failed", "-archived=no", "failed")]
-    assert [(query.names_age, query.names_archived) for query in queries] == [
+    assert [("age" in query.fields, "archived" in query.fields) for query in queries] == [
         (True, False),
         (False, True),
         (False, False),
@@ -172,13 +181,13 @@ def test_query_reports_every_invalid_condition() -> None:
 
 def test_query_of_words_splits_each_at_blanks() -> None:
     assert parse_query(["accuracy>0.4 failed", "cnn"]).filter(ROWS) == [FAILED]
-    assert parse_query("archived=yes").names_archived and not parse_query("yes").names_archived
+    assert "archived" in parse_query("archived=yes").fields and "archived" not in parse_query("yes").fields
 
 
 def test_unknown_config_matches_no_condition() -> None:
     unread = with_record(BEST, config=None)
     assert parse_query("model=cnn").filter([unread]) == parse_query("model!=cnn").filter([unread]) == []
-    assert value_of(unread, "lr") is None and value_of(FAILED, "lr") == 0.05
+    assert find_field("lr").value(unread) is None and find_field("lr").value(FAILED) == 0.05
 
 
 @given(st.text(max_size=40))
@@ -191,7 +200,7 @@ def test_query_of_any_text_parses_or_is_refused(text: str) -> None:
 
 
 @given(
-    st.sampled_from(sorted(figure_names())),
+    st.sampled_from(sorted(field_names())),
     st.sampled_from(["=", "!=", ">", "<=", "~"]),
     st.text(min_size=1, max_size=12),
 )
@@ -226,7 +235,11 @@ def test_sort_begins_with_best_newest_and_first_name() -> None:
 
 
 def test_columns_take_aliases_once_and_refuse_unknown_names() -> None:
-    assert [field.name for field in parse_columns("name, lr,optim.lr,acc")] == ["name", "optim.lr", "best_val_accuracy"]
+    assert [field.name for field in parse_columns("name, lr,optim.lr,acc,learning_rate")] == [
+        "name",
+        "optim.lr",
+        "best_val_accuracy",
+    ]
     with raises_problem("unknown-key", "duratoin", "duration?"):
         parse_columns("name,duratoin")
     with raises_problem("missing-value", "columns"):
@@ -247,7 +260,7 @@ def test_key_of_any_metric_is_found_in_query_sort_and_columns(name: str, best: b
     assert [field.name for field in parse_columns(f"name, {quote_key(key)},lr", own)] == ["name", key, "optim.lr"]
 
 
-def test_bare_name_of_metric_means_config_key_and_figure_first() -> None:
+def test_bare_name_of_metric_means_config_key_and_metric_of_registry_first() -> None:
     own = dict.fromkeys(("lr", "val_loss", "f1", "best_f1"), Better.HIGH)
     names = [field.name for field in parse_columns("lr,val_loss,f1,best_f1,best_best_f1,metrics.lr", own)]
     assert names == ["optim.lr", "val_loss", "metrics.f1", "metrics.best_f1", "best_metrics.best_f1", "metrics.lr"]
@@ -257,7 +270,12 @@ def test_bare_name_of_metric_means_config_key_and_figure_first() -> None:
     ("name", "better"),
     [
         *(("valLoss", "low"), ("val/WER@5", "low"), ("top1_err", "low"), ("RMSE", "low"), ("test.ppl", "low")),
-        *(("f1", "high"), ("Glossy", "high"), ("terror", "high"), ("recall@5", "high")),
+        *(("top1_errors", "low"), ("val/losses", "low"), ("logloss", "low"), ("LogLoss", "low"), ("sMAPE", "low")),
+        *(("crossentropy", "low"), ("cross_entropy", "low"), ("entropy", "low"), ("mape", "low"), ("smape", "low")),
+        *(("bpb", "low"), ("bits_per_byte", "low"), ("EER", "low"), ("FID50k", "low"), ("ece@15", "low")),
+        *(("brier", "low"), ("latency_ms", "low")),
+        *(("f1", "high"), ("Glossy", "high"), ("terror", "high"), ("recall@5", "high"), ("timely", "high")),
+        *(("fidelity", "high"), ("piece", "high"), ("time_to_live", "high")),
     ],
 )
 def test_better_of_name_follows_its_words(name: str, better: str) -> None:

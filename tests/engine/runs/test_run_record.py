@@ -31,7 +31,7 @@ from engine.runs.events import (
     WaitingForGpus,
     WarningEvent,
 )
-from engine.runs.fields import value_of
+from engine.runs.fields import find_field
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import history_from_events
 from engine.runs.journal import JournalReader
@@ -290,7 +290,7 @@ def test_record_of_others_has_no_config_value_without_bounds(recorded: RunFolder
     recorded.summary.write_text(json.dumps(stored))
     row = read_row(recorded)
     assert row is not None and "model.name" not in (row.record.config or {})
-    assert value_of(row, "model.name") is None or row.record.config is not None
+    assert find_field("model.name").value(row) is None or row.record.config is not None
 
 
 def test_record_has_throughput_and_remaining_time_only_while_it_trains() -> None:

@@ -140,6 +140,9 @@ def test_sweep_searches_the_best_value_of_an_own_metric_by_its_direction(tmp_pat
     assert shown.best is not None and shown.best.value == values[0]
     assert any("metrics.val/distance 0" in line for line in lines)
     assert with_direction(typed, {}).metric == "metrics.val/distance=high"
+    for metric in ('"metrics.val f1"', 'metrics."val f1"', 'metrics."val f1"=high', '"metrics.val f1"=high'):
+        quoted = with_direction(SweepSettings(metric=metric), {})
+        assert quoted.metric == '"metrics.val f1"=high' and quoted.objective.key == "metrics.val f1"
     with pytest.raises(UsageError):
         make_sweep(tmp_path / "other", metric="metrics.")
 

@@ -64,6 +64,14 @@ def renamed(probabilities, labels):
     return {"a b": 1.0}
 
 
+def numbered(probabilities, labels):
+    return {"1st": 1.0}
+
+
+def grouped(probabilities, labels):
+    return {"val/gap": 1.0, "_précision@5.top-1": 2.0}
+
+
 class Endless:
     def update(self, probabilities, labels):
         self.labels = labels
@@ -136,6 +144,7 @@ def test_failing_metric_is_one_warning_with_the_line_of_the_user(code: Path) -> 
         (["huge"], "invalid-value", ["own_metrics:huge", " int "]),
         (["Endless"], "invalid-value", ["own_metrics:Endless", "reset()"]),
         (["renamed"], "invalid-name", ["own_metrics:renamed", "'a b'"]),
+        (["numbered"], "invalid-name", ["own_metrics:numbered", "'1st'"]),
         (["missing"], "not-found", ["own_metrics", "missing"]),
         (["accuracy", "accuracy"], "conflict", ["own_metrics:accuracy", "accuracy"]),
     ],
@@ -152,3 +161,10 @@ def test_own_metrics_of_too_many_probabilities_are_refused(code: Path) -> None:
     config = resolve_config("digits", [names("accuracy"), f"run.code={code}"]).config
     with raises_problem("too-large", "eval.metrics", "50,000", "20,000", "1 GiB"):
         OwnMetrics(config, 20_000, 50_000)
+
+
+def test_own_metric_names_have_letters_digits_and_separators(code: Path) -> None:
+    config = resolve_config("digits", [names("grouped"), f"run.code={code}"]).config
+    outputs = (torch.full((4, 10), 0.1), torch.zeros(4, dtype=torch.int64))
+    values = OwnMetrics(config, 10, 100).compute(outputs, lambda warning: pytest.fail(str(warning)))
+    assert values == {"val/gap": 1.0, "_précision@5.top-1": 2.0}

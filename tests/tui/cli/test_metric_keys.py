@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from engine.runs.comparison import ComparedRun, compare_runs
 from engine.runs.folder import RunState
 from engine.runs.keys import quote_key
-from engine.runs.metric_directions import DIRECTIONS_FILE, read_directions
+from engine.runs.metric_directions import DIRECTIONS_FILE, read_directions, store_direction
 from engine.runs.metrics import METRICS, Aggregate, Better, Metric, Unit, own_metrics
 from engine.runs.query import SortOrder, parse_columns
 from engine.runs.run_record import RunRecord
@@ -140,6 +141,35 @@ def test_direction_of_own_metric_is_stored_for_the_folder_or_given_as_flag(root:
     assert read_directions(root) == {}
 
 
+@pytest.mark.parametrize(
+    "text", ["metrics.eval/gap", "best_metrics.eval/gap", '"eval/gap"', '"metrics.eval/gap"', 'best_metrics."eval/gap"']
+)
+def test_every_spelling_of_a_metric_sets_its_direction(root: Path, text: str) -> None:
+    assert names("--sort", "best_eval/gap", "--better", f"{text}=low") == ["c", "b", "a"]
+    assert call("runs", "better", text, "low").stderr == "eval/gap: low is better\n"
+    assert read_directions(root) == {"eval/gap": Better.LOW}
+
+
+def test_better_warns_of_a_metric_that_no_run_has(root: Path) -> None:
+    result = call("runs", "better", "eval/gpa", "low")
+    assert result.exit_code == 0 and says(result.stderr, "unknown-key", "warning: eval/gpa", "did you mean eval/gap?")
+    assert read_directions(root) == {"eval/gpa": Better.LOW}
+
+
+def test_better_does_not_overwrite_directions_of_another_format(root: Path) -> None:
+    stored = '{"format": 2, "better": {"f1": "low"}}'
+    (root / DIRECTIONS_FILE).write_text(stored)
+    result = call("runs", "better", "eval/gap", "low")
+    assert result.exit_code == 2 and says(result.stderr, "wrong-version", DIRECTIONS_FILE)
+    assert (root / DIRECTIONS_FILE).read_text() == stored
+
+
+def test_concurrent_directions_are_all_stored(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: store_direction(tmp_path, f"m{number}", Better.LOW), range(40)))
+    assert len(read_directions(tmp_path)) == 40
+
+
 @pytest.mark.parametrize("text", ["eval/gap", "eval/gap=", "=low", "eval/gap=lowest"])
 def test_direction_that_is_none_is_refused(root: Path, text: str) -> None:
     result = call("runs", "--better", text)
@@ -171,6 +201,6 @@ def test_directions_of_others_are_only_low_and_high(tmp_path: Path) -> None:
 
 def test_runs_names_best_key_that_finds_runs(root: Path) -> None:
     result = call("runs", "val_accuracy>0.75", "name~a")
-    assert result.stdout == "" and "val_accuracy is that of the last epoch; " in result.stderr
+    assert result.stdout == "" and "val_accuracy means the last epoch; " in result.stderr
     assert "'best_val_accuracy>0.75' finds 1 run.\n" in result.stderr
     assert "finds" not in call("runs", "val_accuracy>0.95").stderr
