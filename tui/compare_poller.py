@@ -22,7 +22,7 @@ from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import JournalReader
 from engine.runs.metric_directions import read_directions
-from engine.runs.record_completion import open_record
+from engine.runs.record_completion import open_run
 from engine.runs.reduced_curves import RunCurves, reduce_curves
 from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache, Stamp, file_stamp
 from tui.pollers import READ_CHUNK_BYTES, RUN_POLL_INTERVAL_SECONDS, Poller
@@ -105,7 +105,7 @@ class _RunFollower:
         config = stamps[1]
         if self._stored is None or self._stored[0] != config:
             self._stored = (config, read_flat_config(self._folder.config))
-        described = describe_run(self._folder, open_record(self._folder), self._stored[1])
+        described = describe_run(self._folder, open_run(self._folder).record, self._stored[1])
         if not RunState(described.state).live:
             self._cache.keep(self._folder, stamps, described)
         return described

@@ -28,12 +28,12 @@ from engine.queue.state import Dependency, QueueStage
 from engine.runs.claimed_run import ClaimedRun, claim_run
 from engine.runs.control import RequestCounters
 from engine.runs.early_stop import has_stopped_early
+from engine.runs.event_lines import BatchSizeFound, RunStarting
 from engine.runs.events import Event, GpuEvent, RunFinished, RunStarted, WarningEvent
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.run_record import read_run_record
-from engine.runs.terminal_events import BatchSizeFound, RunStarting
 from engine.training.job import ExitCode, Job, RunResult
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
@@ -102,7 +102,7 @@ class OwnedRun:
             # From here on, whoever started it may be gone.
             with suppress(OSError):
                 redirect_output(folder.log)
-            recorder.set_listener(lambda _: None)
+            recorder.listener = lambda _: None
             self.listener = lambda _: None
         self.place.save()
         return self.place

@@ -52,11 +52,11 @@ from engine.queue.place import fixed_terms
 from engine.queue.state import Dependency
 from engine.runs.claim import observe_claim, uncertain_claims, watch_claims
 from engine.runs.claimed_run import check_claim
+from engine.runs.event_lines import DataDownload
 from engine.runs.events import WarningEvent
 from engine.runs.folder import RunFolder
 from engine.runs.journal import find_session_problem
 from engine.runs.recorder import Listener
-from engine.runs.terminal_events import DataDownload
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.files import shown_path
 from engine.utils.host import has_bfloat16_instructions, max_open_files

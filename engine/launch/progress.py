@@ -7,10 +7,9 @@ import sys
 import time
 
 from engine.distributed.watchdog import Heartbeats
-from engine.runs.event_lines import event_line
+from engine.runs.event_lines import TrainingProgress, event_line
 from engine.runs.events import Event
 from engine.runs.recorder import Listener
-from engine.runs.terminal_events import TrainingProgress
 
 MIN_INTERVAL_SECONDS = 0.25
 

@@ -18,7 +18,7 @@ from engine.runs.events import RankFailed, RunFinished, RunStarted
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
-from engine.runs.record_completion import open_record
+from engine.runs.record_completion import open_run
 from engine.runs.run_record import NO_RECORD, RunRecord, read_run_record
 from engine.runs.run_row import state_message
 from engine.utils.codec import Count, FileNumber, Finite, Record
@@ -155,7 +155,7 @@ class SessionObserver:
             return
         self.ended = True
         if record is None or owned is False:
-            record = open_record(self.folder)
+            record = open_run(self.folder).record
         if finished.state == "failed":
             sentence = finished.message if self._failure is None else describe_failure(self._failure)
             yield self._message("failed", sentence, record)
@@ -168,7 +168,7 @@ class SessionObserver:
         self._unowned_since = now if self._unowned_since is None else self._unowned_since
         if now - self._unowned_since >= self.options.crash_grace_s:
             self.ended = True
-            record = open_record(self.folder)
+            record = open_run(self.folder).record
             is_resumable = self.folder.resumable
             sentence = state_message(record, RunState.CRASHED) if is_resumable else CRASHED_WITHOUT_CHECKPOINT
             yield self._message("crashed", sentence, record)

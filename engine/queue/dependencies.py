@@ -84,7 +84,7 @@ class FollowedRun:
 
         Raises DependencyError if it will never end so."""
         self.is_stopped = False
-        if self.folder is None or os.fstat(self.folder.held_fd).st_nlink == 0:
+        if self.folder is None or self.folder.is_deleted:
             if self.dependency.any_end:
                 return ""
             raise DependencyError(

@@ -183,13 +183,13 @@ def cancel(row: QueueRow) -> str:
     folder = RunFolder(Path(row.folder))
     if not row.is_live:
         _cancel_interrupted(folder)
-        return f"{row.name} is cancelled."
-    send_request(folder.control, "stop")
-    deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
-    while folder.is_owned() and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    if folder.is_owned():
-        return f"Sent the request to {row.name}."
+    else:
+        send_request(folder.control, "stop")
+        deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
+        while folder.is_owned():
+            if time.monotonic() >= deadline:
+                return f"Sent the request to {row.name}."
+            time.sleep(POLL_SECONDS)
     return f"{row.name} is cancelled."
 
 

@@ -100,24 +100,23 @@ def interrupted_rows(root: Path) -> list[QueueRow]:
         if state is not None and state.stage in PENDING_STAGES and not run.is_owned():
             found.append((state, run))
     found.sort(key=lambda pair: (-pair[0].priority, pair[0].position, pair[1].name))
-    return [_interrupted_row(state, run) for state, run in found]
-
-
-def _interrupted_row(state: QueueState, run: RunFolder) -> QueueRow:
-    return QueueRow(
-        name=run.name,
-        user=name_of_user(os.geteuid()),
-        uid=os.geteuid(),
-        state=RowState.INTERRUPTED,
-        place=None,
-        since=state.submitted_at,
-        reason=f"its supervisor was killed while it waited; `gputrain queue resume {run.name}` starts it",
-        gpus="",
-        priority=state.priority,
-        position=state.position,
-        folder=str(run.path),
-        key=str(run.path),
-    )
+    return [
+        QueueRow(
+            name=run.name,
+            user=name_of_user(os.geteuid()),
+            uid=os.geteuid(),
+            state=RowState.INTERRUPTED,
+            place=None,
+            since=state.submitted_at,
+            reason=f"its supervisor was killed while it waited; `gputrain queue resume {run.name}` starts it",
+            gpus="",
+            priority=state.priority,
+            position=state.position,
+            folder=str(run.path),
+            key=str(run.path),
+        )
+        for state, run in found
+    ]
 
 
 def _row(entry: ReservationInfo, ahead: Sequence[ReservationInfo], place: int | None) -> QueueRow:

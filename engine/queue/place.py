@@ -114,24 +114,24 @@ class QueuePlace:
             raise CancelledError(f"cancelled by {request.by} while it waited")
 
     def _outcome(self, request: ControlRequest) -> str:
-        if request.request == "stop":
-            return "the run leaves the queue"
-        if request.request == "hold":
-            if self.state.held:
-                return "already held"
-            self.save(held=True)
-            return "the run does not start until it is released"
-        if request.request == "release":
-            return self._release()
-        if request.request == "order":
-            priority, position = request.priority, request.position
-            if priority is UNSET or position is UNSET or abs(priority) > MAX_PRIORITY or abs(position) > MAX_TIME:
-                return "refused: the request has no valid priority and position"
-            self.save(priority=priority, position=position)
-            return f"priority {priority}"
-        if request.request in REFUSAL_OUTCOMES:
-            return REFUSAL_OUTCOMES[request.request]
-        return f"ignored: a waiting run accepts {', '.join(QUEUE_REQUEST_NAMES)} and stop"
+        match request.request:
+            case "stop":
+                return "the run leaves the queue"
+            case "hold":
+                if self.state.held:
+                    return "already held"
+                self.save(held=True)
+                return "the run does not start until it is released"
+            case "release":
+                return self._release()
+            case "order":
+                priority, position = request.priority, request.position
+                if priority is UNSET or position is UNSET or abs(priority) > MAX_PRIORITY or abs(position) > MAX_TIME:
+                    return "refused: the request has no valid priority and position"
+                self.save(priority=priority, position=position)
+                return f"priority {priority}"
+        ignored = f"ignored: a waiting run accepts {', '.join(QUEUE_REQUEST_NAMES)} and stop"
+        return REFUSAL_OUTCOMES.get(request.request, ignored)
 
     def report(self, reason: str) -> None:
         """Record why the run waits and at which place, and show the reason if it has changed."""

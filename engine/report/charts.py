@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from engine.report.style import PAGE, drawing, to_inline_svg
 from engine.report.timeline import EpochTime
 from engine.runs.curves import XAxis
 from engine.runs.metrics import METRICS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Inches. At the width of a phone, a point of the figure is a point of the screen.
 CHART_SIZE, TIME_CHART_SIZE = (4.7, 2.7), (7.4, 2.2)
@@ -61,11 +57,8 @@ class Group:
 
 def curve_charts(groups: Sequence[Group], command: str) -> list[Chart]:
     """Return the charts of loss, accuracy, learning rate and throughput; charts without a value are skipped."""
-    return _single_run_charts(groups[0].runs[0], command) if _is_single(groups) else _overlaid_charts(groups, command)
-
-
-def _is_single(groups: Sequence[Group]) -> bool:
-    return len(groups) == 1 and len(groups[0].runs) == 1
+    runs = [run for group in groups for run in group.runs]
+    return _single_run_charts(runs[0], command) if len(runs) == 1 else _overlaid_charts(groups, command)
 
 
 def _axis(runs: Sequence[ReportedRun]) -> XAxis:
@@ -76,8 +69,6 @@ def _axis(runs: Sequence[ReportedRun]) -> XAxis:
 def _single_run_charts(run: ReportedRun, command: str) -> list[Chart]:
     axis = _axis([run])
     train = make_line("training", [run.curves.over("train_loss", axis)], 0, smoothing=TRAIN_SMOOTHING)
-    if train.raw is None:
-        train = Line(train.label, train.series, 0, 0, raw=run.curves.over("train_loss", axis).points)
     losses = [train, _epoch_line(run, "validation", "val_loss", 5, 1, axis)]
     accuracies = [
         _epoch_line(run, "training", "train_accuracy", 0, 0, axis),
@@ -88,7 +79,8 @@ def _single_run_charts(run: ReportedRun, command: str) -> list[Chart]:
         if np.isfinite(averaged.series.y).any():
             lines.append(averaged)
     top5 = _epoch_line(run, "validation, top-5", "val_top5", 3, 3, axis)
-    if np.isfinite(top5.series.y).any() and _classes(run) > 10:
+    started = run.history.started
+    if np.isfinite(top5.series.y).any() and started is not None and started.classes > 10:
         accuracies.append(top5)
     rate = make_line("", [run.curves.over("lr", axis)], 0)
     speed = _epoch_line(run, "", "images_per_second", 0, 0, axis)
@@ -99,10 +91,6 @@ def _single_run_charts(run: ReportedRun, command: str) -> list[Chart]:
         (THROUGHPUT, [speed], ""),
     ]
     return _draw_all(command, specs, axis, run.curves.last_x(axis))
-
-
-def _classes(run: ReportedRun) -> int:
-    return run.history.started.classes if run.history.started is not None else 0
 
 
 def _epoch_line(run: ReportedRun, label: str, name: str, color: int, dash: int, axis: XAxis) -> Line:
@@ -122,7 +110,7 @@ def _overlaid_charts(groups: Sequence[Group], command: str) -> list[Chart]:
             for group, runs in zip(groups, curves, strict=True)
         ]
         # Raw values of several runs would hide each other.
-        return [Line(line.label, line.series, line.color, line.dash, None, line.band, line.mark) for line in drawn]
+        return [replace(line, raw=None) for line in drawn]
 
     specs = [
         (METRICS["train_loss"].title, lines("train_loss", TRAIN_SMOOTHING), "Moving average."),
@@ -178,18 +166,14 @@ def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> Chart | 
                 linewidth=0.4, label=label,
             )  # fmt: skip
             bottom += heights
-        _label_time_axes(axes, len(groups) < len(epochs))
+        axes.set_xlabel("epoch")
+        whole_x_ticks(axes, "epoch")
+        axes.set_ylabel("seconds (mean)" if len(groups) < len(epochs) else "seconds")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, columnspacing=1.2, handlelength=1.6)
         # A short run has narrow bars, too.
         axes.set_xlim(positions[0], max(positions[-1] + widths[-1], positions[0] + MIN_TIME_EPOCHS))
         title = "Time of each epoch"
         return Chart(title, to_inline_svg(figure, name, title))
-
-
-def _label_time_axes(axes: Axes, averaged: bool) -> None:
-    axes.set_xlabel("epoch")
-    whole_x_ticks(axes, "epoch")
-    axes.set_ylabel("seconds (mean)" if averaged else "seconds")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, columnspacing=1.2, handlelength=1.6)
 
 
 def _mean(values: Sequence[float]) -> float:

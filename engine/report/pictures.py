@@ -52,13 +52,9 @@ def matrix_picture(counts: ConfusionCounts) -> Picture:
     scale = max(MATRIX_PIXELS // len(counts), 1)
     pixels = np.repeat(np.repeat(indices.astype(np.uint8), scale, 0), scale, 1)
     image = Image.fromarray(pixels, "P")
-    palette = [_shade(color, level) for color in (_RIGHT_COLOR, _WRONG_COLOR) for level in range(_LEVELS + 1)]
-    image.putpalette([part for color in palette for part in color])
+    shades = np.linspace(255, [_RIGHT_COLOR, _WRONG_COLOR], _LEVELS + 1, axis=1)
+    image.putpalette(np.rint(shades).astype(np.uint8).tobytes())
     return _encode(image, "png", optimize=True)
-
-
-def _shade(color: tuple[int, int, int], level: int) -> tuple[int, ...]:
-    return tuple(round(255 + (part - 255) * level / _LEVELS) for part in color)
 
 
 def thumbnail(run: RunFolder, inspection: Inspection, image: InspectedImage) -> Picture:

@@ -9,7 +9,7 @@ from engine.report.pictures import Picture, matrix_levels, matrix_picture, thumb
 from engine.report.runs import ReportedRun, read_run_evaluations
 from engine.report.text import UNKNOWN, number_text, percent_text
 from engine.runs.evaluations import EpochEvaluation, mistakes, worst_first
-from engine.runs.inspection import Inspection, ListName, PartName
+from engine.runs.inspection import Inspection, PartName, Rows
 from engine.runs.inspection_file import read_inspection
 from engine.utils.codec import InvalidRecordError
 
@@ -143,26 +143,24 @@ def image_section(run: ReportedRun) -> ImageSection:
         return ImageSection(f"{run.folder.inspection.name} {error}; {command} makes it again.")
     if inspection is None:
         return ImageSection(f"This run has no inspection yet: make it with {command}, then repeat the report.")
-    part = _part(inspection)
+    # The model has not seen the images of validation.
+    part: PartName = "val" if inspection.info.covers("val") else "all"
     rows = inspection.ranked("mistakes", part)
     place = f"step {inspection.info.step}" if inspection.info.epoch is None else f"epoch {inspection.info.epoch}"
-    images = int(len(inspection) if part == "all" else (inspection.part == 1).sum())
+    images = inspection.count(part)
     note = f"{inspection.info.checkpoint} of {place} gets {len(rows):,} of {images:,} images wrong."
     if inspection.info.overrides:
         note += f" The images are of other data: {' '.join(inspection.info.overrides)}."
-    mistaken = _shown(run, inspection, "mistakes", MAX_WORST_IMAGES)
+    suspected = inspection.ranked("labels", part, MAX_SUSPECTED_IMAGES)
     return ImageSection(
-        note, mistaken, _shown(run, inspection, "labels", MAX_SUSPECTED_IMAGES), len(rows) - len(mistaken)
+        note,
+        _shown(run, inspection, rows[:MAX_WORST_IMAGES]),
+        _shown(run, inspection, suspected),
+        max(len(rows) - MAX_WORST_IMAGES, 0),
     )
 
 
-def _part(inspection: Inspection) -> PartName:
-    """Return the part whose images are listed: the model has not seen those of validation."""
-    return "val" if inspection.info.covers("val") else "all"
-
-
-def _shown(run: ReportedRun, inspection: Inspection, name: ListName, limit: int) -> tuple[ShownImage, ...]:
-    part = _part(inspection)
+def _shown(run: ReportedRun, inspection: Inspection, rows: Rows) -> tuple[ShownImage, ...]:
     classes = inspection.info.classes
     return tuple(
         ShownImage(
@@ -172,5 +170,5 @@ def _shown(run: ReportedRun, inspection: Inspection, name: ListName, limit: int)
             short_name(classes[image.predicted]),
             percent_text(image.probability),
         )
-        for image in inspection.images(inspection.ranked(name, part, limit))
+        for image in inspection.images(rows)
     )

@@ -26,8 +26,6 @@ class ReportedRun:
     history: History
     curves: RunCurves
     timeline: Timeline
-    nonfinite: int
-    """Number of losses and epoch metrics that are NaN or infinite."""
 
     @property
     def name(self) -> str:
@@ -45,7 +43,7 @@ def read_reported_run(folder: RunFolder, max_blocks: int = MAX_BLOCKS) -> Report
         data.add(event)
         timeline.add(event, history)
     compared = describe_run(folder, history.record(), read_flat_config(folder.config), reader.problem)
-    return ReportedRun(folder, compared, history, reduce_curves(data, max_blocks), timeline, data.nonfinite_count)
+    return ReportedRun(folder, compared, history, reduce_curves(data, max_blocks), timeline)
 
 
 def read_run_evaluations(folder: RunFolder) -> tuple[RunEvaluations | None, str]:

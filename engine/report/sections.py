@@ -288,8 +288,8 @@ def notes(run: ReportedRun) -> Iterator[str]:
         yield run.compared.problem
     if run.history.cpu_fallback:
         yield run.history.cpu_fallback
-    if run.nonfinite:
-        yield f"{run.nonfinite:,} losses or results are not finite; the curves have gaps there."
+    if run.curves.nonfinite_count:
+        yield f"{run.curves.nonfinite_count:,} losses or results are not finite; the curves have gaps there."
     if RunState(run.compared.state).live:
         yield "The run is not over: this is its state when the report was made."
 

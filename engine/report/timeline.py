@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from engine.runs.bottleneck import Bottleneck, valid_share
 from engine.runs.events import (
@@ -137,14 +138,13 @@ class Timeline:
 
     def stretches(self) -> list[LimitedStretch]:
         """Return the epochs, with consecutive ones of the same kind of bottleneck joined."""
-        stretches: list[LimitedStretch] = []
-        for epoch in self.epochs:
-            last = stretches[-1] if stretches else None
-            if last is not None and _kind(last.bottleneck) == _kind(epoch.bottleneck):
-                stretches[-1] = LimitedStretch(last.first, epoch.epoch, last.seconds + epoch.seconds, epoch.bottleneck)
-            else:
-                stretches.append(LimitedStretch(epoch.epoch, epoch.epoch, epoch.seconds, epoch.bottleneck))
-        return stretches
+        stretches = [list(epochs) for _, epochs in groupby(self.epochs, lambda epoch: _kind(epoch.bottleneck))]
+        return [
+            LimitedStretch(
+                epochs[0].epoch, epochs[-1].epoch, sum(epoch.seconds for epoch in epochs), epochs[-1].bottleneck
+            )
+            for epochs in stretches
+        ]
 
 
 def _kind(bottleneck: Bottleneck | None) -> str:

@@ -67,7 +67,7 @@ def diagnose(
         return None
     epoch = epochs[-1]
     throttled = {uuid: state for uuid, state in throttling.items() if state.samples >= THROTTLE_MIN_SAMPLES}
-    straggler = _find_straggler(epochs[-STRAGGLER_EPOCHS:])
+    straggler = _lasting_straggler(epochs[-STRAGGLER_EPOCHS:])
     if straggler is not None:
         return _straggler_bottleneck(started, straggler, throttled, epoch.time)
     if wait > MAX_DATA_WAIT_SHARE:
@@ -181,16 +181,16 @@ class Straggler:
     median_of_others: RankEpochTiming
 
 
-def _find_straggler(epochs: Sequence[EpochEvent]) -> Straggler | None:
-    stragglers = [straggler for epoch in epochs if (straggler := _straggler_of_epoch(epoch.rank_timings)) is not None]
+def _lasting_straggler(epochs: Sequence[EpochEvent]) -> Straggler | None:
+    stragglers = [straggler for epoch in epochs if (straggler := find_straggler(epoch.rank_timings)) is not None]
     if len(stragglers) < len(epochs) or len({straggler.timing.rank for straggler in stragglers}) != 1:
         return None
     lost = sum(straggler.timing.local_seconds - straggler.median_of_others.local_seconds for straggler in stragglers)
     return stragglers[-1] if lost >= STRAGGLER_MIN_LOST_SECONDS else None
 
 
-def _straggler_of_epoch(timings: Sequence[RankEpochTiming]) -> Straggler | None:
-    """Return the straggler of one epoch, if there is one."""
+def find_straggler(timings: Sequence[RankEpochTiming]) -> Straggler | None:
+    """Return the straggler of the same steps of all ranks; None if there is none."""
     if len(timings) < 2:
         return None
     slowest = max(timings, key=lambda timing: timing.local_seconds)
@@ -203,10 +203,9 @@ def _straggler_of_epoch(timings: Sequence[RankEpochTiming]) -> Straggler | None:
         slowest.local_seconds <= STRAGGLER_RATIO * median_seconds
         or lost_seconds <= STRAGGLER_WAIT_SHARE * slowest.seconds
         or forward == 0
+        # If the other ranks wait for data too, the input pipeline is the bottleneck.
+        or waited > MAX_DATA_WAIT_SHARE * slowest.seconds
     ):
-        return None
-    # If the other ranks wait for data too, the input pipeline is the bottleneck.
-    if waited > MAX_DATA_WAIT_SHARE * slowest.seconds:
         return None
     return Straggler(slowest, RankEpochTiming(-1, slowest.seconds, waited, forward))
 

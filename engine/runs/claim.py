@@ -33,7 +33,6 @@ from engine.utils.codec import (
     decode_valid_fields,
     field,
 )
-from engine.utils.errors import UsageError
 from engine.utils.files import is_locked, read_bytes
 from engine.utils.process import boot_id, process_start_ticks
 from engine.utils.text import format_duration, printable
@@ -124,9 +123,10 @@ class Claim(FileRecord, frozen=True, kw_only=True):
 @dataclass(frozen=True)
 class ObservedClaim:
     """A claim of a process that may be on another host. `moves`: this process has seen its heartbeat change lately.
-    `still_s` is for how long it has seen it unchanged, in seconds."""
+    `still_s` is for how long it has seen it unchanged, in seconds. `written_at` is the Unix time of the file."""
 
     claim: Claim
+    written_at: float
     moves: bool
     still_s: float
 
@@ -190,7 +190,7 @@ def _observe(owner: Path, claim: Claim | None) -> ObservedClaim | None:
         while len(_sightings) > MAX_SIGHTINGS:
             del _sightings[next(iter(_sightings))]
     still_s = now - sighting.since
-    return ObservedClaim(claim, sighting.moved and still_s < HEARTBEAT_TIMEOUT_SECONDS, still_s)
+    return ObservedClaim(claim, status.st_mtime, sighting.moved and still_s < HEARTBEAT_TIMEOUT_SECONDS, still_s)
 
 
 def is_claimed(owner: Path, lock: Path) -> bool:
@@ -203,20 +203,13 @@ def is_claimed(owner: Path, lock: Path) -> bool:
     if origin is Origin.ELSEWHERE:
         if observed is None or observed.still_s >= HEARTBEAT_TIMEOUT_SECONDS:
             return False
-        return _seems_recent(observed.claim, owner)
+        # A file server may have set the time of the file.
+        seen_s = abs(time.time() - observed.written_at)
+        return observed.claim.is_recent or seen_s < HEARTBEAT_TIMEOUT_SECONDS
     try:
         return is_locked(lock)
     except OSError:
         return False
-
-
-def _seems_recent(claim: Claim, owner: Path) -> bool:
-    """Whether the last heartbeat was lately, by its date or by that of the file, which a file server may have set."""
-    try:
-        modified = owner.stat().st_mtime
-    except OSError:
-        return False
-    return claim.is_recent or abs(time.time() - modified) < HEARTBEAT_TIMEOUT_SECONDS
 
 
 def uncertain_claims(owners: Sequence[Path], *, take_over: bool = False) -> dict[Path, float]:
@@ -260,22 +253,3 @@ def watch_claims(
             for owner, patience_s in waits.items()
             if (each := observed[owner]) is not None and not each.moves and each.still_s < patience_s + lost_s
         }
-
-
-def check_unclaimed(owner: Path, name: str, running_advice: str, command: str, *, take_over: bool = False) -> None:
-    """Raise UsageError if a process on another host owns the run, or may own it, as far as this process has seen.
-
-    `command` is what takes the run over; `take_over` that it does. Call `watch_claims` before."""
-    observed = observe_claim(owner)
-    if observed is None:
-        return
-    claim = observed.claim
-    if observed.moves:
-        raise UsageError.one(name, f"is already running as {claim.process}", running_advice, code="already-running")
-    if claim.is_recent and claim.origin is Origin.ELSEWHERE and not take_over:
-        reason = (
-            f"is claimed by {claim.process}, whose heartbeat has not moved for {format_duration(observed.still_s)} "
-            f"(the last one: {claim.last_heartbeat()})"
-        )
-        advice = f"if that process has ended, go on with `{command} --take-over`"
-        raise UsageError.one(name, reason, advice, code="already-running")

@@ -34,13 +34,6 @@ class ClaimedRun:
     is_new: bool
     created_parents: list[Path] = field(default_factory=list)
 
-    def remove_leftovers(self) -> None:
-        """Delete what an earlier owner may have left: unread requests and incomplete checkpoints."""
-        for _ in consume_requests(self.folder.control):
-            pass
-        for path in self.folder.checkpoints.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
-
     def discard(self) -> None:
         """Delete a new run folder and the parents created with it; keep the folder of a resumed run."""
         if not self.is_new:
@@ -52,11 +45,9 @@ class ClaimedRun:
                 else:
                     path.unlink(missing_ok=True)
             shown_path(self.folder.root).rmdir()
-        for parent in self.created_parents:
-            try:
+        with suppress(OSError):
+            for parent in self.created_parents:
                 parent.rmdir()
-            except OSError:
-                return
 
 
 def check_claim(
@@ -104,26 +95,26 @@ def claim_run(
         root.mkdir(parents=True, exist_ok=True)
         path = _create_run_folder(root, name, stem) if is_new else root / str(name)
         folder = RunFolder(path).hold()
-    except OSError as error:
-        raise _not_writable(root, error) from error
-    claimed = None
-    try:
-        require_own(folder, trust_owner=trust_owner)
-        if is_new and os.listdir(folder.held_fd):  # noqa: PTH208 (a descriptor)
-            # Another user put an existing run in the place of the new folder.
-            raise _name_in_use(root, folder.name)
-        folder.restrict_umask()
-        claimed = ClaimedRun(folder, Ownership(folder, agents, take_over=take_over), is_new, new_parents)
-    except OSError as error:
-        raise _not_writable(root, error) from error
-    finally:
-        if claimed is None:
+        try:
+            require_own(folder, trust_owner=trust_owner)
+            if is_new and os.listdir(folder.held_fd):  # noqa: PTH208 (a descriptor)
+                # Another user put an existing run in the place of the new folder.
+                raise _name_in_use(root, folder.name)
+            folder.restrict_umask()
+            claimed = ClaimedRun(folder, Ownership(folder, agents, take_over=take_over), is_new, new_parents)
+        except BaseException:
             os.close(folder.held_fd)
             with suppress(OSError):
                 # Only an empty folder, which was created here.
                 folder.path.rmdir()
-    if not is_new:
-        claimed.remove_leftovers()
+            raise
+    except OSError as error:
+        raise _not_writable(root, error) from error
+    # What an earlier owner may have left: unread requests and incomplete checkpoints.
+    for _ in consume_requests(folder.control):
+        pass
+    for path in folder.checkpoints.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
     return claimed
 
 
@@ -131,11 +122,9 @@ def _create_run_folder(root: Path, name: str | None, stem: str) -> Path:
     """Create a folder in which only this user can write, and in a shared runs folder also read. Raises OSError."""
     mode = 0o700 if is_shared(root.stat()) else 0o755
     for candidate in [name] if name is not None else (f"{stem}-{number}" for number in count(1)):
-        try:
+        with suppress(FileExistsError):
             (root / candidate).mkdir(mode)
-        except FileExistsError:
-            continue
-        return root / candidate
+            return root / candidate
     raise _name_in_use(root, str(name))
 
 

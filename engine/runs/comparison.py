@@ -17,7 +17,7 @@ from engine.config.differences import SEED_KEY, KeyDifference, differing_keys, f
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.metrics import NO_METRICS, Better, Metric, format_metric, own_metrics, recorded_metrics
-from engine.runs.record_completion import open_record
+from engine.runs.record_completion import open_run
 from engine.runs.run_record import RunRecord
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
@@ -208,7 +208,7 @@ def _seed_groups(runs: Sequence[ComparedRun]) -> tuple[tuple[int, ...], ...]:
 
 def read_run(folder: RunFolder) -> ComparedRun:
     """Read one run for a comparison: its config and its record."""
-    return describe_run(folder, open_record(folder), read_flat_config(folder.config))
+    return describe_run(folder, open_run(folder).record, read_flat_config(folder.config))
 
 
 def describe_run(

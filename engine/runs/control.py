@@ -38,7 +38,7 @@ from engine.utils.codec import (
     write_record,
 )
 from engine.utils.errors import UsageError
-from engine.utils.files import open_folder, opened_folder, shown_path
+from engine.utils.files import open_regular_file, opened_folder, shown_path
 from engine.utils.process import user_name
 
 RequestName = Literal["stop", "checkpoint", "pause", "continue", "profile"]
@@ -98,24 +98,25 @@ class RequestCounters:
 
     def apply(self, request: str, steps: int = DEFAULT_PROFILE_STEPS) -> str:
         """Count a request and return its outcome as text; `steps` are those of a profile, 0 if they are invalid."""
-        if request == "stop":
-            already, self.stop = self.stop, True
-            return "already requested" if already else "at the next step, with a checkpoint"
-        if request == "checkpoint":
-            self.checkpoints += 1
-            return "at the next step"
-        if request in ("pause", "continue"):
-            if self.paused == (request == "pause"):
-                return "already paused" if self.paused else "not paused"
-            self.pause_toggles += 1
-            return "at the next step" if self.paused else "immediately"
-        if request == "profile":
-            if steps == 0:
-                return f"refused: a profile has 1 to {MAX_PROFILE_STEPS} steps"
-            self.profile_steps += steps
-            return "when the run continues" if self.paused else "at the next training step"
-        if request in QUEUE_REQUEST_NAMES:
-            return "ignored: the run does not wait for GPUs"
+        match request:
+            case "stop":
+                already, self.stop = self.stop, True
+                return "already requested" if already else "at the next step, with a checkpoint"
+            case "checkpoint":
+                self.checkpoints += 1
+                return "at the next step"
+            case "pause" | "continue":
+                if self.paused == (request == "pause"):
+                    return "already paused" if self.paused else "not paused"
+                self.pause_toggles += 1
+                return "at the next step" if self.paused else "immediately"
+            case "profile":
+                if steps == 0:
+                    return f"refused: a profile has 1 to {MAX_PROFILE_STEPS} steps"
+                self.profile_steps += steps
+                return "when the run continues" if self.paused else "at the next training step"
+            case _ if request in QUEUE_REQUEST_NAMES:
+                return "ignored: the run does not wait for GPUs"
         return REFUSAL_OUTCOMES.get(request, "unknown request, ignored")
 
     def to_list(self) -> list[int]:
@@ -143,12 +144,13 @@ def send_request(
     now = round(time.time(), 3)
     record = ControlRequest(request=request, by=by, time=now, steps=steps, priority=priority, position=position)
     try:
-        owner = _owner_uid(control_folder)
-        if owner is not None and os.geteuid() not in (owner, 0):
-            # The owner would refuse the request, and `gputrain stop` would wait for it forever.
-            raise UsageError.one(
-                location, f"no permission to {request} this run: it belongs to uid {owner}", code="foreign-owner"
-            )
+        # A run that never had an owner has no such file.
+        with suppress(FileNotFoundError):
+            owner = control_folder.with_name("owner.json").stat().st_uid
+            if os.geteuid() not in (owner, 0):
+                # The owner would refuse the request, and `gputrain stop` would wait for it forever.
+                reason = f"no permission to {request} this run: it belongs to uid {owner}"
+                raise UsageError.one(location, reason, code="foreign-owner")
         control_folder.mkdir(exist_ok=True)
         # A link could lead to a folder in which another program executes files.
         with opened_folder(control_folder) as folder:
@@ -190,77 +192,47 @@ def _terminate_owner(run: Path) -> bool:
     return False
 
 
-def _owner_uid(control_folder: Path) -> int | None:
-    """Return the user ID of the run's latest owner, None if it never had one. Raises OSError."""
-    try:
-        return control_folder.with_name("owner.json").stat().st_uid
-    except FileNotFoundError:
-        return None
-
-
 def consume_requests(control_folder: Path) -> Iterator[ControlRequest]:
     """Yield the requests that arrived since the last call, oldest first, and remove each one.
 
     A file that cannot be removed is skipped, because it would be executed again at every call.
     """
-    try:
-        # Opened without following links: a symlinked control folder could point to files that are not requests.
-        folder = open_folder(control_folder)
-    except OSError:
-        return
-    try:
-        for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):  # noqa: PTH208 (a handle)
-            try:
-                request = _read_request(folder, name)
-                _remove_request(folder, name)
-            except OSError:
-                continue
-            yield request
-    except OSError:
-        return
-    finally:
-        os.close(folder)
+    # Opened without following links: a symlinked control folder could point to files that are not requests.
+    with suppress(OSError), opened_folder(control_folder) as folder:
+        for path in sorted(path for path in folder.iterdir() if path.name.endswith(".json")):
+            with suppress(OSError):
+                request = _read_request(path)
+                _remove_request(path)
+                yield request
 
 
-def _read_request(folder: int, name: str) -> ControlRequest:
+def _read_request(path: Path) -> ControlRequest:
     """Read one request, without following a link or blocking on a pipe. Raises OSError if the file is gone."""
-    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    by = f"uid {status.st_uid}"
-
-    def named(request: str) -> ControlRequest:
-        return ControlRequest(request=request, by=by)
-
-    try:
-        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:
-        regular = stat.S_ISREG(status.st_mode)
-        return named("strange file" if not regular else "foreign file" if _is_foreign(status) else "unreadable file")
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            return named("strange file")
-        if _is_foreign(status):
-            return named("foreign file")
-        if status.st_size > MAX_REQUEST_BYTES:
-            return named("large file")
-        if status.st_size == 0 and (match := _EMPTY_REQUEST.fullmatch(name)) is not None:
-            return named(match[1])
-        return decode_valid_fields(os.read(handle, MAX_REQUEST_BYTES), ControlRequest)
-    except InvalidRecordError as error:
-        return named("file of another format" if error.code == "wrong-version" else "unreadable file")
-    except OSError:
-        return named("unreadable file")
-    finally:
-        os.close(handle)
+    status, data = path.lstat(), None
+    if not stat.S_ISREG(status.st_mode):
+        return ControlRequest(request="strange file", by=f"uid {status.st_uid}")
+    with suppress(OSError), open_regular_file(path) as file:
+        # Another file may have taken its place.
+        status, data = os.fstat(file.fileno()), file.read(MAX_REQUEST_BYTES)
+    if status.st_uid not in (os.geteuid(), 0):
+        request = "foreign file"
+    elif data is None:
+        request = "unreadable file"
+    elif status.st_size > MAX_REQUEST_BYTES:
+        request = "large file"
+    elif not data and (match := _EMPTY_REQUEST.fullmatch(path.name)) is not None:
+        request = match[1]
+    else:
+        try:
+            return decode_valid_fields(data, ControlRequest)
+        except InvalidRecordError as error:
+            request = "file of another format" if error.code == "wrong-version" else "unreadable file"
+    return ControlRequest(request=request, by=f"uid {status.st_uid}")
 
 
-def _is_foreign(status: os.stat_result) -> bool:
-    return status.st_uid not in (os.geteuid(), 0)
-
-
-def _remove_request(folder: int, name: str) -> None:
+def _remove_request(path: Path) -> None:
     """Remove a request. A folder is renamed instead, because its content may belong to a user. Raises OSError."""
     try:
-        os.unlink(name, dir_fd=folder)
+        path.unlink()
     except (IsADirectoryError, PermissionError):
-        os.rename(name, f"{name}.{time.time_ns()}.refused", src_dir_fd=folder, dst_dir_fd=folder)
+        path.rename(path.with_name(f"{path.name}.{time.time_ns()}.refused"))

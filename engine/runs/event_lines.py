@@ -1,6 +1,7 @@
 """Format events as lines of `log.txt` and of a terminal without the screen.
 
-`engine.runs.recorder` writes them to the log, the CLI to stderr.
+`engine.runs.recorder` writes them to the log, the CLI to stderr. `engine.runs.events` has the events of the journal.
+The others are here: only a terminal shows them, and `engine.launch` emits them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,37 @@ from engine.runs.events import (
 from engine.runs.history import History
 from engine.runs.metrics import METRIC_PREFIX, format_known, format_of_epoch
 from engine.runs.run_devices import describe_run_devices, mean_epoch_seconds
-from engine.runs.terminal_events import BatchSizeFound, DataDownload, RunStarting
-from engine.utils.codec import or_none
+from engine.utils.codec import Count, or_none
 from engine.utils.text import pluralize, printable
+
+
+class RunStarting(Event, frozen=True, kw_only=True, tag="starting"):
+    """The run folder exists and its ranks are being set up. Shown on the terminal, never written to the journal."""
+
+    name: str
+    """Name of the run."""
+    folder: str
+    """Path of the run folder."""
+
+
+class DataDownload(Event, frozen=True, kw_only=True, tag="data_download"):
+    """Progress of `data.download` before the run starts. Shown on the terminal."""
+
+    message: str
+
+
+class BatchSizeFound(Event, frozen=True, kw_only=True, tag="batch_found"):
+    """`data.batch_size: auto` is resolved. Shown on the terminal; the run's config holds the number."""
+
+    message: str
+    """The batch size, and what limits it."""
+
+
+class TrainingProgress(Event, frozen=True, kw_only=True, tag="progress"):
+    """All ranks have completed a step. Independent of `run.log_every`, whose steps may take minutes."""
+
+    step: Count
+    """Global step, counted from 1 over all epochs."""
 
 
 def event_line(event: Event) -> str | None:

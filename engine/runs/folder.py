@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -66,6 +66,16 @@ def runs_root(override: str | None = None) -> Path:
     return expand_user(override or os.environ.get("GPUTRAIN_RUNS") or "runs").absolute()
 
 
+class _Entry:
+    """A file or folder of a run: the attribute is its path."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunFolder, owner: type[RunFolder]) -> Path:
+        return run.root / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of the files in one run folder, and the state of the run.
@@ -77,6 +87,51 @@ class RunFolder:
     path: Path
     fd: int | None = field(default=None, compare=False)
 
+    config = _Entry("config.yaml")
+    """Resolved config, enough to repeat the run."""
+    journal = _Entry("events.jsonl")
+    """Journal of the run, see `engine.runs.events`."""
+    reserve = _Entry(".reserve")
+    """Disk space that is kept for the last events of a live run, see `engine.runs.journal`."""
+    summary = _Entry("summary.json")
+    """Record of the run, see `engine.runs.run_record`."""
+    labels = _Entry("labels.json")
+    """Tags, note and archive flag that the user has set, see `engine.runs.labels`."""
+    log = _Entry("log.txt")
+    """Log lines of the run, and the output of its ranks."""
+    notify_log = _Entry("notify.log")
+    """What became of the messages about the run, see `engine.notify`."""
+    checkpoints = _Entry("checkpoints")
+    """Folder of the checkpoints, see `engine.runs.checkpoint_files`."""
+    tensorboard = _Entry("tensorboard")
+    """Folder of the TensorBoard event files."""
+    exports = _Entry("exports")
+    """Folder of the charts that the screen exports."""
+    control = _Entry("control")
+    """Folder of the control requests, see `engine.runs.control`."""
+    flight_recorder = _Entry("flight_recorder")
+    """Folder of the last collectives of each rank when the run hung, see `engine.distributed.flight_recorder`."""
+    owner = _Entry("owner.json")
+    """Host, process and heartbeat of the owner, see `engine.runs.claim`."""
+    lock = _Entry("lock")
+    """Lock file that the owner holds; it makes a folder a run folder."""
+    queue = _Entry("queue.json")
+    """Place of the run in the queue for GPUs, see `engine.queue.state`."""
+    class_indices = _Entry("class_indices.json")
+    """Class names by index, as a JSON object."""
+    evaluation = _Entry("evaluation.json")
+    """Per-class results of the last and the best epoch; see `engine.runs.evaluations`."""
+    inspection = _Entry("inspection.npz")
+    """Results of each image of the last `gputrain inspect`, see `engine.runs.inspection`."""
+    export = _Entry("export")
+    """Folder to which `gputrain export` writes by default."""
+    sync = _Entry("sync")
+    """Folder of what was sent to other services, see `engine.sync.state`."""
+    profiles = _Entry("profile")
+    """Folder of the profiles of training steps, see `engine.runs.profile_file`."""
+    skipped_files = _Entry("skipped_files.txt")
+    """List of the dataset files that are not used; written only if the warning cannot name them all."""
+
     def __reduce__(self) -> tuple[type[RunFolder], tuple[Path]]:
         # A descriptor is valid only in this process.
         return RunFolder, (self.path,)
@@ -84,6 +139,16 @@ class RunFolder:
     def hold(self) -> RunFolder:
         """Return the folder with a descriptor, which the caller closes. Raises OSError unless the path is a folder."""
         return replace(self, fd=open_folder(self.path))
+
+    @contextmanager
+    def held(self) -> Iterator[RunFolder]:
+        """Yield the folder with a descriptor. Raises OSError unless the path is a folder."""
+        held = self if self.fd is not None else self.hold()
+        try:
+            yield held
+        finally:
+            if self.fd is None:
+                os.close(held.held_fd)
 
     @property
     def held_fd(self) -> int:
@@ -115,116 +180,6 @@ class RunFolder:
         name, _ = sweep_of_trial(self.name) or ("", None)
         # A list reads thousands, and a Path takes longer than the file system.
         return name if name and is_file(f"{self.path.parent}/{name}/{SWEEP_FILE}") else ""
-
-    @property
-    def config(self) -> Path:
-        """Resolved config, enough to repeat the run."""
-        return self.root / "config.yaml"
-
-    @property
-    def journal(self) -> Path:
-        """Journal of the run, see `engine.runs.events`."""
-        return self.root / "events.jsonl"
-
-    @property
-    def reserve(self) -> Path:
-        """Disk space that is kept for the last events of a live run, see `engine.runs.journal`."""
-        return self.root / ".reserve"
-
-    @property
-    def summary(self) -> Path:
-        """Record of the run, see `engine.runs.run_record`."""
-        return self.root / "summary.json"
-
-    @property
-    def labels(self) -> Path:
-        """Tags, note and archive flag that the user has set, see `engine.runs.labels`."""
-        return self.root / "labels.json"
-
-    @property
-    def log(self) -> Path:
-        """Log lines of the run, and the output of its ranks."""
-        return self.root / "log.txt"
-
-    @property
-    def notify_log(self) -> Path:
-        """What became of the messages about the run, see `engine.notify`."""
-        return self.root / "notify.log"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints, see `engine.runs.checkpoint_files`."""
-        return self.root / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of the TensorBoard event files."""
-        return self.root / "tensorboard"
-
-    @property
-    def exports(self) -> Path:
-        """Folder of the charts that the screen exports."""
-        return self.root / "exports"
-
-    @property
-    def control(self) -> Path:
-        """Folder of the control requests, see `engine.runs.control`."""
-        return self.root / "control"
-
-    @property
-    def flight_recorder(self) -> Path:
-        """Folder of the last collectives of each rank when the run hung, see `engine.distributed.flight_recorder`."""
-        return self.root / "flight_recorder"
-
-    @property
-    def owner(self) -> Path:
-        """Host, process and heartbeat of the owner, see `engine.runs.claim`."""
-        return self.root / "owner.json"
-
-    @property
-    def lock(self) -> Path:
-        """Lock file that the owner holds; it makes a folder a run folder."""
-        return self.root / "lock"
-
-    @property
-    def queue(self) -> Path:
-        """Place of the run in the queue for GPUs, see `engine.queue.state`."""
-        return self.root / "queue.json"
-
-    @property
-    def class_indices(self) -> Path:
-        """Class names by index, as a JSON object."""
-        return self.root / "class_indices.json"
-
-    @property
-    def evaluation(self) -> Path:
-        """Per-class results of the last and the best epoch; `engine.training.metrics` defines the format."""
-        return self.root / "evaluation.json"
-
-    @property
-    def inspection(self) -> Path:
-        """Results of each image of the last `gputrain inspect`, see `engine.runs.inspection`."""
-        return self.root / "inspection.npz"
-
-    @property
-    def export(self) -> Path:
-        """Folder to which `gputrain export` writes by default."""
-        return self.root / "export"
-
-    @property
-    def sync(self) -> Path:
-        """Folder of what was sent to other services, see `engine.sync.state`."""
-        return self.root / "sync"
-
-    @property
-    def profiles(self) -> Path:
-        """Folder of the profiles of training steps, see `engine.runs.profile_file`."""
-        return self.root / "profile"
-
-    @property
-    def skipped_files(self) -> Path:
-        """List of the dataset files that are not used; written only if the warning cannot name them all."""
-        return self.root / "skipped_files.txt"
 
     @property
     def resumable(self) -> bool:

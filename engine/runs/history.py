@@ -198,11 +198,6 @@ class History:
             self.saving = isinstance(event, PhaseChanged) and event.phase == "saving"
 
     @property
-    def latest_time(self) -> float | None:
-        """Time of the latest event, in Unix seconds; None before the first one."""
-        return self._latest_time or None
-
-    @property
     def phase(self) -> str:
         """What the ranks do: training, validating or saving; "" if the journal does not name it."""
         return "saving" if self.saving else self._epoch_phase
@@ -310,7 +305,7 @@ class History:
         last, best = (self.epochs[-1] if self.epochs else None), self.best
         trains = state in (RunState.RUNNING, RunState.STOPPING)
         losses = [loss for epoch in self.epochs if (loss := epoch.selection_loss) is not None]
-        metrics = self._known_metrics()
+        metrics, latest = self._known_metrics(), self.latest_step or self.latest_session_epoch
         eta_s = self.eta_s if trains else None
         record = RunRecord(
             state=state,
@@ -331,7 +326,7 @@ class History:
             lowest_metrics={name: min(values) for name, values in metrics.items()},
             highest_metrics={name: max(values) for name, values in metrics.items()},
             images_per_second=self._median_images_per_second(),
-            rate_now=self._latest_images_per_second() if trains else None,
+            rate_now=latest.images_per_second if trains and latest is not None else None,
             data_wait=self.data_wait,
             mfu=self.mfu,
             grad_norm=or_none(self.latest_step.grad_norm) if self.latest_step else None,
@@ -340,16 +335,31 @@ class History:
             seconds_per_epoch=mean_epoch_seconds(self.full_session_epochs),
             eta_seconds=eta_s if eta_s is not None and eta_s <= MAX_ETA_SECONDS else None,
             started_at=self.session_time,
-            updated_at=self.latest_time,
+            updated_at=self._latest_time or None,
             config=None if config is None else dict(config),
             cpu_fallback=self.cpu_fallback,
             gpu_stats=[stats.summary(uuid) for uuid, stats in self.gpus.items()],
         )
-        return record if started is None else replace(record, **_started_fields(started, self.current_epoch))
-
-    def _latest_images_per_second(self) -> float | None:
-        source = self.latest_step or self.latest_session_epoch
-        return None if source is None else source.images_per_second
+        if started is None:
+            return record
+        return replace(
+            record,
+            steps=min(started.epochs * started.steps_per_epoch, MAX_COUNT),
+            total_epochs=started.epochs,
+            # A checkpoint after the last epoch is at the beginning of the next one.
+            current_epoch=min(self.current_epoch, started.epochs),
+            host=started.host,
+            devices=describe_run_devices(started),
+            gpus=len(set(started.devices) - {"cpu"}),
+            ranks=started.world_size,
+            rank_devices=started.ranks,
+            global_batch=started.global_batch,
+            parameters=started.parameters,
+            train_images=started.train_images,
+            val_images=started.val_images,
+            classes=started.classes,
+            versions=started.versions,
+        )
 
     def _known_metrics(self) -> dict[str, list[float]]:
         """Return the finite values of each of the user's own metrics."""
@@ -359,27 +369,6 @@ class History:
                 if value is not None:
                     known.setdefault(name, []).append(value)
         return known
-
-
-def _started_fields(started: RunStarted, current_epoch: int) -> dict[str, Any]:
-    """Return what the record says about the start of the latest session."""
-    return {
-        "steps": min(started.epochs * started.steps_per_epoch, MAX_COUNT),
-        "total_epochs": started.epochs,
-        # A checkpoint after the last epoch is at the beginning of the next one.
-        "current_epoch": min(current_epoch, started.epochs),
-        "host": started.host,
-        "devices": describe_run_devices(started),
-        "gpus": len(set(started.devices) - {"cpu"}),
-        "ranks": started.world_size,
-        "rank_devices": started.ranks,
-        "global_batch": started.global_batch,
-        "parameters": started.parameters,
-        "train_images": started.train_images,
-        "val_images": started.val_images,
-        "classes": started.classes,
-        "versions": started.versions,
-    }
 
 
 def history_from_events(events: Iterable[Event]) -> History:

@@ -69,17 +69,13 @@ class PathTable(Sequence[str]):
 def write_inspection(run: RunFolder, inspection: Inspection) -> None:
     """Replace the inspection of a run atomically. Raises OSError."""
     arrays: dict[str, NDArray[Any]] = {name: getattr(inspection, name) for name in _COLUMNS}
-    arrays |= {"info": _to_bytes(encode(inspection.info))}
     arrays |= {"thumbnail_rows": inspection.thumbnail_rows, "thumbnails": inspection.thumbnails}
+    arrays["info"] = _to_bytes(encode(inspection.info))
     if inspection.paths is not None:
         # No path contains a null byte.
         arrays["paths"] = _to_bytes(b"".join(os.fsencode(path) + b"\0" for path in inspection.paths))
     converted = {name: np.ascontiguousarray(array, _DTYPES[name]) for name, array in arrays.items()}
-
-    def write(file: BinaryIO) -> None:
-        np.savez_compressed(file, allow_pickle=False, **converted)
-
-    replace_file(run.inspection, write)
+    replace_file(run.inspection, lambda file: np.savez_compressed(file, allow_pickle=False, **converted))
 
 
 def _to_bytes(data: bytes) -> NDArray[np.uint8]:
@@ -183,6 +179,6 @@ def _problem(inspection: Inspection) -> str | None:
         return "its thumbnails have a wrong shape"
     if rows.shape != (len(thumbnails),) or 0 in thumbnails.shape[1:3]:
         return "its thumbnails belong to no images"
-    if len(rows) and not ((np.diff(rows) > 0).all() and rows[0] >= 0 and rows[-1] < count):
-        return "its thumbnails belong to no images"
-    return None
+    # In ascending order.
+    is_valid = not len(rows) or ((np.diff(rows) > 0).all() and rows[0] >= 0 and rows[-1] < count)
+    return None if is_valid else "its thumbnails belong to no images"

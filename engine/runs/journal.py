@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from engine.runs.events import (
     CheckpointSaved,
@@ -46,7 +47,7 @@ from engine.utils.codec import (
     format_problem,
     parser,
 )
-from engine.utils.files import append_to_file, open_regular_file, replace_file
+from engine.utils.files import append_to_file, open_regular_file, path_of_descriptor, replace_file
 
 READ_CHUNK_BYTES = 1 << 20
 # Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.
@@ -204,12 +205,10 @@ class Journal:
         for is_epoch in (False, True):
             for index in reversed(range(len(waiting))):
                 event, data = waiting[index]
-                if index in kept or isinstance(event, DROPPED_TYPES) or isinstance(event, EpochEvent) != is_epoch:
-                    continue
-                if len(data) > room:
-                    continue
-                kept.add(index)
-                room -= len(data)
+                is_next = index not in kept and isinstance(event, EpochEvent) == is_epoch
+                if is_next and not isinstance(event, DROPPED_TYPES) and len(data) <= room:
+                    kept.add(index)
+                    room -= len(data)
         self.dropped += len(waiting) - len(kept)
         self._unwritten = deque(waiting[index] for index in sorted(kept))
         self._unwritten_bytes = sum(len(data) for _, data in self._unwritten)
@@ -223,14 +222,8 @@ class Journal:
 
     def _restore(self) -> None:
         """Copy the deleted file, which is readable as long as it is open, to its path. Raises OSError."""
-
-        def copy(file: BinaryIO) -> None:
-            position = 0
-            while data := os.pread(self._file, READ_CHUNK_BYTES, position):
-                file.write(data)
-                position += len(data)
-
-        replace_file(self._path, copy, durable=True)
+        with path_of_descriptor(self._file).open("rb") as file:
+            replace_file(self._path, partial(shutil.copyfileobj, file), durable=True)
         deleted, self._file = self._file, append_to_file(self._path)
         os.close(deleted)
         self._is_deleted = False
@@ -274,16 +267,10 @@ class JournalReader:
         Nothing if the journal does not exist; see `poll_lines`.
         """
         for line in self.poll_lines(max_bytes):
-            if (event := self.parse(line)) is not None:
+            if (event := from_line(line)) is not None:
                 yield event
-
-    def parse(self, line: bytes) -> Event | None:
-        """Return the event of a line as `from_line` does. Sets `problem` if the line starts a session of another
-        format."""
-        event = from_line(line)
-        if event is None and (reason := _session_problem(line)) is not None:
-            self.problem = f"{self._path.name} {reason}"
-        return event
+            elif (reason := _session_problem(line)) is not None:
+                self.problem = f"{self._path.name} {reason}"
 
     def poll_lines(self, max_bytes: int | None = None) -> Iterator[bytes]:
         """Yield the complete lines appended since the last call, at most those of the next `max_bytes` bytes.
@@ -300,7 +287,9 @@ class JournalReader:
                     self.offset += len(data)
                     *lines, self._partial_line = (self._partial_line + data).split(b"\n")
                     if len(self._partial_line) > MAX_LINE_BYTES:
-                        self._partial_line, self.problem = _SKIPPED_BEGINNING, long_line_problem(self._path)
+                        self._partial_line = _SKIPPED_BEGINNING
+                        limit = f"{MAX_LINE_BYTES >> 20} MiB"
+                        self.problem = f"{self._path.name} is damaged: it has a line of more than {limit}"
                     yield from lines
         except FileNotFoundError:
             return
@@ -327,8 +316,3 @@ def _session_problem(line: bytes) -> str | None:
     except InvalidRecordError as error:
         return str(error)
     return None
-
-
-def long_line_problem(path: Path) -> str:
-    """Return the sentence about a line of more than `MAX_LINE_BYTES`."""
-    return f"{path.name} is damaged: it has a line of more than {MAX_LINE_BYTES >> 20} MiB"

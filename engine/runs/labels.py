@@ -5,9 +5,10 @@ Lists show them, and `engine.runs.query` filters by them. They change nothing in
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from engine.utils.codec import (
     update_record,
 )
 from engine.utils.errors import UsageError
-from engine.utils.files import locked_folder, opened_folder, shown_path
+from engine.utils.files import locked_folder, shown_path
 
 MAX_TAGS = 20
 MAX_NOTE_CHARACTERS = 2000
@@ -64,24 +65,15 @@ def _read(path: Path | str) -> RunLabels:
     return replace(labels, tags=tags, note=note)
 
 
-def is_tag(tag: str) -> bool:
-    """Whether a value is a valid tag."""
-    return re.fullmatch(TAG_PATTERN, tag) is not None
-
-
 def _is_unicode(text: str) -> bool:
     """Whether text can be encoded. JSON can hold half a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.encode(errors="replace").decode() == text
 
 
 def check_labels(labels: RunLabels) -> None:
     """Raise UsageError if the labels must not be stored."""
     for tag in labels.tags:
-        if not is_tag(tag):
+        if re.fullmatch(TAG_PATTERN, tag) is None:
             advice = "use 1 to 40 letters, digits and . _ - / : and begin with a letter or digit"
             raise UsageError.one(tag, "is not a valid tag", advice, code="invalid-value")
     if len(labels.tags) > MAX_TAGS:
@@ -105,15 +97,13 @@ def change_labels(folder: RunFolder, change: Callable[[RunLabels], RunLabels]) -
     """
     if (problem := folder.owner_problem()) is not None:
         raise UsageError.one(folder.name, f"this run {problem}, so its labels cannot be changed", code="foreign-owner")
-    held = opened_folder(folder.path) if folder.fd is None else nullcontext(folder.root)
     try:
-        with held as root, locked_folder(root):
-            path = root / folder.labels.name
-            labels = change(_read(path))
+        with folder.held() as held, locked_folder(held.root):
+            labels = change(_read(held.labels))
             check_labels(labels)
-            update_record(path, labels, MAX_LABELS_BYTES)
+            update_record(held.labels, labels, MAX_LABELS_BYTES)
             # No file of a run is more open than its folder.
-            path.chmod(0o644 & root.stat().st_mode)
+            held.labels.chmod(0o644 & os.fstat(held.held_fd).st_mode)
     except InvalidRecordError as error:
         advice = f"use the gputrain that wrote it, or delete {shown_path(folder.labels)}"
         raise UsageError.one(folder.name, f"its {folder.labels.name} {error}", advice, code=error.code) from error

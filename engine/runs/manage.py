@@ -6,17 +6,16 @@ A run is renamed under its lock, so that no process resumes it meanwhile.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from engine.config.run_name import name_problem, normalize_name
-from engine.runs.find import require_own
+from engine.runs.find import find_run, require_own
 from engine.runs.folder import LAST_RUN, RunFolder, is_run_folder
 from engine.runs.ownership import locked_ended_run
+from engine.runs.run_config import read_stored_config
 from engine.utils.errors import UsageError
-from engine.utils.files import read_bytes, replace_file
+from engine.utils.files import replace_file
 
 
 def rename_run(folder: RunFolder, name: str, *, take_over: bool = False) -> RunFolder:
@@ -68,37 +67,18 @@ def move_folder(source: Path, target_folder: Path, name: str) -> Path:
 
 def _store_name(folder: RunFolder, name: str) -> None:
     """Write the name to the config. The list is sorted by the time of the config, so that is kept."""
-    values = _read_config(folder)
+    from engine.config.yaml_io import MAX_CONFIG_BYTES, to_yaml
+
+    values = read_stored_config(folder.config, MAX_CONFIG_BYTES)
     if values is None or not isinstance(values.get("run"), dict):
         # The name of the folder counts. A config that nobody can read has no use for it.
         return
-    from engine.config.yaml_io import to_yaml
-
     values["run"]["name"] = name
     text = to_yaml(values)
-    with _same_times_and_mode(folder.config):
-        replace_file(folder.config, lambda file: file.write(text.encode()), durable=True)
-
-
-def _read_config(folder: RunFolder) -> dict[str, Any] | None:
-    import yaml
-
-    from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
-
-    try:
-        values = parse_yaml(read_bytes(folder.config, MAX_CONFIG_BYTES).decode())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
-    return values if isinstance(values, dict) else None
-
-
-@contextmanager
-def _same_times_and_mode(path: Path) -> Iterator[None]:
-    """Give a file that the block replaces the times and the mode of the one before."""
-    before = path.stat()
-    yield
-    path.chmod(before.st_mode & 0o777)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    before = folder.config.stat()
+    replace_file(folder.config, lambda file: file.write(text.encode()), durable=True)
+    folder.config.chmod(before.st_mode & 0o777)
+    os.utime(folder.config, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def find_own_run(root: Path, reference: str) -> RunFolder:
@@ -106,8 +86,6 @@ def find_own_run(root: Path, reference: str) -> RunFolder:
 
     Unlike `find_run`, it accepts a run that contains links: they are moved, and never followed.
     """
-    from engine.runs.find import find_run
-
     for path in (root / reference, Path(os.path.realpath(reference))):
         if reference != LAST_RUN and is_run_folder(path) and path.parent != path:
             return RunFolder(path)

@@ -18,13 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from engine.runs.claim import Claim, check_unclaimed, observe_claim, read_claim, watch_claims
+from engine.runs.claim import Claim, Origin, observe_claim, read_claim, watch_claims
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import overwrite_record, write_record
 from engine.utils.errors import CodedError, Problem, UsageError
 from engine.utils.files import file_size, shown_path
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
+from engine.utils.text import format_duration
 
 T = TypeVar("T")
 
@@ -176,24 +177,21 @@ def locked_ended_run(folder: RunFolder, command: str = "", *, take_over: bool = 
 
     Raises UsageError if a process owns the run, or if its path leads elsewhere, and OSError.
     """
-    held = folder if folder.fd is not None else folder.hold()
-    lock_fd = None
     advice = f"stop it first with `gputrain stop {folder.name}`"
-    try:
+    with folder.held() as held:
         watch_claims([held.owner], take_over=take_over)
         _check_unclaimed(held, advice, command, take_over=take_over)
+        lock_fd = None
         if observe_claim(held.owner) is not None or not held.is_owned():
             lock_fd = _retry(partial(_try_lock, held.lock))
         if lock_fd is None:
             raise _owned_by_another(held, advice)
-        if not is_same_folder(held, folder.path):
-            raise _moved(folder)
-        yield held
-    finally:
-        if lock_fd is not None:
+        try:
+            if not is_same_folder(held, folder.path):
+                raise _moved(folder)
+            yield held
+        finally:
             os.close(lock_fd)
-        if folder.fd is None:
-            os.close(held.held_fd)
 
 
 def check_not_owned(folder: RunFolder, *, take_over: bool = False) -> None:
@@ -244,9 +242,24 @@ def try_lock_unclaimed(folder: RunFolder) -> int | None:
 
 
 def _check_unclaimed(folder: RunFolder, advice: str | None = None, command: str = "", *, take_over: bool) -> None:
-    """Raise UsageError if a process on another host owns the run, or may own it, as far as this process has seen."""
-    command = command or f"gputrain resume {folder.name}"
-    check_unclaimed(folder.owner, folder.name, advice or _stop_advice(folder), command, take_over=take_over)
+    """Raise UsageError if a process on another host owns the run, or may own it, as far as this process has seen.
+
+    Call `watch_claims` before. `command` can take the run over."""
+    observed = observe_claim(folder.owner)
+    if observed is None:
+        return
+    claim = observed.claim
+    if observed.moves:
+        reason = f"is already running as {claim.process}"
+        raise UsageError.one(folder.name, reason, advice or _stop_advice(folder), code="already-running")
+    if claim.is_recent and claim.origin is Origin.ELSEWHERE and not take_over:
+        reason = (
+            f"is claimed by {claim.process}, whose heartbeat has not moved for {format_duration(observed.still_s)} "
+            f"(the last one: {claim.last_heartbeat()})"
+        )
+        command = command or f"gputrain resume {folder.name}"
+        advice = f"if that process has ended, go on with `{command} --take-over`"
+        raise UsageError.one(folder.name, reason, advice, code="already-running")
 
 
 def _owned_by_another(folder: RunFolder, advice: str | None = None) -> UsageError:

@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE, STRAGGLER_RATIO, STRAGGLER_WAIT_SHARE
+from engine.runs.bottleneck import MAX_DATA_WAIT_SHARE, find_straggler
 from engine.runs.profile_file import PARTS, Part, Profile, RankProfile
+from engine.runs.records import RankEpochTiming
 
 PART_NAMES: dict[Part, str] = {
     "data": "data",
@@ -46,7 +47,10 @@ def diagnose_profile(profile: Profile) -> ProfileDiagnosis:
     straggler = _find_straggler(profile.ranks)
     if straggler is not None:
         return ProfileDiagnosis(_describe_straggler(straggler, profile.ranks), straggler.rank)
-    shares = {part: _mean_share(profile.ranks, part) for part in PARTS}
+    shares = {
+        part: statistics.fmean(rank.mean(part) / max(rank.step_seconds, 1e-9) for rank in profile.ranks)
+        for part in PARTS
+    }
     is_gpu = profile.device_type == "cuda"
     if shares["data"] > MAX_DATA_WAIT_SHARE:
         return ProfileDiagnosis(f"waiting for data {shares['data']:.0%} of the time{_slowest_stage(profile.ranks)}")
@@ -63,21 +67,18 @@ def diagnose_profile(profile: Profile) -> ProfileDiagnosis:
     return ProfileDiagnosis(f"{device}-bound: {PART_NAMES[largest]} takes {shares[largest]:.0%} of the step")
 
 
-def _mean_share(ranks: Sequence[RankProfile], part: Part) -> float:
-    return statistics.fmean(rank.mean(part) / max(rank.step_seconds, 1e-9) for rank in ranks)
-
-
 def _find_straggler(ranks: Sequence[RankProfile]) -> RankProfile | None:
     """Return the rank whose own work takes longer than that of the others, who wait for it."""
-    if len(ranks) < 2 or any("allreduce" not in rank.parts for rank in ranks):
+    if any("allreduce" not in rank.parts for rank in ranks):
         return None
-    slowest = max(ranks, key=lambda rank: rank.own_seconds)
-    median = statistics.median(rank.own_seconds for rank in ranks if rank is not slowest)
-    lost = slowest.own_seconds - median
-    is_straggler = slowest.own_seconds > STRAGGLER_RATIO * median and lost > STRAGGLER_WAIT_SHARE * slowest.step_seconds
-    # If the other ranks wait for data, too, the input pipeline is the bottleneck.
-    waited = statistics.median(rank.mean("data") for rank in ranks if rank is not slowest)
-    return slowest if is_straggler and waited <= MAX_DATA_WAIT_SHARE * slowest.step_seconds else None
+    waits = [rank.mean("data") for rank in ranks]
+    straggler = find_straggler(
+        [
+            RankEpochTiming(index, rank.step_seconds, wait, rank.own_seconds - wait)
+            for index, (rank, wait) in enumerate(zip(ranks, waits, strict=True))
+        ]
+    )
+    return None if straggler is None else ranks[straggler.timing.rank]
 
 
 def _describe_straggler(slowest: RankProfile, ranks: Sequence[RankProfile]) -> str:

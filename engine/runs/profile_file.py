@@ -6,7 +6,6 @@ written the file, so its size and all values are bounded, and no link is followe
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from engine.utils.codec import (
     field,
     read_record,
 )
-from engine.utils.files import open_folder, opened_folder, path_of_descriptor, replace_file
+from engine.utils.files import opened_folder, replace_file
 
 RECORD_NAME = "profile.json"
 # Profiles that a run keeps; the oldest is deleted.
@@ -143,7 +142,7 @@ def new_profile_folder(run: RunFolder, step: int) -> Iterator[Path]:
     with suppress(FileExistsError):
         run.profiles.mkdir(0o755)
     with opened_folder(run.profiles) as profiles:
-        _delete_old_profiles(profiles, MAX_PROFILES - 1, folder_name(step))
+        _delete_old_profiles(profiles, folder_name(step))
         (profiles / folder_name(step)).mkdir(0o755)
         with opened_folder(profiles / folder_name(step)) as folder:
             yield folder
@@ -159,42 +158,32 @@ def write_trace(folder: Path, rank: int, trace: bytes) -> None:
     replace_file(folder / trace_name(rank), lambda file: file.write(trace))
 
 
-def _delete_old_profiles(profiles: os.PathLike[str], kept: int, replaced: str) -> None:
-    """Delete all but the newest `kept` profiles, and the one with the name `replaced`. Raises OSError."""
-    handle = os.open(profiles, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        names = _names_by_age(handle)
-        older = [name for name in names if name != replaced]
-        for name in {*older[: max(len(older) - kept, 0)], *({replaced} & set(names))}:
-            # With a descriptor, rmtree follows no link.
-            shutil.rmtree(name, dir_fd=handle)
-    finally:
-        os.close(handle)
+def _delete_old_profiles(profiles: Path, replaced: str) -> None:
+    """Make room for a profile: delete the oldest ones, and the one with the name `replaced`. Raises OSError."""
+    names = _names_by_age(profiles)
+    older = [name for name in names if name != replaced]
+    for name in {*older[: max(len(older) - MAX_PROFILES + 1, 0)], *({replaced} & set(names))}:
+        # rmtree follows no link.
+        shutil.rmtree(profiles / name)
 
 
-def _names_by_age(profiles: int) -> list[str]:
+def _names_by_age(profiles: Path) -> list[str]:
     """Return the names of the profiles in an open folder, the oldest first. Raises OSError."""
     aged = []
-    for name in os.listdir(profiles):
-        if _FOLDER_NAME.fullmatch(name):
+    for path in profiles.iterdir():
+        if _FOLDER_NAME.fullmatch(path.name):
             with suppress(OSError):
-                status = os.stat(name, dir_fd=profiles, follow_symlinks=False)
-                aged.append((status.st_mtime_ns, name))
+                aged.append((path.lstat().st_mtime_ns, path.name))
     return [name for _, name in sorted(aged)]
 
 
 def list_profiles(run: RunFolder) -> list[str]:
     """Return the names of the profiles of a run, the newest first; none if they cannot be listed."""
     try:
-        handle = open_folder(run.profiles)
+        with opened_folder(run.profiles) as profiles:
+            return _names_by_age(profiles)[::-1]
     except OSError:
         return []
-    try:
-        return _names_by_age(handle)[::-1]
-    except OSError:
-        return []
-    finally:
-        os.close(handle)
 
 
 def read_profile(run: RunFolder, name: str) -> Profile:
@@ -202,12 +191,8 @@ def read_profile(run: RunFolder, name: str) -> Profile:
     if not _FOLDER_NAME.fullmatch(name):
         raise InvalidRecordError("is not the name of a profile", code="invalid-name")
     try:
-        with opened_folder(run.profiles) as profiles:
-            folder = open_folder(profiles / name)
-        try:
-            return read_record(path_of_descriptor(folder) / RECORD_NAME, Profile, MAX_RECORD_BYTES)
-        finally:
-            os.close(folder)
+        with opened_folder(run.profiles) as profiles, opened_folder(profiles / name) as folder:
+            return read_record(folder / RECORD_NAME, Profile, MAX_RECORD_BYTES)
     except OSError as error:
         raise InvalidRecordError(f"cannot be read: {error.strerror or error}", code="not-readable") from error
 

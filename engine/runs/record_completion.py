@@ -61,11 +61,6 @@ def read_listed_record(folder: RunFolder) -> JournalRecord:
     return read_journal_record(folder)
 
 
-def open_record(folder: RunFolder) -> RunRecord:
-    """Return the record of a run as `open_run` does."""
-    return open_run(folder).record
-
-
 def open_run(folder: RunFolder) -> OpenedRun:
     """Return the record of a run, completed from the journal if the owner left it behind, and the state now.
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
@@ -60,11 +60,13 @@ class Recorder:
         cannot be written to."""
         self.folder = folder
         self.history = folder.history()
-        self._listener = listener
+        self.listener = listener
         folder.control.mkdir(exist_ok=True)
         folder.checkpoints.mkdir(exist_ok=True)
         self._config = config
-        self._config_values = read_changed_config(folder.config) if config is None else _changed(config)
+        self._config_values = (
+            read_changed_config(folder.config) if config is None else changed_values(as_stored(config))
+        )
         if config is not None and not folder.config.exists():
             self._write_config()
         self._journal = Journal(folder.journal, folder.reserve)
@@ -74,9 +76,7 @@ class Recorder:
         self.problem: str | None = None
         """Why the run folder is not written, as a clause; None if it is."""
 
-        def make_sink(name: str) -> Sink:
-            return Sink(name, self._warn, on_error=self._report_disk, clock=clock)
-
+        make_sink = partial(Sink, warn=self._warn, on_error=self._report_disk, clock=clock)
         self._state_sink = Sink("the state of the run", self._warn, clock=clock)
         self._log_sink, self._config_sink = make_sink(folder.log.name), make_sink(folder.config.name)
         self._tensorboard_sink = make_sink(f"{folder.tensorboard.name}/")
@@ -103,14 +103,11 @@ class Recorder:
         """
         with self._lock:
             if not self.closed.is_set():
-                self._record(event, self._listener if notify else lambda _: None)
-
-    def set_listener(self, listener: Listener) -> None:
-        self._listener = listener
+                self._record(event, self.listener if notify else lambda _: None)
 
     def show(self, event: Event) -> None:
         """Pass an event to the listener without recording it."""
-        self._listener(event)
+        self.listener(event)
 
     def catch_up(self) -> None:
         """Write the record if it is due, and what waits in memory if the disk takes it again. Safe to call from any
@@ -129,45 +126,37 @@ class Recorder:
     def _record(self, event: Event, listener: Listener) -> None:
         if isinstance(event, FlushJournal):
             self._write_journal(self._sync_journal)
-        elif isinstance(event, RunFinished):
-            self._record_end(event, listener)
         else:
+            is_end = isinstance(event, RunFinished)
             self._state_sink.attempt(lambda: self.history.add(event), force=True)
             self._write_journal(lambda: self._journal.append(event))
             self._log.add(self._log_text(event))
             self._record_is_due = True
             if isinstance(event, RunStarted):
-                self._begin_session(event)
+                # Not earlier, because a resume that fails during setup must leave the run unchanged.
+                self._config_is_due = self._config is not None
+                with suppress(OSError):
+                    self._tensorboard.restart(event.from_step if isinstance(event, RunResumed) else 0)
             if isinstance(event, EpochEvent):
-                self._write_journal(self._sync_journal)
                 self._curves_are_due = True
-            self._write_sinks()
+            if is_end and self._journal.is_behind:
+                self._journal.use_reserve()
+            if is_end or isinstance(event, EpochEvent):
+                self._write_journal(self._sync_journal)
+            self._write_sinks(force=is_end)
             listener(event)
+            if is_end:
+                self._show_last_warnings()
         self._report_recovery()
         self._record_warnings()
 
-    def _record_end(self, event: RunFinished, listener: Listener) -> None:
-        self._state_sink.attempt(lambda: self.history.add(event), force=True)
-        self._write_journal(lambda: self._journal.append(event))
-        self._log.add(self._log_text(event))
-        if self._journal.is_behind:
-            self._journal.use_reserve()
-        self._write_journal(self._sync_journal)
-        self._record_is_due = True
-        self._write_sinks(force=True)
-        listener(event)
+    def _show_last_warnings(self) -> None:
         if self._journal.is_behind:
             self._warn(Problem("", f"the end of the run is not recorded: {self.problem}", code="not-recorded"))
         # The journal ends with `run_finished`, so these are only shown.
         for warning in self._take_warnings():
-            self._listener(warning)
+            self.listener(warning)
         self.problem = None
-
-    def _begin_session(self, event: RunStarted) -> None:
-        # Not earlier, because a resume that fails during setup must leave the run unchanged.
-        self._config_is_due = self._config is not None
-        with suppress(OSError):
-            self._tensorboard.restart(event.from_step if isinstance(event, RunResumed) else 0)
 
     def _sync_journal(self) -> None:
         if self._journal.sync():
@@ -256,7 +245,7 @@ class Recorder:
 
     def set_config(self, config: Config) -> None:
         """Set the config that is written when training starts: the ranks may use other values than were requested."""
-        self._config, self._config_values = config, _changed(config)
+        self._config, self._config_values = config, changed_values(as_stored(config))
 
     def _write_config(self) -> None:
         assert self._config is not None  # noqa: S101 - `_config_is_due` says so
@@ -276,7 +265,7 @@ class Recorder:
     def _record_warnings(self) -> None:
         """Record the warnings about the files. Each is new, so this ends: a file that fails is not tried again."""
         for warning in self._take_warnings():
-            self._record(warning, self._listener)
+            self._record(warning, self.listener)
 
     def close(self) -> None:
         with self._lock:
@@ -285,8 +274,3 @@ class Recorder:
             self._tensorboard.close()
         self._journal.close()
         self._log.close()
-
-
-def _changed(config: Config) -> dict[str, Any]:
-    """Return the values of a config that differ from their defaults, by `section.key`."""
-    return changed_values(as_stored(config))

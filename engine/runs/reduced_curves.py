@@ -45,6 +45,7 @@ class RunCurves:
     axes: StepAxes
     last_step: int
     nonfinite_count: int
+    """Number of losses and epoch metrics that are NaN or infinite."""
     best: BestEpoch | None
 
     def last_x(self, axis: XAxis) -> float:

@@ -21,20 +21,24 @@ OMITTED_KEYS = ("run.name", "run.resume")
 
 
 def read_changed_config(path: Path) -> dict[str, Any] | None:
-    """Return the values of a stored config that differ from their defaults, by `section.key`.
+    """Return the values of a stored config that differ from their defaults, by `section.key`; None as
+    `read_stored_config` does. Keys that the schema does not have are omitted."""
+    stored = read_stored_config(path, MAX_LISTED_CONFIG_BYTES)
+    return None if stored is None else changed_values(stored)
 
-    None if the file is missing, a link, too large or no config. Keys that the schema does not have are omitted.
-    """
+
+def read_stored_config(path: Path, max_bytes: int) -> dict[str, Any] | None:
+    """Return a config by section, as its file has it; None if the file is missing, a link, too large or no config."""
     # Takes 20 ms to import, and a run list needs it only for a run without a record.
     import yaml
 
     from engine.config.yaml_io import parse_yaml
 
     try:
-        stored = parse_yaml(read_bytes(path, MAX_LISTED_CONFIG_BYTES).decode())
+        stored = parse_yaml(read_bytes(path, max_bytes).decode())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None
-    return changed_values(stored) if isinstance(stored, dict) else None
+    return stored if isinstance(stored, dict) else None
 
 
 def changed_values(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.utils.codec import finite
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -41,8 +43,7 @@ class Series:
 
     def latest(self) -> float | None:
         """Return the last value; None if it is NaN or the series is empty."""
-        value = float(self.y[-1]) if len(self.y) else math.nan
-        return value if math.isfinite(value) else None
+        return finite(float(self.y[-1])) if len(self.y) else None
 
     def value_at(self, x: float) -> float | None:
         """Return the value of the point nearest to `x`; None if it is NaN or the series is empty."""
@@ -51,8 +52,7 @@ class Series:
         right = min(int(np.searchsorted(self.x, x)), len(self.x) - 1)
         left = max(right - 1, 0)
         nearest = left if abs(self.x[left] - x) <= abs(self.x[right] - x) else right
-        value = float(self.y[nearest])
-        return value if math.isfinite(value) else None
+        return finite(float(self.y[nearest]))
 
 
 def line_values(series: Series, x: FloatArray) -> FloatArray:

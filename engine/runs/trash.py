@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -44,12 +45,8 @@ class RunContents:
     checkpoints: int
 
     def __str__(self) -> str:
-        parts = [
-            pluralize(self.files, "file"),
-            format_bytes(self.size_bytes),
-            pluralize(self.checkpoints, "checkpoint"),
-        ]
-        return ", ".join(parts)
+        files, checkpoints = pluralize(self.files, "file"), pluralize(self.checkpoints, "checkpoint")
+        return f"{files}, {format_bytes(self.size_bytes)}, {checkpoints}"
 
 
 @dataclass(frozen=True)
@@ -79,10 +76,8 @@ def run_contents(path: Path) -> RunContents:
 def _walk(path: Path) -> Iterator[os.stat_result]:
     for folder, _, names in os.walk(path):
         for name in names:
-            try:
+            with suppress(OSError):
                 yield os.lstat(f"{folder}/{name}")
-            except OSError:
-                continue
 
 
 def move_to_trash(folder: RunFolder, *, take_over: bool = False) -> TrashedRun:
@@ -90,40 +85,47 @@ def move_to_trash(folder: RunFolder, *, take_over: bool = False) -> TrashedRun:
 
     Raises UsageError if a process owns the run, if it belongs to another user, or if it cannot be moved.
     """
+    with _locked_deletable(folder, take_over=take_over):
+        trash = _make_trash(folder.path.parent)
+        return _entry(_move_numbered(folder, trash))
+
+
+def check_deletable(folder: RunFolder, *, take_over: bool = False) -> None:
+    """Raise UsageError unless `move_to_trash` can move the run, as far as that is known before."""
+    with _locked_deletable(folder, take_over=take_over):
+        pass
+
+
+@contextmanager
+def _locked_deletable(folder: RunFolder, *, take_over: bool) -> Iterator[None]:
+    """Lock a run of this user that is not in the trash. Raises UsageError, also for an OSError in the block."""
     _check_folder(folder)
     try:
-        with locked_ended_run(folder, _command(folder), take_over=take_over):
-            trash = _make_trash(folder.path.parent)
-            path = _move_numbered(folder, trash)
+        with locked_ended_run(folder, f"gputrain runs delete {folder.name}", take_over=take_over):
+            yield
     except OSError as error:
         reason = f"cannot be moved to the trash: {error.strerror}"
         advice = ""
         if error.errno in (errno.EXDEV, errno.EBUSY):
             advice = f"it is on a file system of its own; delete it with `rm -r {folder.path}`"
         raise UsageError.one(folder.name, reason, advice, code="not-writable") from error
-    return _entry(path)
 
 
 def _move_numbered(folder: RunFolder, trash: Path) -> Path:
     for number in count(1):
-        try:
+        with suppress(FileExistsError):
             return move_folder(folder.path, trash, folder.name if number == 1 else f"{folder.name}~{number}")
-        except FileExistsError:
-            continue
     raise AssertionError
 
 
 def list_trash(root: Path) -> list[TrashedRun]:
     """Return the runs in the trash of this user, latest deletion first."""
     runs = []
-    trash = _find_trash(root)
-    for entry in os.scandir(trash) if trash is not None else ():
-        try:
-            is_run = entry.is_dir(follow_symlinks=False) and _is_entry(entry.name)
-            if is_run and foreign_reason(entry.stat(follow_symlinks=False), trust_root=False) is None:
-                runs.append(_entry(Path(entry.path)))
-        except OSError:
-            continue
+    trash = next(filter(_is_own_folder, _trash_candidates(root)), None)
+    for path in trash.iterdir() if trash is not None else ():
+        with suppress(OSError):
+            if _is_entry(path.name) and _is_own_folder(path):
+                runs.append(_entry(path))
     return sorted(runs, key=lambda run: (-run.deleted_at, run.entry))
 
 
@@ -198,22 +200,6 @@ def _entry(path: Path) -> TrashedRun:
     return TrashedRun(match["name"] if match else path.name, path.name, path, path.lstat().st_ctime)
 
 
-def check_deletable(folder: RunFolder, *, take_over: bool = False) -> None:
-    """Raise UsageError unless `move_to_trash` can move the run, as far as that is known before."""
-    _check_folder(folder)
-    try:
-        with locked_ended_run(folder, _command(folder), take_over=take_over):
-            pass
-    except OSError as error:
-        raise UsageError.one(
-            folder.name, f"cannot be moved to the trash: {error.strerror}", code="not-writable"
-        ) from error
-
-
-def _command(folder: RunFolder) -> str:
-    return f"gputrain runs delete {folder.name}"
-
-
 def _check_folder(folder: RunFolder) -> None:
     """Raise UsageError for a run of another user, and for one in the trash."""
     try:
@@ -234,21 +220,15 @@ def _trash_candidates(root: Path) -> tuple[Path, Path]:
     return root / TRASH_FOLDER, root / f"{TRASH_FOLDER}-{os.geteuid()}"
 
 
-def _is_own_trash(path: Path) -> bool:
+def _is_own_folder(path: Path) -> bool:
     """Whether a path is a folder, no link, that only this user can change."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return _is_own(status)
+    with suppress(OSError):
+        return _is_own(path.lstat())
+    return False
 
 
 def _is_own(status: os.stat_result) -> bool:
     return stat.S_ISDIR(status.st_mode) and foreign_reason(status, trust_root=False) is None
-
-
-def _find_trash(root: Path) -> Path | None:
-    return next((path for path in _trash_candidates(root) if _is_own_trash(path)), None)
 
 
 def _make_trash(root: Path) -> Path:
@@ -256,7 +236,7 @@ def _make_trash(root: Path) -> Path:
     for path in _trash_candidates(root):
         if not os.path.lexists(path):
             path.mkdir(0o700)
-        if _is_own_trash(path):
+        if _is_own_folder(path):
             return path
     raise UsageError.one(
         str(path), "is no folder that only you can change", "rename or remove it", code="foreign-writable"

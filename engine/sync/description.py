@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import yaml
-
 from engine.config.schema import without_unstored
-from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
+from engine.config.yaml_io import MAX_CONFIG_BYTES
 from engine.runs.events import RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.labels import read_labels
-from engine.utils.files import read_bytes
+from engine.runs.run_config import read_stored_config
 
 # A config has about 150 keys.
 MAX_KEYS = 1000
@@ -76,12 +74,7 @@ def describe_run(folder: RunFolder, first_start: RunStarted | None) -> RunDescri
 
 def _read_config(folder: RunFolder) -> dict[str, dict[str, Any]]:
     """Return the stored config by section; {} if it cannot be read. It may come from another version of gputrain."""
-    try:
-        values = parse_yaml(read_bytes(folder.config, MAX_CONFIG_BYTES).decode())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    if not isinstance(values, dict):
-        return {}
+    values = read_stored_config(folder.config, MAX_CONFIG_BYTES) or {}
     sections = {
         str(section): {str(key)[:100]: _bounded(value) for key, value in list(keys.items())[:MAX_KEYS]}
         for section, keys in list(values.items())[:MAX_KEYS]

@@ -11,8 +11,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -74,7 +73,6 @@ class MlflowStore(Service):
         self._address = without_credentials(uri)
         self._experiment_name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_EXPERIMENT
         self.destination = f"{self._address} {self._experiment_name}"
-        self._experiment: Experiment | None = None
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -88,19 +86,18 @@ class MlflowStore(Service):
         return MlflowClient(tracking_uri=self._uri)
 
     def open(self, state: RemoteState, description: RunDescription, save: Callable[[], None]) -> RemoteRun:
-        with self._reported_errors():
-            self._delete_void_run(state, save)
-            run = self._find_run(state)
-            if run is None:
-                if state.run_id:
-                    # Someone has deleted it.
-                    state.restart(secrets.token_hex(8))
-                    save()
-                run = self._create_run(state, description)
-            state.run_id = run.info.run_id
-            save()
-            self._client.update_run(state.run_id, status="RUNNING")
-            remote = MlflowRun(self._client, state, run.data.params, self._reported_errors)
+        self._delete_void_run(state, save)
+        run = self._find_run(state)
+        if run is None:
+            if state.run_id:
+                # Someone has deleted it.
+                state.restart(secrets.token_hex(8))
+                save()
+            run = self._create_run(state, description)
+        state.run_id = run.info.run_id
+        save()
+        self._client.update_run(state.run_id, status="RUNNING")
+        remote = MlflowRun(self._client, state, run.data.params)
         remote.location = self._run_location(run.info.run_id)
         remote.describe(description)
         return remote
@@ -121,7 +118,7 @@ class MlflowStore(Service):
 
         if not state.run_id:
             found = self._client.search_runs(
-                [self._get_experiment().experiment_id], f"tags.`{TOKEN_TAG}` = '{state.token}'", max_results=1
+                [self._experiment.experiment_id], f"tags.`{TOKEN_TAG}` = '{state.token}'", max_results=1
             )
             return found[0] if found else None
         try:
@@ -134,57 +131,45 @@ class MlflowStore(Service):
 
     def _create_run(self, state: RemoteState, description: RunDescription) -> Any:
         return self._client.create_run(
-            self._get_experiment().experiment_id,
+            self._experiment.experiment_id,
             start_time=_milliseconds(description.started_at) if description.started_at is not None else None,
             tags={TOKEN_TAG: state.token, "mlflow.source.name": "gputrain", "mlflow.source.type": "LOCAL"},
             run_name=_value(description.name),
         )
 
-    def _get_experiment(self) -> Experiment:
+    @cached_property
+    def _experiment(self) -> Experiment:
         from mlflow.exceptions import MlflowException
 
-        if self._experiment is None:
-            self._experiment = self._client.get_experiment_by_name(self._experiment_name)
-        if self._experiment is None:
+        experiment = self._client.get_experiment_by_name(self._experiment_name)
+        if experiment is None:
             try:
                 self._client.create_experiment(self._experiment_name)
             except MlflowException as error:
                 # Another process may have created it at the same time.
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            self._experiment = self._client.get_experiment_by_name(self._experiment_name)
-        assert self._experiment is not None  # noqa: S101 - it was created
-        if self._experiment.lifecycle_stage != "active":
+            experiment = self._client.get_experiment_by_name(self._experiment_name)
+        assert experiment is not None  # noqa: S101 - it was created
+        if experiment.lifecycle_stage != "active":
             raise SyncError(
                 f"the experiment {self._experiment_name} at {self._address} was deleted; restore it, or select another "
                 "with --experiment",
                 code="run-deleted",
             )
-        return self._experiment
+        return experiment
 
     def close(self) -> None:
         """Nothing to do: the client keeps no connection that needs an end."""
 
     def _run_location(self, run_id: str) -> str:
         if self._address.startswith(("http://", "https://")):
-            return f"{self._address.rstrip('/')}/#/experiments/{self._get_experiment().experiment_id}/runs/{run_id}"
+            return f"{self._address.rstrip('/')}/#/experiments/{self._experiment.experiment_id}/runs/{run_id}"
         return f"{self._address} experiment {self._experiment_name} run {run_id}"
 
-    @contextmanager
-    def _reported_errors(self) -> Iterator[None]:
-        """Turn errors of the library into one sentence."""
-        try:
-            yield
-        except SyncError:
-            raise
-        except ModuleNotFoundError as error:
-            raise SyncError(
-                f"{self._address} needs a library: {not_installed(str(error.name))}", code="not-installed"
-            ) from error
-        except Exception as error:
-            raise self._to_sync_error(error) from error
-
-    def _to_sync_error(self, error: Exception) -> SyncError:
+    def to_sync_error(self, error: Exception) -> SyncError:
+        if isinstance(error, ModuleNotFoundError):
+            return SyncError(f"{self._address} needs a library: {not_installed(str(error.name))}", code="not-installed")
         from mlflow.exceptions import MlflowException
 
         # The drivers of databases raise errors of their own.
@@ -213,14 +198,11 @@ class MlflowStore(Service):
 class MlflowRun(RemoteRun):
     """A run of an experiment."""
 
-    def __init__(
-        self, client: MlflowClient, state: RemoteState, params: dict[str, str], reported_errors: Callable[[], Any]
-    ) -> None:
+    def __init__(self, client: MlflowClient, state: RemoteState, params: dict[str, str]) -> None:
         self.held_step = state.sent_step
         self._client = client
         self._run_id = state.run_id
         self._params = dict(params)
-        self._reported_errors = reported_errors
         # Rows up to this step may have arrived before a kill.
         self._unsure_until = state.intended_step
         self._known_rows: dict[str, set[tuple[int, int]]] = {}
@@ -242,12 +224,11 @@ class MlflowRun(RemoteRun):
         tags["gputrain.tags"] = ", ".join(description.tags)
         tags["mlflow.note.content"] = description.note
         tags["mlflow.runName"] = _value(description.name)
-        with self._reported_errors():
-            for start in range(0, len(new), MAX_PARAMS):
-                self._client.log_batch(self._run_id, params=new[start : start + MAX_PARAMS])
-            run_tags = [RunTag(key, value) for key, value in tags.items()]
-            for start in range(0, len(run_tags), MAX_PARAMS):
-                self._client.log_batch(self._run_id, tags=run_tags[start : start + MAX_PARAMS])
+        for start in range(0, len(new), MAX_PARAMS):
+            self._client.log_batch(self._run_id, params=new[start : start + MAX_PARAMS])
+        run_tags = [RunTag(key, value) for key, value in tags.items()]
+        for start in range(0, len(run_tags), MAX_PARAMS):
+            self._client.log_batch(self._run_id, tags=run_tags[start : start + MAX_PARAMS])
         self._params |= {param.key: param.value for param in new}
 
     def send(self, rows: Sequence[Row]) -> None:
@@ -258,10 +239,9 @@ class MlflowRun(RemoteRun):
             for row in rows
             for name, value in row.metrics.items()
         ]
-        with self._reported_errors():
-            metrics = [metric for metric in metrics if metric.step > self._unsure_until or not self._has(metric)]
-            for start in range(0, len(metrics), MAX_METRICS):
-                self._client.log_batch(self._run_id, metrics=metrics[start : start + MAX_METRICS])
+        metrics = [metric for metric in metrics if metric.step > self._unsure_until or not self._has(metric)]
+        for start in range(0, len(metrics), MAX_METRICS):
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + MAX_METRICS])
 
     def _has(self, metric: Metric) -> bool:
         """Whether the store has a row of this metric, step and time."""
@@ -275,12 +255,11 @@ class MlflowRun(RemoteRun):
         self._unsure_until = figures.step
         self._known_rows.clear()
         self.send([figures])
-        with self._reported_errors():
-            self._client.set_tag(self._run_id, "gputrain.state", state.value)
-            self._client.set_tag(self._run_id, "gputrain.message", _value(message))
-            self._client.set_terminated(
-                self._run_id, status=STATUSES.get(state, "FAILED"), end_time=_milliseconds(figures.time)
-            )
+        self._client.set_tag(self._run_id, "gputrain.state", state.value)
+        self._client.set_tag(self._run_id, "gputrain.message", _value(message))
+        self._client.set_terminated(
+            self._run_id, status=STATUSES.get(state, "FAILED"), end_time=_milliseconds(figures.time)
+        )
 
     def leave(self) -> None:
         """Nothing to do: the status of a run that goes on remains RUNNING."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from engine.runs.folder import RunState
 from engine.sync.description import RunDescription
@@ -27,7 +28,7 @@ class SyncError(CodedError):
 
 
 class RemoteRun(ABC):
-    """The copy of one run at a service."""
+    """The copy of one run at a service. Its methods raise the errors of the library, see `Service.reported_errors`."""
 
     location: str
     """URL, or folder of an offline run."""
@@ -36,19 +37,19 @@ class RemoteRun(ABC):
 
     @abstractmethod
     def send(self, rows: Sequence[Row]) -> None:
-        """Send rows, which follow each other. Raises SyncError."""
+        """Send rows, which follow each other."""
 
     @abstractmethod
     def finish(self, state: RunState, figures: Row, message: str) -> None:
-        """Record how the run ended, its final figures and the message of its end. Raises SyncError."""
+        """Record how the run ended, its final figures and the message of its end."""
 
     @abstractmethod
     def describe(self, description: RunDescription) -> None:
-        """Send a name, config or labels that have changed. Raises SyncError."""
+        """Send a name, config or labels that have changed."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Stop sending to a run that goes on. Raises SyncError."""
+        """Stop sending to a run that goes on."""
 
 
 class Service(ABC):
@@ -63,8 +64,22 @@ class Service(ABC):
     def open(self, state: RemoteState, description: RunDescription, save: Callable[[], None]) -> RemoteRun:
         """Create the remote run, or continue the one in `state`; one that is void is replaced by an empty one.
 
-        `save` stores changes of `state`. Raises SyncError.
+        `save` stores changes of `state`. Raises the errors of the library.
         """
+
+    @abstractmethod
+    def to_sync_error(self, error: Exception) -> SyncError:
+        """Return an error of the library as one sentence."""
+
+    @contextmanager
+    def reported_errors(self) -> Iterator[None]:
+        """Raise SyncError for any error of the library in the block."""
+        try:
+            yield
+        except SyncError:
+            raise
+        except Exception as error:
+            raise self.to_sync_error(error) from error
 
     @abstractmethod
     def close(self) -> None:

@@ -37,11 +37,6 @@ class Row:
     epoch_step: int = 0
     """Step at the end of the latest epoch that the row has metrics of, 0 without one. It may come after `step`."""
 
-    @property
-    def reach(self) -> int:
-        """Last step that the row says something about."""
-        return max(self.step, self.epoch_step)
-
 
 @dataclass
 class RowBuilder:
@@ -84,11 +79,9 @@ class RowBuilder:
         epoch becomes part of the latest row. A session that only evaluates has no losses: if nothing follows it
         (`is_last`), its epoch gets a row of its own at the next step.
         """
-        if self._open_row is not None:
-            self._merge_epochs(self._open_row, math.inf)
-            yield from self._close_row()
-        elif is_last and self._epochs:
+        if self._open_row is None and is_last and self._epochs:
             self._open_row = Row(max(self._epochs[-1].step, self.last_step + 1), self._epochs[-1].time, {})
+        if self._open_row is not None:
             self._merge_epochs(self._open_row, math.inf)
             yield from self._close_row()
 

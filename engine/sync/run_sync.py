@@ -1,6 +1,6 @@
-"""Copy one run to one service: read its journal, send what is new, end the remote run when the run has ended.
+"""Copy runs to one service: read their journals, send what is new, end a remote run when its run has ended.
 
-`engine.sync.session` polls it. Each step is sent once, with the values of the session that counts: the journal is
+`gputrain sync` calls it. Each step is sent once, with the values of the session that counts: the journal is
 scanned for resumes first, and steps that a later session repeats are not sent. If a resume voids steps that were sent
 before, the remote run is replaced by one that gets all valid steps.
 """
@@ -8,7 +8,9 @@ before, the remote run is replaced by one that gets all valid steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from engine.runs.events import RunResumed, RunStarted
@@ -23,7 +25,11 @@ from engine.sync.description import describe_run
 from engine.sync.remote import RemoteRun, Service, SyncError
 from engine.sync.rows import Row, RowBuilder
 from engine.sync.state import RemoteState, StateFile
+from engine.utils.files import file_size
 
+POLL_SECONDS = 1.0
+# Between attempts to reach a service that was there when the command started.
+RETRY_SECONDS = 15.0
 # The state is written before and after each batch.
 BATCH_ROWS = 500
 
@@ -52,11 +58,6 @@ class RunSync:
         self._reading: _Reading | None = None
         self._journal_bytes_read = -1
 
-    @property
-    def location(self) -> str:
-        """URL or folder of the remote run; "" before it exists."""
-        return self.state.location
-
     def poll(self) -> bool:
         """Send what is new. Return whether the run has ended and its remote run is complete.
 
@@ -72,18 +73,20 @@ class RunSync:
         """End sending to a run that goes on. Raises SyncError."""
         reading, self._reading = self._reading, None
         if reading is not None:
-            reading.remote.leave()
+            with self._service.reported_errors():
+                reading.remote.leave()
             # Not earlier: a library may keep rows in memory.
             self._save(journal_bytes=self._journal_bytes_read)
 
     def _poll(self) -> bool:
         # First the state and then the journal: that of an ended run is complete.
         record, self.run_state = open_run(self.folder)
-        ended, size = not self.run_state.live, self._journal_bytes()
+        ended, size = not self.run_state.live, file_size(self.folder.journal)
         if size == 0 or (record.ranks is None and not ended):
             return ended
         digest = describe_run(self.folder, None).digest()
-        if self._reading is None and self._is_up_to_date(size, digest):
+        sent = (self.state.journal_bytes, self.state.description, self.state.ended)
+        if self._reading is None and sent == (size, digest, self.run_state.value if ended else ""):
             return ended
         if self._reading is not None and size < self._reading.reader.offset:
             # Another journal has taken its place.
@@ -92,7 +95,8 @@ class RunSync:
             self._reading = self._begin()
         reading = self._reading
         if self.state.description != digest:
-            reading.remote.describe(describe_run(self.folder, reading.first_start))
+            with self._service.reported_errors():
+                reading.remote.describe(describe_run(self.folder, reading.first_start))
             self._save(description=digest)
         reading = self._read(reading)
         if self._stop():
@@ -102,16 +106,6 @@ class RunSync:
             self._finish(reading)
             self._save(journal_bytes=size, ended=self.run_state.value)
         return ended
-
-    def _journal_bytes(self) -> int:
-        try:
-            return self.folder.journal.stat().st_size
-        except OSError:
-            return 0
-
-    def _is_up_to_date(self, journal_bytes: int, digest: str) -> bool:
-        ended = "" if self.run_state.live else self.run_state.value
-        return (self.state.journal_bytes, self.state.description, self.state.ended) == (journal_bytes, digest, ended)
 
     def _begin(self) -> _Reading:
         """Open the remote run, and read the journal from its beginning."""
@@ -126,7 +120,8 @@ class RunSync:
         self._save(void=int(is_void or self.state.void))
         self.replaced = self.replaced or bool(self.state.void)
         description = describe_run(self.folder, first_start)
-        remote = self._service.open(self.state, description, self._save)
+        with self._service.reported_errors():
+            remote = self._service.open(self.state, description, self._save)
         self._save(location=remote.location, description=description.digest(), journal_bytes=-1, ended="")
         self._journal_bytes_read = -1
         return _Reading(remote, JournalReader(self.folder.journal), first_start, resumed_from)
@@ -161,9 +156,10 @@ class RunSync:
         reading.rows.clear()
         if not rows:
             return
-        reach = max(self.state.intended_step, *(row.reach for row in rows))
-        self._save(intended_step=reach, sessions=reading.sessions)
-        reading.remote.send(rows)
+        last_step = max(max(row.step, row.epoch_step) for row in rows)
+        self._save(intended_step=max(self.state.intended_step, last_step), sessions=reading.sessions)
+        with self._service.reported_errors():
+            reading.remote.send(rows)
         reading.remote.held_step = rows[-1].step
         self.steps_sent += len(rows)
         self._save(sent_step=rows[-1].step)
@@ -177,7 +173,8 @@ class RunSync:
         record = reading.history.record()
         directions = read_directions(self.folder.path.parent)
         row = Row(max(reading.builder.last_step, 1), end, _final_metrics(record, directions))
-        reading.remote.finish(self.run_state, row, record.message)
+        with self._service.reported_errors():
+            reading.remote.finish(self.run_state, row, record.message)
         self._reading = None
 
     def _save(self, **changes: str | int) -> None:
@@ -235,3 +232,48 @@ def _final_metrics(record: RunRecord, directions: Mapping[str, Better]) -> dict[
         f"summary/{metric.key}": metric.of_run(record) for metric in recorded_metrics(own_metrics([record], directions))
     }
     return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def sync_runs(
+    syncs: Sequence[RunSync],
+    *,
+    follow: bool,
+    stop: Callable[[], bool],
+    on_progress: Callable[[RunSync, bool], None],
+    on_interruption: Callable[[SyncError], None],
+) -> None:
+    """Poll each run once, or with `follow` until all have ended or `stop` returns True.
+
+    `on_progress` gets each run after each poll, and whether it is complete. Once every run was sent once, a service
+    that cannot be reached is tried again, and `on_interruption` gets the error. Raises SyncError.
+    """
+    pending, is_first_round = list(syncs), True
+    with ExitStack() as stack:
+        # Each is closed, even where another cannot be.
+        for sync in reversed(syncs):
+            stack.callback(sync.close)
+        while pending:
+            pause = POLL_SECONDS
+            try:
+                for sync in list(pending):
+                    complete = sync.poll()
+                    on_progress(sync, complete)
+                    if complete:
+                        pending.remove(sync)
+                    if stop():
+                        return
+            except SyncError as error:
+                if is_first_round or not error.temporary:
+                    raise
+                on_interruption(error)
+                pause = RETRY_SECONDS
+            if not follow:
+                return
+            is_first_round = False
+            _wait(pause, stop)
+
+
+def _wait(seconds: float, stop: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    while not stop() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 0.2))

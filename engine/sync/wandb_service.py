@@ -13,8 +13,8 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,7 +96,7 @@ class WandbService(Service):
             save()
         run = self._init(state, description, resume=None if self._is_offline else "allow")
         held_step = max(run.starting_step - 1, 0) if run.resumed else 0
-        remote = WandbRun(run, held_step, description.started_at, self._reported_errors)
+        remote = WandbRun(run, held_step, description.started_at)
         remote.location = str(Path(run.dir).parent) if self._is_offline else str(run.url)
         remote.describe(description)
         return remote
@@ -110,7 +110,7 @@ class WandbService(Service):
         # The library installs a hook that outlives the run, and asks for an API key only on a terminal.
         excepthook, stdin = sys.excepthook, sys.stdin
         try:
-            with self._reported_errors(), Path(os.devnull).open() as sys.stdin:
+            with Path(os.devnull).open() as sys.stdin:
                 return self._library.init(
                     project=self._project,
                     id=state.token,
@@ -126,7 +126,7 @@ class WandbService(Service):
     def _mark_void(self, state: RemoteState, description: RunDescription) -> None:
         """Tag a run with void steps at the server, where a deletion could not be undone."""
         # Somebody may have deleted it, which the library reports like a lost connection. The next request tells which.
-        with suppress(SyncError), self._reported_errors():
+        with suppress(Exception):
             run = self._init(state, description, resume="allow")
             run.tags = (*description.tags, VOID_TAG)
             run.finish(exit_code=1)
@@ -145,25 +145,16 @@ class WandbService(Service):
                     shutil.rmtree(folder)
         return is_uploaded
 
-    @contextmanager
-    def _reported_errors(self) -> Iterator[None]:
-        """Turn errors of the library into one sentence."""
+    def to_sync_error(self, error: Exception) -> SyncError:
         errors = self._library.errors
-        try:
-            yield
-        except SyncError:
-            raise
-        except errors.AuthenticationError as error:
+        if isinstance(error, errors.AuthenticationError):
             message = f"W&B at {self._address} refuses the API key: {first_line(error)}"
-            raise SyncError(f"{message}; run `wandb login`, or set WANDB_API_KEY", code="access-denied") from error
-        except errors.CommError as error:
-            message = f"W&B at {self._address} cannot be used: {first_line(error)}"
+            return SyncError(f"{message}; run `wandb login`, or set WANDB_API_KEY", code="access-denied")
+        message = f"W&B at {self._address} cannot be used: {first_line(error)}"
+        if isinstance(error, errors.CommError):
             advice = "check WANDB_BASE_URL and WANDB_API_KEY, or write a folder with WANDB_MODE=offline"
-            raise SyncError(f"{message}; {advice}", temporary=True, code="connection-failed") from error
-        except Exception as error:
-            raise SyncError(
-                f"W&B at {self._address} cannot be used: {first_line(error)}", code="service-failed"
-            ) from error
+            return SyncError(f"{message}; {advice}", temporary=True, code="connection-failed")
+        return SyncError(message, code="service-failed")
 
     def close(self) -> None:
         # Ends the process of the library. It would also end when this process does.
@@ -174,39 +165,34 @@ class WandbService(Service):
 class WandbRun(RemoteRun):
     """A run of a project."""
 
-    def __init__(self, run: Any, held_step: int, started_at: float | None, reported_errors: Callable[[], Any]) -> None:
+    def __init__(self, run: Any, held_step: int, started_at: float | None) -> None:
         self.held_step = held_step
         self._run = run
         self._started_at = started_at
-        self._reported_errors = reported_errors
 
     def describe(self, description: RunDescription) -> None:
-        with self._reported_errors():
-            self._run.config.update(description.config, allow_val_change=True)
-            if self._run.name != description.name:
-                self._run.name = description.name
-            if description.tags or self._run.tags:
-                self._run.tags = description.tags
-            if description.note or self._run.notes:
-                self._run.notes = description.note
+        self._run.config.update(description.config, allow_val_change=True)
+        if self._run.name != description.name:
+            self._run.name = description.name
+        if description.tags or self._run.tags:
+            self._run.tags = description.tags
+        if description.note or self._run.notes:
+            self._run.notes = description.note
 
     def send(self, rows: Sequence[Row]) -> None:
-        with self._reported_errors():
-            for row in rows:
-                values = {**row.metrics, "_timestamp": row.time}
-                if self._started_at is not None:
-                    # W&B's own relative time counts from the start of the sync.
-                    values["train/seconds"] = max(row.time - self._started_at, 0.0)
-                self._run.log(values, step=row.step)
+        for row in rows:
+            values = {**row.metrics, "_timestamp": row.time}
+            if self._started_at is not None:
+                # W&B's own relative time counts from the start of the sync.
+                values["train/seconds"] = max(row.time - self._started_at, 0.0)
+            self._run.log(values, step=row.step)
 
     def finish(self, state: RunState, figures: Row, message: str) -> None:
         values = {name.removeprefix("summary/"): value for name, value in figures.metrics.items()}
-        with self._reported_errors():
-            self._run.summary.update(values | {"state": state.value, "message": message})
-            self._run.finish(exit_code=EXIT_CODES.get(state, 1))
+        self._run.summary.update(values | {"state": state.value, "message": message})
+        self._run.finish(exit_code=EXIT_CODES.get(state, 1))
 
     def leave(self) -> None:
         """End the W&B run. It looks finished until the next sync; its summary says that the run goes on."""
-        with self._reported_errors():
-            self._run.summary.update({"state": "running"})
-            self._run.finish(exit_code=0)
+        self._run.summary.update({"state": "running"})
+        self._run.finish(exit_code=0)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from engine.runs.event_lines import describe_parameters, event_line, event_lines
+from engine.runs.event_lines import RunStarting, TrainingProgress, describe_parameters, event_line, event_lines
 from engine.runs.events import (
     EpochEvent,
     Event,
@@ -29,7 +29,6 @@ from engine.runs.events import (
 from engine.runs.folder import runs_root
 from engine.runs.history import History
 from engine.runs.journal import to_line
-from engine.runs.terminal_events import RunStarting, TrainingProgress
 from engine.utils.text import format_duration, printable
 
 MAX_QUEUED_EVENTS = 10_000

@@ -71,8 +71,7 @@ def sync(
     from engine.runs.find import find_run
     from engine.runs.folder import runs_root
     from engine.sync.remote import SyncError
-    from engine.sync.run_sync import RunSync
-    from engine.sync.session import sync_runs
+    from engine.sync.run_sync import RunSync, sync_runs
     from engine.sync.state import open_state
 
     with ExitStack() as stack:
@@ -136,7 +135,7 @@ def to_json(sync: RunSync, to: str) -> dict[str, Any]:
         "run": sync.folder.name,
         "state": sync.run_state.value,
         "to": to,
-        "location": sync.location,
+        "location": sync.state.location,
         "steps": sync.state.sent_step,
         "sent": sync.steps_sent,
         "complete": bool(sync.state.ended),
@@ -175,12 +174,12 @@ class Progress:
         from engine.utils.text import printable
 
         name = printable(sync.folder.name)
-        if sync.location and self._locations.get(name) != sync.location:
+        if sync.state.location and self._locations.get(name) != sync.state.location:
             if name in self._locations:
                 typer.echo(f"{name}: a resume repeats steps that were sent, so its remote run was replaced.", err=True)
-            self._locations[name] = sync.location
+            self._locations[name] = sync.state.location
             if not self._as_json:
-                typer.echo(f"{name}  {printable(sync.location)}")
+                typer.echo(f"{name}  {printable(sync.state.location)}")
         if sync.problem is not None and sync.problem not in self._problems:
             self._problems.add(sync.problem)
             typer.echo(f"warning: {name}: {printable(sync.problem)}", err=True)

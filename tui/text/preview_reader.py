@@ -19,7 +19,7 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.journal import MAX_LINE_BYTES, JournalReader, event_type, from_line
-from engine.runs.record_completion import open_record, read_listed_record
+from engine.runs.record_completion import open_run, read_listed_record
 from engine.runs.run_record import RunRecord, read_run_record
 from engine.utils.files import open_regular_file
 from tui.charts.plot import Curve
@@ -88,7 +88,7 @@ class PreviewReader:
 
     def _read_record(self) -> RunRecord:
         if self._folder.is_own:
-            return open_record(self._folder)
+            return open_run(self._folder).record
         # The journal of another user may be of any length.
         return read_run_record(self._folder) or read_listed_record(self._folder).record
 

@@ -13,8 +13,8 @@ from engine.launch import launcher
 from engine.launch.lifecycle import OwnedRun
 from engine.launch.preflight import RunRequest
 from engine.launch.progress import ProgressReporter
+from engine.runs.event_lines import TrainingProgress
 from engine.runs.events import Event
-from engine.runs.terminal_events import TrainingProgress
 from engine.training.job import Job, RunResult
 from engine.utils.process import SignalHandler
 from support.runs.supervised import PLAN, Supervised, hang

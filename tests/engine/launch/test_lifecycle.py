@@ -26,12 +26,12 @@ from engine.launch.preflight import Preflight, RunRequest, run_preflight
 from engine.notify.start import RunNotifier
 from engine.queue.state import QueueStage, read_queue_state
 from engine.runs import ownership
+from engine.runs.event_lines import RunStarting
 from engine.runs.events import RunFinished, WarningEvent
 from engine.runs.folder import list_runs
 from engine.runs.history import history_from_events
 from engine.runs.journal import to_line
 from engine.runs.records import RankDevice
-from engine.runs.terminal_events import RunStarting
 from engine.training.job import ExitCode, RunResult
 from engine.utils.errors import Problem, UsageError
 from support.messages import has_problem, says

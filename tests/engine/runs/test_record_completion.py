@@ -14,7 +14,7 @@ from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
-from engine.runs.record_completion import complete_record, open_record, open_run
+from engine.runs.record_completion import complete_record, open_run
 from engine.runs.run_record import RunRecord, read_run_record
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
 from support.runs.factories import append_events, append_to_journal, make_run_folder
@@ -43,10 +43,10 @@ def test_record_of_crashed_run_is_completed_and_stored(folder: RunFolder, is_hel
 
 
 def test_completed_record_is_read_without_the_journal(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = open_record(folder)
+    record = open_run(folder).record
     os.utime(folder.journal, (1, 1))
     monkeypatch.delattr(record_completion, "read_journal_record")
-    assert open_record(folder) == record
+    assert open_run(folder).record == record
 
 
 def test_end_that_only_the_journal_has_is_found(folder: RunFolder) -> None:
@@ -91,20 +91,20 @@ def test_completed_record_is_not_stored_by_others_or_under_a_claim(folder: RunFo
     claim = {"format": 1, "host": "elsewhere", "pid": 1, "heartbeat": time.time() - 3600}
     folder.owner.write_text(json.dumps(claim))
     os.utime(folder.owner, (1, 1))
-    assert open_record(folder).epochs == 1
+    assert open_run(folder).record.epochs == 1
     folder.owner.unlink()
     folder.path.chmod(0o777)
-    assert open_record(folder).epochs == 1
+    assert open_run(folder).record.epochs == 1
     assert folder.summary.read_bytes() == stored
     folder.path.chmod(0o755)
-    open_record(folder)
+    open_run(folder)
     assert folder.summary.read_bytes() != stored
 
 
 @pytest.mark.parametrize("text", ['{"format": 2, "state": "x"}', "{"])
 def test_record_of_another_version_is_kept_and_a_damaged_one_replaced(folder: RunFolder, text: str) -> None:
     folder.summary.write_text(text)
-    assert open_record(folder).epochs == 1
+    assert open_run(folder).record.epochs == 1
     assert (folder.summary.read_text() == text) == ("format" in text)
 
 
@@ -112,14 +112,14 @@ def test_record_of_journal_of_another_version_is_not_stored(folder: RunFolder) -
     started = json.loads(to_line(make_run_started())) | {"format": 2}
     folder.journal.write_text(json.dumps(started) + "\n" + EPOCH)
     folder.summary.unlink()
-    assert open_record(folder).epochs == 1
+    assert open_run(folder).record.epochs == 1
     assert not folder.summary.exists()
 
 
 def test_folder_that_is_no_run_gets_no_file(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.journal.write_text(EPOCH)
-    assert open_record(folder).epochs == 1
+    assert open_run(folder).record.epochs == 1
     assert [path.name for path in folder.path.iterdir()] == ["events.jsonl"]
 
 
@@ -137,9 +137,9 @@ def test_record_is_completed_once_although_the_clock_was_set_back(folder: RunFol
     later = time.time() + 3600
     for path in (folder.journal, folder.lock):
         os.utime(path, (later, later))
-    record = open_record(folder)
+    record = open_run(folder).record
     written = folder.summary.stat()
-    assert open_record(folder) == record
+    assert open_run(folder).record == record
     assert (folder.summary.stat().st_ino, folder.summary.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
 
 

@@ -55,7 +55,7 @@ def test_database_has_each_step_once_after_resume(
     pytest.importorskip("sqlalchemy")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     folder = make_run_folder(tmp_path / "runs", "a", make_run_started(), make_losses(1, 12))
-    assert sync_to(uri, folder, monkeypatch).location.startswith(f"{uri} experiment flowers run ")
+    assert sync_to(uri, folder, monkeypatch).state.location.startswith(f"{uri} experiment flowers run ")
     finished = RunFinished(time=90.0, state="finished")
     append_events(folder, make_run_resumed(10, time=20.0), make_losses(11, 20, loss=0.25, time=30.0), finished)
     assert sync_to(uri, folder, monkeypatch).replaced

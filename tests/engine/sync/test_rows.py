@@ -53,7 +53,7 @@ def test_latest_row_waits_for_its_epoch() -> None:
 
 def test_epoch_whose_losses_a_crash_lost_joins_latest_row_and_reaches_its_end() -> None:
     rows = rows_of([make_run_started(), losses(7, 7), make_epoch(1)])
-    assert (rows[-1].step, rows[-1].reach, rows[-1].metrics["train/epoch"]) == (7, 10, 1)
+    assert (rows[-1].step, rows[-1].epoch_step, rows[-1].metrics["train/epoch"]) == (7, 10, 1)
 
 
 def test_epoch_of_session_that_only_evaluates_gets_row_of_its_own_when_run_finishes() -> None:

@@ -18,8 +18,7 @@ from engine.runs.labels import RunLabels
 from engine.sync.mlflow_store import MlflowRun, MlflowStore
 from engine.sync.remote import SyncError
 from engine.sync.rows import Row
-from engine.sync.run_sync import RunSync
-from engine.sync.session import sync_runs
+from engine.sync.run_sync import RunSync, sync_runs
 from engine.sync.state import StateFile, open_state
 from support.messages import raises_problem
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
@@ -271,8 +270,8 @@ def test_state_of_run_that_others_can_change_is_in_state_folder(
 def test_followed_run_waits_for_service_that_is_gone(
     uri: str, tmp_path: Path, live: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.sync.session.RETRY_SECONDS", 0.0)
-    monkeypatch.setattr("engine.sync.session.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("engine.sync.run_sync.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("engine.sync.run_sync.POLL_SECONDS", 0.0)
     live.add("a")
     folder = make_run_folder(tmp_path, "a", make_run_started(), make_losses(1, 12))
     rounds, interruptions, send = [], [], MlflowRun.send

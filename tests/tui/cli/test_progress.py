@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.event_lines import event_line
+from engine.runs.event_lines import RunStarting, TrainingProgress, event_line
 from engine.runs.events import Event, PhaseChanged, RunContinued, RunFinished, WarningEvent
-from engine.runs.terminal_events import RunStarting, TrainingProgress
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from tui.cli.progress import BackgroundPrinter, DisconnectSafeStream, PlainPrinter, ProgressPrinter, make_printer

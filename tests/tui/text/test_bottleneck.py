@@ -75,14 +75,12 @@ def test_run_row_json_has_bottleneck(tmp_path: Path) -> None:
 
 def test_run_row_reads_bottleneck_from_record(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "a", GPU_RUN, DATA_WAIT_EPOCH)
-    folder.summary.write_text(
-        json.dumps(
-            {"format": 1, "state": "running", "bottleneck": {"kind": "slowed down", "message": "GPU-0 since 14:05"}}
-        )
-    )
+    stored = {"format": 1, "state": "running", "started_at": 1.0}
+    found = {"kind": "slowed down", "message": "GPU-0 since 14:05"}
+    folder.summary.write_text(json.dumps(stored | {"bottleneck": found}))
     bottleneck = row_of(folder).record.bottleneck
     assert bottleneck is not None and bottleneck.message == "GPU-0 since 14:05"
-    folder.summary.write_text(json.dumps({"format": 1, "state": "running", "bottleneck": ["not a bottleneck"]}))
+    folder.summary.write_text(json.dumps(stored | {"bottleneck": ["not a bottleneck"]}))
     assert row_of(folder).record.bottleneck is None
 
 

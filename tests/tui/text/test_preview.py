@@ -81,11 +81,11 @@ def test_preview_reader_reads_journal_that_was_replaced(folder: RunFolder) -> No
 
 def test_preview_reader_takes_figures_from_record_and_completes_that_of_a_crashed_run(folder: RunFolder) -> None:
     folder.lock.touch()
-    folder.summary.write_text('{"format": 1, "state": "finished", "best_val_accuracy": 0.5}')
+    folder.summary.write_text('{"format": 1, "state": "finished", "started_at": 1, "best_val_accuracy": 0.5}')
     reader = PreviewReader(folder)
     assert reader.poll().record.best_val_accuracy == 0.5
     *lines, _ = folder.journal.read_text().splitlines()
-    folder.summary.write_text('{"format": 1, "state": "running", "best_val_accuracy": 0.6}')
+    folder.summary.write_text('{"format": 1, "state": "running", "started_at": 1, "best_val_accuracy": 0.6}')
     folder.journal.write_text("\n".join(lines) + "\n")
     record = reader.poll().record
     assert record.best_val_accuracy == pytest.approx(0.9376, abs=1e-4)
