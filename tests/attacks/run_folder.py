@@ -22,7 +22,7 @@ from support.runs.event_factories import make_epoch, make_run_started
 
 # Planted files that hold a newer start than every run of the victim.
 PLANT = """
-import json, os, pathlib, sys, time
+import json, os, pathlib, sys
 marker, victim_file, name, config, journal, mode = sys.argv[1:]
 run = pathlib.Path("runs", name)
 (run / "checkpoints").mkdir(parents=True)
@@ -37,8 +37,6 @@ if victim_file:
 else:
     (run / "events.jsonl").write_text(journal)
 (run / "owner.json").write_text(json.dumps({"format": 1, "host": "h", "pid": 1, "user": "victim", "heartbeat": None}))
-future = time.time() + 3600
-os.utime(run / "config.yaml", (future, future))
 """
 TRAIN = ("run", "--headless", "digits", "--model", "linear", "--ranks", "1", "--epochs", "1")
 
@@ -91,7 +89,7 @@ def check_control(stage: Stage) -> None:
     stage.as_victim(PLANT, marker, "", "job2", finished_config(), journal("job2", "finished"), "755", folder=folder)
     stage.as_victim(PLANT, marker, "", "zz", evil_config("zz", folder), journal("zz", "stopped"), "755", folder=folder)
     rows = json.loads(stage.gputrain("runs", "--json").stdout)["runs"]
-    found = {(row["name"], row["state"], row["epoch"], row["val_accuracy"], row["foreign"]) for row in rows}
+    found = {(row["name"], row["state"], row["epochs"], row["val_accuracy"], row["foreign"]) for row in rows}
     assert found == {("zz", "stopped", 1, 0.5, None), ("job2", "finished", 1, 0.5, None)}, found
     last = stage.gputrain("logs", "last")
     assert "zz has no log yet" in last.stderr, last.stderr
@@ -114,9 +112,9 @@ def finished_config() -> str:
 
 
 def journal(name: str, state: str) -> str:
-    """Return the journal of a run that trained one epoch and ended."""
+    """Return the journal of a run that trained one epoch and ended. It began in the future, so it is the newest run."""
     events = (
-        replace(make_run_started(time.time()), name=name, epochs=1),
+        replace(make_run_started(time.time() + 3600), name=name, epochs=1),
         make_epoch(1),
         RunFinished(state=state),
     )
