@@ -61,7 +61,8 @@ def gather(tensor: Tensor, cpu_group: dist.ProcessGroup) -> list[Tensor]:
 def gather_bytes(data: bytes, cpu_group: dist.ProcessGroup) -> list[bytes]:
     """Return the bytes of all ranks on rank 0, in the order of the ranks, nothing on other ranks. A collective."""
     padded, sizes = _pad_to_longest(data, cpu_group)
-    return _trim(gather(padded, cpu_group), sizes)
+    gathered = gather(padded, cpu_group)
+    return _trim(gathered, sizes) if gathered else []
 
 
 def all_gather_records(record: RecordT, cpu_group: dist.ProcessGroup) -> list[RecordT]:
@@ -82,4 +83,4 @@ def _pad_to_longest(data: bytes, cpu_group: dist.ProcessGroup) -> tuple[Tensor, 
 
 
 def _trim(padded: Sequence[Tensor], sizes: Sequence[int]) -> list[bytes]:
-    return [tensor.numpy().tobytes()[:size] for tensor, size in zip(padded, sizes, strict=False)]
+    return [tensor.numpy().tobytes()[:size] for tensor, size in zip(padded, sizes, strict=True)]

@@ -47,7 +47,7 @@ from engine.utils.codec import (
     format_problem,
     parser,
 )
-from engine.utils.files import append_to_file, open_regular_file, path_of_descriptor, replace_file
+from engine.utils.files import append_to_file, open_regular_file, replace_file
 
 READ_CHUNK_BYTES = 1 << 20
 # Longer lines are skipped. `run_started` has 1.1 MB for 8,192 ranks, `step` 20 bytes for each step of `run.log_every`.
@@ -222,7 +222,8 @@ class Journal:
 
     def _restore(self) -> None:
         """Copy the deleted file, which is readable as long as it is open, to its path. Raises OSError."""
-        with path_of_descriptor(self._file).open("rb") as file:
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            file.seek(0)
             replace_file(self._path, partial(shutil.copyfileobj, file), durable=True)
         deleted, self._file = self._file, append_to_file(self._path)
         os.close(deleted)

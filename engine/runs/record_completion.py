@@ -36,11 +36,6 @@ class JournalRecord(NamedTuple):
     problem: str | None
 
 
-def complete_record(folder: RunFolder) -> RunRecord:
-    """Return the record that the journal and the config of a run give."""
-    return read_journal_record(folder).record
-
-
 def read_journal_record(folder: RunFolder) -> JournalRecord:
     """Return the record that the journal and the config of a run give, and the problem of the journal."""
     # Events and the config schema take 0.3 s to import, and nearly every run has a record.
@@ -73,10 +68,10 @@ def open_run(folder: RunFolder) -> OpenedRun:
     else:
         journal_bytes = file_size(folder.journal)
         record, problem = read_journal_record(folder)
-        if stored is not None and record.started_at is None:
+        if record.started_at is None:
             # The journal has no event: its owner was killed while it started, or it was deleted.
-            return OpenedRun(stored.record, folder.state(stored.record.state, is_owned=is_owned))
-        if problem is None and not is_owned and folder.is_own:
+            record = record if stored is None else stored.record
+        elif problem is None and not is_owned and folder.is_own:
             _store(folder, record, journal_bytes, stored)
     if is_owned and not record.state.live:
         # It may have ended since.
@@ -97,6 +92,9 @@ def store_completed_record(folder: RunFolder, history: History, journal_bytes: i
 
 def _is_current(folder: RunFolder, record: RunRecord, written_ns: int) -> bool:
     """Whether the record of a run without an owner has all events of its journal."""
+    if record.started_at is None:
+        # An earlier gputrain wrote it, with a part of the fields.
+        return False
     try:
         if not record.state.live:
             # Whoever claims a run touches its lock.

@@ -165,8 +165,6 @@ def find_stored_record(folder: RunFolder) -> StoredRecord | None:
     """Return the stored record of a run, without the fields that are not valid; None if there is none."""
     try:
         data, status = read_file(f"{folder.root}/summary.json", MAX_RECORD_BYTES)
-        record = decode_valid_fields(data, RunRecord)
+        return StoredRecord(decode_valid_fields(data, RunRecord), status.st_mtime_ns)
     except (OSError, InvalidRecordError):
         return None
-    # Earlier versions of the format have only a part of the fields.
-    return None if record.started_at is None else StoredRecord(record, status.st_mtime_ns)

@@ -86,8 +86,8 @@ def move_to_trash(folder: RunFolder, *, take_over: bool = False) -> TrashedRun:
     Raises UsageError if a process owns the run, if it belongs to another user, or if it cannot be moved.
     """
     with _locked_deletable(folder, take_over=take_over):
-        trash = _make_trash(folder.path.parent)
-        return _entry(_move_numbered(folder, trash))
+        moved = _move_numbered(folder, _make_trash(folder.path.parent))
+    return _entry(moved)
 
 
 def check_deletable(folder: RunFolder, *, take_over: bool = False) -> None:

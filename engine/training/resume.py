@@ -73,15 +73,18 @@ def _load_chosen(folder: RunFolder, name: str) -> dict[str, Any]:
 def _raise_problems_of_all_ranks(problems: Sequence[Problem], rank_info: RankInfo, store: Store) -> None:
     """Raise UsageError on all ranks if one of them has problems. One found only on another host names that host."""
 
+    others: list[HostProblems] = []
+    if rank_info.rank == 0:
+        # Not in `merge`, whose errors the other ranks would report in the place of a rank that hangs.
+        others += (receive(store, rank, f"comparison/{rank}", HostProblems) for rank in range(1, rank_info.world_size))
+    else:
+        own = HostProblems(host=socket.gethostname(), problems=tuple(problems))
+        send(store, f"comparison/{rank_info.rank}", own)
+
     def merge() -> bool:
-        ranks = range(1, rank_info.world_size)
-        others = [receive(store, rank, f"comparison/{rank}", HostProblems) for rank in ranks]
         raise_if_any(merge_problems(problems, others))
         return True
 
-    if rank_info.rank > 0:
-        own = HostProblems(host=socket.gethostname(), problems=tuple(problems))
-        send(store, f"comparison/{rank_info.rank}", own)
     decide_on_rank_0("comparison", merge, Answer[bool], rank_info, store)
 
 

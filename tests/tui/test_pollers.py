@@ -18,7 +18,7 @@ from engine.runs.events import Event, RunFinished
 from engine.runs.folder import RunFolder
 from engine.runs.journal import from_line, to_line
 from engine.runs.ownership import Ownership
-from engine.runs.record_completion import complete_record
+from engine.runs.record_completion import read_journal_record
 from engine.runs.run_record import read_run_record
 from engine.utils.codec import write_record
 from support.gputrain_command import wait_for
@@ -174,7 +174,7 @@ def test_run_poller_completes_record_that_its_owner_left_behind(tmp_path: Path, 
     if is_missing:
         folder.summary.unlink()
     RunPoller(folder).poll()
-    assert read_run_record(folder) == complete_record(folder)
+    assert read_run_record(folder) == read_journal_record(folder).record
     assert row_of(folder).record.val_accuracy == 0.5
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -275,9 +275,11 @@ def _describe(error: OSError | ShardError) -> str:
 
 
 def _show_progress(futures: Sequence[Future[IndexedShard]], pattern: str) -> None:
-    """Wait until all shards are indexed or one fails. Print how many are: after 2 s, 4 s, 8 s and so on."""
+    """Wait until all shards are indexed or `MAX_PROBLEMS` fail. Print how many are: after 2 s, 4 s, 8 s and so on."""
     seconds = PROGRESS_SECONDS
-    while (waited := wait(futures, seconds, FIRST_EXCEPTION)).not_done and not any(map(Future.exception, waited.done)):
+    while (waited := wait(futures, seconds)).not_done:
+        if sum(future.exception() is not None for future in waited.done) >= MAX_PROBLEMS:
+            break
         shards = pluralize(len(futures), "shard")
         print(f"indexing {printable(pattern)} once: {len(waited.done)} of {shards}", file=sys.stderr, flush=True)
         seconds *= 2

@@ -14,10 +14,10 @@ from engine.runs.events import RunFinished
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.journal import to_line
 from engine.runs.ownership import Ownership
-from engine.runs.record_completion import complete_record, open_run
+from engine.runs.record_completion import open_run, read_journal_record
 from engine.runs.run_record import RunRecord, read_run_record
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
-from support.runs.factories import append_events, append_to_journal, make_run_folder
+from support.runs.factories import append_events, append_to_journal, make_run_folder, row_of
 
 EPOCH = to_line(make_epoch(1, 0.5)) + "\n"
 
@@ -39,7 +39,7 @@ def test_record_of_crashed_run_is_completed_and_stored(folder: RunFolder, is_hel
     if is_held:
         os.close(opened.held_fd)
     assert (record.epochs, record.val_accuracy, state) == (1, 0.5, RunState.CRASHED)
-    assert read_run_record(folder) == record == complete_record(folder)
+    assert read_run_record(folder) == record == read_journal_record(folder).record
 
 
 def test_completed_record_is_read_without_the_journal(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_session_that_only_the_journal_has_is_found(folder: RunFolder) -> None:
     append_to_journal(folder, to_line(make_run_resumed(10, 5.0)) + "\n")
     os.utime(folder.summary, (1, 1))
     assert open_run(folder).state == "crashed"
-    assert read_run_record(folder) == complete_record(folder)
+    assert read_run_record(folder) == read_journal_record(folder).record
 
 
 def test_record_of_live_run_is_left_to_its_owner(folder: RunFolder) -> None:
@@ -149,4 +149,20 @@ def test_record_without_valid_state_is_replaced_by_that_of_the_journal(folder: R
     stored = json.loads(folder.summary.read_bytes())
     folder.summary.write_text(json.dumps(stored | {"state": state}))
     assert open_run(folder).state == "finished"
-    assert read_run_record(folder) == complete_record(folder)
+    assert read_run_record(folder) == read_journal_record(folder).record
+
+
+def test_record_of_earlier_version_is_listed_as_it_is_and_completed_when_opened(folder: RunFolder) -> None:
+    append_events(folder, RunFinished(state="finished"))
+    folder.summary.write_text('{"format": 1, "state": "finished", "epochs": 1, "best_val_accuracy": 0.25}')
+    row = row_of(folder)
+    assert (row.state, row.record.best_val_accuracy) == ("finished", 0.25)
+    assert open_run(folder).record.best_val_accuracy == 0.5
+    assert read_run_record(folder) == read_journal_record(folder).record
+
+
+def test_record_of_run_without_events_is_not_written_at_each_opening(tmp_path: Path) -> None:
+    empty = make_run_folder(tmp_path, "empty")
+    empty.summary.unlink()
+    assert [open_run(empty).state for _ in range(3)] == ["crashed"] * 3
+    assert not empty.summary.exists()

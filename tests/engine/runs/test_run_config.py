@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.config.loader import resolve_config
@@ -49,6 +49,8 @@ def test_default_values_are_those_of_the_schema() -> None:
     assert changed_values(as_stored(Config())) == {}
 
 
+# The first draw imports the config schema.
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.sampled_from(["name", "lr", "x_1"]),

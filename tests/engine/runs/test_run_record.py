@@ -35,7 +35,7 @@ from engine.runs.fields import find_field
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import history_from_events
 from engine.runs.journal import JournalReader
-from engine.runs.record_completion import complete_record
+from engine.runs.record_completion import read_journal_record
 from engine.runs.recorder import RECORD_INTERVAL_SECONDS, Recorder
 from engine.runs.records import GpuSample
 from engine.runs.run_record import RunRecord, read_run_record
@@ -254,7 +254,7 @@ def test_record_of_killed_run_is_never_ahead_of_its_journal_and_shows_it_as_cras
         assert steps[-1].step - record.step <= STEPS_PER_RECORD
         row = read_row(folder)
         assert row is not None and (row.state, row.record.state) == (RunState.CRASHED, RunState.RUNNING)
-        assert complete_record(folder).step == steps[-1].step
+        assert read_journal_record(folder).record.step == steps[-1].step
 
 
 def test_record_is_not_written_at_each_event_while_the_disk_is_full(

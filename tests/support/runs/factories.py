@@ -22,7 +22,7 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import history_from_events
 from engine.runs.journal import to_line
 from engine.runs.labels import RunLabels, change_labels
-from engine.runs.record_completion import complete_record
+from engine.runs.record_completion import read_journal_record
 from engine.runs.records import RankDevice, RankEpochTiming
 from engine.runs.run_config import changed_values
 from engine.runs.run_record import RunRecord
@@ -51,7 +51,7 @@ def make_run_folder(root: Path, name: str, *events: Event) -> RunFolder:
 
 def write_run_record(folder: RunFolder) -> None:
     """Write the record of a run, as its owner does."""
-    write_record(folder.summary, complete_record(folder))
+    write_record(folder.summary, read_journal_record(folder).record)
 
 
 def make_row(name: str, state: str, folder: str | None = None, **fields: Any) -> RunRow:
