@@ -91,7 +91,7 @@ class Comparison:
 
     @property
     def shown_metrics(self) -> list[Metric]:
-        """The metrics of which a run has a value, without those that a table of metrics omits."""
+        """The metrics with a value in at least one run, except for `OMITTED_KEYS`."""
         return [
             metric
             for metric in self.metrics

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 METRIC_PREFIX, BEST_PREFIX = "metrics.", "best_metrics."
 """What the keys of the user's own metrics begin with: of the last epoch, and of the best one."""
-# Words in the name of a metric of which low values are better.
+# A metric whose name contains one of these words is better when it is lower.
 _LOW_WORDS = frozenset((
     "loss", "losses", "logloss", "entropy", "crossentropy", "error", "errors", "err", "eer", "mae", "mse", "rmse",
     "mape", "smape", "wer", "cer", "nll", "ppl", "perplexity", "bits", "bpb", "bpc", "bpd", "brier", "ece", "fid",

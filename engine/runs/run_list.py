@@ -112,7 +112,7 @@ class RunList:
         self._waiting = sorted(new, key=lambda name: (found[name], name), reverse=True)
 
     def _check(self) -> None:
-        """Read the ended runs and other folders that have changed, of as many as `CHECK_SECONDS` allow."""
+        """Reread changed folders of ended runs. Each call checks the next part of the list, for `CHECK_SECONDS`."""
         fresh = [name for name, entry in self._entries.items() if entry.is_fresh]
         names = [name for name, entry in self._entries.items() if not entry.is_live]
         position = self._check_position

@@ -145,7 +145,7 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
 
 
 NO_RECORD = RunRecord(state=RunState.STARTING)
-"""The record of a run of which nothing is known."""
+"""Stands for the record of a run without a readable record or journal."""
 
 
 def read_run_record(folder: RunFolder) -> RunRecord | None:
