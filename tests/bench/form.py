@@ -20,8 +20,8 @@ from support.screen.pseudo_terminal import PseudoTerminal
 
 REST_SECONDS, SETTLE_SECONDS = 1.0, 3.0
 PROGRAM = f"""
-import tui, tui.pollers, tui.screens.form
-tui.pollers.RefreshIntervals.__init__.__defaults__ = (3600.0, 3600.0)
+import tui, tui.pollers.watched, tui.screens.form
+tui.pollers.watched.RefreshIntervals.__init__.__defaults__ = (3600.0, 3600.0)
 tui.screens.form.CHECK_DELAY_SECONDS = {REST_SECONDS}
 tui.screen()
 """

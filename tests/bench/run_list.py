@@ -38,7 +38,7 @@ MAX_READ_SECONDS = 300.0
 TUI = str(Path(sys.executable).with_name("gputrain-tui"))
 SLOW_FILES = Path(__file__).parents[1] / "support" / "slow_files.c"
 DOWN, PAGE_DOWN, ESCAPE = "\x1b[B", "\x1b[6~", "\x1b"
-FIRST_PAGE, ALL_READ = r"(?s)best acc.*sweep-\d{5}", r"[^\d]{runs} runs"
+FIRST_PAGE, ALL_READ = r"(?s)best val acc.*sweep-\d{5}", r"[^\d]{runs} runs"
 HELP = b"Compare the curves and configs"
 QUERY = "optim.name=adamw val_accuracy>0.5 finished"
 SETUPS = (("sgd", 0.1, "resnet18"), ("adamw", 0.001, "resnet34"), ("adam", 0.0003, "cnn"))
