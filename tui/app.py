@@ -20,9 +20,10 @@ from textual.command import Provider
 from textual.screen import Screen
 
 from engine.utils.errors import Problem, UsageError
-from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bindings
-from tui.pollers import LOW_BANDWIDTH_INTERVALS, GpuPoller, RefreshIntervals, RunListPoller
+from tui.pollers.host import GpuPoller, HostPoller
+from tui.pollers.runs import RunListPoller
+from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
 from tui.screens.base import Dialog, GputrainScreen
 from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp
@@ -30,7 +31,7 @@ from tui.terminal_app import TerminalApp
 if TYPE_CHECKING:
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
-    from tui.compare_poller import CompareCache
+    from tui.pollers.compare import CompareCache
 
 MOUNT_POLL_SECONDS = 0.001
 # Keys wait so long for the first content of a screen; the runs folder may be on a file system that hangs.
@@ -185,7 +186,7 @@ class GputrainApp(TerminalApp):
         """Compare the runs in these folders; `baseline` is the index of the one that the others are compared with."""
         from engine.runs.comparison import require_comparable
         from engine.runs.folder import RunFolder
-        from tui.compare_poller import CompareCache
+        from tui.pollers.compare import CompareCache
         from tui.screens.compare import CompareScreen
 
         try:
@@ -213,7 +214,7 @@ class GputrainApp(TerminalApp):
             self.push_screen(QueueScreen(self))
 
     def open_gpu(self, key: str) -> None:
-        """Open the screen of the GPU with this key (`tui.text.gpu_names.gpu_key`)."""
+        """Open the screen of the GPU with this key (`tui.phrases.gpu_key`)."""
         from tui.screens.gpu import GpuScreen
 
         if self.gpu_poller.snapshot is not None and self.gpu_poller.snapshot.gpus:
@@ -341,6 +342,7 @@ class GputrainApp(TerminalApp):
             self.pop_screen()
 
     def action_help(self) -> None:
+        from engine.show.readings import READINGS
         from tui.screens.dialogs import HelpDialog
 
         screen = self.screen
@@ -350,4 +352,5 @@ class GputrainApp(TerminalApp):
                 "Lists": LIST_COMMANDS,
                 "Everywhere": screen.SHARED_COMMANDS,
             }
-            self.push_screen(HelpDialog(groups, screen.is_available))
+            readings = [READINGS[key] for key in screen.SHOWN_READINGS]
+            self.push_screen(HelpDialog(groups, screen.is_available, readings))

@@ -1,6 +1,6 @@
 """Draws an image with textual-image for the graphics of the terminal: half blocks, Kitty graphics or Sixel.
 
-Drawing takes up to a second for Sixel, so `tui.picture_poller` does it in a thread. textual-image queries the terminal
+Drawing takes up to a second for Sixel, so `tui.pollers.picture` does it in a thread. textual-image queries the terminal
 when it is imported, and Kitty images are written to stdout while they are rendered; both are kept from the terminal.
 """
 

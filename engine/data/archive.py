@@ -29,7 +29,7 @@ from engine.config.schema import Config
 from engine.data.sources.base import ImageSource
 from engine.data.sources.open import is_downloaded_later, open_source_for_preflight
 from engine.utils.errors import UsageError
-from engine.utils.host import format_bytes
+from engine.utils.units import format_bytes
 
 TIMEOUT_SECONDS = 60.0  # without a byte from the server
 CHUNK_BYTES = 1 << 20

@@ -15,8 +15,9 @@ from engine.config.rules import key_of_image_transform
 from engine.config.schema import Config
 from engine.data.sources.base import ImageFormat
 from engine.utils.errors import Problem, UsageError
-from engine.utils.host import format_bytes, free_bytes, max_open_files
+from engine.utils.host import free_bytes, max_open_files
 from engine.utils.text import pluralize
+from engine.utils.units import format_bytes
 
 SHM_PATH = Path("/dev/shm")  # noqa: S108 (a mount point, not a temporary file)
 

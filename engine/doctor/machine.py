@@ -11,8 +11,9 @@ from engine.runs.claimed_run import check_claim
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.utils.errors import UsageError
 from engine.utils.files import cache_folder, config_folder, own_folder_advice, state_folder, user_path_problem
-from engine.utils.host import available_cores, format_bytes, free_bytes, free_memory
+from engine.utils.host import available_cores, free_bytes, free_memory
 from engine.utils.text import pluralize
+from engine.utils.units import format_bytes
 
 RANK_BASE_BYTES = 1 << 30  # resident memory of a process that has imported torch
 MIN_FREE_DISK_BYTES = 1 << 30

@@ -19,8 +19,9 @@ from engine.launch.preflight import Preflight
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.training.disk import checkpoint_bytes, disk_shortage, max_new_checkpoints
 from engine.utils.errors import Problem
-from engine.utils.host import MAX_RANKS_PER_CORE, available_cores, format_bytes, free_bytes, max_open_files
+from engine.utils.host import MAX_RANKS_PER_CORE, available_cores, free_bytes, max_open_files
 from engine.utils.text import pluralize
+from engine.utils.units import format_bytes
 
 # Checks of these sections of the config have names of their own; the others are named "config".
 CHECK_NAMES = {"device": "devices", "data": "data"}

@@ -31,8 +31,8 @@ from engine.inference.trained_model import TrainedModel, check_takes_images
 from engine.models.summary import feature_maps, first_shape, tensors_in, trace_model
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.files import replace_file, shown_path
-from engine.utils.host import format_bytes
 from engine.utils.text import list_names
+from engine.utils.units import format_bytes
 
 COPY_BYTES = 1 << 20
 MAX_LISTED_STAGES = 12

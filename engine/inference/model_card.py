@@ -22,7 +22,8 @@ from engine.inference.trained_model import TrainedCheckpoint
 from engine.runs.event_lines import describe_devices
 from engine.runs.folder import LAST_RUN, RunFolder
 from engine.runs.history import History
-from engine.utils.text import format_duration, printable
+from engine.utils.text import printable
+from engine.utils.units import format_duration
 
 MAX_LISTED_CLASSES = 100
 MAX_VALUE_CHARACTERS = 200

@@ -48,7 +48,7 @@ from engine.utils.answers import Answer
 from engine.utils.codec import replace as replace_record
 from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import ParentPipe
-from engine.utils.host import format_bytes
+from engine.utils.units import format_bytes
 
 TRIAL_STEPS = 2  # the first step allocates the optimizer's state, so the second has the peak memory
 

@@ -32,7 +32,7 @@ from engine.utils.files import (
     replace_file,
     user_path_problem,
 )
-from engine.utils.host import format_bytes
+from engine.utils.units import format_bytes
 
 FOLDER = "compiled"
 # Part of the key: a file of another format is not found.

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from engine.runs.metrics import METRICS, format_known
-from engine.utils.text import format_duration, pluralize, printable
+from engine.utils.text import pluralize, printable
+from engine.utils.units import format_duration
 
 if TYPE_CHECKING:
     from engine.config.notify_section import Occasion

@@ -14,11 +14,16 @@ from engine.report.style import PAGE, drawing, to_inline_svg
 from engine.report.timeline import EpochTime
 from engine.runs.curves import XAxis
 from engine.runs.metrics import METRICS
+from engine.show.charts import Chart, Place, Source, charts_of
 
 # Inches. At the width of a phone, a point of the figure is a point of the screen.
 CHART_SIZE, TIME_CHART_SIZE = (4.7, 2.7), (7.4, 2.2)
-LEARNING_RATE, THROUGHPUT = "Learning rate", "Throughput (images/s)"
-FROM_ZERO = (LEARNING_RATE, THROUGHPUT)
+# Color and dash of the curves of one run.
+LINE_STYLES = {
+    Source.TRAINING: (0, 0), Source.VALIDATION: (5, 1), Source.EMA: (2, 2), Source.TOP5: (3, 3), Source.ONLY: (0, 0),
+}  # fmt: skip
+# With fewer classes, the label is all but always among five.
+MIN_TOP5_CLASSES = 11
 TRAIN_SMOOTHING = 0.04
 """Share of the steps over which the training loss is averaged."""
 # More epochs are averaged in groups.
@@ -38,7 +43,7 @@ TIME_PARTS = (
 
 
 @dataclass(frozen=True)
-class Chart:
+class PageChart:
     """A chart of the page: its heading, its `<svg>`, and one sentence on how to read it."""
 
     title: str
@@ -55,7 +60,7 @@ class Group:
     index: int
 
 
-def curve_charts(groups: Sequence[Group], command: str) -> list[Chart]:
+def curve_charts(groups: Sequence[Group], command: str) -> list[PageChart]:
     """Return the charts of loss, accuracy, learning rate and throughput; charts without a value are skipped."""
     runs = [run for group in groups for run in group.runs]
     return _single_run_charts(runs[0], command) if len(runs) == 1 else _overlaid_charts(groups, command)
@@ -66,45 +71,38 @@ def _axis(runs: Sequence[ReportedRun]) -> XAxis:
     return "epoch" if all(run.curves.axes.steps_per_epoch > 0 for run in runs) else "step"
 
 
-def _single_run_charts(run: ReportedRun, command: str) -> list[Chart]:
-    axis = _axis([run])
-    train = make_line("training", [run.curves.over("train_loss", axis)], 0, smoothing=TRAIN_SMOOTHING)
-    losses = [train, _epoch_line(run, "validation", "val_loss", 5, 1, axis)]
-    accuracies = [
-        _epoch_line(run, "training", "train_accuracy", 0, 0, axis),
-        _epoch_line(run, "validation", "val_accuracy", 5, 1, axis),
-    ]
-    for lines, name in ((losses, "ema_val_loss"), (accuracies, "ema_val_accuracy")):
-        averaged = _epoch_line(run, "validation, averaged weights", name, 2, 2, axis)
-        if np.isfinite(averaged.series.y).any():
-            lines.append(averaged)
-    top5 = _epoch_line(run, "validation, top-5", "val_top5", 3, 3, axis)
-    started = run.history.started
-    if np.isfinite(top5.series.y).any() and started is not None and started.classes > 10:
-        accuracies.append(top5)
-    rate = make_line("", [run.curves.over("lr", axis)], 0)
-    speed = _epoch_line(run, "", "images_per_second", 0, 0, axis)
-    specs = [
-        ("Loss", losses, "The pale line is the loss of every step, the line on it their moving average."),
-        ("Accuracy", accuracies, ""),
-        (LEARNING_RATE, [rate], ""),
-        (THROUGHPUT, [speed], ""),
-    ]
+def _single_run_charts(run: ReportedRun, command: str) -> list[PageChart]:
+    axis, started = _axis([run]), run.history.started
+    has_top5 = started is not None and started.classes >= MIN_TOP5_CLASSES
+    specs = []
+    for chart in charts_of(Place.REPORT_OF_ONE):
+        lines = [
+            _run_line(run, chart, key, axis)
+            for key, source in chart.metrics.items()
+            if has_top5 or source is not Source.TOP5
+        ]
+        note = "The pale line is the loss of every step, the line on it their moving average." if chart.smoothed else ""
+        specs.append((chart, lines, note))
     return _draw_all(command, specs, axis, run.curves.last_x(axis))
 
 
-def _epoch_line(run: ReportedRun, label: str, name: str, color: int, dash: int, axis: XAxis) -> Line:
-    return Line(label, run.curves.over(name, axis).points, color, dash)
+def _run_line(run: ReportedRun, chart: Chart, key: str, axis: XAxis) -> Line:
+    color, dash = LINE_STYLES[chart.metrics[key]]
+    label, curve = METRICS[key].label if len(chart.metrics) > 1 else "", run.curves.over(key, axis)
+    if chart.is_smoothed(key):
+        return make_line(label, [curve], color, smoothing=TRAIN_SMOOTHING)
+    return Line(label, curve.points, color, dash)
 
 
-def _overlaid_charts(groups: Sequence[Group], command: str) -> list[Chart]:
+def _overlaid_charts(groups: Sequence[Group], command: str) -> list[PageChart]:
     axis = _axis([run for group in groups for run in group.runs])
 
     def mark(group: Group) -> str:
         return group.letter if len(groups) <= MAX_MARKED_LINES else ""
 
-    def lines(key: str, smoothing: float = 0.0) -> list[Line]:
-        curves = [[run.curves.over(key, axis) for run in group.runs] for group in groups]
+    def lines(chart: Chart) -> list[Line]:
+        curves = [[run.curves.over(chart.id, axis) for run in group.runs] for group in groups]
+        smoothing = TRAIN_SMOOTHING if chart.smoothed else 0.0
         drawn = [
             make_line("", runs, group.index, smoothing=smoothing, mark=mark(group))
             for group, runs in zip(groups, curves, strict=True)
@@ -113,20 +111,20 @@ def _overlaid_charts(groups: Sequence[Group], command: str) -> list[Chart]:
         return [replace(line, raw=None) for line in drawn]
 
     specs = [
-        (METRICS["train_loss"].title, lines("train_loss", TRAIN_SMOOTHING), "Moving average."),
-        *((METRICS[key].title, lines(key), "") for key in ("best_val_loss", "best_val_accuracy")),
-        (LEARNING_RATE, lines("lr"), ""),
-        (THROUGHPUT, lines("images_per_second"), ""),
+        (chart, lines(chart), "Moving average." if chart.smoothed else "")
+        for chart in charts_of(Place.REPORT_OF_SEVERAL)
     ]
     last = max(run.curves.last_x(axis) for group in groups for run in group.runs)
     return _draw_all(command, specs, axis, last)
 
 
-def _draw_all(command: str, specs: Sequence[tuple[str, list[Line], str]], axis: XAxis, last: float) -> list[Chart]:
-    """Return a chart for each title, with its lines and its note, unless no line has a finite value."""
+def _draw_all(
+    command: str, specs: Sequence[tuple[Chart, list[Line], str]], axis: XAxis, last: float
+) -> list[PageChart]:
+    """Return each chart, with its lines and its note, unless no line has a finite value."""
     charts = []
     with drawing(command, PAGE) as figure_class:
-        for number, (title, lines, note) in enumerate(specs):
+        for number, (chart, lines, note) in enumerate(specs):
             drawn = [line for line in lines if np.isfinite(line.series.y).any()]
             if not drawn:
                 continue
@@ -137,15 +135,16 @@ def _draw_all(command: str, specs: Sequence[tuple[str, list[Line], str]], axis: 
             whole_x_ticks(axes, axis)
             # All charts have the same x axis, also if some curves begin later.
             axes.set_xlim(-0.02 * last, 1.03 * last)
-            if title in FROM_ZERO:
+            if chart.from_zero:
                 axes.set_ylim(bottom=0)
             if any(line.label for line in drawn):
                 axes.legend(loc="best", handlelength=2.6)
-            charts.append(Chart(title, to_inline_svg(figure, f"c{number}", f"{title} over the {axis}s"), note))
+            svg = to_inline_svg(figure, f"c{number}", f"{chart.title} over the {axis}s")
+            charts.append(PageChart(chart.title, svg, note))
     return charts
 
 
-def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> Chart | None:
+def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> PageChart | None:
     """Return how long each epoch took and what for, as stacked bars; None if that is unknown."""
     if not epochs:
         return None
@@ -173,7 +172,7 @@ def time_chart(epochs: Sequence[EpochTime], name: str, command: str) -> Chart | 
         # A short run has narrow bars, too.
         axes.set_xlim(positions[0], max(positions[-1] + widths[-1], positions[0] + MIN_TIME_EPOCHS))
         title = "Time of each epoch"
-        return Chart(title, to_inline_svg(figure, name, title))
+        return PageChart(title, to_inline_svg(figure, name, title))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from string import ascii_uppercase
@@ -14,18 +15,20 @@ from typing import Any
 
 from engine.config.command_line import format_value
 from engine.report import sections
-from engine.report.charts import Chart, Group, curve_charts
+from engine.report.charts import Group, PageChart, curve_charts
 from engine.report.output import make_mark
 from engine.report.results import ClassSection, ImageSection, class_section, image_section, short_name
 from engine.report.runs import ReportedRun, read_reported_run
-from engine.report.sections import Row, Table
+from engine.report.sections import Table
 from engine.report.style import COLORS, DARK_COLORS, dashes
-from engine.report.text import UNKNOWN
-from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable, spread_text
+from engine.runs.comparison import Column as ComparedColumn
+from engine.runs.comparison import Comparison, compare_runs, require_comparable, spread_text
 from engine.runs.folder import RunFolder
 from engine.runs.metrics import NO_METRICS, Better, Metric
+from engine.show.table import Column
 from engine.utils.libraries import import_library
 from engine.utils.text import pluralize, printable
+from engine.utils.units import UNKNOWN
 
 COMMAND = "gputrain report"
 MARK_KIND = "report"
@@ -49,15 +52,15 @@ class RunView:
     note: str
     notes: tuple[str, ...]
     figures: list[tuple[str, str]]
-    epochs: Table
+    epochs: Table[Any]
     time: sections.TimeSection
     hardware: list[tuple[str, str]]
-    gpus: Table
-    sessions: Table
-    messages: Table
+    gpus: Table[Any]
+    sessions: Table[Any]
+    messages: Table[Any]
     classes: ClassSection
     images: ImageSection
-    changes: Table
+    changes: Table[Any]
     config: list[str]
     command: str
 
@@ -91,7 +94,7 @@ def make_page(folders: Sequence[RunFolder], directions: Mapping[str, Better] = N
     letters = {run.name: group.letter for group in groups for run in group.runs}
     names = [run.name for run in runs]
     title = ", ".join(names[:MAX_TITLE_RUNS]) if len(names) <= MAX_TITLE_RUNS else pluralize(len(names), "run")
-    charts: list[Chart] = curve_charts(groups, COMMAND)
+    charts: list[PageChart] = curve_charts(groups, COMMAND)
     page: str = environment.get_template(TEMPLATE).render(
         title=title,
         mark=make_mark(MARK_KIND, names),
@@ -163,30 +166,40 @@ def _legend(groups: Sequence[Group]) -> list[LegendEntry]:
     return entries
 
 
-def metric_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
-    """Return the metrics of runs side by side: a row for each group, with the best value of each column set off."""
-    shown = comparison.shown_metrics
-    best = {metric.key: comparison.best_columns(columns, metric) for metric in shown}
-    rows = []
-    for index, column in enumerate(columns):
-        names = ", ".join(comparison.runs[run].name for run in column.runs)
-        states = ", ".join(dict.fromkeys(comparison.runs[run].state for run in column.runs))
-        cells = [ascii_uppercase[index], names, states]
-        for metric in shown:
-            value = comparison.value(column, metric)
-            text = UNKNOWN if value is None else spread_text(metric, value)
-            cells.append(f"{text} ★" if index in best[metric.key] else text)
-        rows.append(Row(tuple(cells)))
-    return Table(("", "run", "state", *(metric.label for metric in shown)), tuple(rows))
+def metric_table(comparison: Comparison, columns: Sequence[ComparedColumn]) -> Table[int]:
+    """Return the metrics of runs side by side: a row for each group, with the best value of each column set off.
+
+    A row is the index of its group in `columns`.
+    """
+
+    def cell(metric: Metric, best: Container[int], row: int) -> str:
+        value = comparison.value(columns[row], metric)
+        text = UNKNOWN if value is None else spread_text(metric, value)
+        return f"{text} ★" if row in best else text
+
+    def joined(values: Iterable[str]) -> str:
+        return ", ".join(dict.fromkeys(values))
+
+    heads = [
+        Column[int]("letter", "", lambda row: ascii_uppercase[row]),
+        Column("name", "run", lambda row: joined(comparison.runs[run].name for run in columns[row].runs)),
+        Column("state", "state", lambda row: joined(comparison.runs[run].state for run in columns[row].runs)),
+    ]
+    heads += [
+        Column(metric.key, metric.label, partial(cell, metric, comparison.best_columns(columns, metric)))
+        for metric in comparison.shown_metrics
+    ]
+    return Table(heads, range(len(columns)))
 
 
-def difference_table(comparison: Comparison) -> Table:
-    """Return the config keys that differ, with a row for each run."""
-    rows = []
-    for number, run in enumerate(comparison.runs):
-        values = [
-            UNKNOWN if run.config is None else short_name(format_value(difference.values[number]) or "none")
-            for difference in comparison.differences
-        ]
-        rows.append(Row((run.name, *values)))
-    return Table(("run", *(difference.key for difference in comparison.differences)), tuple(rows))
+def difference_table(comparison: Comparison) -> Table[int]:
+    """Return the config keys that differ, with a row for each run. A row is the index of its run."""
+
+    def cell(values: Sequence[object], row: int) -> str:
+        if comparison.runs[row].config is None:
+            return UNKNOWN
+        return short_name(format_value(values[row]) or "none")
+
+    heads = [Column[int]("name", "run", lambda row: comparison.runs[row].name)]
+    heads += [Column(each.key, each.key, partial(cell, each.values)) for each in comparison.differences]
+    return Table(heads, range(len(comparison.runs)))

@@ -26,8 +26,9 @@ from engine.runs.curves import X_AXES, XAxis
 from engine.runs.fields import ALIASES
 from engine.runs.folder import RunFolder
 from engine.runs.keys import parse_key
-from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, Metric, Unit, find_metric
+from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
 from engine.runs.reduced_curves import STEP_CURVES
+from engine.show.charts import Chart, Place, Source, charts_of, find_chart
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.libraries import import_library
 from engine.utils.text import printable
@@ -48,27 +49,9 @@ PANEL_ASPECT = 0.68
 FONT_SIZE, LINE_WIDTH = 8.0, 1.1
 DEFAULT_SMOOTHING = 0.02
 X_LABELS: Mapping[XAxis, str] = {"epoch": "Epoch", "step": "Step", "images": "Training images", "hours": "Hours"}
-DEFAULT_METRICS = ("loss", "accuracy")
+DEFAULT_METRICS = ("loss", "best_val_accuracy")
 # Of a legend above the panels: characters in an inch, for the line beside a label, and inches for a row.
 CHARACTERS_PER_IN, ENTRY_CHARACTERS, LEGEND_ROW_IN = 17, 10, 0.17
-
-
-# Curves that have a value for each step are averaged over steps.
-SMOOTHED = ("train_loss", "grad_norm")
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A panel: the label of its axis, and the curves of a run, by their keys in `RunCurves`, with their names."""
-
-    label: str
-    curves: Mapping[str, str]
-
-
-PANELS: Mapping[str, Panel] = {
-    "loss": Panel("Loss", {"val_loss": "validation", "train_loss": "training"}),
-    "accuracy": Panel("Validation accuracy", {"best_val_accuracy": ""}),
-}
 
 
 @dataclass(frozen=True)
@@ -87,14 +70,15 @@ class PlotOptions:
 
 
 def find_panel(name: str, own: Collection[str] = ()) -> str:
-    """Return the key of what a name means: one of `PANELS`, or a metric. `own` are the names of the user's own metrics.
+    """Return the id of the chart that a name means. `own` are the names of the user's own metrics.
 
     Raises UsageError with the nearest known name.
     """
     name = parse_key(name)
     wanted = name.casefold().replace("-", "_")
-    curves = [key for key, metric in METRICS.items() if metric.epoch is not None or key in STEP_CURVES]
-    if wanted in PANELS or wanted in curves:
+    curves = [chart.id for chart in charts_of(Place.PLOT)]
+    curves += [key for key, metric in METRICS.items() if metric.epoch is not None or key in STEP_CURVES]
+    if wanted in curves:
         return wanted
     if (own_name := name.removeprefix(METRIC_PREFIX)) in own:
         return METRIC_PREFIX + own_name
@@ -103,14 +87,15 @@ def find_panel(name: str, own: Collection[str] = ()) -> str:
     for key in curves:
         if meant in (key, ALIASES.get(key)):
             return key
-    known = [*PANELS, *curves, *own]
+    known = [*curves, *own]
     advice = did_you_mean(wanted, known) or f"; choose one of {', '.join(known)}"
     raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}", code="unknown-value")
 
 
-def make_panel(key: str) -> Panel:
-    """Return what a panel shows."""
-    return PANELS.get(key) or Panel(find_metric(key).title, {key: ""})
+def plotted_curves(chart: Chart) -> list[str]:
+    """Return the keys of the curves in a figure, the main one first."""
+    sources = (Source.VALIDATION, Source.TRAINING, Source.ONLY)
+    return [key for wanted in sources for key, source in chart.metrics.items() if source is wanted]
 
 
 def find_axis(name: str) -> XAxis:
@@ -172,8 +157,7 @@ def make_plot(
     columns = comparison.columns(grouped=options.grouped)
     labels = column_labels(comparison, columns, _legend_characters(options.width_in) - ENTRY_CHARACTERS)
     groups = [[runs[index] for index in column.runs] for column in columns]
-    panels = [make_panel(key) for key in keys]
-    metrics = [[find_metric(curve, options.directions) for curve in panel.curves] for panel in panels]
+    panels = [find_chart(key, options.directions) for key in keys]
     lines = [_panel_lines(panel, groups, labels, options) for panel in panels]
     for key, drawn in zip(keys, lines, strict=True):
         if not drawn:
@@ -185,12 +169,13 @@ def make_plot(
         height = options.width_in / len(panels) * PANEL_ASPECT + _legend_rows(lines, options.width_in) * LEGEND_ROW_IN
         figure = figure_class(figsize=(options.width_in, height), layout="constrained")
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axes, panel, rows, drawn in zip(all_axes, panels, metrics, lines, strict=True):
-            draw_lines(axes, drawn, PRINT, log=options.log and not _are_shares(rows, drawn), width=LINE_WIDTH)
+        for axes, panel, drawn in zip(all_axes, panels, lines, strict=True):
+            log = options.log and (panel.log or not _are_shares(drawn))
+            draw_lines(axes, drawn, PRINT, log=log, width=LINE_WIDTH)
             axes.set_xlabel(X_LABELS[options.axis])
             whole_x_ticks(axes, options.axis)
-            axes.set_ylabel(printable(panel.label))
-            if len(panel.curves) > 1:
+            axes.set_ylabel(printable(panel.title))
+            if len(panel.metrics) > 1:
                 _add_kind_legend(axes, panel)
         _add_run_legend(figure, lines)
         buffer = io.BytesIO()
@@ -250,25 +235,23 @@ def _rounded(value: object) -> object:
 
 
 def _panel_lines(
-    panel: Panel, groups: Sequence[Sequence[ReportedRun]], labels: Sequence[str], options: PlotOptions
+    panel: Chart, groups: Sequence[Sequence[ReportedRun]], labels: Sequence[str], options: PlotOptions
 ) -> list[Line]:
     """Return the curves of a panel that have a value. The second curve of each run is thin and pale."""
-    lines = []
+    lines, keys = [], plotted_curves(panel)
     for index, (runs, label) in enumerate(zip(groups, labels, strict=True)):
-        for number, key in enumerate(panel.curves):
-            smoothing = options.smoothing if key in SMOOTHED else 0.0
+        for number, key in enumerate(keys):
+            smoothing = options.smoothing if panel.is_smoothed(key) else 0.0
             line = make_line(label, [run.curves.over(key, options.axis) for run in runs], index, smoothing=smoothing)
             # Raw values of several runs would hide each other.
-            line = replace(line, is_faint=number > 0, raw=line.raw if len(groups) == len(panel.curves) == 1 else None)
+            line = replace(line, is_faint=number > 0, raw=line.raw if len(groups) == len(keys) == 1 else None)
             if np.isfinite(line.series.y).any():
                 lines.append(line)
     return lines
 
 
-def _are_shares(metrics: Sequence[Metric], lines: Sequence[Line]) -> bool:
-    """Whether all values are shares from 0 to 1. A log scale would hide the differences that matter near 1."""
-    if not all(metric.better is Better.HIGH and metric.unit is Unit.SCORE for metric in metrics):
-        return all(metric.unit is Unit.SHARE for metric in metrics)
+def _are_shares(lines: Sequence[Line]) -> bool:
+    """Whether all values are from 0 to 1."""
     return all(np.nanmin(line.series.y) >= 0 and np.nanmax(line.series.y) <= 1 for line in lines)
 
 
@@ -303,10 +286,11 @@ def _add_run_legend(figure: Figure, panels: Sequence[Sequence[Line]]) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=3.0)
 
 
-def _add_kind_legend(axes: Axes, panel: Panel) -> None:
+def _add_kind_legend(axes: Axes, panel: Chart) -> None:
     """Name the curves of one run within a panel: the main one is thick."""
-    handles = [_handle(PRINT.ink, 0, is_faint=number > 0) for number in range(len(panel.curves))]
-    axes.legend(handles, list(panel.curves.values()), loc="best", handlelength=3.0)
+    keys = plotted_curves(panel)
+    handles = [_handle(PRINT.ink, 0, is_faint=number > 0) for number in range(len(keys))]
+    axes.legend(handles, [METRICS[key].label for key in keys], loc="best", handlelength=3.0)
 
 
 def _handle(color: str, dash: int, *, is_faint: bool = False) -> Any:

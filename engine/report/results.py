@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from engine.report.pictures import Picture, matrix_levels, matrix_picture, thumbnail
 from engine.report.runs import ReportedRun, read_run_evaluations
-from engine.report.text import UNKNOWN, number_text, percent_text
 from engine.runs.evaluations import EpochEvaluation, mistakes, worst_first
 from engine.runs.inspection import Inspection, PartName, Rows
 from engine.runs.inspection_file import read_inspection
 from engine.utils.codec import InvalidRecordError
+from engine.utils.units import UNKNOWN, format_score, format_share
 
 # A larger matrix is a picture.
 MAX_TABLE_CLASSES = 20
@@ -61,9 +61,10 @@ def class_section(run: ReportedRun) -> ClassSection:
     if evaluations is None:
         return ClassSection("", problem)
     best, classes = evaluations.best, tuple(map(short_name, evaluations.classes))
+    loss = UNKNOWN if best.loss is None else format_score(best.loss)
     head = (
-        f"Best epoch {best.epoch}: {best.images:,} validation images, loss {number_text(best.loss)}, "
-        f"top-1 {best.top1:.4f}, top-5 {best.top5:.4f}"
+        f"Best epoch {best.epoch}: {best.images:,} validation images, loss {loss}, "
+        f"top-1 {format_score(best.top1)}, top-5 {format_score(best.top5)}"
     )
     has_matrix = len(best.counts) > 0
     matrix: tuple[tuple[Cell, ...], ...] = ()
@@ -78,7 +79,7 @@ def class_section(run: ReportedRun) -> ClassSection:
         )
     pairs = mistakes(best.counts, MAX_CONFUSED_PAIRS) if has_matrix else []
     confused = tuple(
-        (classes[pair.true_class], classes[pair.predicted_class], f"{pair.images:,}", percent_text(pair.share))
+        (classes[pair.true_class], classes[pair.predicted_class], f"{pair.images:,}", format_share(pair.share))
         for pair in pairs
     )
     rows = _class_rows(best, classes)
@@ -168,7 +169,7 @@ def _shown(run: ReportedRun, inspection: Inspection, rows: Rows) -> tuple[ShownI
             image.name,
             short_name(classes[image.label]),
             short_name(classes[image.predicted]),
-            percent_text(image.probability),
+            format_share(image.probability),
         )
         for image in inspection.images(rows)
     )

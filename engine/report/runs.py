@@ -11,7 +11,7 @@ from engine.runs.curves import CurveData
 from engine.runs.evaluations import RunEvaluations, read_evaluations
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
-from engine.runs.journal import JournalReader
+from engine.runs.journal_follower import JournalFollower
 from engine.runs.reduced_curves import MAX_BLOCKS, RunCurves, reduce_curves
 from engine.utils.codec import InvalidRecordError
 from engine.utils.files import read_bytes
@@ -37,12 +37,12 @@ def read_reported_run(folder: RunFolder, max_blocks: int = MAX_BLOCKS) -> Report
 
     A million `step` events take about 5 s. What cannot be read is a `problem` of `compared`.
     """
-    reader, history, data, timeline = JournalReader(folder.journal), History(), CurveData(), Timeline()
-    for event in reader.poll():
+    journal, history, data, timeline = JournalFollower(folder.journal), History(), CurveData(), Timeline()
+    for event in journal.events():
         history.add(event)
         data.add(event)
         timeline.add(event, history)
-    compared = describe_run(folder, history.record(), read_flat_config(folder.config), reader.problem)
+    compared = describe_run(folder, history.record(), read_flat_config(folder.config), journal.problem)
     return ReportedRun(folder, compared, history, reduce_curves(data, max_blocks), timeline)
 
 

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Generic
 
 import numpy as np
 
 from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
-from engine.report.charts import Chart, time_chart
+from engine.report.charts import PageChart, time_chart
 from engine.report.runs import ReportedRun, read_config_text
-from engine.report.text import UNKNOWN, number_text, percent_text, time_text
-from engine.report.timeline import limit_shares
+from engine.report.timeline import LimitedStretch, Message, Session, limit_shares
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.folder import RunState
+from engine.runs.history import GpuStats
 from engine.runs.labels import read_labels
 from engine.runs.metrics import (
     METRICS,
     Aggregate,
     Metric,
     Unit,
-    format_known,
     format_metric,
     own_metric,
 )
 from engine.runs.run_config import default_values
+from engine.show.readings import READINGS
+from engine.show.table import Column, Row, text_cells
 from engine.utils.codec import UNSET
-from engine.utils.host import format_bytes
-from engine.utils.text import format_duration, list_names, pluralize
+from engine.utils.text import list_names, pluralize
+from engine.utils.units import (
+    UNKNOWN,
+    format_count,
+    format_duration,
+    format_number,
+    format_share,
+    format_utc,
+)
 
 MAX_EPOCH_ROWS, MAX_SESSIONS, MAX_MESSAGES, MAX_STRETCHES = 200, 100, 100, 40
 MAX_GPUS, MAX_HOSTS = 64, 16
+MEAN_READINGS, HIGHEST_READINGS = ("util", "sm_active", "power"), ("memory_used", "temperature")
 # Columns of the user's own metrics; more would not fit on paper.
 MAX_OWN_METRICS = 6
 MAX_VALUE_CHARACTERS = 400
@@ -41,20 +51,17 @@ UNKNOWN_LIMIT = "unknown"
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of a table: its cells, and whether it is set off."""
+class Table(Generic[Row]):
+    """A table of the page: its columns and rows, how many more rows there are, and which are set off."""
 
-    cells: tuple[str, ...]
-    strong: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table: its column heads, its rows, and how many more there are."""
-
-    heads: tuple[str, ...]
-    rows: tuple[Row, ...]
+    columns: Sequence[Column[Row]]
+    rows: Sequence[Row]
     more: int = 0
+    is_strong: Callable[[Row], bool] = lambda row: False
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """Return the cells of a row."""
+        return text_cells(self.columns, row)
 
 
 def state_text(run: ReportedRun) -> str:
@@ -78,28 +85,24 @@ def subtitle(run: ReportedRun) -> str:
         where = pluralize(devices, "GPU") if devices else f"{pluralize(started.world_size, 'rank')} on the CPU"
         parts += [
             where,
-            f"started {time_text(run.timeline.sessions[0].started.time)}",
+            f"started {format_utc(run.timeline.sessions[0].started.time)}",
         ]
     return ", ".join(parts)
 
 
 def figures(run: ReportedRun, metrics: Iterable[Metric]) -> list[tuple[str, str]]:
     """Return the key figures, the most important first."""
-    started, best = run.history.started, run.history.best
+    started = run.history.started
     if started is None:
         return []
     values: list[tuple[str, str]] = []
     for metric in metrics:
         value = metric.of_run(run.compared.record)
-        if value is None or metric.aggregate is Aggregate.NOW or metric.key == "total_epochs":
-            continue
-        text = format_metric(metric, value)
-        values.append((_text(metric.label), f"{text} of {started.epochs:,}" if metric.key == "epochs" else text))
-    if best is not None and best.val_top5 is not None and started.classes > 5:
-        values.insert(1, (f"{METRICS['val_top5'].label} of that epoch", format_known("val_top5", best.val_top5)))
-    values.append(("training images", f"{started.train_images:,}"))
-    values.append(("validation images", f"{started.val_images:,}"))
-    values.append(("classes", f"{started.classes:,}"))
+        if value is not None and metric.aggregate is not Aggregate.NOW:
+            values.append((_text(metric.label), format_metric(metric, value)))
+    values.append(("training images", format_count(started.train_images)))
+    values.append(("validation images", format_count(started.val_images)))
+    values.append(("classes", format_count(started.classes)))
     return values
 
 
@@ -108,7 +111,7 @@ def _text(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + "…"
 
 
-def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table:
+def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table[EpochEvent]:
     """Return the results of each epoch; of a long run evenly spaced ones, the best one and the last one."""
     kept = set(np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_EPOCH_ROWS)).round().astype(int).tolist())
     own = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))[:MAX_OWN_METRICS]
@@ -116,13 +119,10 @@ def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table:
     metrics = [metric for metric in METRICS.values() if metric.aggregate is not Aggregate.BEST]
     metrics = [metric for metric in metrics if _is_shown(metric, map(metric.of_epoch, epochs))]
     metrics += map(own_metric, own)
-    rows = []
-    for index, epoch in enumerate(epochs):
-        if index in kept or epoch is best:
-            cells = [_cell(metric, metric.of_epoch(epoch)) for metric in metrics]
-            rows.append(Row((str(epoch.epoch), *cells), epoch is best))
-    heads = ("epoch", *(_text(metric.short_label) for metric in metrics))
-    return Table(heads, tuple(rows), len(epochs) - len(rows))
+    columns = [Column[EpochEvent]("epoch", "epoch", lambda epoch: str(epoch.epoch))]
+    columns += [Column(metric.key, _text(metric.label), partial(_epoch_cell, metric)) for metric in metrics]
+    rows = [epoch for index, epoch in enumerate(epochs) if index in kept or epoch is best]
+    return Table(columns, rows, len(epochs) - len(rows), lambda epoch: epoch is best)
 
 
 def _is_shown(metric: Metric, values: Iterable[float | None]) -> bool:
@@ -130,7 +130,8 @@ def _is_shown(metric: Metric, values: Iterable[float | None]) -> bool:
     return any(value if metric.unit is Unit.COUNT else value is not None for value in values)
 
 
-def _cell(metric: Metric, value: float | None) -> str:
+def _epoch_cell(metric: Metric, epoch: EpochEvent) -> str:
+    value = metric.of_epoch(epoch)
     return UNKNOWN if value is None else format_metric(metric, value)
 
 
@@ -140,8 +141,8 @@ class TimeSection:
 
     sentence: str
     shares: tuple[tuple[str, str], ...]
-    stretches: Table
-    chart: Chart | None
+    stretches: Table[LimitedStretch]
+    chart: PageChart | None
 
     @property
     def is_known(self) -> bool:
@@ -149,18 +150,23 @@ class TimeSection:
         return any(kind != UNKNOWN_LIMIT for kind, _ in self.shares)
 
 
+STRETCH_COLUMNS: tuple[Column[LimitedStretch], ...] = (
+    Column(
+        "epochs", METRICS["epochs"].label,
+        lambda part: str(part.first) if part.first == part.last else f"{part.first}–{part.last}",
+    ),
+    Column("seconds", METRICS["seconds"].label, lambda part: format_duration(part.seconds)),
+    Column("limit", "limited by", lambda part: str(part.bottleneck.kind) if part.bottleneck else UNKNOWN_LIMIT),
+    Column("message", "last diagnosis", lambda part: part.bottleneck.message if part.bottleneck else ""),
+)  # fmt: skip
+
+
 def time_section(run: ReportedRun, name: str, command: str) -> TimeSection:
     """Return what limited the run, over its epochs."""
     timeline, current = run.timeline, run.history.bottleneck
-    shares = [(kind or UNKNOWN_LIMIT, percent_text(share)) for kind, share in limit_shares(timeline.epochs).items()]
+    shares = [(kind or UNKNOWN_LIMIT, format_share(share)) for kind, share in limit_shares(timeline.epochs).items()]
     stretches = timeline.stretches()
-    rows = []
-    for stretch in stretches[:MAX_STRETCHES]:
-        epochs = str(stretch.first) if stretch.first == stretch.last else f"{stretch.first}–{stretch.last}"
-        limit = stretch.bottleneck
-        kind, message = (UNKNOWN_LIMIT, "") if limit is None else (str(limit.kind), limit.message)
-        rows.append(Row((epochs, format_duration(stretch.seconds), kind, message)))
-    table = Table(("epochs", "time", "limited by", "last diagnosis"), tuple(rows), len(stretches) - len(rows))
+    table = Table(STRETCH_COLUMNS, stretches[:MAX_STRETCHES], len(stretches) - MAX_STRETCHES)
     sentence = "" if current is None else current.message
     return TimeSection(sentence, tuple(shares), table, time_chart(timeline.epochs, name, command))
 
@@ -174,14 +180,14 @@ def hardware(run: ReportedRun) -> list[tuple[str, str]]:
     rows = [
         ("hosts", list_names(hosts, MAX_HOSTS)),
         ("devices", _devices(started)),
-        ("ranks", f"{started.world_size} ({started.backend}{_started_by(started)})"),
+        ("backend", f"{started.backend}{_started_by(started)}"),
         ("batch size", f"{started.batch_size} per rank, {started.global_batch} in total"),
         ("input pipeline", _pipeline(started)),
         ("precision", started.precision),
         ("compiled model", "yes" if started.compiled else "no"),
     ]
     if started.peak_tflops is not UNSET:
-        rows.append(("peak of the GPUs", f"{number_text(started.peak_tflops)} TFLOPS"))
+        rows.append(("peak of the GPUs", f"{format_number(started.peak_tflops)} TFLOPS"))
     if started.flops is not UNSET:
         rows.append(("FLOPs per image", f"{started.flops / 1e9:.3g} G (forward and backward)"))
     rows += [(f"version of {name}", version) for name, version in sorted(started.versions.items())]
@@ -206,65 +212,94 @@ def _pipeline(started: RunStarted) -> str:
     return f"{started.pipeline}{loaders} ({started.pipeline_reason}){decoder}"
 
 
-def gpu_table(run: ReportedRun) -> Table:
+def gpu_table(run: ReportedRun) -> Table[tuple[str, GpuStats]]:
     """Return means and maxima of the readings of each GPU."""
-    rows = []
-    for uuid, stats in list(run.history.gpus.items())[:MAX_GPUS]:
-        memory, heat = stats.maxima.get("memory_used"), stats.maxima.get("temperature")
-        cells = [uuid, stats.host]
-        cells += [
-            _unit(stats.mean("util"), " %"),
-            _unit(stats.mean("sm_active"), " %"),
-            _unit(stats.mean("power"), " W"),
-        ]
-        cells += [UNKNOWN if memory is None else format_bytes(memory), _unit(heat, " °C")]
-        rows.append(Row((*cells, ", ".join(sorted(stats.throttle_reasons)) or "none")))
-    heads = ("GPU", "host", "util", "SM active", "power", "most memory", "highest temperature", "throttled")
-    return Table(heads, tuple(rows), len(run.history.gpus) - len(rows))
+    columns = [
+        Column[tuple[str, GpuStats]]("uuid", "GPU", lambda row: row[0]),
+        Column("host", "host", lambda row: row[1].host),
+        *(Column(key, f"mean {READINGS[key].label}", partial(_mean_text, key)) for key in MEAN_READINGS),
+        *(Column(key, f"highest {READINGS[key].label}", partial(_highest_text, key)) for key in HIGHEST_READINGS),
+        Column(
+            "throttle", READINGS["throttle"].label, lambda row: ", ".join(sorted(row[1].throttle_reasons)) or "nothing"
+        ),
+    ]
+    rows = list(run.history.gpus.items())
+    return Table(columns, rows[:MAX_GPUS], len(rows) - MAX_GPUS)
 
 
-def _unit(value: float | None, unit: str) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}{unit}"
+def _mean_text(key: str, row: tuple[str, GpuStats]) -> str:
+    return READINGS[key].text(row[1].mean(key))
 
 
-def session_table(run: ReportedRun) -> Table:
+def _highest_text(key: str, row: tuple[str, GpuStats]) -> str:
+    return READINGS[key].text(row[1].maxima.get(key))
+
+
+def session_table(run: ReportedRun) -> Table[tuple[int, Session]]:
     """Return when each session of the run began, on what, and how it ended."""
-    sessions = run.timeline.sessions
-    rows = []
-    for number, session in enumerate(sessions[:MAX_SESSIONS], 1):
-        is_last = number == len(sessions)
-        end = session.state or ("" if is_last and RunState(run.compared.state).live else "ended without a word")
-        if is_last and not session.state and not end:
-            end = run.compared.state
-        start = session.started
-        begin = "fresh start" if not session.from_step and number == 1 else f"resumed after step {session.from_step:,}"
-        devices = len(set(start.devices) - {"cpu"})
-        place = f"{start.host}, " + (pluralize(devices, "GPU") if devices else pluralize(start.world_size, "CPU rank"))
-        text = f"{end}: {session.message}" if session.message else end
-        rows.append(Row((str(number), time_text(start.time), begin, place, format_duration(session.seconds), text)))
-    heads = ("session", "started", "from", "on", "duration", "end")
-    return Table(heads, tuple(rows), len(sessions) - len(rows))
+    sessions = list(enumerate(run.timeline.sessions, 1))
+
+    def end(row: tuple[int, Session]) -> str:
+        number, session = row
+        is_live = number == len(sessions) and RunState(run.compared.state).live
+        state = session.state or (run.compared.state if is_live else "ended without a word")
+        return f"{state}: {session.message}" if session.message else state
+
+    columns = [
+        Column[tuple[int, Session]]("number", "session", lambda row: str(row[0])),
+        Column("started", "started", lambda row: format_utc(row[1].started.time)),
+        Column("from", "from", _beginning),
+        Column("place", "on", lambda row: _place(row[1].started)),
+        Column("seconds", METRICS["seconds"].label, lambda row: format_duration(row[1].seconds)),
+        Column("end", "end", end),
+    ]
+    return Table(columns, sessions[:MAX_SESSIONS], len(sessions) - MAX_SESSIONS)
 
 
-def message_table(run: ReportedRun) -> Table:
+def _beginning(row: tuple[int, Session]) -> str:
+    number, session = row
+    is_fresh = not session.from_step and number == 1
+    return "fresh start" if is_fresh else f"resumed after step {format_count(session.from_step)}"
+
+
+def _place(started: RunStarted) -> str:
+    devices = len(set(started.devices) - {"cpu"})
+    return f"{started.host}, " + (pluralize(devices, "GPU") if devices else pluralize(started.world_size, "CPU rank"))
+
+
+MESSAGE_COLUMNS: tuple[Column[Message], ...] = (
+    Column("time", "time", lambda message: format_utc(message.time)),
+    Column("kind", "kind", lambda message: message.kind),
+    Column(
+        "text", "message",
+        lambda message: message.text + (f" ({message.count} times)" if message.count > 1 else ""),
+    ),
+)  # fmt: skip
+
+
+def message_table(run: ReportedRun) -> Table[Message]:
     """Return warnings, failures of ranks and requests, in their order."""
     messages = list(run.timeline.messages.values())
-    rows = []
-    for message in messages[:MAX_MESSAGES]:
-        repeated = f" ({message.count} times)" if message.count > 1 else ""
-        rows.append(Row((time_text(message.time), message.kind, message.text + repeated), message.kind == "failure"))
-    return Table(("time", "kind", "message"), tuple(rows), len(messages) - len(rows))
+    more = len(messages) - MAX_MESSAGES
+    return Table(MESSAGE_COLUMNS, messages[:MAX_MESSAGES], more, lambda message: message.kind == "failure")
 
 
-def config_changes(run: ReportedRun) -> Table:
+CHANGE_COLUMNS: tuple[Column[tuple[str, Any, Any]], ...] = (
+    Column("key", "key", lambda change: change[0]),
+    Column("value", "value", lambda change: _text(change[1])),
+    Column("default", "default", lambda change: _text(change[2])),
+)
+
+
+def config_changes(run: ReportedRun) -> Table[tuple[str, Any, Any]]:
     """Return the config keys that differ from their defaults."""
     config, defaults = run.compared.config or {}, default_values()
     rows = [
-        Row((key, _text(value), _text(defaults[key])))
+        (key, value, defaults[key])
         for key, value in config.items()
         if key in defaults and key not in SESSION_KEYS and value != defaults[key]
     ]
-    return Table(("key", "value", "default"), tuple(rows))
+    return Table(CHANGE_COLUMNS, rows)
 
 
 def config_lines(run: ReportedRun) -> list[str]:

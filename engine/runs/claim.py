@@ -35,7 +35,8 @@ from engine.utils.codec import (
 )
 from engine.utils.files import is_locked, read_bytes
 from engine.utils.process import boot_id, process_start_ticks
-from engine.utils.text import format_duration, printable
+from engine.utils.text import printable
+from engine.utils.units import format_duration
 
 # An owner on another host counts as dead after this time without a new heartbeat.
 HEARTBEAT_TIMEOUT_SECONDS = 30.0

@@ -30,6 +30,7 @@ from engine.runs.metrics import METRIC_PREFIX, format_known, format_of_epoch
 from engine.runs.run_devices import describe_run_devices, mean_epoch_seconds
 from engine.utils.codec import Count, or_none
 from engine.utils.text import pluralize, printable
+from engine.utils.units import format_count, format_share
 
 
 class RunStarting(Event, frozen=True, kw_only=True, tag="starting"):
@@ -147,16 +148,21 @@ def _epoch_line(epoch: EpochEvent) -> str:
     shown = partial(format_of_epoch, epoch, "nan")
     ema = "" if epoch.ema is None else f"ema {shown('ema_val_accuracy')}  "
     own = "".join(f"{name} {shown(METRIC_PREFIX + name)}  " for name in epoch.metrics)
-    lr = "nan" if epoch.lr is None else f"{epoch.lr:.3g}"
+    lr = format_known("lr", epoch.lr, "nan")
     wait = valid_share(epoch.data_wait) or 0.0
-    notes = f"  data wait {wait:.0%}" if wait > MAX_DATA_WAIT_SHARE else ""
+    notes = f"  data wait {format_share(wait)}" if wait > MAX_DATA_WAIT_SHARE else ""
     notes += f"  {pluralize(epoch.skipped_steps, 'step')} skipped" if epoch.skipped_steps else ""
     notes += f"  {pluralize(epoch.skipped_images, 'image')} skipped" if epoch.skipped_images else ""
     return (
-        f"epoch {epoch.epoch:>3}  train loss {shown('train_loss')} acc {shown('train_accuracy')}  "
+        f"{epoch_name(epoch.epoch)}  train loss {shown('train_loss')} acc {shown('train_accuracy')}  "
         f"val loss {shown('val_loss')} acc {shown('val_accuracy')}  {own}{ema}"
         f"{format_known('images_per_second', epoch.images_per_second)} images/s  lr {lr}  {epoch.seconds:.1f} s{notes}"
     )
+
+
+def epoch_name(number: int) -> str:
+    """Return the name of an epoch at the beginning of a line, as wide in every line of a log."""
+    return f"epoch {number:>3}"
 
 
 def describe_devices(event: RunStarted) -> str:
@@ -187,5 +193,5 @@ def describe_pipeline(event: RunStarted) -> str:
 def describe_parameters(event: RunStarted) -> str:
     """Return the number of parameters, and of the trainable ones if some are frozen."""
     trainable = event.trainable_parameters
-    trained = f" ({trainable:,} trainable)" if trainable < event.parameters else ""
-    return f"{event.parameters:,} parameters{trained}"
+    trained = f" ({format_count(trainable)} trainable)" if trainable < event.parameters else ""
+    return f"{format_count(event.parameters)} parameters{trained}"

@@ -6,7 +6,6 @@ The numbers are those of `engine.runs.metrics`. `engine.runs.query` filters and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -49,6 +48,28 @@ class Field:
     descending: bool = False
     metric: Metric | None = None
 
+    @property
+    def label(self) -> str:
+        """Its heading in tables: that of the metric, else a short name."""
+        return LABELS.get(self.name, _last_part(self.name)) if self.metric is None else self.metric.label
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its values are words, which a table aligns to the left."""
+        if self.kind is Kind.CONFIG:
+            return isinstance(default_values().get(self.name), str)
+        return self.kind in (Kind.TEXT, Kind.TAGS)
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2].replace("_", " ")
+
+
+# Headings of fields whose names say too little or too much in their last part.
+LABELS: Mapping[str, str] = {
+    "age": "eta or age", "started_at": "started", "updated_at": "updated", "model.name": "model",
+    "optim.name": "optimizer", "schedule.name": "schedule", "data.batch_size": "batch/rank",
+}  # fmt: skip
 
 ROW_FIELDS: Mapping[str, Field] = {
     field.name: field
@@ -151,7 +172,7 @@ def find_field(name: str, own: Mapping[str, Better] = NO_METRICS) -> Field:
 
 def field_names() -> list[str]:
     """Return the names of the fields that every run has."""
-    return [*ROW_FIELDS, *(key for key, metric in METRICS.items() if metric.record is not None)]
+    return [*ROW_FIELDS, *(key for key, metric in METRICS.items() if metric.is_recorded)]
 
 
 def known_names(own: Iterable[str] = ()) -> list[str]:
@@ -159,13 +180,13 @@ def known_names(own: Iterable[str] = ()) -> list[str]:
 
     Imports the config schema.
     """
-    aliases = [name for name, key in ALIASES.items() if key not in METRICS or METRICS[key].record is not None]
+    aliases = [name for name, key in ALIASES.items() if key not in METRICS or METRICS[key].is_recorded]
     return [*field_names(), *aliases, *(key for key in default_values() if key not in ALIASES), *own]
 
 
 def _find_shared_field(name: str) -> Field | None:
     metric = METRICS.get(name)
-    return ROW_FIELDS.get(name) if metric is None or metric.record is None else _metric_field(metric)
+    return ROW_FIELDS.get(name) if metric is None or not metric.is_recorded else _metric_field(metric)
 
 
 def _own_field(name: str, own: Mapping[str, Better], *, best: bool) -> Field:
@@ -209,11 +230,3 @@ def as_text(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(f"{key}={as_text(item)}" for key, item in value.items())
     return str(value)
-
-
-def date_text(seconds: float) -> str:
-    """Return Unix seconds as a local minute, as queries take it; "" for a time that no calendar has."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return ""

@@ -37,6 +37,7 @@ from engine.runs.events import (
     WarningEvent,
 )
 from engine.runs.folder import RunState, final_state
+from engine.runs.metrics import stored_values
 from engine.runs.records import Bottleneck, GpuSample, GpuSummary
 from engine.runs.run_devices import describe_run_devices, fully_trained_epochs, mean_epoch_seconds
 from engine.runs.run_record import RunRecord
@@ -320,6 +321,7 @@ class History:
             val_loss=last.val_loss if last else None,
             val_accuracy=last.val_accuracy if last else None,
             metrics=last.metrics if last else {},
+            last_values=stored_values(last) if last else {},
             best_epoch=best.epoch if best else None,
             best_val_accuracy=best.selection_accuracy if best else None,
             best_val_loss=min(losses, default=None),

@@ -254,24 +254,32 @@ def _reserve_space(path: Path) -> None:
 
 class JournalReader:
     """Reads a growing journal. `offset` is the byte position of the next read; before the first `poll` it can be set to
-    the beginning of any line. `problem` says why the journal or a part of it cannot be read, None if it can."""
+    the beginning of any line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.offset = 0
-        self.problem: str | None = None
+        self._damage: str | None = None
+        self._access_problem: str | None = None
         self._partial_line = b""
 
-    def poll(self, max_bytes: int | None = None) -> Iterator[Event]:
+    @property
+    def problem(self) -> str | None:
+        """Why the journal or a part of it cannot be read; None if it can."""
+        return self._access_problem or self._damage
+
+    def poll(self, max_bytes: int | None = None, kinds: tuple[type[Event], ...] = ()) -> Iterator[Event]:
         """Yield the events appended since the last call, at most those of the next `max_bytes` bytes.
 
-        Nothing if the journal does not exist; see `poll_lines`.
+        With `kinds`, only events of these types are parsed. Nothing if the journal does not exist; see `poll_lines`.
         """
         for line in self.poll_lines(max_bytes):
+            if kinds and event_type(line) not in kinds:
+                continue
             if (event := from_line(line)) is not None:
                 yield event
             elif (reason := _session_problem(line)) is not None:
-                self.problem = f"{self._path.name} {reason}"
+                self._damage = f"{self._path.name} {reason}"
 
     def poll_lines(self, max_bytes: int | None = None) -> Iterator[bytes]:
         """Yield the complete lines appended since the last call, at most those of the next `max_bytes` bytes.
@@ -281,6 +289,7 @@ class JournalReader:
         """
         try:
             with open_regular_file(self._path) as file:
+                self._access_problem = None
                 end = os.fstat(file.fileno()).st_size
                 end = end if max_bytes is None else min(end, self.offset + max_bytes)
                 file.seek(self.offset)
@@ -290,12 +299,12 @@ class JournalReader:
                     if len(self._partial_line) > MAX_LINE_BYTES:
                         self._partial_line = _SKIPPED_BEGINNING
                         limit = f"{MAX_LINE_BYTES >> 20} MiB"
-                        self.problem = f"{self._path.name} is damaged: it has a line of more than {limit}"
+                        self._damage = f"{self._path.name} is damaged: it has a line of more than {limit}"
                     yield from lines
         except FileNotFoundError:
             return
         except OSError as error:
-            self.problem = f"{self._path.name} cannot be read: {error.strerror}"
+            self._access_problem = f"{self._path.name} cannot be read: {error.strerror}"
 
 
 def find_session_problem(path: Path) -> str | None:

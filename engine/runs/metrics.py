@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from engine.runs.run_record import RunRecord
 from engine.utils.codec import or_none
-from engine.utils.text import format_duration
+from engine.utils.units import format_count, format_duration, format_lr, format_number, format_rate, format_score
 
 if TYPE_CHECKING:
     from engine.runs.events import EpochEvent
@@ -66,6 +66,7 @@ class Unit(Enum):
     RATE = "images/s"
     SECONDS = "s"
     COUNT = "count"
+    LR = "lr"
     NUMBER = "number"
     """A number of any size, shown with four significant digits."""
 
@@ -74,29 +75,29 @@ class Unit(Enum):
 class Metric:
     """One metric of a run. `record` and `epoch` return None if the value is unknown or not finite.
 
-    Without `record`, it is only a curve; without `epoch`, it has no curve over the epochs.
+    `label` is its name in lists, tables, pages and charts, and `description` what it means. Without `epoch`, it has no
+    curve over the epochs.
     """
 
     key: str
     label: str
-    short_label: str
+    description: str
     unit: Unit
     better: Better
     aggregate: Aggregate
     record: Callable[[RunRecord], float | None] | None = None
     epoch: Callable[[EpochEvent], float | None] | None = None
-    curve_label: str = ""
-    """Label of its curve, where `label` names the aggregate of the run, such as "median images/s"."""
+    is_stored: bool = False
+    """Whether the record has the value of the last epoch under the key of the metric, see `RunRecord.last_values`."""
 
     @property
-    def title(self) -> str:
-        """Heading of its curve."""
-        label = self.curve_label or self.label
-        return label if self.key.startswith(METRIC_PREFIX) else label[:1].upper() + label[1:]
+    def is_recorded(self) -> bool:
+        """Whether a record has a value of it. Else, it is only a curve."""
+        return self.is_stored or self.record is not None
 
     def of_run(self, record: RunRecord) -> float | None:
         """Return the value of a run; None if it is unknown or not finite."""
-        return None if self.record is None else self.record(record)
+        return record.last_values.get(self.key) if self.record is None else self.record(record)
 
     def of_epoch(self, epoch: EpochEvent) -> float | None:
         """Return the value of an epoch; None if it is unknown or not finite."""
@@ -112,52 +113,61 @@ def _rows() -> Iterable[Metric]:
     last, best, now, total = Aggregate.LAST, Aggregate.BEST, Aggregate.NOW, Aggregate.TOTAL
     score, share, count = Unit.SCORE, Unit.SHARE, Unit.COUNT
     return (
-        Metric("best_val_accuracy", "best accuracy", "best acc", score, high, best,
-               lambda run: run.best_val_accuracy, lambda epoch: epoch.selection_accuracy,
-               "validation accuracy"),
-        Metric("best_epoch", "best epoch", "best epoch", count, neither, best, lambda run: run.best_epoch),
-        Metric("best_val_loss", "lowest val loss", "best val loss", score, low, best,
-               lambda run: run.best_val_loss, lambda epoch: epoch.selection_loss, "validation loss"),
-        Metric("val_accuracy", "validation accuracy", "val acc", score, high, last,
+        Metric("best_val_accuracy", "best val acc", "validation accuracy of the best epoch, of the EMA weights if any",
+               score, high, best, lambda run: run.best_val_accuracy, lambda epoch: epoch.selection_accuracy),
+        Metric("best_epoch", "best epoch", "epoch with the highest validation accuracy", count, neither, best,
+               lambda run: run.best_epoch),
+        Metric("best_val_loss", "best val loss", "lowest validation loss of all epochs, of the EMA weights if any",
+               score, low, best, lambda run: run.best_val_loss, lambda epoch: epoch.selection_loss),
+        Metric("val_accuracy", "val acc", "validation accuracy of the last epoch", score, high, last,
                lambda run: run.val_accuracy, lambda epoch: epoch.val_accuracy),
-        Metric("val_loss", "validation loss", "val loss", score, low, last,
+        Metric("val_loss", "val loss", "validation loss of the last epoch", score, low, last,
                lambda run: run.val_loss, lambda epoch: epoch.val_loss),
-        Metric("train_accuracy", "training accuracy", "train acc", score, high, last,
+        Metric("train_accuracy", "train acc", "training accuracy of the last epoch", score, high, last,
                lambda run: run.train_accuracy, lambda epoch: epoch.train_accuracy),
-        Metric("train_loss", "training loss", "train loss", score, low, last,
+        Metric("train_loss", "train loss", "training loss of the last epoch", score, low, last,
                lambda run: run.train_loss, lambda epoch: epoch.train_loss),
-        Metric("epochs", "epochs", "epoch", count, neither, total, lambda run: run.epochs),
-        Metric("total_epochs", "planned epochs", "planned epochs", count, neither, total, lambda run: run.total_epochs),
-        Metric("step", "step", "step", count, neither, now, lambda run: run.step),
-        Metric("steps", "planned steps", "planned steps", count, neither, total, lambda run: run.steps),
-        Metric("seconds", "seconds", "duration", Unit.SECONDS, low, total,
-               lambda run: run.seconds or None, lambda epoch: epoch.seconds, "seconds per epoch"),
-        Metric("eta_seconds", "seconds left", "eta", Unit.SECONDS, low, now, lambda run: run.eta_seconds),
-        Metric("images_per_second", "median images/s", "images/s", Unit.RATE, high, Aggregate.MEDIAN,
-               lambda run: run.images_per_second, lambda epoch: epoch.images_per_second or None,
-               "images/s"),
-        Metric("rate_now", "images/s now", "images/s now", Unit.RATE, high, now, lambda run: run.rate_now),
-        Metric("data_wait", "wait for data", "data wait", share, low, last,
-               lambda run: run.data_wait, lambda epoch: or_none(epoch.data_wait)),
-        Metric("mfu", "model FLOPs utilization", "mfu", share, high, last, lambda run: run.mfu),
-        Metric("grad_norm", "gradient norm", "grad norm", Unit.NUMBER, neither, now, lambda run: run.grad_norm),
-        Metric("gpus", "GPUs", "GPUs", count, neither, last, lambda run: run.gpus),
-        Metric("ranks", "ranks", "ranks", count, neither, last, lambda run: run.ranks),
-        Metric("global_batch", "global batch", "batch", count, neither, last, lambda run: run.global_batch),
-        Metric("parameters", "parameters", "parameters", count, neither, last, lambda run: run.parameters),
-        Metric("queue_place", "place in the queue", "place", count, low, now, lambda run: run.queue_place),
-        Metric("val_top5", "validation top-5 accuracy", "val top-5", score, high, last,
-               epoch=lambda epoch: epoch.val_top5),
-        Metric("ema_val_loss", "validation loss (EMA)", "EMA val loss", score, low, last,
+        Metric("epochs", "epochs", "completed epochs", count, neither, total, lambda run: run.epochs),
+        Metric("total_epochs", "planned epochs", "epochs that the run trains for", count, neither, total,
+               lambda run: run.total_epochs),
+        Metric("step", "step", "completed optimizer steps", count, neither, now, lambda run: run.step),
+        Metric("steps", "planned steps", "optimizer steps that the run trains for", count, neither, total,
+               lambda run: run.steps),
+        Metric("seconds", "duration", "duration of all sessions without pauses, or of an epoch", Unit.SECONDS, low,
+               total, lambda run: run.seconds or None, lambda epoch: epoch.seconds),
+        Metric("eta_seconds", "eta", "estimated time to the end of the run", Unit.SECONDS, low, now,
+               lambda run: run.eta_seconds),
+        Metric("images_per_second", "images/s", "median training throughput of the epochs over all ranks", Unit.RATE,
+               high, Aggregate.MEDIAN,
+               lambda run: run.images_per_second, lambda epoch: epoch.images_per_second or None),
+        Metric("rate_now", "images/s now", "latest training throughput over all ranks", Unit.RATE, high, now,
+               lambda run: run.rate_now),
+        Metric("data_wait", "data wait", "share of the training time of the last epoch that the ranks waited for data",
+               share, low, last, lambda run: run.data_wait, lambda epoch: or_none(epoch.data_wait)),
+        Metric("mfu", "MFU", "model FLOPs utilization of the last epoch", share, high, last, lambda run: run.mfu),
+        Metric("grad_norm", "grad norm", "latest L2 norm of the gradient, before clipping", Unit.NUMBER, neither, now,
+               lambda run: run.grad_norm),
+        Metric("gpus", "GPUs", "number of GPUs, 0 on the CPU", count, neither, last, lambda run: run.gpus),
+        Metric("ranks", "ranks", "number of ranks on all nodes", count, neither, last, lambda run: run.ranks),
+        Metric("global_batch", "global batch", "images per step over all ranks", count, neither, last,
+               lambda run: run.global_batch),
+        Metric("parameters", "parameters", "number of model parameters", count, neither, last,
+               lambda run: run.parameters),
+        Metric("queue_place", "queue place", "place in the queue while the run waits for GPUs only", count, low, now,
+               lambda run: run.queue_place),
+        Metric("val_top5", "val top-5", "validation top-5 accuracy of the last epoch", score, high, last,
+               epoch=lambda epoch: epoch.val_top5, is_stored=True),
+        Metric("ema_val_loss", "EMA val loss", "validation loss of the EMA weights", score, low, last,
                epoch=lambda epoch: None if epoch.ema is None else epoch.ema.loss),
-        Metric("ema_val_accuracy", "validation accuracy (EMA)", "EMA val acc", score, high, last,
+        Metric("ema_val_accuracy", "EMA val acc", "validation accuracy of the EMA weights", score, high, last,
                epoch=lambda epoch: None if epoch.ema is None else epoch.ema.accuracy),
-        Metric("ema_val_top5", "validation top-5 accuracy (EMA)", "EMA val top-5", score, high, last,
+        Metric("ema_val_top5", "EMA val top-5", "validation top-5 accuracy of the EMA weights", score, high, last,
                epoch=lambda epoch: None if epoch.ema is None else epoch.ema.top5),
-        Metric("lr", "learning rate", "lr", Unit.NUMBER, neither, last, epoch=lambda epoch: epoch.lr),
-        Metric("skipped_steps", "skipped steps", "skipped steps", count, low, total,
-               epoch=lambda epoch: epoch.skipped_steps),
-        Metric("skipped_images", "skipped images", "skipped images", count, low, last,
+        Metric("lr", "lr", "learning rate at the end of the epoch", Unit.LR, neither, last,
+               epoch=lambda epoch: epoch.lr),
+        Metric("skipped_steps", "skipped steps", "steps skipped because a loss or gradient was not finite", count, low,
+               total, epoch=lambda epoch: epoch.skipped_steps),
+        Metric("skipped_images", "skipped images", "unreadable images of the epoch", count, low, last,
                epoch=lambda epoch: epoch.skipped_images),
     )  # fmt: skip
 
@@ -175,12 +185,13 @@ def own_metric(name: str, *, best: bool = False, better: Better | None = None) -
     direction = better or better_of_name(name)
     if not best:
         return Metric(
-            METRIC_PREFIX + name, name, name, Unit.SCORE, direction, Aggregate.LAST,
+            METRIC_PREFIX + name, name, f"your metric {name} of the last epoch", Unit.SCORE, direction, Aggregate.LAST,
             lambda run: run.metrics.get(name), lambda epoch: epoch.metrics.get(name),
         )  # fmt: skip
     is_low = direction is Better.LOW
     return Metric(
-        BEST_PREFIX + name, f"best {name}", f"best {name}", Unit.SCORE, direction, Aggregate.BEST,
+        BEST_PREFIX + name, f"best {name}", f"your metric {name}, the best of all epochs", Unit.SCORE, direction,
+        Aggregate.BEST,
         lambda run: (run.lowest_metrics if is_low else run.highest_metrics).get(name),
     )  # fmt: skip
 
@@ -207,10 +218,15 @@ def own_metrics(records: Iterable[RunRecord], directions: Mapping[str, Better] =
 
 def recorded_metrics(own: Mapping[str, Better]) -> list[Metric]:
     """Return the metrics that a record has a value of: those of METRICS, and `own` ones of the last and best epoch."""
-    rows = [row for row in METRICS.values() if row.record is not None]
+    rows = [row for row in METRICS.values() if row.is_recorded]
     for name, better in own.items():
         rows += [own_metric(name, best=best, better=better) for best in (True, False)]
     return rows
+
+
+def stored_values(epoch: EpochEvent) -> dict[str, float | None]:
+    """Return the values of an epoch that its record stores by the key of their metric."""
+    return {row.key: row.of_epoch(epoch) for row in METRICS.values() if row.is_stored}
 
 
 def format_known(key: str, value: float | None, unknown: str = "") -> str:
@@ -230,10 +246,11 @@ def format_metric(metric: Metric, value: float) -> str:
         case Unit.SECONDS:
             return format_duration(value) if value >= 10 else f"{value:.1f}s"
         case Unit.RATE:
-            return f"{value:,.0f}"
+            return format_rate(value)
         case Unit.SCORE | Unit.SHARE:
-            return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
+            return format_score(value)
+        case Unit.LR:
+            return format_lr(value)
         case Unit.NUMBER:
-            return f"{value:.4g}"
-    # The mean of a group has a fraction.
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+            return format_number(value)
+    return format_count(value)

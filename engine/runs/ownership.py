@@ -25,7 +25,7 @@ from engine.utils.codec import overwrite_record, write_record
 from engine.utils.errors import CodedError, Problem, UsageError
 from engine.utils.files import file_size, shown_path
 from engine.utils.process import boot_id, process_start_ticks, seconds_since_boot, user_name
-from engine.utils.text import format_duration
+from engine.utils.units import format_duration
 
 T = TypeVar("T")
 

@@ -24,13 +24,14 @@ from operator import itemgetter
 from typing import Any
 
 from engine.config.run_name import normalize_name
-from engine.runs.fields import Field, Kind, as_text, date_text, find_field
+from engine.runs.fields import Field, Kind, as_text, find_field
 from engine.runs.folder import RunState
 from engine.runs.keys import KEY_PATTERN, parse_key, quote_key, split_unquoted, unquote
 from engine.runs.metrics import METRICS, NO_METRICS, Aggregate, Better
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean
+from engine.utils.units import format_date
 
 QUERY_HELP = (
     "Words that must all match: text in name, state, tags or note, or KEY=VALUE, with = != > >= < <= or ~ (contains) "
@@ -248,7 +249,7 @@ def _equals(field: Field, value: Any, operand: Operand) -> bool:
 
 
 def _shown(field: Field, value: Any) -> str:
-    return date_text(value).replace(" ", "T") if field.kind is Kind.DATE else as_text(value)
+    return format_date(value).replace(" ", "T") if field.kind is Kind.DATE else as_text(value)
 
 
 def _has_wildcard(text: str) -> bool:

@@ -23,8 +23,9 @@ from engine.utils.errors import UsageError
 # A folder that was changed less than this before it was read may change again without another modification time.
 # FAT has a resolution of 2 s.
 FRESH_SECONDS = 2.0
-# For comparing folders that were read with their stamps in a poll; 10,000 take 30 ms.
-CHECK_SECONDS = 0.02
+# Folders of ended runs that a poll compares with their stamps: the newest runs, and the next part of the others. 10,000
+# would take 30 ms of CPU each second. A file server takes longer, so there is a limit in seconds too.
+CHECK_NEWEST, CHECK_OTHERS, CHECK_SECONDS = 200, 400, 0.02
 # A local run takes 0.06 ms. A file server takes milliseconds for each file, and answers many requests at once, so
 # threads read the other runs after this many slow ones in a row. For local runs, the interpreter lock would slow them.
 SLOW_READ_SECONDS, SLOW_READS, THREADS = 0.002, 4, 64
@@ -65,6 +66,13 @@ class RunList:
         """Names of the folders that were never read, the next one first."""
         self._has_changed = False
         """Whether an entry has changed since `rows` was made."""
+        self._live: set[str] = set()
+        self._fresh: set[str] = set()
+        """Names of the folders with a fresh entry."""
+        self._replaced: list[RunRow] = []
+        """Rows that changed in their place, since `rows` was made."""
+        self._positions: dict[str, int] | None = None
+        """Index of each row in `rows`, by its folder; None until it is needed."""
         self._slow_reads = 0
         self._check_position = 0
         self._root_stamp: int | None = None
@@ -74,21 +82,33 @@ class RunList:
         """Number of runs in the folder, and of the folders not read yet."""
         return len(self.rows) + len(self._waiting)
 
-    def poll(self, max_seconds: float | None = None) -> None:
+    @property
+    def live_rows(self) -> list[RunRow]:
+        """The rows of live runs, latest start first."""
+        return sorted((row for name in self._live if (row := self._entries[name].row) is not None), key=_order)
+
+    def poll(self, max_seconds: float | None = None, *, check_all: bool = False) -> None:
         """Find new and changed runs, and read those that were never read for about `max_seconds`; None reads all.
 
-        Raises UsageError if the folder cannot be read.
+        Of thousands of ended runs, a poll finds the changes of the newest ones and of the next part of the others;
+        with `check_all` those of all. Raises UsageError if the folder cannot be read.
         """
         self._list()
-        self._read_all([name for name, entry in self._entries.items() if entry.is_live])
+        self._read_all(list(self._live))
         if self.complete:
-            self._check()
+            self._check(check_all=check_all)
         done = self._read_all(self._waiting, math.inf if max_seconds is None else max_seconds)
         self._waiting = self._waiting[done:]
         if self._has_changed:
             rows = [entry.row for entry in self._entries.values() if entry.row is not None]
-            self.rows = sorted(rows, key=lambda row: (-(row.record.started_at or 0.0), row.name))
-            self._has_changed = False
+            self.rows, self._positions = sorted(rows, key=_order), None
+        elif self._replaced:
+            if self._positions is None:
+                self._positions = {row.folder: position for position, row in enumerate(self.rows)}
+            self.rows = list(self.rows)
+            for row in self._replaced:
+                self.rows[self._positions[row.folder]] = row
+        self._has_changed, self._replaced = False, []
         self.complete = not self._waiting
 
     def _list(self) -> None:
@@ -107,17 +127,29 @@ class RunList:
         self._root_stamp = modified
         for name in self._entries.keys() - found.keys():
             self._has_changed |= self._entries.pop(name).row is not None
+            self._live.discard(name)
+            self._fresh.discard(name)
         # File systems number new folders upwards, more or less, so this reads the newest runs first.
         new = found.keys() - self._entries.keys()
         self._waiting = sorted(new, key=lambda name: (found[name], name), reverse=True)
 
-    def _check(self) -> None:
-        """Reread changed folders of ended runs. Each call checks the next part of the list, for `CHECK_SECONDS`."""
-        fresh = [name for name, entry in self._entries.items() if entry.is_fresh]
-        names = [name for name, entry in self._entries.items() if not entry.is_live]
-        position = self._check_position
-        done = self._read_all([*fresh, *names[position:], *names[:position]], CHECK_SECONDS)
-        self._check_position = (position + max(done - len(fresh), 0)) % max(len(names), 1)
+    def _check(self, *, check_all: bool) -> None:
+        """Reread changed folders of ended runs."""
+        names = list(self._entries)
+        if check_all:
+            self._read_all(names)
+            return
+        newest = [row.folder.rpartition("/")[2] for row in self.rows[:CHECK_NEWEST]]
+        first = {name: None for name in (*self._fresh, *newest) if name in self._entries and name not in self._live}
+        start = self._check_position % max(len(names), 1)
+        others = [
+            name
+            for name in (names[start:] + names[:start])[:CHECK_OTHERS]
+            if name not in self._live and name not in first
+        ]
+        done = self._read_all([*first, *others], CHECK_SECONDS)
+        # The live runs among them count, too.
+        self._check_position = start + (CHECK_OTHERS if done == len(first) + len(others) else max(done - len(first), 0))
 
     def _read_all(self, names: Sequence[str], max_seconds: float = math.inf) -> int:
         """Bring the entries of folders up to date, in this order, for about that time. Return how many."""
@@ -152,17 +184,24 @@ class RunList:
         stamp = None if status is None else (status.st_mtime_ns, *status[:6])
         if previous is not None and previous.is_valid(stamp):
             return
-        row, known = (
-            None if status is None else read_row(RunFolder(self.root / name), status),
-            previous and previous.row,
-        )
+        row = None if status is None else read_row(RunFolder(self.root / name), status)
+        known = None if previous is None else previous.row
         if row == known:
             # The same row object tells that nothing has changed.
             row = known
+        elif row is not None and known is not None and _order(row) == _order(known):
+            self._replaced.append(row)
         else:
             self._has_changed = True
         is_fresh = stamp is not None and _is_fresh(stamp[0]) and not (row is not None and row.live)
-        self._entries[name] = _Entry(stamp, row, is_fresh)
+        self._entries[name] = entry = _Entry(stamp, row, is_fresh)
+        for names, belongs in ((self._live, entry.is_live), (self._fresh, is_fresh)):
+            (names.add if belongs else names.discard)(name)
+
+
+def _order(row: RunRow) -> tuple[float, str]:
+    """Return what the rows are sorted by."""
+    return -(row.record.started_at or 0.0), row.name
 
 
 def _folder_status(path: str) -> os.stat_result | None:

@@ -79,6 +79,8 @@ class RunRecord(FileRecord, frozen=True, kw_only=True):
     """Validation accuracy of the last epoch, 0 to 1, of the weights that are trained."""
     metrics: Annotated[dict[str, Finite | None], ENTRIES] = field(default_factory=dict)
     """The user's own metrics of the last epoch, by name."""
+    last_values: Annotated[dict[str, Finite | None], ENTRIES] = field(default_factory=dict)
+    """Further metrics of the last epoch by their keys in `engine.runs.metrics`, such as `val_top5`."""
     best_epoch: Count | None = None
     """Epoch with the highest validation accuracy, of the EMA weights if there are any."""
     best_val_accuracy: Finite | None = None

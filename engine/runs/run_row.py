@@ -1,7 +1,7 @@
 """One run as a row of a list: its record, and what only a reader can tell, such as whether its owner lives.
 
-`engine.runs.run_list` reads the rows of a folder, `engine.runs.query` filters and sorts them, `tui.text.runs` formats
-them.
+`engine.runs.run_list` reads the rows of a folder, `engine.runs.query` filters and sorts them, `tui.tables.runs`
+formats them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from engine.runs.record_completion import read_listed_record
 from engine.runs.run_record import NO_RECORD, RunRecord, find_stored_record, read_run_record
 from engine.runs.sinks import file_system_problem
 from engine.utils.codec import to_builtins
-from engine.utils.text import format_duration, printable
+from engine.utils.text import printable
+from engine.utils.units import format_duration
 
 # A live run with a problem of its disk has no news if its record is older than this.
 NO_NEWS_SECONDS = 2.0

@@ -25,9 +25,9 @@ from engine.runs.manage import check_new_name, move_folder
 from engine.runs.ownership import locked_ended_run
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import opened_folder
-from engine.utils.host import format_bytes
 from engine.utils.text import pluralize
 from engine.utils.trust import foreign_reason
+from engine.utils.units import format_bytes
 
 TRASH_FOLDER = ".trash"
 # A run whose name is in the trash already gets a number after a sign that no name of a run has.

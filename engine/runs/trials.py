@@ -31,6 +31,8 @@ def fold_trials(rows: Sequence[RunRow], opened: Container[str] = ()) -> list[Run
     The trials of `opened` sweeps follow their row. A sweep of which only one trial is among the rows has no row.
     """
     sweeps, folded = group_trials(rows), list[RunRow]()
+    if not sweeps:
+        return list(rows)
     for row in rows:
         trials = sweeps.get(row.sweep)
         if trials is None:

@@ -11,8 +11,9 @@ from engine.config.training_sections import OptimConfig
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE
 from engine.utils.errors import Problem
 from engine.utils.files import shown_path
-from engine.utils.host import format_bytes, free_bytes
+from engine.utils.host import free_bytes
 from engine.utils.text import pluralize
+from engine.utils.units import format_bytes
 
 # In addition to the newest `checkpoint.keep`: the best one, and the one being written.
 EXTRA_CHECKPOINTS = 2

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.utils.errors import CodedError
-from engine.utils.host import format_bytes, free_memory
+from engine.utils.host import free_memory
+from engine.utils.units import format_bytes
 
 # Stays free for loader processes and other programs.
 RESERVED_BYTES = 1 << 29

@@ -69,6 +69,15 @@ def file_size(path: Path) -> int:
         return 0
 
 
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return inode, size in bytes and modification time in ns of a file, None if it is missing. Raises OSError."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def cache_folder() -> Path:
     """Return the folder for this user's cached data: $XDG_CACHE_HOME/gputrain."""
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "gputrain"

@@ -39,9 +39,6 @@ def free_memory() -> tuple[int, int]:
     return free, total
 
 
-BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
 def free_bytes(path: Path) -> int:
     """Return the free bytes for this user on the file system of `path`, which need not exist. Raises OSError."""
     status = os.statvfs(nearest_existing(path))
@@ -64,14 +61,6 @@ def raise_open_files_limit() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def format_bytes(size: float) -> str:
-    """Return a size with its unit, like 12.8 MiB. Units are powers of 1024."""
-    power = 0
-    while size >= 1024 and power < len(BYTE_UNITS) - 1:
-        size, power = size / 1024, power + 1
-    return f"{size:.1f}".removesuffix(".0") + f" {BYTE_UNITS[power]}"
 
 
 # More ranks on the CPU only slow each other down.

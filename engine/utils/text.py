@@ -1,4 +1,4 @@
-"""Text for terminals: escaped control characters, plurals, durations."""
+"""Text for terminals: escaped control characters, plurals, lists of names."""
 
 from __future__ import annotations
 
@@ -21,13 +21,3 @@ def list_names(names: Sequence[str], limit: int = 3) -> str:
     """Return the first `limit` names separated by commas, and how many more there are: `a, b, c and 5 more`."""
     shown = ", ".join(names[:limit])
     return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration in its two largest units: 2h05m, 2m41s, 41s."""
-    whole = int(seconds)
-    if whole >= 86400:
-        return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-    if whole >= 3600:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"

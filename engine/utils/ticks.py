@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from engine.utils.units import format_number
+
 # Digits of the ticks within a decade of a logarithmic axis, from few to many.
 LOG_DIGITS = ((1,), (1, 3), (1, 2, 5))
 
@@ -74,12 +76,3 @@ def _are_accurate(labels: list[str], values: list[float]) -> bool:
         math.isclose(float(label), value, rel_tol=1e-3, abs_tol=1e-12)
         for label, value in zip(labels, values, strict=True)
     )
-
-
-def format_number(value: float, digits: int = 4) -> str:
-    """Format with `digits` significant digits; whole numbers below a million in full."""
-    if abs(value) < 1e6 and value == int(value):
-        return str(int(value))
-    text = f"{value:.{digits}g}"
-    mantissa, exponent, power = text.partition("e")
-    return f"{mantissa}e{int(power)}" if exponent else mantissa

@@ -38,18 +38,17 @@ from engine.runs.history import history_from_events
 from engine.runs.journal import EVENT_TYPES, JournalReader, event_type, from_line, to_line
 from engine.runs.record_completion import open_run, read_journal_record
 from engine.runs.records import GpuSample
+from engine.show.table import plain_lines
 from engine.utils.codec import encode
 from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import default_fields, make_run_folder, row_of
 from tui.charts.plot import plot
 from tui.charts.view import ChartView
-from tui.pollers import RunPoller
-from tui.text.ranks import rank_lines
-from tui.text.run_lines import run_line
-from tui.text.run_progress import progress_line
-from tui.text.run_table import RunTable
-from tui.text.runs import row_cells
+from tui.pollers.runs import RunPoller
+from tui.screens.run_progress import progress_line
+from tui.tables.ranks import rank_lines
+from tui.tables.runs import fit_monitor_list, fit_run_list, listed_columns, monitor_line, run_list_line
 
 # hypothesis writes files even without a database; keep them out of the checkout.
 hypothesis_home = tempfile.TemporaryDirectory()
@@ -255,9 +254,9 @@ def read_like_screens(path: Path) -> None:
     folder.summary.unlink(missing_ok=True)
     row = row_of(folder)
     assert row.unreadable == has_start_of_another_format(folder.journal.read_bytes())
-    row_cells(row)
-    run_line(row, 10, 80)
-    RunTable.fit([row], 200, default_fields(), with_message=True).line(row)
+    plain_lines(listed_columns([row]), [row])
+    monitor_line(fit_monitor_list([row], 10, 80), row)
+    run_list_line(fit_run_list([row], 200, default_fields(), with_message=True), row)
     progress_line(row, 100)
     feed = RunPoller(folder)
     feed.poll()

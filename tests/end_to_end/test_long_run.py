@@ -28,7 +28,7 @@ from support.gputrain_command import Gputrain, wait_for
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder, write_run_record
 from tui.cli.main import app
-from tui.pollers import MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES, RunPoller
+from tui.pollers.runs import MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES, RunPoller
 
 HOUR = 3600
 DAY, WEEK = 24 * HOUR, 7 * 24 * HOUR

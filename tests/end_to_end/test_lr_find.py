@@ -131,7 +131,7 @@ def test_lr_find_writes_lr_into_config_file(gputrain: Gputrain) -> None:
     assert before == f"base: digits.yaml\n# how it learns\n{after}\n"
     assert done.stdout.splitlines()[-2:] == ["-optim: {lr: 0.3, name: sgd}  # from a paper", f"+{after}"]
     assert "smoothed loss; the loss" in done.stdout
-    assert "1 rank on the CPU, global batch size 64, up to 100 steps with optim.lr from 1e-06 to 10" in done.stderr
+    assert "1 rank on the CPU, global batch size 64, up to 100 steps with optim.lr from 1e-6 to 10" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_tui_screens_never_load_torch(gputrain: Gputrain) -> None:
         ("\x1b", "Processes"),
         ("n", "preset"),
         ("\x1b", "Processes"),
-        ("r", "best acc"),
+        ("r", "best val acc"),
     ):
         terminal.seen = b""
         terminal.press(keys)

@@ -59,8 +59,8 @@ from engine.utils.codec import MAX_JSON_BYTES, asdict, encode
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, config_folder, make_user_folder, state_folder
 from engine.utils.helper_process import HelperError
+from tui.cli.models import list_models, print_models
 from tui.form.model import load_last_form, validate_form
-from tui.text.models import list_models, print_models
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010800000000"

@@ -24,19 +24,18 @@ from engine.runs.record_completion import open_run
 from engine.runs.records import GpuSample
 from engine.runs.run_record import RunRecord
 from engine.runs.run_row import make_row
+from engine.show.table import plain_lines
 from engine.utils.codec import decode, encode
 from engine.utils.errors import UsageError
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started, make_step
 from support.runs.factories import default_fields, make_run_folder, row_of
-from tui.log_tail import LogTail
-from tui.pollers import EvaluationPoller, RunPoller
-from tui.text.confusion import matrix_lines
-from tui.text.preview import figure_lines
-from tui.text.ranks import rank_lines
-from tui.text.run_lines import run_line
-from tui.text.run_progress import progress_line
-from tui.text.run_table import RunTable
-from tui.text.runs import row_cells
+from tui.pollers.files import watch_evaluations
+from tui.pollers.runs import RunPoller, read_log_tail
+from tui.screens.run_progress import progress_line
+from tui.tables.confusion import matrix_lines
+from tui.tables.preview import figure_lines
+from tui.tables.ranks import rank_lines
+from tui.tables.runs import fit_monitor_list, fit_run_list, listed_columns, monitor_line, run_list_line
 
 HOST = os.uname().nodename
 
@@ -108,9 +107,9 @@ def read_run(root: Path) -> None:
     row = make_row(run, opened.record, opened.state)
     json.dumps(row.to_dict())
     for line in (
-        *row_cells(row),
-        run_line(row, 10, 80),
-        RunTable.fit([row], 200, default_fields(), with_message=True).line(row),
+        *plain_lines(listed_columns([row]), [row]),
+        monitor_line(fit_monitor_list([row], 10, 80), row),
+        run_list_line(fit_run_list([row], 200, default_fields(), with_message=True), row),
         *figure_lines(row, None, 80),
         progress_line(row, 100),
     ):
@@ -126,7 +125,7 @@ def read_row_of_run(root: Path) -> None:
     folder = RunFolder(root / "a")
     row = row_of(folder)
     json.dumps(row.to_dict())
-    row_cells(row)
+    plain_lines(listed_columns([row]), [row])
     newest_first([folder])
 
 
@@ -139,9 +138,9 @@ def read_requests(root: Path) -> None:
 
 
 def read_evaluation(root: Path) -> None:
-    poller = EvaluationPoller(RunFolder(root / "a").evaluation)
+    poller = watch_evaluations(RunFolder(root / "a"))
     poller.poll()
-    if (evaluations := poller.latest) is None:
+    if (evaluations := poller.value) is None:
         assert poller.problem
         return
     for evaluation in (evaluations.last, evaluations.best):
@@ -151,4 +150,4 @@ def read_evaluation(root: Path) -> None:
 
 
 def read_log(root: Path) -> None:
-    LogTail(RunFolder(root / "a").log).lines()
+    read_log_tail(RunFolder(root / "a").log)

@@ -17,8 +17,9 @@ from textual.strip import Strip
 from support.gputrain_command import wait_for
 from support.messages import has_problem
 from tui.graphics import Graphics, Protocol
-from tui.picture_poller import PicturePoller, PictureRequest
 from tui.pictures import draw_picture, fit_picture
+from tui.pollers.picture import PictureReader, PictureRequest, PictureResult
+from tui.pollers.watched import Watched
 
 BLOCKS, KITTY, SIXEL = Graphics(), Graphics("kitty"), Graphics("sixel")
 
@@ -105,6 +106,13 @@ def test_drawing_asks_terminal_nothing() -> None:
     assert done.stderr.strip() == "[]"
 
 
+def watch_pictures(published: threading.Event) -> tuple[PictureReader, Watched[PictureResult]]:
+    reader = PictureReader()
+    poller = Watched("picture", reader.read, reader.stamp, interval_s=None)
+    poller.on_poll = published.set
+    return reader, poller
+
+
 def test_picture_poller_skips_pictures_that_were_scrolled_past() -> None:
     loaded: list[str] = []
     first_is_loading, may_continue, published = threading.Event(), threading.Event(), threading.Event()
@@ -118,30 +126,32 @@ def test_picture_poller_skips_pictures_that_were_scrolled_past() -> None:
     def request(name: str) -> PictureRequest:
         return PictureRequest(name, lambda: load(name), 10, 5, BLOCKS)
 
-    poller = PicturePoller(published.set)
-    poller.request(request("a"))
+    reader, poller = watch_pictures(published)
+    reader.request = request("a")
     poller.start()
     assert first_is_loading.wait(20)
     for name in "bcdefg":
-        poller.request(request(name))
+        reader.request = request(name)
+        poller.request_poll()
     may_continue.set()
-    wait_for(lambda: poller.latest is not None and poller.latest.request.key == "g", "the last picture", 20)
+    wait_for(lambda: poller.value is not None and poller.value.request.key == "g", "the last picture", 20)
     assert loaded == ["a", "g"]
     # An image that was shown before is not read again.
     published.clear()
-    poller.request(request("a"))
-    wait_for(lambda: poller.latest is not None and poller.latest.request.key == "a", "the first picture", 20)
+    reader.request = request("a")
+    poller.request_poll()
+    wait_for(lambda: poller.value is not None and poller.value.request.key == "a", "the first picture", 20)
     assert loaded == ["a", "g"]
     poller.close()
 
 
 def test_picture_poller_reports_image_that_cannot_be_read(tmp_path: Path) -> None:
     published = threading.Event()
-    poller = PicturePoller(published.set)
+    reader, poller = watch_pictures(published)
+    reader.request = PictureRequest("a", lambda: Image.open(tmp_path / "gone.png"), 10, 5, BLOCKS)
     poller.start()
-    poller.request(PictureRequest("a", lambda: Image.open(tmp_path / "gone.png"), 10, 5, BLOCKS))
     assert published.wait(20)
-    assert poller.latest is not None and poller.latest.picture is None
-    assert poller.latest.problem is not None
-    assert has_problem([poller.latest.problem], "not-readable", "", "No such file")
+    assert poller.value is not None and poller.value.picture is None
+    assert poller.value.problem is not None
+    assert has_problem([poller.value.problem], "not-readable", "", "No such file")
     poller.close()

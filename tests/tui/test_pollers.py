@@ -35,12 +35,11 @@ from support.runs.factories import (
     write_run_record,
 )
 from tui.charts.view import ChartView
-from tui.log_tail import MAX_LOG_LINE_LENGTH, LogTail
-from tui.pollers import GpuPoller, RunListPoller, RunPoller
-from tui.text.ranks import rank_lines
-from tui.text.run_lines import run_line
-from tui.text.run_progress import progress_line
-from tui.text.run_table import RunTable
+from tui.pollers.host import GpuPoller
+from tui.pollers.runs import MAX_LOG_LINE_LENGTH, RunListPoller, RunPoller, read_log_tail
+from tui.screens.run_progress import progress_line
+from tui.tables.ranks import rank_lines
+from tui.tables.runs import fit_monitor_list, fit_run_list, monitor_line, run_list_line
 
 RECORDING = Path(__file__).parents[1] / "recordings" / "eight-gpus.jsonl"
 MALFORMED = {
@@ -71,8 +70,8 @@ def test_run_list_poller_with_malformed_file_still_lists_all_runs(tmp_path: Path
     list_poller.poll()
     assert list_poller.rows is not None and list_poller.unexpected_error is None
     for row in list_poller.rows:
-        run_line(row, 10, 80)
-        RunTable.fit([row], 200, default_fields(), with_message=True).line(row)
+        monitor_line(fit_monitor_list([row], 10, 80), row)
+        run_list_line(fit_run_list([row], 200, default_fields(), with_message=True), row)
         progress_line(row, 100)
     assert sorted((row.name, row.state) for row in list_poller.rows)[0] == ("good", "finished")
     run_poller = RunPoller(malformed)
@@ -253,11 +252,11 @@ def test_log_tail_reads_bounded_part_of_log_and_lines(tmp_path: Path) -> None:
     os.truncate(log, 1 << 40)
     with log.open("a") as file:
         file.write("\nend\n")
-    *_, last = lines = LogTail(log).lines()
+    *_, last = lines = read_log_tail(log)
     assert (len(lines), last) == (1, "end")
     with log.open("a") as file:
         file.write("x" * 20_000)
-    assert [len(line) for line in LogTail(log).lines()] == [3, MAX_LOG_LINE_LENGTH]
+    assert [len(line) for line in read_log_tail(log)] == [3, MAX_LOG_LINE_LENGTH]
 
 
 def test_gpu_poller_records_loads_of_each_snapshot() -> None:

@@ -14,7 +14,8 @@ from support.gputrain_command import Gputrain
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot, visible_text, wait_until
 from support.screen.terminal import Terminal
 from tui.app import GputrainApp
-from tui.pollers import GpuPoller, RefreshIntervals
+from tui.pollers.host import GpuPoller
+from tui.pollers.watched import RefreshIntervals
 
 
 class OneSnapshotPoller(GpuPoller):

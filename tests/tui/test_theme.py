@@ -107,7 +107,7 @@ SCREENS = {
 @pytest.mark.usefixtures("runs")
 def test_next_theme_repaints_all_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = QueueRow("a", "me", 1, RowState.WAITING, 1, 0.0, "no GPU is free", "free:1", key="a")
-    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: [waiting])
+    monkeypatch.setattr("tui.pollers.files.list_queue", lambda: [waiting])
 
     async def act(pilot: Pilot[None]) -> None:
         app = pilot.app

@@ -16,11 +16,6 @@ from engine.runs.series import mean_and_spread
 from tui.charts.plot import Curve
 from tui.palette import series_style
 
-COMPARE_CHARTS = {
-    "train_loss": "train loss", "best_val_accuracy": "val accuracy", "best_val_loss": "val loss",
-    "lr": "learning rate", "grad_norm": "gradient norm",
-}  # fmt: skip
-
 
 @dataclass(frozen=True, eq=False)
 class ComparedCurves:

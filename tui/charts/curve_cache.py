@@ -1,6 +1,6 @@
 """Reduced curves that were read before: in memory, and for long journals in the user's cache folder.
 
-`tui.compare_poller` fills it. A file holds the curves of one journal of a certain size and time, else it is ignored.
+`tui.pollers.compare` fills it. A file holds the curves of one journal of a certain size and time, else it is ignored.
 """
 
 from __future__ import annotations

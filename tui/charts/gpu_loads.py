@@ -1,32 +1,28 @@
-"""The past load of all GPUs. `tui.pollers.GpuPoller` records it, so that every screen shows the past at once."""
+"""The past load of all GPUs. `tui.pollers.host.GpuPoller` records it, so that every screen shows the past at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from typing import cast
 
 from engine.gpus.snapshot import Gpu, Snapshot
+from engine.show.readings import READINGS
 from tui.charts.history import LoadHistory
 
-
-def share_percent(gpu: Gpu, used: str, limit: str) -> float | None:
-    """Return one reading in percent of another; None if one of them is unknown."""
-    used_value, limit_value = gpu.value(used), gpu.value(limit)
-    return None if used_value is None or not limit_value else 100.0 * used_value / limit_value
+LOAD_READINGS = ("util", "memory_used", "power", "sm_active", "tensor_active", "temperature")
+"""Keys of the readings whose past is recorded."""
 
 
-# In percent, except for the temperature in °C.
-LOAD_METRICS: Mapping[str, Callable[[Gpu], float | None]] = {
-    "util": lambda gpu: gpu.value("util"),
-    "sm_active": lambda gpu: gpu.value("sm_active"),
-    "tensor_active": lambda gpu: gpu.value("tensor_active"),
-    "memory": lambda gpu: share_percent(gpu, "memory_used", "memory_total"),
-    "power": lambda gpu: share_percent(gpu, "power", "power_limit"),
-    "temperature": lambda gpu: gpu.value("temperature"),
-}
+def load_of(gpu: Gpu, key: str) -> float | None:
+    """Return a reading in percent of its limit; the temperature, which has none, in °C. None if it is unknown."""
+    reading, value = READINGS[key], gpu.value(key)
+    if reading.limit is None:
+        return cast("float | None", value)
+    share = reading.share(value, gpu.value(reading.limit))
+    return None if share is None else 100 * share
 
 
 class GpuLoads:
-    """Histories of `LOAD_METRICS` and the last answer of each GPU, by its UUID."""
+    """Histories of `LOAD_READINGS` and the last answer of each GPU, by its UUID."""
 
     def __init__(self) -> None:
         self._histories: dict[str, dict[str, LoadHistory]] = {}
@@ -43,16 +39,16 @@ class GpuLoads:
                 continue
             histories = self._histories.get(gpu.uuid)
             if histories is None:
-                histories = self._histories[gpu.uuid] = {metric: LoadHistory() for metric in LOAD_METRICS}
-            for metric, value_of in LOAD_METRICS.items():
-                histories[metric].add(snapshot.time, value_of(gpu))
+                histories = self._histories[gpu.uuid] = {key: LoadHistory() for key in LOAD_READINGS}
+            for key, history in histories.items():
+                history.add(snapshot.time, load_of(gpu, key))
             if gpu.state == "ok":
                 self._last_answers[gpu.uuid] = gpu
 
-    def columns(self, uuid: str | None, metric: str, seconds: float, count: int, now: float) -> list[float | None]:
-        """Return `count` means of a metric over the last `seconds` before `now` (Unix seconds); None for no data."""
+    def columns(self, uuid: str | None, key: str, seconds: float, count: int, now: float) -> list[float | None]:
+        """Return `count` means of a reading over the last `seconds` before `now` (Unix seconds); None for no data."""
         histories = self._histories.get(uuid or "")
-        return [None] * count if histories is None else histories[metric].columns(seconds, count, now)
+        return [None] * count if histories is None else histories[key].columns(seconds, count, now)
 
     def last_answer(self, gpu: Gpu) -> Gpu | None:
         """Return the GPU with the readings of its last answer; None if it never answered."""

@@ -1,6 +1,6 @@
 """The chart of a learning rate range test: its smoothed loss over the learning rate, and what it suggests.
 
-`tui.text.lr_find` prints it, `tui.widgets.form_sidebar` shows it beside the schedule.
+`tui.tables.lr_find` prints it, `tui.widgets.form_sidebar` shows it beside the schedule.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.optim.lr_range import LossCurve, LrSuggestion
 from engine.runs.series import Series
-from engine.utils.ticks import format_number
+from engine.utils.units import format_number
 from tui.charts.plot import Curve, PlotWindow
 from tui.palette import series_style
 

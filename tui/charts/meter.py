@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from rich.text import Text
 
+from engine.show.table import Line
 from tui.palette import LOADS, MUTED, TRACK
 
 SQUARE = "■"
@@ -20,24 +21,23 @@ def meter(share: float | None, columns: int, style: str) -> Text:
     return bar.append(SQUARE * (columns - len(filled)), TRACK)
 
 
-def load_meter(share: float | None, columns: int) -> Text:
+def load_meter(share: float | None, columns: int) -> Line:
     """Return a bar of a load that is colored from calm to hot along its length; an unknown share is dotted."""
     if share is None:
-        return Text("┄" * columns, MUTED, no_wrap=True, end="")
+        return (("┄" * columns, MUTED),) if columns else ()
     return _load_bar(_filled(share, columns), columns)
 
 
 @lru_cache(maxsize=1024)
-def _load_bar(length: int, columns: int) -> Text:
-    """Return a bar with its first `length` columns filled. The result is cached; do not modify it."""
-    filled = SQUARE * length
-    bar = Text(no_wrap=True, end="")
-    # One piece per color, each from the first column whose share of the bar has that color.
+def _load_bar(length: int, columns: int) -> Line:
+    """Return a bar with its first `length` columns filled, one piece per color."""
+    # Each color begins at the first column whose share of the bar has that color.
     starts = [math.ceil(columns * step / len(LOADS)) for step in range(len(LOADS) + 1)]
-    for start, end, style in zip(starts, starts[1:], LOADS, strict=False):
-        if start < len(filled):
-            bar.append(filled[start:end], style)
-    return bar.append(SQUARE * (columns - len(filled)), TRACK)
+    pieces = [
+        (SQUARE * (min(end, length) - start), style)
+        for start, end, style in zip(starts, starts[1:], LOADS, strict=False)
+    ]
+    return tuple((text, style) for text, style in (*pieces, (SQUARE * (columns - length), TRACK)) if text)
 
 
 def _filled(share: float, columns: int) -> int:

@@ -8,13 +8,14 @@ it agree.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 
 from engine.runs.series import FloatArray, Series, downsample_min_max, line_values, mask_nonpositive, smooth
@@ -22,7 +23,6 @@ from engine.utils.ticks import log_ticks, tick_labels, ticks
 from tui.charts.axis import pad_limits
 from tui.palette import MUTED, pale_style
 
-ANSI_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
 # A Braille character is two dots wide.
 DOTS_PER_COLUMN = 2
 # Columns of a dash, and from one dash to the next.
@@ -36,6 +36,8 @@ MARK_COLUMNS = 24
 MAX_Y_TICKS, MIN_ROWS_PER_TICK = 8, 2.2
 X_TICK_COLUMNS = 7
 LINE_MARKERS = ("braille", "dashed")
+# Of 30 KB each on a large terminal. The screen of a run has ten curves, that of eight compared runs 64.
+MAX_CACHED_CURVES = 128
 # Half an epoch is shown only where the window is smaller.
 WHOLE_AXES = ("epoch", "step", "images")
 
@@ -81,27 +83,36 @@ class PlotWindow:
     """Whether a pale curve of all points is behind a smoothed one."""
 
 
+Piece = tuple[str, str]
+"""A stretch of a line and the name of its style."""
+
+
 @dataclass(frozen=True)
 class Plot:
     """A drawn plot. The x axis starts at column `area_left` and is `area_width` columns long; 0 without curves. The
-    last `axis_lines` lines are the x axis."""
+    last `axis_lines` rows are the x axis."""
 
-    lines: list[Text]
+    rows: list[list[Piece]]
     area_left: int = 0
     area_width: int = 0
     axis_lines: int = 0
+
+    @cached_property
+    def lines(self) -> list[Text]:
+        """The rows as text."""
+        return [Text.assemble(*row, no_wrap=True, end="") for row in self.rows]
 
 
 def plot(curves: Sequence[Curve], window: PlotWindow, width: int, height: int) -> Plot:
     """Plot the curves as `height` lines of `width` columns, or return one line that says why nothing is drawn."""
     if width < MIN_WIDTH or height < MIN_HEIGHT:
-        return Plot([Text("Too small to draw", MUTED)])
+        return Plot([[("Too small to draw", MUTED)]])
     visible = visible_series(curves, window)
     areas = [side.between(window.low, window.high) for curve in curves for side in curve.band or ()]
     areas = [mask_nonpositive(side) if window.log else side for side in areas]
     ys = [limit for series in (*(series for _, series in visible), *areas) for limit in series.y_limits() or ()]
     if not ys:
-        return Plot([Text(_empty_message(visible, window.log), MUTED)])
+        return Plot([[(_empty_message(visible, window.log), MUTED)]])
     return _draw(visible, window, pad_limits(min(ys), max(ys), window.log), width, height)
 
 
@@ -163,11 +174,11 @@ def _draw(
         if curve.star_x is not None and window.low <= curve.star_x <= window.high:
             canvas.draw_star(series, curve.star_x, curve.style)
     labels = {canvas.row_of(tick): label for tick, label in zip(y_ticks, y_labels, strict=True)}
-    lines = []
+    drawn_rows = []
     for row in range(rows):
         label = labels.get(row, "").rjust(left - 1) + ("┤" if row in labels else "│")
-        lines.append(Text.assemble((label, MUTED), *canvas.row(row), no_wrap=True, end=""))
-    return Plot([*lines, *_x_axis(window, left, width, axis_lines)], left, width - left, axis_lines)
+        drawn_rows.append([(label, MUTED), *canvas.row(row)])
+    return Plot([*drawn_rows, *_x_axis(window, left, width, axis_lines)], left, width - left, axis_lines)
 
 
 def mark_columns(index: int, marks: int, columns: int) -> range:
@@ -208,15 +219,10 @@ class _Canvas:
 
     def draw(self, series: Series, marker: str, style: str) -> None:
         """Draw a curve, or a point where a value has no neighbors."""
-        figure = _empty_figure(self._columns, self._rows)
-        for piece in downsample_min_max(series, self._window.low, self._window.high, self._columns * DOTS_PER_COLUMN):
-            x, y = self._x_positions(piece.x), self._y_positions(piece.y)
-            if marker not in LINE_MARKERS or len(x) == 1:
-                _draw_points(figure, x, y, POINT if marker in LINE_MARKERS else marker)
-            else:
-                _draw_line(figure, x, y)
-        lines = ANSI_SEQUENCE.sub("", figure.build().string()).splitlines()
-        drawn = np.array([list(line) for line in lines])
+        is_line = marker in LINE_MARKERS
+        pieces = downsample_min_max(series, self._window.low, self._window.high, self._columns * DOTS_PER_COLUMN)
+        points = tuple((self._x_positions(piece.x).tobytes(), self._y_positions(piece.y).tobytes()) for piece in pieces)
+        drawn = draw_curve(self._columns, self._rows, None if is_line else marker, points)
         mask = drawn != " "
         if marker == "dashed":
             mask &= (np.arange(self._columns) % DASH_PERIOD < DASH_COLUMNS) | (drawn == POINT)
@@ -254,16 +260,52 @@ class _Canvas:
         self._style_names.append(style)
         return len(self._style_names) - 1
 
-    def row(self, row: int) -> list[tuple[str, str]]:
-        """Return the pieces of a row that have one style each."""
+    def row(self, row: int) -> list[Piece]:
+        """Return the pieces of a row."""
         styles = self._styles[row]
         edges = [0, *(np.flatnonzero(np.diff(styles)) + 1).tolist(), self._columns]
         characters = self._characters[row].tolist()
         return [("".join(characters[first:last]), self._style_names[styles[first]]) for first, last in pairwise(edges)]
 
 
-def _empty_figure(columns: int, rows: int) -> Any:
-    """Return plotext's figure with both axes from 0 to 1, without anything drawn."""
+@lru_cache(MAX_CACHED_CURVES)
+def draw_curve(
+    columns: int, rows: int, marker: str | None, pieces: tuple[tuple[bytes, bytes], ...]
+) -> NDArray[np.str_]:
+    """Return the characters of a curve, shape (rows, columns); without a marker it is a line.
+
+    `pieces` are the x and y positions from 0 to 1 of its stretches. They are the key of the cache, because the arrays
+    of a live run grow in place.
+    """
+    figure = _figure()
+    figure.clear.data()
+    figure.plot_size(columns, rows)
+    for x_bytes, y_bytes in pieces:
+        x, y = np.frombuffer(x_bytes), np.frombuffer(y_bytes)
+        is_line = marker is None and len(x) > 1
+        signal = figure.signal(x.tolist(), y.tolist(), marker=_marker("braille" if is_line else marker or POINT))
+        # plotext 6.1 asks each point for its color, to give the next curve another one: half of the time of a curve.
+        signal._get_unique_pixels = list
+        figure.draw(signal.lines(is_line))
+    text = figure.build().string(colorless=True).replace("\n", "")
+    return np.frombuffer(text.encode("utf-32-le"), "<U1").reshape(rows, columns)
+
+
+@lru_cache
+def _marker(name: str) -> Any:
+    """Return a marker that all points share: plotext 6.1 copies it for each point, a sixth of the time of a curve."""
+    import plotext
+
+    class SharedMarker(plotext.marker):  # type: ignore[misc]
+        def __copy__(self) -> SharedMarker:
+            return self
+
+    return SharedMarker(name)
+
+
+@lru_cache
+def _figure() -> Any:
+    """Return plotext's only figure, with both axes from 0 to 1."""
     import plotext
 
     # Otherwise it is no larger than the terminal was when plotext was imported.
@@ -271,7 +313,6 @@ def _empty_figure(columns: int, rows: int) -> Any:
     figure = plotext.figure
     figure.clear()
     figure.theme("colorless")
-    figure.plot_size(columns, rows)
     figure.legend(False)
     figure.axes(False)
     for axis in (0, 1):
@@ -280,15 +321,7 @@ def _empty_figure(columns: int, rows: int) -> Any:
     return figure
 
 
-def _draw_line(figure: Any, x: FloatArray, y: FloatArray) -> None:
-    figure.draw(figure.signal(x.tolist(), y.tolist(), marker="braille").lines())
-
-
-def _draw_points(figure: Any, x: FloatArray, y: FloatArray, marker: str) -> None:
-    figure.draw(figure.signal(x.tolist(), y.tolist(), marker=marker))
-
-
-def _x_axis(window: PlotWindow, left: int, width: int, axis_lines: int) -> list[Text]:
+def _x_axis(window: PlotWindow, left: int, width: int, axis_lines: int) -> list[list[Piece]]:
     """Return the axis line and its labels, in one line or two. The name of the axis is at the right end."""
     columns = width - left
     max_ticks = max(columns // X_TICK_COLUMNS, 2)
@@ -315,4 +348,4 @@ def _x_axis(window: PlotWindow, left: int, width: int, axis_lines: int) -> list[
         lines = [" " * (left - 1) + "└" + "".join(filled)]
     else:
         lines = [" " * (left - 1) + "└" + "".join(rule), label_line]
-    return [Text(line, MUTED, no_wrap=True, end="") for line in lines]
+    return [[(line, MUTED)] for line in lines]

@@ -12,19 +12,23 @@ import numpy as np
 
 from engine.runs.curves import X_AXES, CurveData, XAxis
 from engine.runs.metrics import format_known
+from engine.runs.series import Series
+from engine.show.charts import CHARTS, Source
 from engine.utils.text import printable
-from engine.utils.ticks import format_number
+from engine.utils.units import format_number
 from tui.charts.plot import Curve, PlotWindow
 from tui.palette import series_style
 
 SMOOTHING_LEVELS = (0.0, 0.02, 0.1)
 CURSOR_STEP_SHARE = 0.01
-TRAIN_STYLE, VALIDATION_STYLE, LR_STYLE, EMA_STYLE, GRAD_NORM_STYLE = map(series_style, (1, 2, 3, 4, 5))
-OWN_METRIC_STYLES = (LR_STYLE, GRAD_NORM_STYLE, series_style(6))
-# In the order of importance.
-CHART_TITLES = {"loss": "loss", "accuracy": "accuracy", "lr": "learning rate", "grad_norm": "gradient norm"}
-SHARE_CHARTS = ("accuracy", "best_val_accuracy")
-SMOOTHED_CHARTS = ("loss", "train_loss", "grad_norm")
+# Marker and style of the curves of a run; the frame of a panel has no room for the names of others.
+CURVE_STYLES = {
+    Source.TRAINING: ("braille", series_style(1)),
+    Source.VALIDATION: ("dashed", series_style(2)),
+    Source.EMA: ("dashed", series_style(4)),
+}
+LR_STYLE = series_style(CHARTS["lr"].color)
+OWN_METRIC_STYLES = tuple(map(series_style, (3, 5, 6)))
 
 
 class Extent(Protocol):
@@ -54,29 +58,23 @@ class ChartView:
     def window(self, data: Extent, chart_id: str) -> PlotWindow:
         """Return the plot window of a chart; only curves of single steps are smoothed, and accuracy has no log
         scale."""
-        low, high = self.x_limits(data)
-        smoothing = self.smoothing if chart_id in SMOOTHED_CHARTS else 0.0
-        return PlotWindow(low, high, self.log and chart_id not in SHARE_CHARTS, smoothing, self.axis)
+        (low, high), chart = self.x_limits(data), CHARTS[chart_id]
+        smoothing = self.smoothing if chart.smoothed else 0.0
+        return PlotWindow(low, high, self.log and chart.log, smoothing, self.axis)
 
     def curves_for(self, data: CurveData, chart_id: str) -> list[Curve]:
-        """Return the curves of a chart, one of `CHART_TITLES`. A star marks the best epoch."""
-        if chart_id == "lr":
-            return [Curve("", data.step_metric("lr", self.axis), "braille", LR_STYLE)]
-        if chart_id == "grad_norm":
-            return [Curve("", data.step_metric("grad_norm", self.axis), "braille", GRAD_NORM_STYLE)]
-        train = data.train_loss(self.axis) if chart_id == "loss" else data.epoch_metric("train_accuracy", self.axis)
-        curves = [
-            Curve("train", train, "braille", TRAIN_STYLE),
-            Curve("val", data.epoch_metric(f"val_{chart_id}", self.axis), "dashed", VALIDATION_STYLE),
-        ]
-        averaged = data.epoch_metric(f"ema_val_{chart_id}", self.axis)
-        if np.isfinite(averaged.y).any():
-            curves.append(Curve("ema", averaged, "dashed", EMA_STYLE))
-        best = data.best
-        if best is not None:
-            starred = -1 if best.of_ema else 1
-            star_x = float(data.x_positions(np.array([best.step]), self.axis)[0])
-            curves[starred] = replace(curves[starred], star_x=star_x)
+        """Return the curves of a chart of the screen of a run. A star marks the best epoch."""
+        chart, best, curves = CHARTS[chart_id], data.best, list[Curve]()
+        starred = None if best is None else Source.EMA if best.of_ema else Source.VALIDATION
+        for key, source in chart.metrics.items():
+            series = _series_of(data, key, self.axis)
+            if source is Source.ONLY:
+                curves.append(Curve("", series, "braille", series_style(chart.color)))
+            elif source in CURVE_STYLES and (source is not Source.EMA or np.isfinite(series.y).any()):
+                star_x = None
+                if best is not None and source is starred:
+                    star_x = float(data.x_positions(np.array([best.step]), self.axis)[0])
+                curves.append(Curve(source.value, series, *CURVE_STYLES[source], star_x))
         return curves + (self._own_curves(data) if chart_id == "accuracy" else [])
 
     def _own_curves(self, data: CurveData) -> list[Curve]:
@@ -106,9 +104,9 @@ class ChartView:
     def settings(self, chart_id: str) -> list[str]:
         """Describe the position of the cursor, log scale and smoothing."""
         words = [] if self.cursor is None else [f"{self.axis} {format_number(self.cursor)}"]
-        if self.log and chart_id not in SHARE_CHARTS:
+        if self.log and CHARTS[chart_id].log:
             words.append("log")
-        if self.smoothing and chart_id in SMOOTHED_CHARTS:
+        if self.smoothing and CHARTS[chart_id].smoothed:
             words.append(f"smooth {self.smoothing:.0%}")
         return words
 
@@ -153,3 +151,13 @@ class ChartView:
         low, high = self.x_limits(data)
         cursor = high if self.cursor is None else self.cursor + steps * CURSOR_STEP_SHARE * (high - low)
         return replace(self, cursor=min(max(cursor, low), high))
+
+
+def _series_of(data: CurveData, key: str, axis: XAxis) -> Series:
+    """Return a metric of each step, if it is known for each, else of each epoch."""
+    match key:
+        case "train_loss":
+            return data.train_loss(axis)
+        case "lr" | "grad_norm":
+            return data.step_metric(key, axis)
+    return data.epoch_metric(key, axis)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +23,10 @@ from tui.cli.arguments import (
     split_arguments,
 )
 from tui.cli.help import TRAIN, ConfigCommand, make_epilog
+
+if TYPE_CHECKING:
+    from engine.bench.report import BenchRun, ScalingResult
+    from engine.bench.runner import BenchPlan
 
 app = typer.Typer()
 
@@ -77,12 +83,12 @@ def bench(
     Speedup is the throughput relative to one rank; efficiency is speedup / ranks. --limit adds runs that repeat one
     batch on the device: their throughput is the limit for any input pipeline.
     """
-    from engine.bench.report import BenchRun, scaling_results
+    from engine.bench.report import scaling_results
     from engine.bench.runner import plan_bench, run_bench
     from engine.launch.gpu_usage import waiting_emitter
     from engine.runs.event_lines import event_line
     from tui.launcher import gputrain_command
-    from tui.text.bench import bench_lines, describe_bench_plan, describe_bench_run, print_chart
+    from tui.tables.bench import bench_lines
 
     flag_values = {
         "gpus": gpus, "batch_size": batch_size, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
@@ -146,3 +152,44 @@ def parse_rank_counts(text: str | None) -> list[int]:
             "--ranks-list", f"{text!r} is not a list of numbers; write rank counts as 1,2,4", code="invalid-value"
         )
     return [int(part) for part in parts]
+
+
+def describe_bench_plan(plan: BenchPlan) -> str:
+    """Describe what a bench will run, in one line."""
+    from engine.utils.text import pluralize
+
+    data, scope = plan.config.data, "in total" if plan.strong else "per rank"
+    *others, last = (str(count) for count in plan.rank_counts)
+    ranks = f"{', '.join(others)} and {last} ranks" if others else pluralize(plan.rank_counts[0], "rank")
+    device = "free GPUs" if plan.on_gpu else "the CPU"
+    times = "" if plan.repeats == 1 else f", {plan.repeats} times, interleaved"
+    limit = ", each also without the input pipeline" if plan.limit else ""
+    return (
+        f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} {scope}, "
+        f"{pluralize(plan.epochs, 'epoch')}: {ranks} on {device}{times}{limit}"
+    )
+
+
+def describe_bench_run(run: BenchRun) -> str:
+    """Describe the result of one run: seconds per epoch and images/s, or its failure."""
+    import statistics
+
+    from engine.utils.text import pluralize, printable
+    from engine.utils.units import format_rate
+    from tui.tables.bench import format_seconds
+
+    name = pluralize(run.ranks, "rank") + (", without the input pipeline" if run.limit else "")
+    if run.message:
+        return printable(f"{name}: failed: {run.message}")
+    seconds, rate = (statistics.median(values) for values in zip(*run.epochs[1:], strict=True))
+    return f"{name}: {format_seconds(seconds)} per epoch, {format_rate(rate)} images/s"
+
+
+def print_chart(speeds: Sequence[ScalingResult]) -> None:
+    """Print the speedup chart to stdout."""
+    from tui.cli.console import table_console
+    from tui.tables.bench import MAX_CHART_COLUMNS, chart_lines
+
+    console = table_console()
+    for line in chart_lines(speeds, console.width if sys.stdout.isatty() else MAX_CHART_COLUMNS):
+        console.print(line, soft_wrap=True)

@@ -88,7 +88,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps(comparison.to_dict(number), indent=2))
         return
-    from tui.text.compare import format_comparison
-    from tui.text.tables import table_console
+    from tui.cli.console import table_console
+    from tui.tables.compare import format_comparison
 
     typer.echo(format_comparison(comparison, table_console().width, number))

@@ -23,6 +23,8 @@ from tui.cli.help import TRAIN, ConfigCommand, make_epilog
 
 app = typer.Typer()
 
+SETTING_COLUMNS = 48
+
 
 @app.command(
     cls=ConfigCommand,
@@ -102,9 +104,12 @@ def config(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
+    from engine.show.table import cell_width, pad
+
     for key, row in rows.items():
         setting = f"{key} = {json.dumps(row['value'])}"
-        typer.echo(f"{setting:<48}  {row['source']}")
+        # A long value moves only its own source.
+        typer.echo(f"{pad(setting, max(cell_width(setting), SETTING_COLUMNS))}  {row['source']}")
 
 
 def print_config_keys(names: list[str], flags: list[str], *, as_json: bool) -> None:

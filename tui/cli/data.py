@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 DATA_FORMAT = 1
-BAR_COLUMNS = 30
 MAX_LISTED_FILES = 10
 
 
@@ -153,31 +152,30 @@ def show_picture(picture: Image) -> None:
 
 def dataset_lines(dataset: Dataset) -> list[str]:
     """Return the report of `gputrain data`: a bar per class, image files, input of the network, skipped files."""
-    from rich.cells import cell_len
-
+    from engine.show.table import plain_lines
     from engine.utils.text import pluralize, printable
+    from tui.tables import fact_lines
+    from tui.tables.classes import ClassCount, count_columns
 
-    names = [printable(name) for name in dataset.source.classes]
     train, val = dataset.counts["train"], dataset.counts["val"]
-    name_columns, most = max(map(cell_len, (*names, "class"))), max((*train, 1))
-    lines = [f"{'class':<{name_columns}}  {'train':>7}  {'val':>7}"]
-    for name, in_train, in_val in zip(names, train, val, strict=True):
-        bar = "█" * round(BAR_COLUMNS * in_train / most)
-        padding = " " * (name_columns - cell_len(name))
-        lines.append(f"{name}{padding}  {in_train:>7,}  {in_val:>7,}  {bar}".rstrip())
-    lines += [f"{'all':<{name_columns}}  {sum(train):>7,}  {sum(val):>7,}", ""]
+    rows = [ClassCount(*counts) for counts in zip(dataset.source.classes, train, val, strict=True)]
+    total = ClassCount("all", sum(train), sum(val), is_total=True)
+    lines = [*plain_lines(count_columns(max((*train, 1))), [*rows, total]), ""]
+    facts: dict[str, object] = {}
     if (files := dataset.files) is not None:
         smallest, median, largest = (f"{width} x {height}" for width, height in files.sizes)
-        modes = ", ".join(f"{printable(mode)} {count:,}" for mode, count in files.modes.items())
+        modes = ", ".join(f"{mode} {count:,}" for mode, count in files.modes.items())
         differ = len(set(files.sizes)) > 1
-        lines.append(f"image files  {smallest} to {largest}, median {median}" if differ else f"image files  {median}")
-        lines.append(f"modes        {modes} of {pluralize(files.examined, 'examined file')}")
-    lines.append(f"input        {dataset.image_format.describe()}, channels {dataset.image_format.channels}")
-    if skipped := dataset.source.skipped:
-        lines.append(f"skipped      {pluralize(len(skipped), 'file')}:")
-        lines += [f"  {printable(name)}" for name in skipped[:MAX_LISTED_FILES]]
-        if len(skipped) > MAX_LISTED_FILES:
-            lines.append(f"  and {len(skipped) - MAX_LISTED_FILES} more")
+        facts["image files"] = f"{smallest} to {largest}, median {median}" if differ else median
+        facts["modes"] = f"{modes} of {pluralize(files.examined, 'examined file')}"
+    facts["input"] = f"{dataset.image_format.describe()}, channels {dataset.image_format.channels}"
+    skipped = dataset.source.skipped
+    if skipped:
+        facts["skipped"] = f"{pluralize(len(skipped), 'file')}:"
+    lines += fact_lines(facts)
+    lines += [f"  {printable(name)}" for name in skipped[:MAX_LISTED_FILES]]
+    if len(skipped) > MAX_LISTED_FILES:
+        lines.append(f"  and {len(skipped) - MAX_LISTED_FILES} more")
     return lines
 
 

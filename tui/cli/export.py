@@ -18,7 +18,7 @@ from tui.cli.arguments import (
     trust_option,
 )
 from tui.cli.help import RESULTS, HelpCommand, make_epilog
-from tui.cli.trained import CheckpointOption, RawOption, pad_cells
+from tui.cli.trained import CheckpointOption, RawOption
 
 if TYPE_CHECKING:
     from engine.inference.export import Export
@@ -77,6 +77,7 @@ def export(
     from engine.runs.folder import runs_root
     from engine.utils.codec import encode_indented
     from engine.utils.files import expand_user
+    from engine.utils.text import printable
 
     with exit_on_usage_error():
         options = ExportOptions(require_format(file_format), force, tuple(changes or ()), images)
@@ -88,7 +89,7 @@ def export(
     if as_json:
         typer.echo(encode_indented(export_json(exported, folder, trained)).decode())
     else:
-        typer.echo("\n".join(pad_cells(str(path), 0) for path in exported.paths))
+        typer.echo("\n".join(printable(str(path)) for path in exported.paths))
     print_proof(exported, folder.name)
     raise typer.Exit(0 if exported.proof.passed else 1)
 

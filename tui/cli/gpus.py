@@ -81,7 +81,7 @@ def _show_samples(options: GpusOptions, monitor: GpuMonitor, record: BinaryIO | 
             if snapshot is None:
                 return
             if snapshot.error is not None and snapshot.error != reported_error:
-                from tui.text.gpus import no_driver_problem
+                from tui.phrases import no_driver_problem
 
                 typer.echo(str(no_driver_problem(snapshot)), err=True)
             reported_error = snapshot.error
@@ -127,7 +127,7 @@ class _SnapshotPrinter:
         if not self._options.json and not self._record_only:
             from rich.live import Live
 
-            from tui.text.tables import table_console
+            from tui.cli.console import table_console
 
             self._console = table_console()
             self._live = Live(console=self._console, auto_refresh=False) if self._in_place else None
@@ -162,12 +162,16 @@ class _SnapshotPrinter:
 def _snapshot_lines(snapshot: Snapshot, options: GpusOptions, width: int, *, instances: bool) -> list[Text]:
     from rich.text import Text
 
-    from tui.text.gpus import gpu_lines, host_title_line, list_gpu_processes, process_lines
+    from tui.palette import STRONG
+    from tui.tables.gpus import gpu_lines, host_title_line
+    from tui.tables.processes import list_gpu_processes, process_lines
 
     if not snapshot.gpus:
         return []
     lines = [host_title_line(snapshot), *gpu_lines(snapshot, width, instances=instances)]
-    return [*lines, Text(""), *process_lines(list_gpu_processes(snapshot), width)] if options.processes else lines
+    return (
+        [*lines, Text(""), *process_lines(list_gpu_processes(snapshot), width, STRONG)] if options.processes else lines
+    )
 
 
 @contextmanager

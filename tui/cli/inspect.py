@@ -21,7 +21,7 @@ from tui.cli.arguments import (
     trust_option,
 )
 from tui.cli.help import RESULTS, HelpCommand, make_epilog
-from tui.cli.trained import CheckpointOption, DeviceOption, RawOption, cell_width, pad_cells
+from tui.cli.trained import CheckpointOption, DeviceOption, RawOption
 
 if TYPE_CHECKING:
     from engine.config.code_trust import CodeTrust
@@ -36,7 +36,6 @@ TITLES = {
     "doubtful": "Most doubtful images (the two best classes are close)",
     "labels": "Suspected wrong labels",
 }
-MAX_IMAGE_COLUMNS, MAX_CLASS_COLUMNS = 48, 20
 MEMORIZED = (
     "the model has trained on some of these images and may have learned their wrong labels; inspect images that it has "
     "not trained on (--part val), or an early checkpoint (checkpoint.keep, --checkpoint FILE)"
@@ -239,14 +238,17 @@ def inspection_lines(
     inspection: Inspection, part: PartName, lists: Mapping[str, Sequence[InspectedImage]]
 ) -> list[str]:
     """Return the report of `gputrain inspect`: what was inspected, then a table for each list."""
+    from engine.utils.text import printable
+    from tui.tables.mistakes import format_probability
+
     info, count = inspection.info, inspection.count(part)
     wrong = len(inspection.confident_mistakes(part))
     epoch = "" if info.epoch is None else f" of epoch {info.epoch}"
     parts = "all parts" if part == "all" else f"part {part}"
     source = info.dataset if info.root is None else f"{info.dataset} {info.root}"
     lines = [
-        f"{info.checkpoint}{epoch} on {pad_cells(source, 0)}, {parts}",
-        f"{count:,} images, {wrong:,} of them wrong ({wrong / max(count, 1):.2%})",
+        f"{info.checkpoint}{epoch} on {printable(source)}, {parts}",
+        f"{count:,} images, {wrong:,} of them wrong ({format_probability(wrong / max(count, 1))})",
     ]
     for name, images in lists.items():
         lines += ["", TITLES.get(name, "Images of the cell, by loss"), *image_table(images, info.classes)]
@@ -254,23 +256,8 @@ def inspection_lines(
 
 
 def image_table(images: Sequence[InspectedImage], classes: Sequence[str]) -> list[str]:
-    """Return a table of images. Paths are not shortened, so that they can be copied."""
-    if not images:
-        return ["(none)"]
-    names = [
-        (image.name, *(classes[index] for index in (image.label, image.predicted, image.second))) for image in images
-    ]
-    head = ("image", "label", "predicted", "second")
-    limits = (MAX_IMAGE_COLUMNS, *[MAX_CLASS_COLUMNS] * 3)
-    widths = [min(max(cell_width(row[column]) for row in (head, *names)), limit) for column, limit in enumerate(limits)]
+    """Return a table of images."""
+    from engine.show.table import plain_lines
+    from tui.tables.mistakes import plain_columns
 
-    def padded(cells: Sequence[str]) -> str:
-        return "  ".join(pad_cells(cell, width) for cell, width in zip(cells, widths, strict=True))
-
-    return [
-        f"{padded(head)}  {'p(pred)':>7}  {'p(label)':>8}  {'loss':>8}",
-        *(
-            f"{padded(row)}  {image.probability:>7.4f}  {image.label_probability:>8.4f}  {image.loss:>8.4f}"
-            for row, image in zip(names, images, strict=True)
-        ),
-    ]
+    return plain_lines(plain_columns(classes), images) if images else ["(none)"]

@@ -27,7 +27,8 @@ from tui.cli.train import build_request
 
 if TYPE_CHECKING:
     from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
-    from engine.runs.events import Event
+    from engine.runs.events import Event, RunStarted
+    from engine.utils.errors import Problem
 
 LR_FIND_FORMAT = 1
 LR_KEY = "optim.lr"
@@ -169,19 +170,20 @@ class TextReport:
         self._lr_range = lr_range
 
     def show_event(self, event: Event) -> None:
-        from tui.text.lr_find import range_test_line
-
         if (line := range_test_line(event, self._lr_range)) is not None:
             self._show_progress("")
             typer.echo(line, err=True)
 
     def show_step(self, curve: LossCurve) -> None:
+        from engine.utils.units import format_lr, format_score
+
         step, lr, loss = len(curve.losses), curve.learning_rates[-1], curve.smoothed[-1]
-        self._show_progress(f"step {step}/{self._lr_range.steps}  lr {lr:.2e}  loss {loss:.4f}")
+        progress = f"step {step}/{self._lr_range.steps}  lr {format_lr(lr)}  loss {format_score(loss)}"
+        self._show_progress(progress)
 
     def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
-        from tui.text.lr_find import lr_find_lines, no_suggestion_problem
-        from tui.text.tables import table_console
+        from tui.cli.console import table_console
+        from tui.tables.lr_find import lr_find_lines
 
         if suggestion is None:
             print_error(no_suggestion_problem(curve))
@@ -205,3 +207,40 @@ class TextReport:
         """Replace the last line of a terminal."""
         if sys.stderr.isatty():
             typer.echo(f"\r\x1b[K{text}", err=True, nl=False)
+
+
+def describe_range_test(started: RunStarted, tested: LrRange) -> str:
+    """Return what is tested: devices, batch size and learning rates."""
+    from engine.runs.event_lines import describe_devices
+    from engine.utils.text import pluralize
+    from engine.utils.units import format_lr
+
+    return (
+        f"{describe_devices(started)}, global batch size {started.global_batch}, up to "
+        f"{pluralize(tested.steps, 'step')} with optim.lr from {format_lr(tested.low)} to {format_lr(tested.high)}"
+    )
+
+
+def range_test_line(event: Event, tested: LrRange) -> str | None:
+    """Return the line of an event for the terminal; None if it has none."""
+    from engine.runs.event_lines import event_line
+    from engine.runs.events import ControlEvent, RunStarted
+    from engine.utils.text import printable
+
+    if isinstance(event, RunStarted):
+        return describe_range_test(event, tested)
+    if isinstance(event, ControlEvent):
+        return f"stopped by {printable(event.by)} before the end of the test: no suggestion"
+    return event_line(event)
+
+
+def no_suggestion_problem(curve: LossCurve) -> Problem:
+    """Return why a curve suggests nothing, and what to do."""
+    from engine.utils.errors import Problem
+    from engine.utils.units import format_lr
+
+    tested = curve.lr_range
+    advice = "lower --from" if curve.diverged else "raise --to, or check model and data with a short run"
+    low, last = format_lr(tested.low), format_lr(curve.learning_rates[-1])
+    reason = f"no suggestion: the loss does not fall between {low} and {last}"
+    return Problem("", reason, advice, code="no-suggestion")

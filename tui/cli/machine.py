@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +23,12 @@ from tui.cli.help import MACHINE, ConfigCommand, HelpCommand, make_epilog
 from tui.cli.train import build_request, raise_problems
 from tui.flags import FLAG_TO_KEY
 
+if TYPE_CHECKING:
+    from engine.doctor.check import Check
+
 app = typer.Typer()
+
+DOCTOR_FORMAT = 1
 
 
 @app.command(
@@ -92,7 +101,6 @@ def doctor(
     Checks CPU cores, memory, disk, driver, GPUs and PyTorch. Then checks a run of CONFIG, and runs an all-reduce.
     """
     from engine.doctor.examine import examine
-    from tui.text.doctor import show_checks
 
     with exit_on_usage_error():
         flags: dict[str, tuple[str, str | bool]] = (
@@ -107,3 +115,25 @@ def doctor(
         )
         raise_problems(request)
         raise typer.Exit(show_checks(examine(request), as_json=as_json))
+
+
+def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
+    """Print all checks and return the exit code: 0 without problems, 2 if `gputrain run` refuses the config, else 1."""
+    from tui.cli.console import table_console
+    from tui.tables.doctor import area_lines, summary_line
+
+    done: list[Check] = []
+    if as_json:
+        done = [check for area in areas for check in area]
+        typer.echo(json.dumps({"format": DOCTOR_FORMAT, "checks": [check.to_dict() for check in done]}, indent=2))
+    else:
+        console = table_console()
+        with console.status("checking") if sys.stdout.isatty() else nullcontext():
+            for area in areas:
+                done += area
+                for line in area_lines(area, console.width):
+                    console.print(line, soft_wrap=True)
+        typer.echo(summary_line(done), err=True)
+    if any(check.refuses_run for check in done):
+        return 2
+    return int(any(check.state == "problem" for check in done))

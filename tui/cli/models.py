@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,10 +21,17 @@ from tui.cli.arguments import (
 )
 from tui.cli.help import TRAIN, ConfigCommand, HelpCommand, make_epilog
 
+if TYPE_CHECKING:
+    from engine.models.catalog import CatalogModel
+    from engine.utils.errors import Problem
+
 app = typer.Typer()
 
 MODELS_FORMAT = 1
 SUMMARY_FORMAT = 1
+# Counting this many models takes about a second and needs no message.
+MAX_SILENT_COUNT = 10
+MAX_SUGGESTIONS = 5
 SourceName = Literal["builtin", "torchvision", "timm"]
 
 
@@ -49,13 +57,6 @@ def models(
     """
     from engine.models.catalog import filter_models, with_parameter_counts
     from engine.utils.codec import asdict
-    from tui.text.models import (
-        announce_parameter_count,
-        announce_problem,
-        list_models,
-        no_match_message,
-        print_models,
-    )
 
     with exit_on_usage_error():
         available = list_models(source)
@@ -104,7 +105,7 @@ def summary(
     pixels, 3 channels and 1,000 classes. Each row includes its submodules. Multiply-adds cover convolutions, matrix
     products and attention of the whole batch; one multiply-add is two FLOPs. No weights are loaded.
     """
-    from tui.text.model_summary import feature_lines, group_lines, layer_lines, total_lines
+    from tui.tables.models import feature_lines, group_lines, layer_lines, total_lines
 
     flag_values = {"model": model, "dataset": dataset, "data_path": data_path}
     with exit_on_usage_error():
@@ -127,3 +128,73 @@ def summary(
     layers = [*layer_lines(result, depth), "", *total_lines(result), *group_lines(result)]
     for line in feature_lines(result) if features else layers:
         typer.echo(line)
+
+
+def list_models(source: str | None) -> list[CatalogModel]:
+    """Return the models of one source, or of all sources that work, and print why the others do not.
+
+    Raises UsageError if `source` is missing or broken.
+    """
+    from engine.models.catalog import MODEL_SOURCES, builtin_models, library_models
+    from engine.utils.errors import UsageError
+
+    if source is not None:
+        return builtin_models() if source == "builtin" else library_models(source)
+    models = builtin_models()
+    for name in MODEL_SOURCES[1:]:
+        try:
+            models += library_models(name)
+        except UsageError as error:
+            announce_problem(error.problems[0])
+    return models
+
+
+def announce_problem(problem: Problem) -> None:
+    """Print why the models of a library cannot be used."""
+    from engine.utils.text import printable
+
+    typer.echo(printable(problem.message), err=True)
+
+
+def announce_parameter_count(source: str, missing: int) -> None:
+    """Print a notice before counting the parameters of many models."""
+    if missing > MAX_SILENT_COUNT:
+        typer.echo(
+            f"Counting the parameters of {missing:,} {source} models, once per installed version. "
+            "Ctrl-C stops; finished counts are kept.",
+            err=True,
+        )
+
+
+def print_models(models: Sequence[CatalogModel], counted_models: Iterable[CatalogModel]) -> None:
+    """Print the table; `counted_models` yields each of `models` as soon as its parameters are counted.
+
+    Counting can take minutes, so each line is printed at once.
+    """
+    from engine.show.table import NO_LIMIT, fit, line_text
+    from tui.tables.models import MODEL_COLUMNS
+
+    table = fit(MODEL_COLUMNS, models, NO_LIMIT)
+    typer.echo(line_text(table.header()))
+    for model in counted_models:
+        typer.echo(line_text(table.line(model)))
+
+
+def no_match_message(available: Sequence[CatalogModel], pattern: str | None, *, pretrained: bool) -> str:
+    """Return why no model matches, with the nearest names."""
+    import difflib
+
+    from engine.models.catalog import filter_models
+
+    if pretrained and filter_models(available, pattern):
+        return (
+            f"no model with {pattern!r} in its name has pretrained weights"
+            if pattern
+            else "no model has pretrained weights"
+        )
+    similar = difflib.get_close_matches(
+        (pattern or "").lower(), [model.name for model in available], MAX_SUGGESTIONS, 0.4
+    )
+    # Two sources can have a model of the same name.
+    hint = f"; similar names: {', '.join(dict.fromkeys(similar))}" if similar else ""
+    return f"no model has {pattern!r} in its name{hint}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 import typer
 
 from tui.cli.arguments import ConfigArguments, JsonOption, TrustCodeOption, exit_on_usage_error, resolve_arguments
@@ -45,8 +48,6 @@ def test(arguments: ConfigArguments = None, as_json: JsonOption = False, trust_c
 
     These are those of CONFIG and of the user's own file.
     """
-    from tui.text.notify import send_test
-
     with exit_on_usage_error():
         refuse_urls(arguments or [])
         config = resolve_arguments(arguments, trust_code=trust_code).config
@@ -62,3 +63,29 @@ def refuse_urls(arguments: list[str]) -> None:
         raise UsageError.one(
             "CONFIG", f"is a URL; set {URLS_KEY}=env:NAME instead", REFERENCE_ADVICE, code="invalid-value"
         )
+
+
+def send_test(urls: Sequence[str], *, as_json: bool) -> int:
+    """Send the test message, print a line per destination without its URL, and return the exit code.
+
+    Raises UsageError if there is no destination.
+    """
+    import socket
+    from dataclasses import asdict
+
+    from engine.notify.destinations import user_file
+    from engine.notify.message import test_message
+    from engine.notify.sender import send_message
+    from engine.utils.errors import UsageError
+    from engine.utils.text import printable
+
+    deliveries = send_message(test_message(socket.gethostname()), urls)
+    if not deliveries:
+        advice = f"set notify.urls=env:NAME, or write URLs into {user_file()} (chmod 600)"
+        raise UsageError.one("notify.urls", "there is no destination", advice, code="missing-value")
+    if as_json:
+        typer.echo(json.dumps([asdict(delivery) for delivery in deliveries], indent=2))
+    else:
+        for delivery in deliveries:
+            typer.echo(printable(delivery.line), err=not delivery.sent)
+    return 0 if all(delivery.sent for delivery in deliveries) else 1

@@ -13,7 +13,8 @@ from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, runs_root
 from engine.utils.errors import UsageError
 from tui.app import GputrainApp
-from tui.pollers import LOW_BANDWIDTH_INTERVALS, GpuPoller, RefreshIntervals
+from tui.pollers.host import GpuPoller
+from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
 
 if TYPE_CHECKING:
     from tui.demo.server import DemoServer

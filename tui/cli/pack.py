@@ -136,8 +136,8 @@ def make_request(
 def print_expected_size(plan: PackPlan, *, as_json: bool) -> None:
     """Print the number of images and the expected size of a packed set. Raises UsageError."""
     from engine.data.pack.writer import expected_size
-    from engine.utils.host import format_bytes
     from engine.utils.text import pluralize, printable
+    from engine.utils.units import format_bytes
 
     output, count, size = str(plan.request.output), len(plan.names), expected_size(plan)
     if as_json:
@@ -164,8 +164,8 @@ def run_pack(plan: PackPlan) -> PackSummary:
 
 def print_summary(summary: PackSummary, *, as_json: bool) -> None:
     """Print what was packed, and the skipped files on stderr."""
-    from engine.utils.host import format_bytes
     from engine.utils.text import pluralize, printable
+    from engine.utils.units import format_bytes
 
     for name in summary.skipped[:MAX_LISTED_FILES]:
         typer.echo(f"skipped: {printable(name)}", err=True)
@@ -275,7 +275,7 @@ class _Progress:
 
     def show_pack(self, progress: PackProgress) -> None:
         """Show the progress of packing, with the expected size."""
-        from engine.utils.host import format_bytes
+        from engine.utils.units import format_bytes
 
         note = f"  about {format_bytes(progress.expected_bytes)}" if progress.done and self._is_due() else ""
         self._show(progress.done, progress.total, "images", progress.done, note)
@@ -297,11 +297,13 @@ class _Progress:
             return
         if not self._is_due():
             return
+        from engine.utils.units import format_duration, format_rate
+
         self._shown = time.monotonic()
         seconds, (first_done, first_images) = max(self._shown - self._start, 1e-9), self._first
-        rate = f"{(images - first_images) / seconds:,.0f} images/s{note}"
+        rate = f"{format_rate((images - first_images) / seconds)} images/s{note}"
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, rate=rate)
         else:
             left = (total - done) * seconds / max(done - first_done, 1e-9)
-            typer.echo(f"{int(done):,}/{total:,} {unit}  {rate}  {left:,.0f} s left", err=True)
+            typer.echo(f"{int(done):,}/{total:,} {unit}  {rate}  {format_duration(left)} left", err=True)

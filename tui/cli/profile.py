@@ -170,8 +170,8 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
     if as_json:
         typer.echo(profile_json(folder.name, path, profile, diagnose_profile(profile)))
         return
-    from tui.text.profile import profile_lines, trace_lines
-    from tui.text.tables import table_console
+    from tui.cli.console import table_console
+    from tui.tables.profile import profile_lines, trace_lines
 
     console = table_console()
     for line in (*profile_lines(profile, console.width), *trace_lines(profile, path)):

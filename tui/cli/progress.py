@@ -14,7 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from engine.runs.event_lines import RunStarting, TrainingProgress, describe_parameters, event_line, event_lines
+from engine.runs.event_lines import (
+    RunStarting,
+    TrainingProgress,
+    describe_parameters,
+    epoch_name,
+    event_line,
+    event_lines,
+)
 from engine.runs.events import (
     EpochEvent,
     Event,
@@ -29,7 +36,8 @@ from engine.runs.events import (
 from engine.runs.folder import runs_root
 from engine.runs.history import History
 from engine.runs.journal import to_line
-from engine.utils.text import format_duration, printable
+from engine.utils.text import printable
+from engine.utils.units import format_duration, format_rate, format_score
 
 MAX_QUEUED_EVENTS = 10_000
 DRAIN_TIMEOUT_SECONDS = 5.0
@@ -130,10 +138,10 @@ class EpochProgress:
         if latest is not None and latest.epoch == self.number:
             rate = latest.images_per_second
             # The journal stores a loss that is NaN or infinite as null.
-            loss = f"  loss {math.nan if latest.losses[-1] is None else latest.losses[-1]:.4f}"
+            loss = f"  loss {format_score(math.nan if latest.losses[-1] is None else latest.losses[-1])}"
         if rate is None:
             return ""
-        return (f"{rate:,.0f} images/s" if rate >= 10 else f"{rate:.2g} images/s") + loss
+        return f"{format_rate(rate)} images/s{loss}"
 
 
 class JsonPrinter:
@@ -189,7 +197,7 @@ class PlainPrinter:
         else:
             return []
         self._next_progress = event.time + max(PROGRESS_SECONDS, PROGRESS_SHARE * steps * step_seconds)
-        return [f"epoch {self._progress.number:>3}  step {done}/{steps}  {self._progress.describe()}  {rest}"]
+        return [f"{epoch_name(self._progress.number)}  step {done}/{steps}  {self._progress.describe()}  {rest}"]
 
     def close(self) -> None:
         self._out.flush()
@@ -258,13 +266,15 @@ class DryRunPrinter:
         self._history = History()
 
     def __call__(self, event: Event) -> None:
+        from tui.tables import fact_lines
+
         self._history.add(event)
         if isinstance(event, RunStarted):
             fallback = self._history.cpu_fallback
             rows = {
                 "ranks": event.world_size,
                 "devices": ", ".join(event.devices),
-                **({"reason for CPU": printable(fallback)} if fallback else {}),
+                **({"reason for CPU": fallback} if fallback else {}),
                 "start method": event.start_method,
                 "backend": event.backend,
                 "precision": event.precision,
@@ -275,10 +285,10 @@ class DryRunPrinter:
                 "training images": event.train_images,
                 "validation images": event.val_images,
                 "classes": event.classes,
-                "input": printable(event.input),
+                "input": event.input,
                 "parameters": describe_parameters(event).replace(" parameters", ""),
             }
-            self._out.write("".join(f"{name:<18} {value}\n" for name, value in rows.items()))
+            self._out.write("".join(f"{line}\n" for line in fact_lines(rows)))
         elif (line := event_line(event)) is not None:
             print(line, file=cast(IO[str], DisconnectSafeStream(sys.stderr)))
 

@@ -49,7 +49,8 @@ def queue(context: typer.Context, runs_dir: RunsDirOption = None, as_json: JsonO
         return
     from engine.queue.listing import list_queue
     from engine.runs.folder import runs_root
-    from tui.text.queue import format_queue_table
+    from tui.cli.console import print_table
+    from tui.tables.queue import PLAIN_COLUMNS
 
     with exit_on_usage_error():
         rows = list_queue(runs_root(runs_dir))
@@ -58,7 +59,7 @@ def queue(context: typer.Context, runs_dir: RunsDirOption = None, as_json: JsonO
     elif not rows:
         typer.echo("No run waits on this host.", err=True)
     else:
-        typer.echo(format_queue_table(rows))
+        print_table(PLAIN_COLUMNS, rows)
 
 
 @queue_app.command(cls=HelpCommand, epilog=make_epilog(["gputrain queue hold flowers-3"]))

@@ -180,9 +180,11 @@ def trash(
     import time
 
     from engine.runs.folder import RunFolder
-    from engine.runs.trash import delete_for_good, list_trash, run_contents
+    from engine.runs.trash import TrashedRun, delete_for_good, list_trash, run_contents
+    from engine.show.table import Column
     from engine.utils.text import pluralize
-    from tui.text.runs import format_age, format_table
+    from engine.utils.units import format_age
+    from tui.cli.console import print_table
 
     with exit_on_usage_error():
         root = _root(runs_dir)
@@ -206,11 +208,12 @@ def trash(
         ]
         typer.echo(json.dumps({"format": 1, "runs": values}, indent=2))
     elif runs:
-        lines: list[tuple[str, ...]] = [("NAME", "CONTENTS", "DELETED")]
-        for run in runs:
-            age = format_age(max(time.time() - run.deleted_at, 0))
-            lines.append((_shown(run.entry), str(contents[run.entry]), f"{age} ago"))
-        typer.echo(format_table(lines))
+        columns: list[Column[TrashedRun]] = [
+            Column("name", "name", lambda run: run.entry),
+            Column("contents", "contents", lambda run: str(contents[run.entry])),
+            Column("deleted", "deleted", lambda run: f"{format_age(max(time.time() - run.deleted_at, 0))} ago"),
+        ]
+        print_table(columns, runs)
 
 
 @app.command(

@@ -107,7 +107,8 @@ def list_command(
     from engine.runs.run_list import RunList
     from engine.utils.errors import UsageError
     from engine.utils.text import pluralize, printable
-    from tui.text.runs import format_columns, format_runs_table
+    from tui.cli.console import print_table
+    from tui.tables.runs import field_column, listed_columns
 
     with exit_on_usage_error():
         root = runs_root(runs_dir)
@@ -139,7 +140,7 @@ def list_command(
                 value["columns"] = {field.name: field.value(row) for field in fields}
         typer.echo(json.dumps({"format": 1, "runs": values}, indent=2))
     elif rows:
-        typer.echo(format_runs_table(rows) if fields is None else format_columns(rows, fields))
+        print_table(listed_columns(rows) if fields is None else [field_column(field) for field in fields], rows)
     elif run_list.count == 0:
         typer.echo(f"There are no runs in {root}. Start one with `gputrain run CONFIG --runs-dir {root}`.", err=True)
     else:

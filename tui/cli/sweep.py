@@ -273,10 +273,10 @@ def _find(root: Path, words: list[str], *, trust_owner: bool) -> SweepFolder:
 
 def _show(folder: SweepFolder, *, as_json: bool) -> None:
     from engine.sweeps.status import SweepReader
-    from tui.text.sweeps import format_sweep
+    from tui.tables.sweeps import sweep_lines
 
     status = SweepReader(folder).poll()
-    typer.echo(json.dumps(status.to_dict(), indent=2) if as_json else format_sweep(status))
+    typer.echo(json.dumps(status.to_dict(), indent=2) if as_json else "\n".join(sweep_lines(status)))
 
 
 def _stop(folder: SweepFolder) -> None:

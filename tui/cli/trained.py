@@ -40,7 +40,6 @@ DeviceOption = Annotated[
 ]
 RawOption = Annotated[bool, typer.Option("--raw", help="Use the raw weights instead of the EMA weights.")]
 
-MAX_PATH_COLUMNS, MAX_NAME_COLUMNS = 60, 24
 # A larger confusion matrix does not fit a terminal.
 MAX_MATRIX_CLASSES = 20
 
@@ -79,6 +78,7 @@ def predict(
     from engine.runs.find import find_run
     from engine.runs.folder import runs_root
     from engine.utils.files import expand_user
+    from tui.tables.predictions import prediction_line, prediction_table
 
     failed: list[Prediction] = []
     with ExitStack() as reservation:
@@ -93,10 +93,9 @@ def predict(
         if as_json:
             print_predictions_json(predictions, failed, folder, trained.checkpoint)
         else:
-            path_columns = min(max((cell_width(str(file.path)) for file in files), default=0), MAX_PATH_COLUMNS)
-            name_columns = min(max(map(cell_width, trained.checkpoint.classes)), MAX_NAME_COLUMNS)
+            table = prediction_table([str(file.path) for file in files], trained.checkpoint.classes)
             for prediction in predictions:
-                typer.echo(prediction_line(prediction, path_columns, name_columns))
+                typer.echo(prediction_line(table, prediction))
     named_failed = any(prediction.file.explicit for prediction in failed)
     if len(failed) == len(files) and not named_failed:
         from engine.utils.errors import Problem
@@ -146,30 +145,6 @@ def print_predictions_json(
     ]
     lines = ",".join(f"\n{line}" for line in skipped)
     typer.echo(f'\n], "skipped": [{lines}\n]}}')
-
-
-def prediction_line(prediction: Prediction, path_columns: int, name_columns: int) -> str:
-    """Format an image path with its best class, its probability and the runners-up."""
-    (best_name, probability), *others = prediction.classes
-    runners_up = ", ".join(f"{pad_cells(other, 0)} {other_probability:.4f}" for other, other_probability in others)
-    path = pad_cells(str(prediction.file.path), path_columns)
-    return f"{path}  {pad_cells(best_name, name_columns)}  {probability:.4f}  {runners_up}".rstrip()
-
-
-def pad_cells(text: str, width: int) -> str:
-    """Escape control characters and pad to at least `width` terminal cells."""
-    from engine.utils.text import printable
-
-    return printable(text) + " " * (width - cell_width(text))
-
-
-def cell_width(text: str) -> int:
-    """Return the width of the escaped text in terminal cells."""
-    from rich.cells import cell_len
-
-    from engine.utils.text import printable
-
-    return cell_len(printable(text))
 
 
 @app.command(
@@ -260,8 +235,10 @@ def evaluation_json(
 def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, part: str) -> list[str]:
     """Return the report of `gputrain evaluate`: totals, accuracy per class, confusion matrix."""
     from engine.inference.evaluate import evaluation_format
-    from tui.text.confusion import matrix_lines
-    from tui.text.tables import UNKNOWN
+    from engine.show.table import plain_lines
+    from engine.utils.text import printable
+    from engine.utils.units import format_count, format_score
+    from tui.tables.confusion import CLASS_COLUMNS, ClassRow, matrix_lines
 
     evaluation, metrics, data = result.evaluation, result.evaluation.metrics, result.config.data
     path = data.val_path if part == "val" and data.val_path is not None else data.path
@@ -269,21 +246,23 @@ def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint
     tta = "" if result.config.eval.tta == "none" else f", eval.tta={result.config.eval.tta}"
     image_format = evaluation_format(checkpoint, result.config)
     changed = "" if image_format == checkpoint.image_format else f", images: {image_format.describe_evaluation()}"
-    name_columns = max(cell_width("class"), *(cell_width(name) for name in checkpoint.classes))
     images_of = "all parts" if part == "all" else f"part {part}"
-    lines = [
-        f"{checkpoint.path.name} on {pad_cells(source, 0)}, {images_of}{tta}{changed}",
-        f"{metrics.images:,} images  loss {metrics.loss:.4f}  "
-        f"top-1 {metrics.accuracy:.4f}  top-5 {evaluation.top5:.4f}",
-        *([] if not evaluation.own else ["  ".join(f"{name} {value:.4f}" for name, value in evaluation.own.items())]),
-        "",
-        f"{'class':<{name_columns}}  images  accuracy",
-    ]
-    for name, images, accuracy in zip(checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True):
-        lines.append(
-            f"{pad_cells(name, name_columns)}  {images:>6}  " + (UNKNOWN if accuracy is None else f"{accuracy:.4f}")
+    own = [f"{name} {format_score(value)}" for name, value in evaluation.own.items()]
+    rows = [
+        ClassRow(name, math.nan if accuracy is None else accuracy, images)
+        for name, images, accuracy in zip(
+            checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True
         )
+    ]
+    lines = [
+        f"{checkpoint.path.name} on {printable(source)}, {images_of}{tta}{changed}",
+        f"{format_count(metrics.images)} images  loss {format_score(metrics.loss)}  "
+        f"top-1 {format_score(metrics.accuracy)}  top-5 {format_score(evaluation.top5)}",
+        *(["  ".join(own)] if own else []),
+        "",
+        *plain_lines(CLASS_COLUMNS, rows),
+    ]
     if len(checkpoint.classes) <= MAX_MATRIX_CLASSES:
         lines += ["", "confusion matrix (rows: true class, columns: predicted class)"]
-        lines += matrix_lines([pad_cells(name, 0) for name in checkpoint.classes], evaluation.confusion)
+        lines += matrix_lines([printable(name) for name in checkpoint.classes], evaluation.confusion)
     return lines

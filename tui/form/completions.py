@@ -18,6 +18,7 @@ from engine.models.catalog import (
 from engine.optim.timm_optimizers import timm_optimizer_names
 from engine.utils.codec import replace
 from engine.utils.errors import UsageError
+from engine.utils.units import format_large
 from tui.form.fields import ConfigField
 
 MODEL_KEY, OPTIMIZER_KEY, WEIGHTS_KEY = "model.name", "optim.name", "model.weights"
@@ -93,16 +94,8 @@ class Completer:
 
 def describe_model(model: CatalogModel) -> str:
     """Return the library, size and accuracy of a model, as far as they are known."""
-    words = [format_count(model.parameters) if model.parameters is not None else "", model.source]
+    words = [format_large(model.parameters) if model.parameters is not None else "", model.source]
     words.append("" if model.top1 is None else f"top-1 {model.top1:.1f}%")
     # An accuracy is that of pretrained weights.
     words.append("pretrained" if model.weights and model.top1 is None else "")
     return ", ".join(word for word in words if word)
-
-
-def format_count(count: int) -> str:
-    """Format a number of parameters: "11.7 M"."""
-    for limit, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if count >= limit:
-            return f"{count / limit:.1f}{unit}"
-    return str(count)

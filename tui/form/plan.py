@@ -13,9 +13,8 @@ from engine.gpus.snapshot import Snapshot
 from engine.optim.lr_schedule import scaled_lr
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from engine.utils.ticks import format_number
+from engine.utils.units import format_large, format_number
 from tui.form.checks import FormCheckResult
-from tui.form.completions import format_count
 from tui.form.model import Form
 from tui.palette import BAD, MUTED, WARNING
 
@@ -110,7 +109,7 @@ def field_facts(config: Config, result: FormCheckResult) -> dict[str, str]:
         classes = "" if result.num_classes is None else f"{result.num_classes} classes, "
         facts["data.path" if config.data.path else "data.dataset"] = classes + images
     if result.parameters is not None:
-        facts["model.name"] = f"{format_count(result.parameters)} parameters"
+        facts["model.name"] = f"{format_large(result.parameters)} parameters"
     if config.optim.lr_scaling != "none":
         facts["optim.lr"] = f"{format_number(scaled_lr(config.optim, result.total_ranks))} after scaling"
     return facts

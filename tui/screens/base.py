@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -18,15 +19,18 @@ from textual.widgets import Input, Static
 from engine.launch.detached import LaunchedRun
 from engine.runs.folder import RunFolder, RunState
 from engine.utils.errors import Problem, UsageError
-from tui.host import HostPoller
 from tui.keymap import GLOBAL_COMMANDS, Command, make_bindings
 from tui.palette import ACCENT, NOTICE
-from tui.pollers import GpuPoller, RefreshIntervals, RunListPoller
+from tui.pollers.host import GpuPoller, HostPoller
+from tui.pollers.runs import RunListPoller
+from tui.pollers.watched import Poller, RefreshIntervals
 from tui.widgets.entry import Entry
 from tui.widgets.keys import Keys
 from tui.widgets.text_line import TextLine
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
+# The sentence of a problem is longer than that of a success.
+PROBLEM_SECONDS = 10.0
 
 
 class Filter(Entry):
@@ -67,6 +71,8 @@ class Filter(Entry):
 
 
 Result = TypeVar("Result")
+Outcome = TypeVar("Outcome")
+AnyPoller = TypeVar("AnyPoller", bound=Poller)
 
 
 class Dialog(ModalScreen[Result], Generic[Result]):
@@ -147,6 +153,8 @@ class GputrainScreen(Screen[None]):
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = ()
     SHARED_COMMANDS: ClassVar[Sequence[Command]] = GLOBAL_COMMANDS
     SHOWS_RUNS: ClassVar[bool] = False
+    SHOWN_READINGS: ClassVar[Sequence[str]] = ()
+    """Keys of the readings whose meanings are in the help of the screen."""
     COMMAND_TABLE: ClassVar[Sequence[Command]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -157,11 +165,57 @@ class GputrainScreen(Screen[None]):
         super().__init__()
         self.gputrain_app = app
         self._filter: Filter | None = None
+        self._pollers: list[Poller] = []
         self.opened_at = time.monotonic()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]
         for binding in make_bindings(self.SCREEN_COMMANDS):
             self.add_binding(binding)
+
+    def follow(self, poller: AnyPoller) -> AnyPoller:
+        """Run a poller of this screen from when it is mounted until it is left, and show its first result at once."""
+        poller.on_first_result = self._show_first_result
+        self._pollers.append(poller)
+        if self.is_mounted:
+            poller.start()
+        return poller
+
+    def stop_following(self, poller: Poller) -> None:
+        """End a poller of this screen before the screen is left."""
+        self._pollers.remove(poller)
+        poller.close()
+
+    def _show_first_result(self) -> None:
+        """Update the screen without waiting for its refresh interval. Called in the thread of a poller."""
+        self.call_later(self.update_if_on_top)
+
+    def act(
+        self,
+        work: Callable[[], Outcome],
+        done: Callable[[Outcome], object] = lambda _: None,
+        failed: Callable[[], object] = lambda: None,
+        *,
+        in_thread: bool = False,
+    ) -> None:
+        """Do `work`, and call `done` with its result. A UsageError is shown as a toast, and `failed` is called instead.
+
+        Work that may take longer than a frame runs `in_thread`. All else happens in the event loop, and so does short
+        work: requests that follow each other must keep their order."""
+
+        def run() -> Callable[[], object]:
+            try:
+                return partial(done, work())
+            except UsageError as error:
+                return partial(self._refuse, error, failed)
+
+        if in_thread:
+            self.run_worker(lambda: self.app.call_from_thread(run()), thread=True, group="act")
+        else:
+            run()()
+
+    def _refuse(self, error: UsageError, failed: Callable[[], object]) -> None:
+        self.gputrain_app.show_toast(error, timeout_s=PROBLEM_SECONDS)
+        failed()
 
     def add_binding(self, binding: Binding) -> None:
         """Bind the keys of one command on this instance."""
@@ -212,10 +266,17 @@ class GputrainScreen(Screen[None]):
         self.query_one(Keys).update_commands()
 
     def on_mount(self) -> None:
+        # Textual calls `on_mount` of each class, that of the subclass first.
+        for poller in self._pollers:
+            poller.start()
         self.set_interval(self.gputrain_app.intervals.poll_s, self.update_if_on_top)
         # The first results arrive well before the first interval ends.
         for seconds in (0.1, 0.3, 0.6):
             self.set_timer(seconds, self.update_if_on_top)
+
+    def on_unmount(self) -> None:
+        for poller in self._pollers:
+            poller.close()
 
     def on_screen_resume(self) -> None:
         self.gputrain_app.run_list_poller.enabled = self.SHOWS_RUNS

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from textual import events, on
 from textual.containers import Container
 
+from engine.show.charts import Place, charts_of
 from tui.screens.run_layout import Layout
 from tui.widgets.chart import Chart
 from tui.widgets.lines import Lines
@@ -20,22 +21,28 @@ Room = TypeVar("Room")
 class ChartPanels(Container, Generic[Room]):
     """Panels in a grid. Charts that share a place take turns: the one that was focused last is shown.
 
-    A subclass names its charts and other panels in the order of the focus, and lays them out. `Room` is what the layout
-    depends on.
+    A subclass names the place of its charts, and other panels in the order of the focus, and lays them out. `Room` is
+    what the layout depends on.
     """
 
-    CHARTS: ClassVar[Mapping[str, str]] = {}
+    PLACE: ClassVar[Place]
     OTHER_PANELS: ClassVar[Sequence[str]] = ()
 
     def __init__(self, id: str, room: Room) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
         self.is_full = False
         """Whether a single panel fills the screen."""
+        self.charts = tuple(chart.id for chart in charts_of(self.PLACE))
+        """The charts, in the order of the focus."""
         self._focused_charts: list[str] = []
         """Charts that were focused, the latest one first."""
         self._room = room
         self._arranged: tuple[Room, bool, list[str]] | None = None
         self._layout_of_room = self.layout_of(room)
+
+    def make_charts(self) -> Iterator[Chart]:
+        """Yield a panel for each chart."""
+        return (Chart(chart.title, chart.id) for chart in charts_of(self.PLACE))
 
     def layout_of(self, room: Room) -> Layout:
         """Return the layout for a room."""
@@ -70,7 +77,7 @@ class ChartPanels(Container, Generic[Room]):
     @property
     def active_chart(self) -> Chart:
         """The chart that was focused last, else the first one."""
-        chart = self._focused_charts[0] if self._focused_charts else next(iter(self.CHARTS))
+        chart = self._focused_charts[0] if self._focused_charts else self.charts[0]
         return self.query_one(f"#{chart}", Chart)
 
     def toggle_full(self) -> None:
@@ -79,17 +86,22 @@ class ChartPanels(Container, Generic[Room]):
         self.fit(self._room)
         self.active_chart.focus()
 
-    def focus_next_panel(self, step: int) -> None:
-        """Focus the panel `step` places after the focused one, in the order of the charts and the other panels."""
+    def focus_next_panel(self, step: int) -> bool:
+        """Focus the panel `step` places after the focused one, in the order of the charts and the other panels.
+
+        Return whether a chart appeared, which is then to be drawn.
+        """
         layout = self._layout_of_room
-        panels = [panel for panel in (*self.CHARTS, *self.OTHER_PANELS) if layout.span_of(panel)]
+        panels = [panel for panel in (*self.charts, *self.OTHER_PANELS) if layout.span_of(panel)]
         focused = self.screen.focused
         index = panels.index(str(focused.id)) if focused is not None and str(focused.id) in panels else -step
         panel = panels[(index + step) % len(panels)]
-        if panel in self.CHARTS:
+        appeared = False
+        if panel in self.charts:
             self._remember_chart(panel)
-            self.fit(self._room)
+            appeared = self.fit(self._room)
         self.query_one(f"#{panel}").focus()
+        return appeared
 
     def _remember_chart(self, chart: str) -> None:
         self._focused_charts = [chart, *(other for other in self._focused_charts if other != chart)]

@@ -5,6 +5,7 @@ The base of `tui.screens.run` and `tui.screens.compare`.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,9 +19,12 @@ from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.chart_panels import ChartPanels
 from tui.widgets.chart import Chart
 
+# After this time, keys are handled before the next chart is drawn.
+DRAW_BUDGET_SECONDS = 0.02
+
 
 class ChartScreen(GputrainScreen):
-    """Draws its charts one per refresh, so that keys are handled in between.
+    """Draws its charts in slices, so that keys are handled in between.
 
     A subclass yields `ChartPanels` and implements `chart_data`, `draw_chart` and `chart_note`.
     """
@@ -60,12 +64,14 @@ class ChartScreen(GputrainScreen):
         self._draw_next()
 
     def _draw_next(self) -> None:
+        end = time.perf_counter() + DRAW_BUDGET_SECONDS
         while self._charts_to_draw:
             chart = self._charts_to_draw.pop(0)
             if chart.display and chart.id is not None:
                 self.draw_chart(chart)
-                self.call_after_refresh(self._draw_next)
-                return
+                if self._charts_to_draw and time.perf_counter() >= end:
+                    self.call_after_refresh(self._draw_next)
+                    return
 
     @property
     def panels(self) -> ChartPanels[Any]:
@@ -108,12 +114,9 @@ class ChartScreen(GputrainScreen):
 
     def action_cursor(self, columns: int) -> None:
         self.view = self.view.move_cursor(self.chart_data, columns)
-        self.active_chart.set_cursor(self.view.cursor, self.chart_note(str(self.active_chart.id)))
-        self.call_after_refresh(self._move_other_cursors)
-
-    def _move_other_cursors(self) -> None:
         for chart in self.query(Chart):
-            if chart is not self.active_chart:
+            # A hidden chart is drawn when it appears.
+            if chart.display:
                 chart.set_cursor(self.view.cursor, self.chart_note(str(chart.id)))
 
     def action_full(self) -> None:
@@ -122,8 +125,8 @@ class ChartScreen(GputrainScreen):
         self.update_keys()
 
     def action_next_panel(self, step: int) -> None:
-        self.panels.focus_next_panel(step)
-        self.call_after_refresh(self.draw_charts)
+        if self.panels.focus_next_panel(step):
+            self.call_after_refresh(self.draw_charts)
 
     def export_folder(self) -> tuple[Path, str]:
         """Return the folder of the files of `e`, and how a message names it. Raises OSError."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
-from rich.cells import cell_len
 from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
@@ -13,13 +12,14 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
+from engine.runs.columns import ColumnChoice
 from engine.runs.keys import quote_key
 from engine.runs.query import SortOrder
+from engine.show.table import Align, Shorten, cell_width, pad
 from engine.utils.text import printable
 from tui.palette import ACCENT, MUTED
 from tui.screens.base import Dialog
-from tui.text.run_columns import ColumnChoice
-from tui.text.run_table import SORT_SIGNS
+from tui.tables.runs import SORT_SIGNS
 from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines, Row
 
@@ -59,7 +59,7 @@ class SearchDialog(Dialog[Result | None], Generic[Result]):
     def __init__(self, title: str, choices: Sequence[ColumnChoice]) -> None:
         super().__init__()
         self._title, self._choices = title, list(choices)
-        longest = max((cell_len(_shown(choice)) for choice in self._choices), default=0)
+        longest = max((cell_width(_shown(choice)) for choice in self._choices), default=0)
         self._key_columns = min(longest, MAX_KEY_COLUMNS)
 
     def compose(self) -> ComposeResult:
@@ -84,7 +84,7 @@ class SearchDialog(Dialog[Result | None], Generic[Result]):
 
     def _line(self, choice: ColumnChoice) -> Text:
         sign, style = self.sign_of(choice.name)
-        key = _shown(choice).ljust(self._key_columns)
+        key = pad(_shown(choice), self._key_columns, mode=Shorten.MIDDLE)
         return Text.assemble((sign, style), (key, style), (f"  {choice.about}", MUTED), no_wrap=True, end="")
 
     def sign_of(self, key: str) -> tuple[str, str]:
@@ -150,7 +150,9 @@ class ColumnsDialog(SearchDialog[list[str]]):
         self._chosen, self._defaults = list(chosen), list(defaults)
 
     def sign_of(self, key: str) -> tuple[str, str]:
-        return (f"{self._chosen.index(key) + 1:>2} ", ACCENT) if key in self._chosen else ("   ", "")
+        if key not in self._chosen:
+            return "   ", ""
+        return pad(str(self._chosen.index(key) + 1), 2, Align.RIGHT) + " ", ACCENT
 
     def on_input_submitted(self) -> None:
         self.dismiss(self._chosen)

@@ -1,6 +1,6 @@
 """Several runs side by side: their curves on the same charts, the config keys that differ, and their metrics.
 
-`tui.compare_poller` reads the runs; `tui.charts.compare_view` makes curves of them, `tui.text.compare` the tables.
+`tui.pollers.compare` reads the runs; `tui.charts.compare_view` makes curves of them, `tui.tables.compare` the tables.
 """
 
 from __future__ import annotations
@@ -15,18 +15,29 @@ from textual.app import ComposeResult
 
 from engine.runs.comparison import Column, Comparison
 from engine.runs.folder import RunFolder
+from engine.runs.metrics import METRICS
+from engine.show.charts import CHARTS
+from engine.show.table import fit
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from tui.charts.compare_view import COMPARE_CHARTS, CompareData, ComparedCurves
+from tui.charts.compare_view import CompareData, ComparedCurves
 from tui.charts.view import ChartView
-from tui.compare_poller import CompareCache, ComparePoller, ReadRun
 from tui.keymap import COMPARE_COMMANDS, Command
 from tui.palette import BAD, WARNING
+from tui.pollers.compare import CompareCache, ComparePoller, ReadRun
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
 from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL, ComparePanels, CompareRoom
-from tui.text.compare import column_name, run_letter, table_rows
-from tui.text.compare_lines import EntryLine, entry_lines, fits, table_lines
+from tui.tables import styled
+from tui.tables.compare import (
+    ENTRY_COLUMNS,
+    CompareEntry,
+    column_name,
+    compare_rows,
+    differences_header,
+    fit_differences,
+    run_letter,
+)
 from tui.widgets.chart import Chart, curve_value
 from tui.widgets.lines import Lines, Row
 from tui.widgets.text_line import TextLine
@@ -54,7 +65,7 @@ class CompareScreen(ChartScreen):
         """Compare the runs in `folders`; `baseline` is the index of the run that the others are compared with."""
         super().__init__(app)
         self.view = ChartView(smoothing=INITIAL_SMOOTHING)
-        self.compare_poller = ComparePoller(folders, cache)
+        self.compare_poller = self.follow(ComparePoller(folders, cache))
         self.data = CompareData()
         self._runs: tuple[ReadRun, ...] = ()
         self._comparison: Comparison | None = None
@@ -70,13 +81,9 @@ class CompareScreen(ChartScreen):
         yield ComparePanels(id="compare-panels")
 
     def on_mount(self) -> None:
-        self.compare_poller.start()
         self.set_interval(DRAIN_INTERVAL_SECONDS, self._show_news)
-        self.query_one(f"#{next(iter(COMPARE_CHARTS))}").focus()
+        self.query_one(ComparePanels).active_chart.focus()
         self._rebuild()
-
-    def on_unmount(self) -> None:
-        self.compare_poller.close()
 
     def _show_news(self) -> None:
         """Show what has been read. While runs are read, each curve appears in the focused chart at once, in the others
@@ -203,12 +210,14 @@ class CompareScreen(ChartScreen):
             baseline = self._baseline_index
             pinned = None if baseline is None else self._columns[baseline]
             # The states are in the list of the runs.
-            rows = table_rows(comparison, self._columns, pinned)[1:]
-            if pinned is not None and not fits(rows, panel.text_width):
-                rows = table_rows(comparison, self._columns, pinned, short=True)[1:]
+            entries, width = self.data.entries, panel.text_width
+            rows = compare_rows(comparison, self._columns, pinned)[1:]
+            table = fit_differences(rows, entries, self._selected, baseline, width)
+            if pinned is not None and len(table.columns) <= len(entries):
+                rows = compare_rows(comparison, self._columns, pinned, short=True)[1:]
+                table = fit_differences(rows, entries, self._selected, baseline, width)
             lines = max(len(rows), len(self._columns)) + 1
-            header, texts = table_lines(rows, self.data.entries, self._selected, baseline, panel.text_width)
-            panel.set_texts(texts, [header])
+            panel.set_texts([styled(table.line(row)) for row in rows], [styled(differences_header(table, entries))])
             keys = len(comparison.differences)
             panel.set_titles(f"{pluralize(keys, 'config key')} differ{'s' if keys == 1 else ''}, and figures")
         room = CompareRoom(self.size.width, self.size.height - 2 - with_message, lines, self.data.has_grad_norm)
@@ -224,14 +233,15 @@ class CompareScreen(ChartScreen):
             curve = chart.curves[index] if index < len(chart.curves) else None
             value, reference = (None, None) if curve is None else curve_value(curve, self.view.cursor)
             entries.append(
-                EntryLine(
-                    entry.letter, entry.name, entry.style, self._entry_note(column), value, reference, index == baseline
+                CompareEntry(
+                    letter=entry.letter, name=entry.name, style=entry.style, note=self._entry_note(column),
+                    metric=METRICS[str(chart.id)], value=value, reference=reference, is_baseline=index == baseline,
                 )
-            )
-        texts = entry_lines(entries, panel.text_width)
-        panel.set_rows([Row(str(index), text) for index, text in enumerate(texts)])
+            )  # fmt: skip
+        table = fit(ENTRY_COLUMNS, entries, panel.text_width)
+        panel.set_rows([Row(str(index), styled(table.line(entry))) for index, entry in enumerate(entries)])
         where = "latest" if self.view.cursor is None else f"{self.view.axis} {self.view.cursor:,.6g}"
-        panel.set_titles(f"{COMPARE_CHARTS[str(chart.id)]}, {where}")
+        panel.set_titles(f"{CHARTS[str(chart.id)].title}, {where}")
 
     def _entry_note(self, column: Column) -> str:
         runs: list[ReadRun] = [self._runs[run] for run in column.runs]

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from rich.text import Text
 from textual.app import ComposeResult
 
-from tui.charts.compare_view import COMPARE_CHARTS
+from engine.show.charts import Place
 from tui.palette import MUTED
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.run_layout import GRID_COLUMNS, Layout
-from tui.widgets.chart import Chart
 from tui.widgets.lines import Lines
 
 RUNS_PANEL, TABLE_PANEL = "compared-runs", "differences"
@@ -36,7 +35,7 @@ class CompareRoom:
 class ComparePanels(ChartPanels[CompareRoom]):
     """Charts above, runs and differences below. `f` fills the screen with the panel that has the focus."""
 
-    CHARTS = COMPARE_CHARTS
+    PLACE = Place.COMPARE
     OTHER_PANELS = (RUNS_PANEL, TABLE_PANEL)
 
     def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
@@ -44,13 +43,12 @@ class ComparePanels(ChartPanels[CompareRoom]):
         super().__init__(id, CompareRoom(0, 0, 0))
 
     def compose(self) -> ComposeResult:
-        for chart_id, title in COMPARE_CHARTS.items():
-            yield Chart(title, chart_id)
+        yield from self.make_charts()
         yield Lines(selectable=True, id=RUNS_PANEL)
         yield Lines(id=TABLE_PANEL, empty_text=Text("Reading the runs …", MUTED))
 
     def layout_of(self, room: CompareRoom) -> Layout:
-        charts = tuple(chart for chart in COMPARE_CHARTS if room.has_grad_norm or chart != "grad_norm")
+        charts = tuple(chart for chart in self.charts if room.has_grad_norm or chart != "grad_norm")
         if self.is_full:
             if self._full_panel:
                 return Layout((), ("1fr",), (), {self._full_panel: GRID_COLUMNS})

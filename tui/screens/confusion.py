@@ -1,37 +1,33 @@
 """The confusion screen: confusion matrix, worst mistakes and per-class accuracy of a run's best or last epoch.
 
-`tui.pollers.EvaluationPoller` reads the evaluations; `tui.widgets.matrix` draws the matrix.
+`tui.pollers.files` reads the evaluations; `tui.widgets.matrix` draws the matrix.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from engine.runs.evaluations import EpochEvaluation, Mistake, RunEvaluations, mistakes, worst_first
+from engine.runs.evaluations import EpochEvaluation, RunEvaluations, mistakes, worst_first
 from engine.runs.folder import RunFolder
 from engine.utils.errors import Problem
-from engine.utils.text import pluralize, printable
-from tui.charts.meter import meter
+from engine.utils.text import printable
+from engine.utils.units import format_count, format_score
 from tui.keymap import CONFUSION_COMMANDS, Command
-from tui.palette import BAD, MUTED, STRONG, series_style
-from tui.pollers import EvaluationPoller
+from tui.palette import BAD, MUTED, STRONG
+from tui.pollers.files import watch_evaluations
 from tui.screens.base import AppServices, GputrainScreen
-from tui.text.confusion import format_percent, truncate_cells
-from tui.widgets.lines import Lines, Row
+from tui.tables.confusion import ClassRow, class_line, class_table, mistake_lines
+from tui.widgets.lines import LazyRows, Lines, Row
 from tui.widgets.matrix import Matrix
 from tui.widgets.text_line import TextLine
 
 # With more classes than this, the matrix does not fit most terminals, so the worst classes come first by default.
 MAX_UNSORTED_CLASSES = 30
-MIN_BAR_COLUMNS, MAX_BAR_COLUMNS, MAX_NAME_COLUMNS = 5, 30, 16
-ARROW = " → "
 
 
 class ConfusionScreen(GputrainScreen):
@@ -43,7 +39,7 @@ class ConfusionScreen(GputrainScreen):
     def __init__(self, app: AppServices, folder: RunFolder) -> None:
         super().__init__(app)
         self.folder = folder
-        self.evaluation_poller = EvaluationPoller(folder.evaluation)
+        self.evaluation_poller = self.follow(watch_evaluations(folder))
         self._show_best = True
         self._sort_worst_first: bool | None = None
         self._drawn_key: object = None
@@ -57,22 +53,18 @@ class ConfusionScreen(GputrainScreen):
                 pairs.border_title = "Worst mistakes (true → predicted)"
                 yield pairs
                 classes = Lines(selectable=True, id="classes")
-                classes.border_title = "Accuracy per class, worst first"
+                classes.border_title = "Accuracy and images, worst first"
                 yield classes
 
     def on_mount(self) -> None:
         self.query_one("#confusion").display = False
-        self.evaluation_poller.start()
         # The answer of a remote terminal is here by the time that an image is shown.
         self.gputrain_app.find_graphics()
-
-    def on_unmount(self) -> None:
-        self.evaluation_poller.close()
 
     def update_content(self) -> None:
         poller, name = self.evaluation_poller, printable(self.folder.name)
         self.show_title(f"{name}   confusion matrix")
-        evaluations, problem = poller.latest, poller.problem or poller.unexpected_error
+        evaluations, problem = poller.value, poller.problem or poller.unexpected_error
         self.show_line("#scores", self._scores_line(evaluations, problem, has_polled=poller.has_polled))
         panels = self.query_one("#confusion")
         if evaluations is not None and not panels.display:
@@ -102,9 +94,9 @@ class ConfusionScreen(GputrainScreen):
             evaluation = self._selected_evaluation(evaluations)
             epoch_label = "best" if self._show_best else "last"
             line.append(f" {epoch_label} epoch {evaluation.epoch}", STRONG)
-            line.append(f"   top-1 {evaluation.top1:.2%}   top-5 {evaluation.top5:.2%}")
-            line.append("" if evaluation.loss is None else f"   loss {evaluation.loss:.4f}")
-            line.append(f"   {evaluation.images:,} images")
+            line.append(f"   top-1 {format_score(evaluation.top1)}   top-5 {format_score(evaluation.top5)}")
+            line.append("" if evaluation.loss is None else f"   loss {format_score(evaluation.loss)}")
+            line.append(f"   {format_count(evaluation.images)} images")
         return line
 
     def _selected_evaluation(self, evaluations: RunEvaluations) -> EpochEvaluation:
@@ -129,16 +121,10 @@ class ConfusionScreen(GputrainScreen):
             pairs.set_rows([Row(key, line) for key, line in zip(keys, lines, strict=True)])
         classes = self.query_one("#classes", Lines)
         images = evaluation.counts.sum(1).tolist() if has_matrix else [None] * len(names)
-        label, room = min(max(map(cell_len, names)), MAX_NAME_COLUMNS), classes.text_width
-        classes.set_rows(
-            [
-                Row(
-                    f"{number} {number}",
-                    class_line(names[number], float(evaluation.per_class[number]), images[number], label, room),
-                )
-                for number in worst
-            ]
-        )
+        rows = [ClassRow(names[number], float(evaluation.per_class[number]), images[number]) for number in worst]
+        table = class_table(rows, classes.text_width)
+        keys = [f"{number} {number}" for number in worst]
+        classes.set_rows(LazyRows(keys, lambda index: class_line(table, rows[index])))
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         true, predicted = map(int, event.key.split())
@@ -156,7 +142,7 @@ class ConfusionScreen(GputrainScreen):
             if lines.has_focus and matrix.display:
                 lines.action_choose()
                 return
-        evaluations = self.evaluation_poller.latest
+        evaluations = self.evaluation_poller.value
         if evaluations is not None:
             from tui.screens.mistakes import EpochName, MistakesScreen
 
@@ -175,49 +161,8 @@ class ConfusionScreen(GputrainScreen):
         self.update_content()
 
     def action_order(self) -> None:
-        evaluations = self.evaluation_poller.latest
+        evaluations = self.evaluation_poller.value
         if evaluations is not None:
             by_default = len(evaluations.classes) > MAX_UNSORTED_CLASSES
             self._sort_worst_first = not (by_default if self._sort_worst_first is None else self._sort_worst_first)
             self.update_content()
-
-
-def mistake_lines(worst_mistakes: Sequence[Mistake], names: Sequence[str], width: int) -> list[Text]:
-    """Format mistakes as `4 → 9: 7 images, 12%`. If one of them exceeds `width`, all omit the word "images"."""
-    tails = [f": {pluralize(mistake.images, 'image')}, {format_percent(mistake.share)}" for mistake in worst_mistakes]
-    lines = [
-        names[mistake.true_class] + ARROW + names[mistake.predicted_class] + tail
-        for mistake, tail in zip(worst_mistakes, tails, strict=True)
-    ]
-    if max(map(cell_len, lines), default=0) > width:
-        tails = [f": {mistake.images:,}, {format_percent(mistake.share)}" for mistake in worst_mistakes]
-    return [
-        mistake_line(names[mistake.true_class], names[mistake.predicted_class], tail, width)
-        for mistake, tail in zip(worst_mistakes, tails, strict=True)
-    ]
-
-
-def mistake_line(true_name: str, predicted_name: str, tail: str, width: int) -> Text:
-    """Format one mistake; the class names are truncated to fit `width` columns."""
-    room = max(width - len(ARROW) - len(tail), 2)
-    if cell_len(true_name) + cell_len(predicted_name) > room:
-        max_name_columns = max(room // 2, room - min(cell_len(true_name), cell_len(predicted_name)))
-        true_name = truncate_cells(true_name, max_name_columns)
-        predicted_name = truncate_cells(predicted_name, max_name_columns)
-    return Text.assemble((true_name, STRONG), ARROW, (predicted_name, STRONG), (tail, MUTED), no_wrap=True, end="")
-
-
-def class_line(name: str, accuracy: float, images: int | None, name_columns: int, width: int) -> Text:
-    """Format a class as name, bar, accuracy and number of validation images."""
-    line = Text(no_wrap=True, end="")
-    name = truncate_cells(name, name_columns)
-    line.append(name + " " * (name_columns - cell_len(name) + 1), STRONG)
-    if math.isnan(accuracy):
-        line.append("no images", MUTED)
-        return line
-    tail = f" {accuracy:6.1%}" + ("" if images is None else f" of {images:,}")
-    room = min(width - line.cell_len - len(tail), MAX_BAR_COLUMNS)
-    if room >= MIN_BAR_COLUMNS:
-        line.append_text(meter(accuracy, room, series_style(1)))
-    line.append(tail)
-    return line

@@ -6,20 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
+from engine.show.readings import GpuReading
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
-from engine.utils.text import format_duration, pluralize, printable
+from engine.utils.text import pluralize, printable
+from engine.utils.units import format_duration
 from tui.keymap import Command
-from tui.palette import ACCENT, BAD, MUTED, STRONG
+from tui.palette import BAD, MUTED, STRONG
 from tui.screens.base import Dialog
-from tui.text.tables import wrap_text
+from tui.tables import wrap_text
+from tui.tables.keys import help_lines, meaning_lines
 from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines, Row, escape_markup
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 # Of a dialog with a text: frame, empty line and hint.
 FRAME_ROWS = 4
-MIN_HELP_COLUMNS = 20
 MAX_EPOCHS_DIGITS = 9
 
 
@@ -238,7 +239,7 @@ class ConfigDialog(TextDialog):
 
     def _load(self) -> None:
         from engine.config.yaml_io import MAX_CONFIG_BYTES
-        from tui.text.config import config_lines
+        from tui.tables.config import config_lines
 
         try:
             text = read_bytes(self._path, MAX_CONFIG_BYTES).decode(errors="replace")
@@ -250,33 +251,23 @@ class ConfigDialog(TextDialog):
 
 
 class HelpDialog(TextDialog):
-    """The keys of a screen by group, with what they do. Those that have no effect at the moment are muted."""
+    """The keys of a screen by group, with what they do, and the meanings of the readings that it shows.
 
-    def __init__(self, groups: Mapping[str, Sequence[Command]], is_available: Callable[[str], bool]) -> None:
-        self._groups, self._is_available = groups, is_available
+    Keys that have no effect at the moment are muted.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Sequence[Command]],
+        is_available: Callable[[str], bool],
+        readings: Sequence[GpuReading] = (),
+    ) -> None:
+        self._groups, self._is_available, self._readings = groups, is_available, readings
         super().__init__("Keys", [])
 
     def _wrapped(self, width: int) -> list[Text]:
-        return help_lines(self._groups, self._is_available, width)
-
-
-def help_lines(groups: Mapping[str, Sequence[Command]], is_available: Callable[[str], bool], width: int) -> list[Text]:
-    """Return a heading per group, and per command its keys, title and help, wrapped to `width` columns."""
-    commands = [command for group in groups.values() for command in group]
-    key_columns = max(cell_len(command.key_labels) for command in commands)
-    title_columns = max(len(command.title) for command in commands)
-    indent = key_columns + title_columns + 4
-    lines: list[Text] = []
-    for title, group in groups.items():
-        lines += [Text(""), Text(title, STRONG)] if lines else [Text(title, STRONG)]
-        for command in group:
-            works = is_available(command.action)
-            keys = (f"{command.key_labels:<{key_columns}}  ", ACCENT if works else MUTED)
-            name = (f"{command.title:<{title_columns}}  ", "" if works else MUTED)
-            first, *others = wrap_text(Text(command.help, MUTED), max(width - indent, MIN_HELP_COLUMNS))
-            lines.append(Text.assemble(keys, name, (first.plain, MUTED)))
-            lines += [Text(" " * indent + other.plain, MUTED) for other in others]
-    return lines
+        lines = help_lines(self._groups, self._is_available, width)
+        return [*lines, Text(""), *meaning_lines(self._readings, width)] if self._readings else lines
 
 
 def problem_lines(problems: Sequence[tuple[str, str]]) -> list[Text]:

@@ -357,7 +357,7 @@ class FormScreen(GputrainScreen):
         self.gputrain_app.show_toast("Copied to the clipboard")
 
     def action_save_preset(self) -> None:
-        form_dialogs.ask_preset_name(self.app, self.gputrain_app, self.form)
+        form_dialogs.ask_preset_name(self, self.form)
 
     def action_open_config(self) -> None:
         form_dialogs.ask_config_file(self.app, partial(self.edit, PRESET_KEY))

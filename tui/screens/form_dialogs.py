@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 from rich.text import Text
 from textual.app import App
 
 from engine.config.loader import presets
 from engine.gpus.snapshot import Snapshot
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem
 from engine.utils.files import expand_user
 from engine.utils.text import pluralize, printable
 from tui.form.model import Form, save_last_form
-from tui.screens.base import AppServices
+from tui.screens.base import GputrainScreen
 from tui.screens.dialogs import ChoiceDialog, MultiChoiceDialog, TextDialog, TextInputDialog, problem_lines
 from tui.screens.form_rows import gpu_choices
 from tui.widgets.lines import Row
@@ -65,21 +67,18 @@ def ask_config_file(app: App[None], use: Callable[[str], None]) -> None:
     app.push_screen(TextInputDialog("Open a config file", "", CONFIG_NOTE, check), answer)
 
 
-def ask_preset_name(app: App[None], services: AppServices, form: Form) -> None:
+def ask_preset_name(screen: GputrainScreen, form: Form) -> None:
     """Save the form as a preset or a file; a toast says where, or why not."""
 
     def answer(name: str | None) -> None:
-        if name is None:
-            return
-        try:
-            path = form.save_preset(name)
-        except UsageError as error:
-            services.show_toast(error)
-            return
-        reference = path.stem if presets().get(path.stem) == path else shlex.quote(str(path))
-        services.show_toast(f"Saved as {path}. Start it with `gputrain run {reference}`.", timeout_s=8)
+        if name is not None:
+            screen.act(partial(form.save_preset, name), done)
 
-    app.push_screen(TextInputDialog("Save as preset", "", PRESET_NOTE), answer)
+    def done(path: Path) -> None:
+        reference = path.stem if presets().get(path.stem) == path else shlex.quote(str(path))
+        screen.gputrain_app.show_toast(f"Saved as {path}. Start it with `gputrain run {reference}`.", timeout_s=8)
+
+    screen.app.push_screen(TextInputDialog("Save as preset", "", PRESET_NOTE), answer)
 
 
 def ask_to_leave(app: App[None], form: Form, leave: Callable[[], Awaitable[None]], *, can_keep: bool) -> None:

@@ -9,7 +9,7 @@ from engine.config.loader import presets
 from engine.gpus.snapshot import Snapshot
 from tui.form.fields import NO_PRESET, ConfigField, FormSection, is_relevant, optimizer_placeholders
 from tui.form.model import Form
-from tui.text.gpus import gpu_lines
+from tui.tables.gpus import gpu_lines
 from tui.widgets.field_lines import FieldRow, Heading
 from tui.widgets.lines import Row
 

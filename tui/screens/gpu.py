@@ -1,6 +1,6 @@
 """The screen of one GPU: the past of its load, all its readings, its MIG instances and its processes.
 
-`tui.text.gpu_detail` formats the readings. `tui.pollers.GpuPoller` records the past.
+`tui.tables.gpu_readings` formats the readings. `tui.pollers.host.GpuPoller` records the past.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from textual.app import ComposeResult
 from textual.containers import Grid
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Missing, Snapshot
+from engine.show.readings import READINGS
 from engine.utils.codec import replace
 from engine.utils.errors import Problem
 from engine.utils.text import printable
+from engine.utils.units import UNKNOWN, format_duration
+from tui.charts.gpu_loads import LOAD_READINGS
 from tui.charts.history import SPANS, automatic_span, shown_seconds
+from tui.charts.load_plot import LoadPlot
 from tui.keymap import GPU_COMMANDS, Command
 from tui.palette import BAD, MUTED
+from tui.phrases import gpu_key, users_text
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.signals import ProcessSignaler
-from tui.text.gpu_detail import GRAPHS, Graph, Plot, fact_lines, instance_lines
-from tui.text.gpu_names import gpu_key
-from tui.text.gpus import list_gpu_processes, process_lines, user_cell
-from tui.text.runs import format_duration
-from tui.text.tables import UNKNOWN
+from tui.tables.gpu_readings import instance_lines, reading_lines
+from tui.tables.processes import list_gpu_processes, process_lines
 from tui.widgets.lines import Lines, Row
 
 # A graph this wide has room for its mean and maximum.
@@ -37,11 +39,18 @@ MAX_GRAPHS_LOW = 3
 GRAPH_COLUMNS = {1: 1, 2: 2, 4: 2}
 
 
+def load_summary(values: Sequence[float | None], unit: str) -> str:
+    """Return mean and maximum of the known values: `mean 87%  max 100%`."""
+    known = [value for value in values if value is not None]
+    return f"mean {sum(known) / len(known):.0f}{unit}  max {max(known):.0f}{unit}" if known else ""
+
+
 class GpuScreen(GputrainScreen):
-    """One GPU, by its key (`tui.text.gpu_names.gpu_key`). A GPU that does not answer keeps its last readings."""
+    """One GPU, by its key (`tui.phrases.gpu_key`). A GPU that does not answer keeps its last readings."""
 
     CSS_PATH = "gpu.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = GPU_COMMANDS
+    SHOWN_READINGS = tuple(READINGS)
 
     def __init__(self, app: AppServices, key: str) -> None:
         super().__init__(app)
@@ -55,8 +64,8 @@ class GpuScreen(GputrainScreen):
 
     def compose_body(self) -> ComposeResult:
         with Grid(id="graphs"):
-            for graph in GRAPHS:
-                panel = Lines(id=graph.metric)
+            for key in LOAD_READINGS:
+                panel = Lines(id=key)
                 panel.can_focus = False
                 yield panel
         facts = Lines(id="facts")
@@ -68,7 +77,6 @@ class GpuScreen(GputrainScreen):
         yield Lines(selectable=True, id="processes")
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#processes").focus()
 
     @property
@@ -103,7 +111,7 @@ class GpuScreen(GputrainScreen):
         name = printable(known.value("name") or "")
         picked = " (picked)" if self._key in self.gputrain_app.picked_gpu_uuids else ""
         place = f"{snapshot.gpus.index(gpu) + 1} of {len(snapshot.gpus)} "
-        self.show_title(f"GPU {gpu.index}{picked}   {name}   {user_cell(known).text}", place)
+        self.show_title(f"GPU {gpu.index}{picked}   {name}   {users_text(known)}", place)
         # A silent sampler repeats its last snapshot with older GPUs, a silent GPU is in newer snapshots.
         now = max(snapshot.time, (gpu.time or 0.0) + gpu.age)
         self._show_graphs(gpu, known, now)
@@ -112,29 +120,35 @@ class GpuScreen(GputrainScreen):
         self._show_processes(snapshot, known)
 
     def _show_graphs(self, gpu: Gpu, known: Gpu, now: float) -> None:
-        graphs = [graph for graph in GRAPHS if known[graph.reading].reason not in UNSUPPORTED]
-        shown = graphs[: MAX_GRAPHS_LOW if self.has_class("-low") else None]
-        panels = {graph: self.query_one(f"#{graph.metric}", Lines) for graph in GRAPHS}
-        if [graph for graph in GRAPHS if panels[graph].display] != shown:
-            for graph, panel in panels.items():
-                panel.display = graph in shown
+        keys = [key for key in LOAD_READINGS if known[key].reason not in UNSUPPORTED]
+        shown = keys[: MAX_GRAPHS_LOW if self.has_class("-low") else None]
+        panels = {key: self.query_one(f"#{key}", Lines) for key in LOAD_READINGS}
+        if [key for key in LOAD_READINGS if panels[key].display] != shown:
+            for key, panel in panels.items():
+                panel.display = key in shown
             self.query_one("#graphs").styles.grid_size_columns = GRAPH_COLUMNS.get(len(shown), 3)
             # Their sizes are known after the layout.
             self.call_after_refresh(self.update_if_on_top)
-        for graph in shown:
-            self._show_graph(graph, gpu, known, now)
+        for key in shown:
+            self._show_graph(panels[key], gpu, known, now)
 
-    def _show_graph(self, graph: Graph, gpu: Gpu, known: Gpu, now: float) -> None:
-        panel = self.query_one(f"#{graph.metric}", Lines)
-        plot, seconds = Plot.fit(panel.text_width, panel.size.height), float(SPANS[self._span])
-        values = self.gputrain_app.gpu_poller.loads.columns(gpu.uuid, graph.metric, seconds, plot.values, now)
-        summary = graph.summary(values) if panel.text_width >= MIN_SUMMARY_WIDTH else ""
-        panel.set_titles(f"{graph.title} {graph.text_of(known)}", summary)
-        panel.set_texts(plot.lines(values, shown_seconds(seconds, plot.values), graph.limit_of(known)))
+    def _show_graph(self, panel: Lines, gpu: Gpu, known: Gpu, now: float) -> None:
+        key = str(panel.id)
+        reading = READINGS[key]
+        limit = None if reading.limit is None else known.value(reading.limit)
+        plot, seconds = LoadPlot.fit(panel.text_width, panel.size.height), float(SPANS[self._span])
+        values = self.gputrain_app.gpu_poller.loads.columns(gpu.uuid, key, seconds, plot.values, now)
+        summary = load_summary(values, reading.unit if reading.limit is None else "%")
+        panel.set_titles(
+            f"{reading.label} {reading.full_text(known.value(key), limit)}",
+            summary if panel.text_width >= MIN_SUMMARY_WIDTH else "",
+        )
+        top = "100" if reading.limit is None else "" if limit is None else str(round(float(reading.value_text(limit))))
+        panel.set_texts(plot.lines(values, shown_seconds(seconds, plot.values), top))
 
     def _show_facts(self, gpu: Gpu, known: Gpu, now: float) -> None:
         panel = self.query_one("#facts", Lines)
-        lines = fact_lines(known, panel.text_width)
+        lines = reading_lines(known, panel.text_width)
         if gpu.state != "ok":
             reason = f"no answer for {format_duration(gpu.age)}" if gpu.state == "stale" else gpu["util"].reason
             if known is gpu:
@@ -153,7 +167,8 @@ class GpuScreen(GputrainScreen):
         panel = self.query_one("#instances", Lines)
         panel.display = known.mig_enabled
         if known.mig_enabled:
-            panel.set_texts(instance_lines(known, panel.text_width))
+            header, *lines = instance_lines(known, panel.text_width)
+            panel.set_texts(lines, [header])
 
     def _show_processes(self, snapshot: Snapshot, known: Gpu) -> None:
         panel = self.query_one("#processes", Lines)
@@ -166,7 +181,7 @@ class GpuScreen(GputrainScreen):
         self._signaler.remember(self._processes.values())
         panel.set_titles("Processes")
         rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
-        panel.set_rows(rows, [Text(head.plain.lower(), MUTED)], Text("No process uses this GPU", MUTED))
+        panel.set_rows(rows, [head], Text("No process uses this GPU", MUTED))
 
     @property
     def _process(self) -> GpuProcess | None:

@@ -16,7 +16,7 @@ from textual.widgets import Input
 from engine.utils.text import pluralize, printable
 from tui.palette import ACCENT, CURSOR, MUTED
 from tui.screens.base import Dialog, Filter
-from tui.text.tables import wrap_text
+from tui.tables import wrap_text
 from tui.widgets.lines import Lines, escape_markup
 from tui.widgets.text_line import TextLine
 

@@ -1,6 +1,6 @@
 """The screen of the mistakes: lists of images of one evaluation, and a preview of the image under the cursor.
 
-`tui.inspection_poller` reads the lists and runs `gputrain inspect`, `tui.widgets.picture` shows the image.
+`tui.pollers.files` reads the lists, `tui.inspect_command` evaluates the images, `tui.widgets.picture` shows one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from textual.containers import Container
 from engine.inference.preview import load_preview
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import InspectedImage
+from engine.show.table import fit
 from engine.utils.errors import Problem
-from engine.utils.text import format_duration, printable
-from tui.inspection_poller import LIST_KEYS, MAX_LISTED, InspectCommand, InspectionLists, InspectionPoller, ListKey
+from engine.utils.text import printable
+from engine.utils.units import format_duration
+from tui.inspect_command import InspectCommand
 from tui.keymap import MISTAKES_COMMANDS, Command
 from tui.palette import ACCENT, BAD, MUTED, STRONG, WARNING
+from tui.pollers.files import LIST_KEYS, MAX_LISTED, InspectionLists, watch_inspection, watch_owner
 from tui.screens.base import AppServices, GputrainScreen
-from tui.text.mistakes import LIST_TITLES, ImageLines, fact_lines, image_path
+from tui.tables import styled
+from tui.tables.mistakes import LIST_TITLES, ListKey, fact_lines, image_columns, image_path
 from tui.widgets.lines import LazyRows, Lines, escape_markup
 from tui.widgets.picture import Picture
 from tui.widgets.text_line import TextLine
@@ -56,7 +60,8 @@ class MistakesScreen(GputrainScreen):
         super().__init__(app)
         self.folder = folder
         self._epoch, self._cell = epoch, cell
-        self.inspection_poller = InspectionPoller(folder, cell)
+        self.inspection_poller = self.follow(watch_inspection(folder, cell))
+        self.owner_poller = self.follow(watch_owner(folder))
         self._key: ListKey = "cell" if cell is not None else "mistakes"
         self._command: InspectCommand | None = None
         self._drawn_lists: InspectionLists | None = None
@@ -75,15 +80,8 @@ class MistakesScreen(GputrainScreen):
 
     def on_mount(self) -> None:
         self.query_one("#mistakes").display = False
-        self.inspection_poller.on_first_result = self._show_first_result
-        self.inspection_poller.start()
-
-    def _show_first_result(self) -> None:
-        """Update the screen without waiting for its refresh interval. Called in the thread of the poller."""
-        self.call_later(self.update_if_on_top)
 
     def on_unmount(self) -> None:
-        self.inspection_poller.close()
         if self._command is not None:
             self._command.cancel()
 
@@ -94,14 +92,14 @@ class MistakesScreen(GputrainScreen):
     def update_content(self) -> None:
         self.show_title(f"{printable(self.folder.name)}   mistakes")
         poller = self.inspection_poller
-        lists = poller.latest
+        lists = poller.value
         self.show_line("#inspected", self._status_line(lists))
         panels = self.query_one("#mistakes")
         if lists is not None and not panels.display:
             # A hidden widget cannot take the focus, so wait until the panels are displayed.
             self.call_after_refresh(self.query_one("#images").focus)
         panels.display = lists is not None
-        live = "The run goes on; the evaluation uses a free GPU, else the CPU" if poller.is_live else ""
+        live = "The run goes on; the evaluation uses a free GPU, else the CPU" if self.owner_poller.value else ""
         self.show_line("#list-tabs", self._tabs_line(lists) if lists is not None else Text(f" {live}", MUTED))
         images = self.query_one("#images", Lines)
         drawn_key = (self._key, images.size, self.query_one("#facts").size.width)
@@ -118,7 +116,8 @@ class MistakesScreen(GputrainScreen):
             seconds = format_duration(time.monotonic() - command.started)
             line.append(f"Evaluating each image with {command.checkpoint}.pt, {seconds}", STRONG)
             line.append("; I stops it", MUTED)
-            return line.append("; the run goes on, this uses a free GPU, else the CPU" if poller.is_live else "", MUTED)
+            note = "; the run goes on, this uses a free GPU, else the CPU" if self.owner_poller.value else ""
+            return line.append(note, MUTED)
         if command is not None and command.error:
             return line.append(printable(str(command.error)), BAD)
         if (problem := poller.problem or poller.unexpected_error) is not None:
@@ -167,11 +166,13 @@ class MistakesScreen(GputrainScreen):
         count = lists.cell_count if self._key == "cell" else len(rows)
         shown = f"first {MAX_LISTED:,}" if count > len(rows) or len(rows) == MAX_LISTED else f"{count:,}"
         images.set_titles(escape_markup(self._list_title(lists)), shown)
-        lines = ImageLines(self._key, inspection.info.classes, images.text_width)
+        width = images.text_width
+        # The columns have the same width for all of the rows, which are not read before they are visible.
+        table = fit(image_columns(self._key, inspection.info.classes, width), [], width)
         keys = [str(row) for row in rows]
-        listed = LazyRows(keys, lambda index: lines.line(inspection.image(int(rows[index]))))
+        listed = LazyRows(keys, lambda index: styled(table.line(inspection.image(int(rows[index])))))
         empty = NO_IMAGES if self._key == "cell" else "No mistakes"
-        images.set_rows(listed, [lines.header()] if keys else [], Text(empty, MUTED))
+        images.set_rows(listed, [styled(table.header(MUTED))] if keys else [], Text(empty, MUTED))
         self._show_image()
 
     def _list_title(self, lists: InspectionLists) -> str:
@@ -181,13 +182,13 @@ class MistakesScreen(GputrainScreen):
 
     def selected_image(self) -> InspectedImage | None:
         """Return the image under the cursor."""
-        lists, key = self.inspection_poller.latest, self.query_one("#images", Lines).selected_key
+        lists, key = self.inspection_poller.value, self.query_one("#images", Lines).selected_key
         if lists is None or key is None or int(key) >= len(lists.inspection):
             return None
         return lists.inspection.image(int(key))
 
     def _show_image(self) -> None:
-        lists, image = self.inspection_poller.latest, self.selected_image()
+        lists, image = self.inspection_poller.value, self.selected_image()
         picture, facts = self.query_one(Picture), self.query_one("#facts", Lines)
         panel = self.query_one("#picture-panel")
         if lists is None or image is None:
@@ -207,7 +208,7 @@ class MistakesScreen(GputrainScreen):
     def is_available(self, action: str) -> bool:
         name = action.partition("(")[0]
         if name in ("list", "copy"):
-            return self.inspection_poller.latest is not None
+            return self.inspection_poller.value is not None
         return super().is_available(action)
 
     def title_of(self, command: Command) -> str:
@@ -216,13 +217,13 @@ class MistakesScreen(GputrainScreen):
         return "stop evaluation" if command.action == "inspect" and is_running else super().title_of(command)
 
     def action_list(self, step: int) -> None:
-        if self.inspection_poller.latest is not None:
+        if self.inspection_poller.value is not None:
             self._key = self._keys[(self._keys.index(self._key) + step) % len(self._keys)]
             self.update_content()
             self.query_one("#images", Lines).action_move(-MAX_LISTED)
 
     def action_copy(self) -> None:
-        lists, image = self.inspection_poller.latest, self.selected_image()
+        lists, image = self.inspection_poller.value, self.selected_image()
         if lists is None or image is None:
             self.gputrain_app.show_toast(Problem("", "No image is selected", code="not-selected"))
             return

@@ -1,6 +1,6 @@
 """The monitor screen, shown first: the GPUs of this host, the processes on them, and the runs.
 
-`tui.pollers` and `tui.host` provide the data, `tui.text.gpu_table` and `tui.text.host` format it,
+`tui.pollers` provides the data, `tui.tables.gpu_blocks` and `tui.screens.host_panel` format it,
 `tui.screens.monitor_runs` lists the runs, and `tui.screens.monitor_layout` divides the room.
 """
 
@@ -17,21 +17,21 @@ from textual.markup import escape
 
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.runs.run_row import RunRow
+from engine.show.readings import READINGS
 from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.charts.history import SPANS, automatic_span
 from tui.keymap import MONITOR_COMMANDS, Command
 from tui.palette import ACCENT, BAD, MUTED
+from tui.phrases import gpu_key, is_free, no_driver_problem, users
 from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.host_panel import header_line, host_graphs
 from tui.screens.monitor_layout import Demand, MonitorLayout, arrange
 from tui.screens.monitor_runs import MonitorRuns
 from tui.screens.run_marks import RunMarks
 from tui.screens.signals import ProcessSignaler
-from tui.text.gpu_names import gpu_key
-from tui.text.gpu_table import TableView, gpu_table
-from tui.text.gpu_words import is_free, users
-from tui.text.gpus import list_gpu_processes, no_driver_problem, process_lines, process_matches, rank_lines
-from tui.text.host import header_line, host_graphs
+from tui.tables.gpu_blocks import GpuBlocks, GpuView
+from tui.tables.processes import list_gpu_processes, process_lines, process_matches, rank_process_lines
 from tui.widgets.lines import Lines, Row
 from tui.widgets.preview import Preview
 
@@ -54,6 +54,7 @@ class MonitorScreen(GputrainScreen):
 
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = MONITOR_COMMANDS
     SHOWS_RUNS = True
+    SHOWN_READINGS = tuple(READINGS)
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
@@ -66,6 +67,9 @@ class MonitorScreen(GputrainScreen):
         self._shown: dict[str, tuple[object, ...]] = {}
         """What the panels were last formatted from, by their IDs."""
         self._room: MonitorLayout | None = None
+        self._gpu_blocks: GpuBlocks | None = None
+        """The lines of the GPUs of the snapshot that is shown."""
+        self._shown_picked: set[str] = set()
 
     def compose_body(self) -> ComposeResult:
         with Body(id="body"):
@@ -97,7 +101,7 @@ class MonitorScreen(GputrainScreen):
     def update_content(self) -> None:
         snapshot, app = self._snapshot, self.gputrain_app
         processes, poller = self._matching_processes(), app.run_list_poller
-        self._runs = MonitorRuns.select(poller.waiting, poller.rows or (), self.filter_text)
+        self._runs = self._runs.select(poller.waiting, poller.rows or (), self.filter_text)
         # Of all rows, so that the panels keep their places while the user types a filter.
         ranks = self._cpu_ranks()
         self._divide_room(len(ranks) if ranks else len(self._all_processes()), self._runs.total_rows)
@@ -109,7 +113,7 @@ class MonitorScreen(GputrainScreen):
         self._show_host()
         self._show_runs()
         header = header_line(
-            snapshot, app.host_poller.load, app.source_notice(), app.intervals.poll_s, self.size.width - len(NAME)
+            snapshot, app.host_poller.value, app.source_notice(), app.intervals.poll_s, self.size.width - len(NAME)
         )
         self.show_line("#title", Text.assemble((NAME, ACCENT), header, no_wrap=True, end=""))
 
@@ -155,21 +159,25 @@ class MonitorScreen(GputrainScreen):
     def _show_gpus(self) -> None:
         lines, snapshot = self.query_one("#gpus", Lines), self._snapshot
         if (problem := self._gpu_problem) is not None:
+            self._gpu_blocks = None
             lines.set_titles("GPUs")
             lines.set_texts([Text(line, BAD) for line in textwrap.wrap(printable(str(problem)), lines.text_width)])
         elif snapshot is not None and snapshot.gpus and self._room is not None:
             picked = self.gputrain_app.picked_gpu_uuids
-            view = TableView(lines.text_width, self._room.gpu_lines, self._seconds, frozenset(picked))
-            if self._is_shown(lines, snapshot, view):
+            view = GpuView(lines.text_width, self._room.gpu_lines, self._seconds)
+            if self._gpu_blocks is None or not self._is_shown(lines, snapshot, view):
+                self._gpu_blocks = GpuBlocks(snapshot, self.gputrain_app.gpu_poller.loads, view)
+            elif picked == self._shown_picked:
                 return
-            head, blocks = gpu_table(snapshot, self.gputrain_app.gpu_poller.loads, view)
-            rows = [
-                Row(gpu_key(gpu), block[0], tuple(block[1:])) for gpu, block in zip(snapshot.gpus, blocks, strict=True)
-            ]
+            self._shown_picked = set(picked)
+            rows = []
+            for gpu in snapshot.gpus:
+                first, *more = self._gpu_blocks.lines(gpu, picked=gpu_key(gpu) in picked)
+                rows.append(Row(gpu_key(gpu), first, tuple(more)))
             free = sum(is_free(gpu) for gpu in snapshot.gpus)
             title = f"GPUs  [$success b]{free} free[/]" if free else "GPUs  none free"
             lines.set_titles(title, self._picked_title())
-            lines.set_rows(rows, [head])
+            lines.set_rows(rows, [self._gpu_blocks.header])
         else:
             lines.set_titles("GPUs")
         if snapshot is not None and not snapshot.gpus and lines.has_focus and not self._moved_focus_to_runs:
@@ -215,7 +223,7 @@ class MonitorScreen(GputrainScreen):
         panel.set_titles(self._count_title("Processes", len(self._processes), known))
         empty = Text(self._no_match("processes", known) or "No process uses a GPU", MUTED)
         rows = [Row(key, text) for key, text in zip(keys, texts, strict=True)]
-        panel.set_rows(rows, [Text(head.plain.lower(), MUTED)], empty)
+        panel.set_rows(rows, [head], empty)
 
     def _cpu_ranks(self) -> Sequence[GpuProcess]:
         """Return the ranks on the CPU, on a host without a GPU."""
@@ -224,12 +232,12 @@ class MonitorScreen(GputrainScreen):
     def _show_ranks(self, ranks: Sequence[GpuProcess]) -> None:
         panel, query = self.query_one("#processes", Lines), self.filter_text
         shown = [rank for rank in ranks if query in f"{rank.pid} {rank.run} {rank.command.value}".lower()]
-        head, *texts = rank_lines(shown, panel.text_width)
+        head, *texts = rank_process_lines(shown, panel.text_width)
         self._processes = {str(rank.pid): rank for rank in shown}
         self._signaler.remember(shown)
         panel.set_titles(self._count_title("Ranks on the CPU", len(shown), len(ranks)))
         rows = [Row(key, text) for key, text in zip(self._processes, texts, strict=True)]
-        panel.set_rows(rows, [Text(head.plain.lower(), MUTED)], Text(self._no_match("ranks", len(ranks)), MUTED))
+        panel.set_rows(rows, [head], Text(self._no_match("ranks", len(ranks)), MUTED))
 
     def _show_host(self) -> None:
         panel, snapshot = self.query_one("#host", Lines), self._snapshot
@@ -242,7 +250,7 @@ class MonitorScreen(GputrainScreen):
             texts = [Text(line) for line in textwrap.wrap(message, max(panel.text_width, 20))]
         room = panel.size.height - len(texts)
         host = self.gputrain_app.host_poller
-        texts += host_graphs(host.load, (host.cpu, host.memory), panel.text_width, room, self._seconds)
+        texts += host_graphs(host.value, (host.cpu, host.memory), panel.text_width, room, self._seconds)
         panel.set_texts(texts)
 
     def _show_runs(self) -> None:
@@ -252,8 +260,8 @@ class MonitorScreen(GputrainScreen):
         empty = Text(problem or no_match if poller.rows is not None else "Loading …", MUTED)
         title = self._count_title("Runs", runs.count, runs.total)
         if not self.filter_text:
-            live, marked = sum(row.live for row in runs.matching), len(self._marks.rows(runs.matching))
-            counts = ((live, "live"), (len(runs.waiting), "waiting"), (marked, "marked"))
+            marked = len(self._marks.rows(runs.matching))
+            counts = ((runs.live, "live"), (len(runs.waiting), "waiting"), (marked, "marked"))
             title += "".join(f", {number} {state}" for number, state in counts if number)
         panel.set_titles(title)
         panel.set_rows(runs.lines(panel.text_width, self._marks), empty_text=empty)

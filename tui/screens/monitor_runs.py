@@ -1,49 +1,73 @@
 """The runs on the monitor: those that wait for GPUs, then all others, with the trials of a sweep as one row.
 
-`tui.screens.monitor` shows them, and `tui.text.run_lines` and `tui.text.waiting` make their lines.
+`tui.screens.monitor` shows them, and `tui.tables.runs` and `tui.tables.queue` make their lines.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from rich.text import Text
 
+from engine.queue.listing import QueueRow
 from engine.runs.run_row import RunRow
 from engine.runs.trials import best_trial, fold_trials
 from tui.screens.run_marks import RunMarks
-from tui.text.run_lines import name_columns, run_line
-from tui.text.waiting import WaitingRun
-from tui.widgets.lines import Row
+from tui.tables import styled
+from tui.tables.queue import waiting_line
+from tui.tables.runs import fit_monitor_list, monitor_line, monitor_name_width
+from tui.widgets.lines import LazyRows
+
+# The age of a run in a line is that old at most: of a run that ended in the last minute, and of others.
+YOUNG_SECONDS, YOUNG_REFRESH_SECONDS, REFRESH_SECONDS = 60.0, 1.0, 20.0
+MAX_YOUNG_RUNS = 50
 
 
 @dataclass(frozen=True)
 class MonitorRuns:
-    """The runs that match a filter. `shown` are the `matching` ones with one row per sweep."""
+    """The runs that match a filter. `shown` are the `matching` ones with one row per sweep.
 
-    waiting: Sequence[WaitingRun] = ()
+    Its lines are made once, so it is kept until the runs change.
+    """
+
+    all_waiting: Sequence[QueueRow] = ()
+    rows: Sequence[RunRow] = ()
+    query: str = ""
+    waiting: Sequence[QueueRow] = ()
     matching: Sequence[RunRow] = ()
     shown: Sequence[RunRow] = ()
-    total: int = 0
-    """Number of runs without the filter."""
     total_rows: int = 0
     """Number of rows without the filter."""
+    _lines: dict[tuple[object, ...], tuple[float, LazyRows]] = field(default_factory=dict, compare=False)
+    """The latest lines, and until when they are valid."""
 
-    @classmethod
-    def select(cls, waiting: Sequence[WaitingRun], rows: Sequence[RunRow], query: str) -> MonitorRuns:
-        """Return the runs whose name or state contains `query`."""
+    def select(self, waiting: Sequence[QueueRow], rows: Sequence[RunRow], query: str) -> MonitorRuns:
+        """Return the runs whose name or state contains `query`: the same object if nothing has changed."""
+        if rows is self.rows and waiting == self.all_waiting and query == self.query:
+            return self
         matching = [row for row in rows if query in row.name.lower() or query in row.state] if query else rows
         shown = fold_trials(matching)
         total_rows = len(waiting) + len(fold_trials(rows) if query else shown)
         matching_waiting = [run for run in waiting if query in run.name.lower()]
-        return cls(matching_waiting, matching, shown, len(waiting) + len(rows), total_rows)
+        return MonitorRuns(waiting, rows, query, matching_waiting, matching, shown, total_rows)
+
+    @property
+    def total(self) -> int:
+        """Number of runs without the filter."""
+        return len(self.all_waiting) + len(self.rows)
 
     @property
     def count(self) -> int:
         """Number of runs that match."""
         return len(self.waiting) + len(self.matching)
+
+    @cached_property
+    def live(self) -> int:
+        """Number of live runs that match."""
+        return sum(row.live for row in self.matching)
 
     def runs_of(self, row: RunRow) -> list[RunRow]:
         """Return the runs that a row stands for: the matching trials of a sweep, else itself."""
@@ -61,12 +85,32 @@ class MonitorRuns:
     def is_waiting(self, key: str) -> bool:
         return any(run.key == key for run in self.waiting)
 
-    def lines(self, width: int, marks: RunMarks) -> list[Row]:
-        """Return a line for each row. Only those that are visible are made."""
-        names = name_columns([*(run.name for run in self.waiting), *(row.name for row in self.shown)], width)
+    def lines(self, width: int, marks: RunMarks) -> LazyRows:
+        """Return a line for each row. Only those that are visible are made, and again when their ages change."""
+        wanted, now = (width, *marks.keys), time.monotonic()
+        valid_until, lines = self._lines.get(wanted, (0.0, None))
+        if lines is None or now >= valid_until:
+            lines = self._make_lines(width, marks)
+            ages = [row.age_seconds for row in self.shown[:MAX_YOUNG_RUNS] if not row.live]
+            is_young = min(ages, default=YOUNG_SECONDS) < YOUNG_SECONDS
+            self._lines.clear()
+            self._lines[wanted] = now + (YOUNG_REFRESH_SECONDS if is_young else REFRESH_SECONDS), lines
+        return lines
 
-        def line(row: RunRow) -> Text:
-            return run_line(row, names, width, marked=marks.contain(self.runs_of(row)))
+    def _make_lines(self, width: int, marks: RunMarks) -> LazyRows:
+        names = monitor_name_width(self._widest_names(), width)
+        table = fit_monitor_list(self.shown, names, width, lambda row: marks.contain(self.runs_of(row)))
+        before = len(self.waiting)
 
-        waiting = [Row(run.key, run.line(names)) for run in self.waiting]
-        return waiting + [Row(row.folder, partial(line, row)) for row in self.shown]
+        def make_text(index: int) -> Text:
+            if index < before:
+                return waiting_line(self.waiting[index], names)
+            return styled(monitor_line(table, self.shown[index - before]))
+
+        return LazyRows([*(run.key for run in self.waiting), *(row.folder for row in self.shown)], make_text)
+
+    def _widest_names(self) -> Sequence[str]:
+        """Return names whose widest is the widest of all, without measuring each of thousands."""
+        names = [*(run.name for run in self.waiting), *(row.name for row in self.shown)]
+        text = "".join(names)
+        return [max(names, key=len)] if names and text.isascii() and text.isprintable() else names

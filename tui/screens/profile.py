@@ -1,12 +1,13 @@
 """The screen of a profile: where the time of training steps goes, on every rank of a run.
 
-`tui.profile_poller` reads stored profiles and waits for new ones, `tui.text.profile` makes the lines.
+`tui.pollers.files` reads stored profiles and waits for new ones, `tui.tables.profile` makes the lines.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.text import Text
@@ -14,14 +15,15 @@ from textual.app import ComposeResult
 
 from engine.runs.control import DEFAULT_PROFILE_STEPS, send_request
 from engine.runs.folder import RunFolder
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem
 from engine.utils.files import shown_path
-from engine.utils.text import format_duration, pluralize, printable
+from engine.utils.text import pluralize, printable
+from engine.utils.units import format_duration
 from tui.keymap import PROFILE_COMMANDS, Command
 from tui.palette import BAD, MUTED, STRONG, WARNING
-from tui.profile_poller import ProfilePoller, StoredProfile
+from tui.pollers.files import ProfileReader, StoredProfile, watch_profile
 from tui.screens.base import AppServices, GputrainScreen
-from tui.text.profile import profile_lines, trace_lines
+from tui.tables.profile import profile_lines, trace_lines
 from tui.widgets.lines import Lines
 from tui.widgets.text_line import TextLine
 
@@ -38,7 +40,8 @@ class ProfileScreen(GputrainScreen):
         self.folder = folder
         self._asks = asks
         self._drawn: object = None
-        self.poller = ProfilePoller(folder)
+        self.reader = ProfileReader(folder)
+        self.poller = self.follow(watch_profile(self.reader))
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="profile-status")
@@ -48,23 +51,19 @@ class ProfileScreen(GputrainScreen):
         self.query_one("#profile").focus()
         if self._asks:
             self.action_profile()
-        self.poller.on_first_result = self._show_first_result
-        self.poller.start()
-
-    def _show_first_result(self) -> None:
-        """Update the screen without waiting for its refresh interval. Called in the thread of the poller."""
-        self.call_later(self.update_if_on_top)
-
-    def on_unmount(self) -> None:
-        self.poller.close()
 
     @property
     def has_content(self) -> bool:
         return self.poller.has_polled
 
+    @property
+    def _stored(self) -> StoredProfile | None:
+        """The profile that is shown; None while there is a problem in its place."""
+        return self.poller.value if self.poller.problem is None else None
+
     def update_content(self) -> None:
         self.show_title(f"{printable(self.folder.name)}   profile")
-        stored = self.poller.latest
+        stored = self._stored
         self.show_line("#profile-status", self._status_line(stored))
         lines = self.query_one("#profile", Lines)
         drawn = (stored, lines.text_width)
@@ -73,63 +72,62 @@ class ProfileScreen(GputrainScreen):
             lines.set_texts(self._content(stored, lines.text_width))
 
     def _content(self, stored: StoredProfile | None, width: int) -> list[Text]:
-        if stored is None or stored.profile is None:
+        if stored is None:
             return []
         path = str(shown_path(self.folder.profiles / stored.name))
         return [*profile_lines(stored.profile, width), *trace_lines(stored.profile, path)]
 
     def _status_line(self, stored: StoredProfile | None) -> Text:
         """Return which profile is shown, or what the screen waits for."""
-        poller = self.poller
+        poller, reader = self.poller, self.reader
         line = Text(" ", no_wrap=True, overflow="ellipsis", end="")
-        if (asked_at := poller.asked_at) is not None:
+        if (asked_at := reader.asked_at) is not None:
             seconds = format_duration(time.monotonic() - asked_at)
             line.append(f"Waiting for {pluralize(DEFAULT_PROFILE_STEPS, 'profiled step')}, {seconds}", STRONG)
             return line.append("; a pause or a validation delays them", MUTED)
         if poller.unexpected_error is not None:
             return line.append(printable(str(poller.unexpected_error)), BAD)
-        if poller.answer:
-            line.append(f"{printable(str(poller.answer))}   ", WARNING)
+        if reader.answer:
+            line.append(f"{printable(str(reader.answer))}   ", WARNING)
+        if poller.problem is not None:
+            return line.append(printable(str(poller.problem)), BAD)
         if stored is None:
-            hint = "press P to take one" if poller.is_live else "only a live run can be profiled"
+            hint = "press P to take one" if reader.is_live else "only a live run can be profiled"
+            hint = "its record is not written" if reader.count else hint
             return line.append(f"No profile yet; {hint}" if poller.has_polled else "Loading …", MUTED)
-        if stored.profile is None:
-            return line.append(printable(str(stored.problem)), BAD)
         line.append(f"{stored.name}", STRONG)
         line.append(time.strftime("   taken %Y-%m-%d %H:%M", time.localtime(stored.profile.time)))
         return line.append(f"   {stored.number} of {stored.count}", MUTED)
 
     def is_available(self, action: str) -> bool:
-        name, stored = action.partition("(")[0], self.poller.latest
+        name, stored = action.partition("(")[0], self._stored
         if name == "profile":
-            return self.poller.is_live and self.poller.asked_at is None
+            return self.reader.is_live and self.reader.asked_at is None
         if name == "select":
-            return stored is not None and stored.count > 1
+            return self.reader.count > 1
         if name == "copy":
-            return stored is not None and stored.profile is not None
+            return stored is not None
         return super().is_available(action)
 
     def action_profile(self) -> None:
         """Ask the run for a profile."""
-        if self.poller.asked_at is not None:
+        if self.reader.asked_at is not None:
             self.gputrain_app.show_toast(Problem("", "A profile is being taken", code="already-running"))
             return
         if not self.folder.is_owned():
             self.gputrain_app.show_toast(Problem("", f"{self.folder.name} is not running", code="not-running"))
             return
-        self.poller.expect_profile()
-        try:
-            send_request(self.folder.control, "profile", steps=DEFAULT_PROFILE_STEPS)
-        except UsageError as error:
-            self.poller.forget_request()
-            self.gputrain_app.show_toast(error)
+        self.reader.expect_profile()
+        request = partial(send_request, self.folder.control, "profile", steps=DEFAULT_PROFILE_STEPS)
+        self.act(request, failed=self.reader.forget_request)
         self.update_if_on_top()
 
     def action_select(self, offset: int) -> None:
-        self.poller.select(offset)
+        self.reader.select(offset)
+        self.poller.request_poll()
 
     def action_copy(self) -> None:
-        stored = self.poller.latest
+        stored = self._stored
         if stored is None:
             self.gputrain_app.show_toast(Problem("", "No profile is shown", code="not-selected"))
             return

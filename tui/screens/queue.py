@@ -1,6 +1,6 @@
 """The screen of the queue: what waits for GPUs on this host, of all users, and keys that change the place of own runs.
 
-`tui.queue_poller` reads the queue, and `engine.queue.edit` changes it.
+`tui.pollers.files` reads the queue, and `engine.queue.edit` changes it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.keymap import QUEUE_COMMANDS, Command
 from tui.palette import BAD, MUTED
-from tui.queue_poller import QueuePoller
+from tui.pollers.files import QueueReader
+from tui.pollers.watched import Watched
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import ChoiceDialog, TextInputDialog
-from tui.text.queue import QueueLines, describe_row, queue_status_line
-from tui.text.tables import wrap_text
+from tui.tables import styled, wrap_text
+from tui.tables.queue import describe_row, queue_status_line, queue_table
 from tui.widgets.lines import Lines, Row
 from tui.widgets.text_line import TextLine
 
@@ -38,7 +39,8 @@ class QueueScreen(GputrainScreen):
 
     def __init__(self, app: AppServices) -> None:
         super().__init__(app)
-        self.queue_poller = QueuePoller(app.runs_dir, app.intervals.poll_s)
+        self._reader = QueueReader(app.runs_dir)
+        self.queue_poller = self.follow(Watched("queue", self._reader.read, interval_s=app.intervals.poll_s))
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="queue-status")
@@ -48,19 +50,11 @@ class QueueScreen(GputrainScreen):
         yield reason
 
     def on_mount(self) -> None:
-        self.queue_poller.on_first_result = self._show_first_result
-        self.queue_poller.start()
         self.query_one("#queue").focus()
-
-    def _show_first_result(self) -> None:
-        self.call_later(self.update_if_on_top)
-
-    def on_unmount(self) -> None:
-        self.queue_poller.close()
 
     @property
     def rows(self) -> list[QueueRow]:
-        return self.queue_poller.rows or []
+        return self.queue_poller.value or []
 
     @property
     def selected(self) -> QueueRow | None:
@@ -72,12 +66,12 @@ class QueueScreen(GputrainScreen):
         problem = self.queue_poller.problem or self.queue_poller.unexpected_error
         if problem is not None:
             self.show_line("#queue-status", Text(f" {printable(str(problem))}", BAD, no_wrap=True, end=""))
-        elif self.queue_poller.rows is not None:
+        elif self.queue_poller.value is not None:
             self.show_line("#queue-status", queue_status_line(self.rows))
             panel = self.query_one("#queue", Lines)
-            lines = QueueLines.fit(self.rows, panel.text_width)
-            rows = [Row(row.key, lines.line(row)) for row in self.rows]
-            panel.set_rows(rows, [lines.header] if rows else [], Text(NOTHING_WAITS, MUTED))
+            table = queue_table(self.rows, panel.text_width)
+            rows = [Row(row.key, styled(table.line(row))) for row in self.rows]
+            panel.set_rows(rows, [styled(table.header(MUTED))] if rows else [], Text(NOTHING_WAITS, MUTED))
         self._show_reason()
 
     def _show_reason(self) -> None:
@@ -192,16 +186,14 @@ class QueueScreen(GputrainScreen):
     def _change(self, action: Callable[[], str]) -> None:
         """Change the queue in a thread: the supervisor of a run takes a second to answer."""
 
-        def work() -> None:
-            message: str | UsageError
+        def work() -> str:
             try:
-                message = action()
-            except UsageError as error:
-                message = error
-            self.queue_poller.request_full_poll()
-            self.app.call_from_thread(self.gputrain_app.show_toast, message)
+                return action()
+            finally:
+                self._reader.forget_interrupted()
+                self.queue_poller.request_poll()
 
-        self.run_worker(work, thread=True, group="queue")
+        self.act(work, self.gputrain_app.show_toast, in_thread=True)
 
 
 def resume_all(rows: Sequence[QueueRow]) -> str:

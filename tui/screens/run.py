@@ -1,6 +1,6 @@
 """The screen of one run: progress, bottleneck, charts, GPUs, log, and the control requests that it sends.
 
-`tui.pollers.RunPoller` reads the journal; `tui.charts` turns its events into curves.
+`tui.pollers.runs` reads the journal; `tui.charts` turns its events into curves.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,18 +18,18 @@ from textual.app import ComposeResult
 from engine.runs.control import RequestName, send_request
 from engine.runs.curves import CurveData
 from engine.runs.folder import RunFolder, RunState
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.keymap import RUN_COMMANDS, Command
 from tui.palette import BAD, MUTED, WARNING
-from tui.pollers import RunPoller
+from tui.phrases import FAILED_STATES
+from tui.pollers.runs import RunPoller, RunSnapshot
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen
 from tui.screens.dialogs import ConfigDialog, stop_dialog
 from tui.screens.log import LogDialog
 from tui.screens.run_panels import PanelRoom, RunPanels
-from tui.text.run_progress import FAILED_STATES, bottleneck_text, failure_lines, progress_line
-from tui.text.runs import RunSnapshot
+from tui.screens.run_progress import bottleneck_text, failure_lines, progress_line
 from tui.widgets.chart import Chart
 from tui.widgets.text_line import TextLine
 
@@ -55,7 +56,7 @@ class RunScreen(ChartScreen):
         super().__init__(app)
         self.folder = folder
         self.data = CurveData()
-        self._poller = RunPoller(folder)
+        self._poller = self.follow(RunPoller(folder))
         self._drawn_version = -1
         self._next_draw_time = 0.0
         self._first_update_done = False
@@ -68,12 +69,8 @@ class RunScreen(ChartScreen):
         yield RunPanels(id="panels")
 
     def on_mount(self) -> None:
-        self._poller.start()
         self.set_interval(DRAIN_INTERVAL_SECONDS, self._drain_events)
         self.query_one("#loss").focus()
-
-    def on_unmount(self) -> None:
-        self._poller.close()
 
     def _drain_events(self) -> None:
         """Consume queued events within the time budget, and redraw the charts when due."""
@@ -204,14 +201,13 @@ class RunScreen(ChartScreen):
                 reason = f"{self.folder.name} is not running: it is {self.state}"
                 self.gputrain_app.show_toast(Problem("", reason, code="not-running"))
             return
-        try:
-            send_request(self.folder.control, request)
-        except UsageError as error:
-            self.gputrain_app.show_toast(error)
-            return
-        # Toasts of earlier requests would cover the charts.
-        self.app.clear_notifications()
-        self.gputrain_app.show_toast(f"Sent the {request} request; the log shows its effect")
+
+        def done(_: object) -> None:
+            # Toasts of earlier requests would cover the charts.
+            self.app.clear_notifications()
+            self.gputrain_app.show_toast(f"Sent the {request} request; the log shows its effect")
+
+        self.act(partial(send_request, self.folder.control, request), done)
 
     def action_stop(self) -> None:
         question = STOP_QUESTIONS.get(self.state) if self.state is not None else None

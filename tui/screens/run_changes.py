@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.text import Text
-from textual.screen import Screen
 
 from engine.runs.folder import RunFolder
 from engine.runs.labels import MAX_NOTE_CHARACTERS, RunLabels, change_labels, check_labels
@@ -19,10 +19,10 @@ from engine.runs.manage import check_new_name, rename_run
 from engine.runs.run_row import RunRow
 from engine.runs.trash import RunContents, move_to_trash, run_contents
 from engine.utils.codec import replace
-from engine.utils.errors import Problem, UsageError
-from engine.utils.host import format_bytes
+from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.text import pluralize, printable
-from tui.screens.base import AppServices, watch_other_hosts
+from engine.utils.units import format_bytes
+from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import ChoiceDialog, TextInputDialog
 from tui.widgets.lines import Row
 
@@ -34,7 +34,7 @@ MAX_NAMED_RUNS = 8
 class RunChanges:
     """Asks for a change of one run or of several, and makes it."""
 
-    def __init__(self, app: AppServices, screen: Screen[None]) -> None:
+    def __init__(self, app: AppServices, screen: GputrainScreen) -> None:
         self._app, self._screen = app, screen
 
     def _in_thread(
@@ -44,27 +44,20 @@ class RunChanges:
 
         `take_over`: the change needs runs that no process of another host owns, so their heartbeats are watched."""
 
-        def work() -> None:
-            errors = []
+        def change_all() -> str:
             if take_over:
                 watch_other_hosts(self._app, self._screen, [RunFolder(Path(row.folder)) for row in rows])
+            problems: dict[str, list[Problem]] = {row.folder: [] for row in rows}
             for row in rows:
-                try:
+                with collect_problems(problems[row.folder]):
                     change(row)
-                except UsageError as error:
-                    errors.append(error)
-            self._screen.app.call_from_thread(self._report, len(rows), errors, done)
+            self._app.run_list_poller.request_poll()
+            if failed := [found[0] for found in problems.values() if found]:
+                count = f"{len(failed)} of {pluralize(len(rows), 'run')} failed: " if len(rows) > 1 else ""
+                raise UsageError.one("", f"{count}{failed[0]}", code=failed[0].code)
+            return done
 
-        self._screen.run_worker(work, thread=True, group="changes")
-
-    def _report(self, count: int, errors: Sequence[UsageError], done: str) -> None:
-        if not errors:
-            self._app.show_toast(done)
-        else:
-            failed = f"{len(errors)} of {pluralize(count, 'run')} failed: " if count > 1 else ""
-            problem = Problem("", f"{failed}{errors[0]}", code=errors[0].problems[0].code)
-            self._app.show_toast(problem, timeout_s=10)
-        self._app.run_list_poller.request_poll()
+        self._screen.act(change_all, self._app.show_toast, in_thread=True)
 
     def _change_labels(self, rows: Sequence[RunRow], change: Callable[[RunLabels], RunLabels], done: str) -> None:
         if not self._is_demo():
@@ -150,11 +143,10 @@ class RunChanges:
         if not ended:
             return
 
-        def count() -> None:
-            contents = [run_contents(Path(row.folder)) for row in ended]
-            self._screen.app.call_from_thread(self._ask_to_delete, ended, contents)
+        def count() -> list[RunContents]:
+            return [run_contents(Path(row.folder)) for row in ended]
 
-        self._screen.run_worker(count, thread=True, group="changes")
+        self._screen.act(count, partial(self._ask_to_delete, ended), in_thread=True)
 
     def _ask_to_delete(self, rows: Sequence[RunRow], contents: Sequence[RunContents]) -> None:
         marked = self._app.marked_runs

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.show.charts import Place, charts_of
+
 GRID_COLUMNS = 12
-CHARTS = ("loss", "accuracy", "lr", "grad_norm")
+CHARTS = tuple(chart.id for chart in charts_of(Place.RUN))
 # Narrower terminals have one chart beside another only from this width.
 MIN_COLUMNS_OF_TWO_CHARTS = 80
 # From this height, charts have two rows.
@@ -57,7 +59,7 @@ class PanelRoom:
 
 def run_layout(room: PanelRoom, *, full: bool = False) -> Layout:
     """Return the layout; with `full`, of a single chart."""
-    charts = CHARTS if room.has_grad_norm else CHARTS[:-1]
+    charts = tuple(chart for chart in CHARTS if room.has_grad_norm or chart != "grad_norm")
     if full:
         return Layout((charts,), ("1fr",), (GRID_COLUMNS,))
     width, height, ranks, log_lines = room.width, room.height, room.ranks, room.log_lines

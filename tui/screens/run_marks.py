@@ -16,6 +16,11 @@ class RunMarks:
         self._rows: Sequence[RunRow] = ()
         self._rows_by_folder: dict[str, RunRow] = {}
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The folders of the marked runs."""
+        return tuple(self._app.marked_runs)
+
     def rows(self, rows: Sequence[RunRow]) -> list[RunRow]:
         """Return the marked ones of all rows, in the order in which they were marked."""
         if not (marked := self._app.marked_runs):

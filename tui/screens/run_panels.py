@@ -8,13 +8,12 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.gpus.snapshot import Snapshot
-from tui.charts.view import CHART_TITLES
+from engine.show.charts import Place
+from tui.pollers.runs import RunSnapshot
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.run_layout import Layout, PanelRoom, run_layout
-from tui.text.log_lines import log_lines
-from tui.text.ranks import rank_lines
-from tui.text.runs import RunSnapshot
-from tui.widgets.chart import Chart
+from tui.tables.log_lines import log_lines
+from tui.tables.ranks import rank_lines
 from tui.widgets.lines import Lines, Row
 
 # The panel scrolls over these; the dialog shows more.
@@ -58,15 +57,14 @@ class LogPanel(Lines):
 class RunPanels(ChartPanels[PanelRoom]):
     """Charts, ranks and log."""
 
-    CHARTS = CHART_TITLES
+    PLACE = Place.RUN
     OTHER_PANELS = ("ranks", "log")
 
     def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id, PanelRoom(0, 0, 1, 0))
 
     def compose(self) -> ComposeResult:
-        for chart_id, title in CHART_TITLES.items():
-            yield Chart(title, chart_id)
+        yield from self.make_charts()
         yield Lines(id="ranks")
         yield LogPanel(id="log")
 

@@ -1,6 +1,6 @@
 """The list of all runs in the runs folder: marks, filter, order and columns, with a preview of the selected run.
 
-`tui.text.run_view` filters and sorts, `tui.text.run_table` makes the lines, and `tui.screens.run_changes` changes runs.
+`engine.runs.run_view` filters and sorts, `tui.tables.runs` makes the lines, and `tui.screens.run_changes` changes runs.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from operator import is_
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +18,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.worker import get_current_worker
 
+from engine.runs.columns import column_choices, known_columns
 from engine.runs.control import send_request
 from engine.runs.fields import Field
 from engine.runs.folder import RunFolder, RunState
@@ -24,23 +26,24 @@ from engine.runs.metric_directions import read_directions
 from engine.runs.query import Query, SortOrder, parse_query
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
+from engine.runs.run_view import OwnMetricsFinder, RunView, ViewRequest, make_view, query_of, same_rows
 from engine.runs.trials import best_trial
+from engine.show.table import FittedTable
 from engine.utils import codec
-from engine.utils.errors import Problem, UsageError
+from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
 from tui.keymap import RUNS_COMMANDS, Command
 from tui.list_settings import ListSettings, read_list_settings, save_list_settings
 from tui.palette import MUTED
+from tui.phrases import note
 from tui.screens.base import AppServices, Filter, GputrainScreen
 from tui.screens.dialogs import stop_dialog
 from tui.screens.run_changes import RunChanges
 from tui.screens.run_filter import RunFilter
 from tui.screens.run_marks import RunMarks
 from tui.screens.runs_layout import list_height
-from tui.text.run_columns import column_choices, known_columns
-from tui.text.run_lines import note
-from tui.text.run_table import DEFAULT_COLUMNS, RunTable
-from tui.text.run_view import OwnMetricsFinder, RunView, ViewRequest, make_view, query_of, same_rows
+from tui.tables import styled
+from tui.tables.runs import DEFAULT_COLUMNS, fit_run_list, run_list_line
 from tui.widgets.lines import LazyRows, Lines, escape_markup
 from tui.widgets.preview import Preview
 
@@ -70,14 +73,13 @@ class RunsScreen(GputrainScreen):
         self._query, self._query_text, self._problem = parse_query(""), "", ""
         self._requested: ViewRequest | None = None
         self._view = RunView(ViewRequest(()))
-        self._table: tuple[tuple[object, ...], RunTable] | None = None
+        self._table: tuple[tuple[object, ...], FittedTable[RunRow]] | None = None
         self._fields: list[Field] = []
         self._own_metrics = OwnMetricsFinder()
         self._order: SortOrder | None = None
         self._drawn_order: SortOrder | None = None
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.run_worker(self._load_fields, thread=True)
 
     def make_filter(self) -> Filter:
@@ -165,11 +167,9 @@ class RunsScreen(GputrainScreen):
         table = self._fit_table(lines.text_width)
 
         def line(index: int) -> Text:
-            row = view.shown[index]
-            is_marked = self._marks.contain(view.runs_of(row))
-            return table.line(row, marked=is_marked, opened=row.name in self._opened)
+            return styled(run_list_line(table, view.shown[index]))
 
-        lines.set_rows(LazyRows(view.keys, line), [table.header], self._empty_text())
+        lines.set_rows(LazyRows(view.keys, line), [styled(table.header(MUTED))], self._empty_text())
         poller = self.gputrain_app.run_list_poller
         # Of a list that is being read, keys need a page.
         is_read = poller.rows is not None and (poller.complete or len(poller.rows) >= lines.size.height)
@@ -178,13 +178,17 @@ class RunsScreen(GputrainScreen):
             self._drawn_order = view.request.order
             lines.scroll_to_cursor()
 
-    def _fit_table(self, width: int) -> RunTable:
+    def _fit_table(self, width: int) -> FittedTable[RunRow]:
         """Return the table of all rows, so that it stays the same while a filter is typed."""
         request, fields = self._view.request, self._fields
         with_message = not self.query_one(Preview).display
         key = (request.rows, width, fields, request.order, with_message)
         if self._table is None or not all(map(is_, self._table[0], key)):
-            table = RunTable.fit(request.rows, width, fields, request.order, with_message=with_message)
+            table = fit_run_list(
+                request.rows, width, fields, request.order, with_message=with_message,
+                is_marked=lambda row: self._marks.contain(self._view.runs_of(row)),
+                is_opened=lambda row: row.name in self._opened,
+            )  # fmt: skip
             self._table = key, table
         return self._table[1]
 
@@ -342,10 +346,7 @@ class RunsScreen(GputrainScreen):
     def _change_settings(self, settings: ListSettings) -> None:
         self._settings = settings
         self.run_worker(self._load_fields, thread=True)
-        try:
-            save_list_settings(settings)
-        except UsageError as error:
-            self.gputrain_app.show_toast(error)
+        self.act(partial(save_list_settings, settings))
 
     def action_stop(self) -> None:
         if (row := self._selected_row()) is None:
@@ -356,13 +357,9 @@ class RunsScreen(GputrainScreen):
             return
 
         def answer(key: str | None) -> None:
-            if key != "yes":
-                return
-            try:
-                send_request(folder.control, "stop")
-                self.gputrain_app.show_toast(f"Sent the stop request to {folder.name}")
-            except UsageError as error:
-                self.gputrain_app.show_toast(error)
+            if key == "yes":
+                done = f"Sent the stop request to {folder.name}"
+                self.act(partial(send_request, folder.control, "stop"), lambda _: self.gputrain_app.show_toast(done))
 
         self.app.push_screen(stop_dialog(f"Stop {printable(folder.name)}? It saves a checkpoint first."), answer)
 

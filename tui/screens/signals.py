@@ -15,6 +15,7 @@ from engine.utils.errors import Problem
 from engine.utils.text import printable
 from tui.screens.base import AppServices
 from tui.screens.dialogs import ChoiceDialog
+from tui.tables import fact_lines
 from tui.widgets.lines import Row
 
 SIGNALS = (
@@ -54,7 +55,8 @@ class ProcessSignaler:
         if process.run:
             note = f"Rank {process.rank} of run {process.run}: stop the run on its screen to save a checkpoint."
         rows = [Row("0", Text("Send no signal"))]
-        rows += [Row(str(int(number)), Text(f"{number.name:<8} {description}")) for number, description in SIGNALS]
+        lines = fact_lines({number.name: description for number, description in SIGNALS})
+        rows += [Row(str(int(number)), Text(line)) for (number, _), line in zip(SIGNALS, lines, strict=True)]
         start_time = self._start_times.get(process.pid)
 
         def send(number: str | None) -> None:

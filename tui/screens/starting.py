@@ -17,7 +17,7 @@ from engine.utils.text import printable
 from tui.keymap import STARTING_COMMANDS, Command
 from tui.palette import BAD, MUTED, STRONG, WARNING
 from tui.screens.base import AppServices, GputrainScreen
-from tui.text.tables import wrap_text
+from tui.tables import wrap_text
 from tui.widgets.lines import Lines
 from tui.widgets.text_line import TextLine
 

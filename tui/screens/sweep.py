@@ -1,11 +1,12 @@
 """The screen of a sweep: its trials by value, live, the importance of each key, and the best results so far.
 
-`tui.sweep_poller` reads the sweep; each trial opens as a run.
+`tui.pollers.files` reads the sweep; each trial opens as a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,25 +21,17 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.text import printable
 from tui.keymap import SWEEP_COMMANDS, Command
 from tui.palette import BAD, MUTED
+from tui.pollers.files import watch_sweep
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.dialogs import stop_dialog
-from tui.sweep_poller import SweepPoller
-from tui.text.sweep_lines import (
-    best_lines,
-    fixed_columns,
-    header_line,
-    importance_lines,
-    param_widths,
-    status_line,
-    trial_line,
-    value_shares,
-)
-from tui.widgets.lines import Lines, Row
+from tui.tables import styled
+from tui.tables.sweeps import best_lines, importance_lines, screen_title, status_line, trial_table
+from tui.widgets.lines import LazyRows, Lines
 from tui.widgets.text_line import TextLine
 
 if TYPE_CHECKING:
     from engine.launch.detached import LaunchedRun
-    from engine.sweeps.status import SweepStatus, TrialRow
+    from engine.sweeps.status import SweepStatus
 
 BY_VALUE, BY_NUMBER = "value", "number"
 SUCCESS_CODES = (0, 3)
@@ -70,11 +63,8 @@ class SweepScreen(GputrainScreen):
         super().__init__(app)
         self._order, self._selected = BY_VALUE, trial
         self._launched: LaunchedRun | None = None
-        self.sweep_poller = SweepPoller(folder, app.intervals.poll_s)
-
-    @property
-    def folder(self) -> SweepFolder:
-        return self.sweep_poller.folder
+        self.folder = folder
+        self.sweep_poller = self.follow(watch_sweep(folder, app.intervals.poll_s))
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="sweep-status")
@@ -88,43 +78,29 @@ class SweepScreen(GputrainScreen):
             yield importance
 
     def on_mount(self) -> None:
-        self.sweep_poller.on_first_result = self._show_first_result
-        self.sweep_poller.start()
         self.query_one("#trials").focus()
 
-    def _show_first_result(self) -> None:
-        self.call_later(self.update_if_on_top)
-
-    def on_unmount(self) -> None:
-        self.sweep_poller.close()
-
     def update_content(self) -> None:
-        status, problem = self.sweep_poller.latest, self.sweep_poller.problem or self.sweep_poller.unexpected_error
+        status, problem = self.sweep_poller.value, self.sweep_poller.problem or self.sweep_poller.unexpected_error
         self.show_title(f"sweep {printable(self.folder.name)}")
         self._report_launch()
         if problem is not None:
             self.show_line("#sweep-status", Text(f" {printable(str(problem))}", BAD, no_wrap=True, end=""))
         elif status is None:
-            self.show_line("#sweep-status", Text(" Loading …", MUTED, no_wrap=True, end=""))
+            is_gone = self.sweep_poller.has_polled
+            missing = f" {self.folder.settings} does not exist anymore" if is_gone else " Loading …"
+            self.show_line("#sweep-status", Text(printable(missing), MUTED, no_wrap=True, end=""))
         else:
             self.show_line("#sweep-status", status_line(status))
             self._draw_status(status)
 
     def _draw_status(self, status: SweepStatus) -> None:
         trials = self.query_one("#trials", Lines)
-        keys, width = list(status.settings.space), trials.text_width
         rows = status.by_value() if self._order == BY_VALUE else list(status.trials)
-        widths = param_widths(keys, rows, width - fixed_columns(width))
-        shares, best, objective = value_shares(status), status.best, status.settings.objective
-
-        def line(row: TrialRow) -> Text:
-            is_best = best is not None and row.number == best.number
-            return trial_line(row, objective, keys, widths, width, shares.get(row.number), is_best=is_best)
-
-        trials.set_rows(
-            [Row(str(row.number), line(row)) for row in rows],
-            [header_line(keys, widths, width, objective)],
-        )
+        table = trial_table(status, trials.text_width)
+        header = styled(table.header(MUTED, screen_title))
+        keys = [str(row.number) for row in rows]
+        trials.set_rows(LazyRows(keys, lambda index: styled(table.line(rows[index]))), [header])
         trials.set_titles("Trials, best value first" if self._order == BY_VALUE else "Trials by number")
         if self._selected is not None and self._selected < len(rows):
             trials.select_key(str(self._selected))
@@ -136,7 +112,7 @@ class SweepScreen(GputrainScreen):
         importance.set_titles(f"Importance of each key for {printable(status.settings.objective.key)}")
 
     def is_available(self, action: str) -> bool:
-        status = self.sweep_poller.latest
+        status = self.sweep_poller.value
         if action == "stop":
             return status is not None and status.running
         if action == "resume":
@@ -176,13 +152,10 @@ class SweepScreen(GputrainScreen):
         """Ask the controller to stop the sweep."""
 
         def answer(key: str | None) -> None:
-            if key != "yes":
-                return
-            try:
-                send_request(self.folder.control, "stop")
-                self.gputrain_app.show_toast(f"Sent the stop request to {self.folder.name}")
-            except UsageError as error:
-                self.gputrain_app.show_toast(error)
+            if key == "yes":
+                done = f"Sent the stop request to {self.folder.name}"
+                stop = partial(send_request, self.folder.control, "stop")
+                self.act(stop, lambda _: self.gputrain_app.show_toast(done))
 
         name = printable(self.folder.name)
         self.app.push_screen(stop_dialog(f"Stop the sweep {name}? Its trials save a checkpoint first."), answer)
@@ -194,15 +167,18 @@ class SweepScreen(GputrainScreen):
         if self.gputrain_app.demo_notice:
             self.gputrain_app.show_toast(Problem("", "Demo mode: runs cannot be started", code="not-supported"))
             return
-        root = self.folder.path.parent
-        try:
+
+        def launch() -> LaunchedRun:
             require_own(self.folder, trust_owner=False)
-            self._launched = launch_run(["sweep", "--resume", self.folder.name, "--runs-dir", str(root)], root)
-        except UsageError as error:
-            self.gputrain_app.show_toast(error)
-            return
-        self.gputrain_app.show_toast(f"Continuing {self.folder.name}")
-        self.sweep_poller.request_poll()
+            root = self.folder.path.parent
+            return launch_run(["sweep", "--resume", self.folder.name, "--runs-dir", str(root)], root)
+
+        def done(launched: LaunchedRun) -> None:
+            self._launched = launched
+            self.gputrain_app.show_toast(f"Continuing {self.folder.name}")
+            self.sweep_poller.request_poll()
+
+        self.act(launch, done)
 
     def _report_launch(self) -> None:
         """Show why a sweep that was continued from here has ended, unless it went well."""
@@ -219,23 +195,20 @@ class SweepScreen(GputrainScreen):
 
     def action_sweep(self, steps: int) -> None:
         """Show the previous or the next sweep of the runs folder."""
-        try:
+
+        def find() -> SweepFolder:
             sweeps = sorted(list_sweeps(self.folder.path.parent), key=lambda sweep: sweep.name)
-        except UsageError as error:
-            self.gputrain_app.show_toast(error)
-            return
-        if self.folder not in sweeps or len(sweeps) < 2:
-            self.gputrain_app.show_toast("There is no other sweep in this runs folder")
-            return
-        folder = sweeps[(sweeps.index(self.folder) + steps) % len(sweeps)]
-        try:
+            if self.folder not in sweeps or len(sweeps) < 2:
+                raise UsageError.one("", "There is no other sweep in this runs folder", code="not-found")
+            folder = sweeps[(sweeps.index(self.folder) + steps) % len(sweeps)]
             require_own(folder, trust_owner=False)
-        except UsageError as error:
-            self.gputrain_app.show_toast(error)
-            return
-        self.sweep_poller.close()
-        self.sweep_poller = SweepPoller(folder, self.gputrain_app.intervals.poll_s)
-        self.sweep_poller.on_first_result = self._show_first_result
-        self.sweep_poller.start()
+            return folder
+
+        self.act(find, self._show_sweep)
+
+    def _show_sweep(self, folder: SweepFolder) -> None:
+        self.stop_following(self.sweep_poller)
+        self.folder = folder
+        self.sweep_poller = self.follow(watch_sweep(folder, self.gputrain_app.intervals.poll_s))
         self.query_one("#trials", Lines).set_rows([])
         self.update_content()

@@ -5,7 +5,6 @@ Files are listed, counted, moved and deleted in threads (`engine.runs.trash`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar
@@ -15,21 +14,18 @@ from textual.app import ComposeResult
 
 from engine.runs.folder import RunFolder
 from engine.runs.trash import RunContents, TrashedRun, delete_for_good, list_trash, restore_run, run_contents
-from engine.utils.errors import UsageError
-from engine.utils.host import format_bytes
+from engine.show.table import fit
 from engine.utils.text import pluralize, printable
+from engine.utils.units import format_bytes
 from tui.keymap import TRASH_COMMANDS, Command
-from tui.palette import MUTED, STRONG
+from tui.palette import MUTED
 from tui.screens.base import AppServices, GputrainScreen, watch_other_hosts
 from tui.screens.dialogs import TextInputDialog
 from tui.screens.run_changes import check_free_name, confirm_dialog
-from tui.text.run_lines import fit_cells, fit_middle
-from tui.text.runs import format_age
-from tui.text.tables import cell_width
+from tui.tables import styled
+from tui.tables.trash import trash_columns
 from tui.widgets.lines import LazyRows, Lines
 
-MIN_NAME_COLUMNS, MAX_NAME_COLUMNS = 12, 48
-DELETED_COLUMNS, SIZE_COLUMNS = 11, 11
 FOREVER = "This cannot be undone."
 
 
@@ -54,51 +50,47 @@ class TrashScreen(GputrainScreen):
         self.show_title(f"trash of {self._root}")
         self._draw()
         if not self._busy:
-            self._in_thread(lambda: None)
+            self._read()
 
-    def _in_thread(self, work: Callable[[], object], done: str = "") -> None:
-        """Do the work in a thread, then read the trash."""
+    def _change(self, work: Callable[[], object], done: str) -> None:
+        """Change the trash in a thread, then read it."""
+
+        def read() -> None:
+            self.gputrain_app.run_list_poller.request_poll()
+            self._read()
+
+        def succeed(_: object) -> None:
+            self.gputrain_app.show_toast(done)
+            read()
+
         self._busy = True
+        self.act(work, succeed, read, in_thread=True)
 
-        def run() -> None:
-            problem: UsageError | None = None
-            try:
-                work()
-            except UsageError as error:
-                problem = error
+    def _read(self) -> None:
+        def read() -> list[TrashedRun]:
             runs = list_trash(self._root)
             self._contents |= {run.entry: run_contents(run.path) for run in runs if run.entry not in self._contents}
-            self.app.call_from_thread(self._show, runs, problem, done)
+            return runs
 
-        self.run_worker(run, thread=True)
+        self._busy = True
+        self.act(read, self._show, in_thread=True)
 
-    def _show(self, runs: list[TrashedRun], problem: UsageError | None, done: str) -> None:
+    def _show(self, runs: list[TrashedRun]) -> None:
         self._busy, self._runs = False, runs
-        if problem or done:
-            self.gputrain_app.show_toast(problem or done, timeout_s=10 if problem else 5)
-            self.gputrain_app.run_list_poller.request_poll()
-        self._draw()
-        self.update_keys()
+        if self.is_attached:
+            self._draw()
+            self.update_keys()
 
     def _draw(self) -> None:
         lines, runs = self.query_one("#trash", Lines), self._runs
         if runs is None:
             return
-        width = max((cell_width(printable(run.name)) for run in runs), default=0)
-        width = min(max(width, MIN_NAME_COLUMNS), MAX_NAME_COLUMNS)
-        header = f"{'name':<{width}}  {'deleted':<{DELETED_COLUMNS}}  {'size':>{SIZE_COLUMNS}}  checkpoints"
-        rows = LazyRows([run.entry for run in runs], lambda index: self._line(runs[index], width))
+        table = fit(trash_columns(self._contents), runs, lines.text_width)
+        rows = LazyRows([run.entry for run in runs], lambda index: styled(table.line(runs[index])))
         empty = Text("The trash is empty; D in the list of runs moves runs here", MUTED)
-        lines.set_rows(rows, [Text(header, MUTED)], empty)
+        lines.set_rows(rows, [styled(table.header(MUTED))], empty)
         size = format_bytes(self._total_bytes(runs))
         lines.set_titles(f"Trash: {pluralize(len(runs), 'run')}, {size}" if runs else "Trash")
-
-    def _line(self, run: TrashedRun, width: int) -> Text:
-        contents = self._contents[run.entry]
-        age = f"{format_age(max(time.time() - run.deleted_at, 0))} ago"
-        line = Text(fit_middle(printable(run.name), width), STRONG, no_wrap=True, end="")
-        cells = f"  {fit_cells(age, DELETED_COLUMNS)}  {format_bytes(contents.size_bytes):>{SIZE_COLUMNS}}"
-        return Text.assemble(line, cells, f"  {contents.checkpoints:>11}", no_wrap=True, end="")
 
     def _total_bytes(self, runs: Sequence[TrashedRun]) -> int:
         return sum(self._contents[run.entry].size_bytes for run in runs)
@@ -121,7 +113,7 @@ class TrashScreen(GputrainScreen):
 
         def restore(name: str | None) -> None:
             if name is not None:
-                self._in_thread(partial(restore_run, self._root, run, name), f"Restored {name}")
+                self._change(partial(restore_run, self._root, run, name), f"Restored {name}")
 
         if not (self._root / run.name).exists():
             restore(run.name)
@@ -151,6 +143,6 @@ class TrashScreen(GputrainScreen):
 
         def answer(key: str | None) -> None:
             if key == "yes":
-                self._in_thread(delete_all, f"Deleted {pluralize(len(runs), 'run')} for good")
+                self._change(delete_all, f"Deleted {pluralize(len(runs), 'run')} for good")
 
         self.app.push_screen(confirm_dialog(question, about, "Keep", "Delete for good"), answer)

@@ -14,14 +14,13 @@ from engine.config.user_code import is_user_code
 from engine.runs.series import Series
 from engine.utils.errors import Problem
 from engine.utils.text import printable
-from engine.utils.ticks import format_number
+from engine.utils.units import UNKNOWN, format_number
 from tui.charts.plot import DOTS_PER_COLUMN, Curve, PlotWindow
 from tui.charts.view import LR_STYLE
 from tui.form.checks import FormCheckResult
 from tui.form.fields import ConfigField
 from tui.form.model import lr_curve
 from tui.palette import MUTED
-from tui.text.tables import UNKNOWN
 from tui.widgets.chart import Chart
 from tui.widgets.lr_test import LrTestChart
 from tui.widgets.text_line import TextLine

@@ -10,7 +10,7 @@ from textual.message import Message
 from engine.config.schema import Config
 from engine.optim.lr_range import LrSuggestion
 from engine.utils.errors import Problem
-from engine.utils.ticks import format_number
+from engine.utils.units import format_number
 from tui.charts.lr_range import VALLEY, range_test_curves, suggested_rates
 from tui.charts.plot import Curve
 from tui.form.lr_test import LrTest, LrTestResult, tested_values

@@ -19,9 +19,11 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from engine.runs.evaluations import ConfusionCounts, row_shares
+from engine.show.table import shorten
 from engine.utils.text import printable
+from engine.utils.units import format_share
 from tui.palette import CORRECT, MUTED, WRONG
-from tui.text.confusion import format_percent, shorten_names, truncate_cells
+from tui.tables.confusion import shorten_names
 
 # The smallest share of a row for each style; mistakes below the first threshold have no background.
 CORRECT_THRESHOLDS, WRONG_THRESHOLDS = (0.0, 0.5, 0.7, 0.85, 0.95), (0.01, 0.03, 0.06, 0.12, 0.25)
@@ -135,7 +137,7 @@ class Matrix(Widget, can_focus=True):
         true = self._order[row]
         segments = [Segment(" " * self._label_width)]
         if middle:
-            name = truncate_cells(self._labels[true], self._label_width - 1)
+            name = shorten(self._labels[true], self._label_width - 1)
             style = CURSOR_STYLE if row == self._cursor_row and self.has_focus else Style(bold=True)
             segments = [Segment(name, style), Segment(" " * (self._label_width - cell_len(name)))]
         for column, predicted in enumerate(shown, self._first_column):
@@ -175,8 +177,8 @@ class Matrix(Widget, can_focus=True):
         outcome = "predicted correctly" if true == predicted else f"predicted as {self._names[predicted]}"
         row_total = int(self._counts[true].sum())
         # Class names may contain markup characters.
-        self.border_title = (
-            f"{self._names[true]} {outcome}: {count:,} of {row_total:,}, {format_percent(share)}".replace("[", "\\[")
+        self.border_title = f"{self._names[true]} {outcome}: {count:,} of {row_total:,}, {format_share(share)}".replace(
+            "[", "\\["
         )
         classes, rows, columns = len(self._order), self._visible_rows, self._visible_columns
         visible_part = ""

@@ -16,9 +16,10 @@ from textual.widget import Widget
 from engine.utils.text import printable
 from tui.graphics import Graphics
 from tui.palette import MUTED, WARNING
-from tui.picture_poller import PicturePoller, PictureRequest
+from tui.pollers.picture import PictureReader, PictureRequest
+from tui.pollers.watched import Watched
+from tui.tables import wrap_text
 from tui.terminal_app import TerminalApp
-from tui.text.tables import wrap_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,7 +38,9 @@ class Picture(Widget):
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
-        self._poller = PicturePoller(lambda: self.post_message(self.Drawn()))
+        self._reader = PictureReader()
+        self._poller = Watched("picture", self._reader.read, self._reader.stamp, interval_s=None)
+        self._poller.on_poll = lambda: self.post_message(self.Drawn())
         self._shown: tuple[Hashable, Callable[[], Image]] | None = None
         self._request: PictureRequest | None = None
         self._picture: DrawnPicture | None = None
@@ -63,7 +66,7 @@ class Picture(Widget):
     @property
     def is_loading(self) -> bool:
         """Whether the image that `show` got is not drawn yet."""
-        latest = self._poller.latest
+        latest = self._poller.value
         return self._request is not None and (latest is None or latest.request.identity != self._request.identity)
 
     def show(self, key: Hashable, load: Callable[[], Image]) -> None:
@@ -75,8 +78,8 @@ class Picture(Widget):
     def show_nothing(self) -> None:
         """Show an empty frame."""
         if self._shown is not None:
-            self._shown = self._request = None
-            self._poller.request(None)
+            self._shown = None
+            self._request_picture(None)
             self._replace(None)
 
     def _change_graphics(self, graphics: Graphics) -> None:
@@ -90,10 +93,13 @@ class Picture(Widget):
         if self._shown is None or not self.size.width or not self.size.height or graphics is None:
             return
         key, load = self._shown
-        self._request = PictureRequest(key, load, self.size.width, self.size.height, graphics)
-        self._poller.request(self._request)
+        self._request_picture(PictureRequest(key, load, self.size.width, self.size.height, graphics))
         if self._timer is None:
             self._timer = self.set_timer(STALE_SECONDS, self._drop_stale)
+
+    def _request_picture(self, request: PictureRequest | None) -> None:
+        self._request = self._reader.request = request
+        self._poller.request_poll()
 
     def _drop_stale(self) -> None:
         self._timer = None
@@ -101,8 +107,11 @@ class Picture(Widget):
             self._replace(None, [Text("Loading …", MUTED)])
 
     def on_picture_drawn(self, message: Drawn) -> None:
-        result = self._poller.latest
+        result = self._poller.value
         if result is None or self._request is None or result.request.identity != self._request.identity:
+            return
+        if result.picture is not None and result.picture is self._picture:
+            # Another refresh would send it to the terminal again.
             return
         problem = wrap_text(Text(printable(str(result.problem)), WARNING), self.size.width) if result.problem else []
         self._replace(result.picture, problem)

@@ -1,6 +1,6 @@
 """The preview of a run: key figures, small curves, and the config keys that it changed.
 
-`tui.pollers.PreviewPoller` reads the run in a thread and posts a message when there is more to show.
+`tui.pollers.runs.RunPreviews` reads the run in a thread and posts a message when there is more to show.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from textual.timer import Timer
 from engine.runs.run_row import RunRow
 from engine.utils.text import printable
 from tui.palette import MUTED, STRONG
-from tui.pollers import PreviewPoller
-from tui.text.preview import CHARTS, RunPreview, change_lines, figure_lines, when_text
-from tui.text.tables import wrap_text
+from tui.phrases import when_text
+from tui.pollers.runs import RunPreviews
+from tui.pollers.watched import RefreshIntervals, Watched
+from tui.tables import wrap_text
+from tui.tables.preview import PREVIEW_CHARTS, RunPreview, change_lines, figure_lines
 from tui.widgets.lines import Lines, escape_markup
 
 if TYPE_CHECKING:
+    from engine.show.charts import Chart
     from tui.charts.plot import Curve
 
 # Keys that arrive faster than this pass over the runs in between.
@@ -50,7 +53,9 @@ class Preview(Lines):
         super().__init__(id=id)
         self.with_text = with_text
         self._row: RunRow | None = None
-        self._poller = PreviewPoller(lambda: self.post_message(self.Updated()))
+        self._previews = RunPreviews()
+        self._poller = Watched("preview", self._previews.read, interval_s=RefreshIntervals.charts_s)
+        self._poller.on_poll = lambda: self.post_message(self.Updated())
         self._timer: Timer | None = None
         self._drawn: object = None
         self._charts_key: object = None
@@ -78,7 +83,8 @@ class Preview(Lines):
     def _load(self) -> None:
         self._timer = None
         shown = self._row is not None and not self._row.unreadable and self.display
-        self._poller.request(self._row.folder if self._row is not None and shown else None)
+        self._previews.request(self._row.folder if self._row is not None and shown else None)
+        self._poller.request_poll()
         self._draw()
 
     def on_preview_updated(self) -> None:
@@ -98,7 +104,7 @@ class Preview(Lines):
             # Textual repaints the whole screen on top when one below it changes.
             return
         row = self._row
-        preview = self._poller.find(row.folder) if row else None
+        preview = self._previews.find(row.folder) if row else None
         key = (row, when_text(row) if row else "", preview, self.size, self.with_text)
         if key != self._drawn:
             self._drawn = key
@@ -109,7 +115,7 @@ class Preview(Lines):
     @property
     def preview(self) -> RunPreview | None:
         """What has been read of the run, None if nothing has."""
-        return self._poller.find(self._row.folder) if self._row else None
+        return self._previews.find(self._row.folder) if self._row else None
 
     @property
     def is_loading(self) -> bool:
@@ -158,19 +164,19 @@ class Preview(Lines):
         key = (preview, width, height, count)
         if key != self._charts_key:
             self._charts_key = key
-            shown = CHARTS if beside or count == 2 else CHARTS[-1:]
-            self._charts = [_chart(preview, name, width, height) for name in shown]
+            shown = PREVIEW_CHARTS if beside or count == 2 else PREVIEW_CHARTS[-1:]
+            self._charts = [_chart(preview, chart, width, height) for chart in shown]
         if beside:
             return _side_by_side(self._charts[0], self._charts[1], width=width)
         return [line for chart in self._charts for line in chart]
 
 
-def _chart(preview: RunPreview, name: str, width: int, height: int) -> list[Text]:
+def _chart(preview: RunPreview, chart: Chart, width: int, height: int) -> list[Text]:
     """Plot the curves of one chart below a line with its name and legend."""
     # NumPy is not needed for the first screen, and the poller has imported it by now.
     from tui.charts.plot import plot
 
-    curves = preview.curves[name]
+    curves, name = preview.curves[chart.id], chart.title
     titles = (_legend(name, curves, gap, labeled) for gap, labeled in LEGENDS)
     title = next((title for title in titles if title.cell_len <= width), _legend(name, curves, *LEGENDS[-1]))
     title.truncate(width, overflow="ellipsis")
@@ -180,7 +186,7 @@ def _chart(preview: RunPreview, name: str, width: int, height: int) -> list[Text
 
 def _legend(name: str, curves: Sequence[Curve], gap: str, labeled: bool) -> Text:
     """Return the name of a chart, and the marker, label and latest value of each of its curves."""
-    from engine.utils.ticks import format_number
+    from engine.utils.units import format_number
     from tui.widgets.chart import MARKER_SYMBOLS
 
     legend = Text.assemble((name, STRONG), no_wrap=True, end="")

@@ -21,7 +21,8 @@ from engine.data.sources.formats import expected_input_format, model_input_forma
 from engine.utils.codec import Record
 from engine.utils.errors import Problem, UsageError, collect_problems
 from engine.utils.files import cache_folder
-from engine.utils.host import format_bytes, free_bytes, free_memory
+from engine.utils.host import free_bytes, free_memory
+from engine.utils.units import format_bytes
 
 # Share of the free host memory, or of the free disk space of the cache, that decoded images may use.
 MAX_FREE_SHARE = 0.25

@@ -21,8 +21,8 @@ from engine.data.pipelines.gpu_decoder import DecoderUnavailableError, GpuDecode
 from engine.data.rng import single_torch_thread
 from engine.data.sampler import BatchRequest
 from engine.data.sources.encoded import EncodedSource
-from engine.utils.host import format_bytes
 from engine.utils.text import pluralize
+from engine.utils.units import format_bytes
 
 SAMPLE_IMAGES = 64
 MIN_SPEEDUP = 1.2  # of the GPU, which training needs too

@@ -38,8 +38,7 @@ from engine.utils.host import available_cores
 from support.gputrain_command import Gputrain, wait_for
 from support.messages import raises_problem
 from support.runs.factories import make_bench_run as make_run
-from tui.cli.bench import app
-from tui.text.bench import describe_bench_plan, describe_bench_run
+from tui.cli.bench import app, describe_bench_plan, describe_bench_run
 
 
 def make_plan(**keys: Any) -> BenchPlan:

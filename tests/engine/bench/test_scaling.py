@@ -12,7 +12,7 @@ from engine.runs.history import History, history_from_events
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_bench_run as make_run
-from tui.text.bench import bench_lines, chart_lines
+from tui.tables.bench import bench_lines, chart_lines
 
 
 def make_history(*epochs: tuple[float, float], started: float = 105.0) -> History:
@@ -135,11 +135,11 @@ def test_bench_table_shows_limit_columns() -> None:
         bench_lines(scaling_results([bench_run, make_limit_run(1, 5020), make_run(2, 3000), make_limit_run(2, 6000)]))
     )
     assert [line.split() for line in lines[-3:]] == [
-        ["RANKS", "IMAGES/S", "LIMIT", "SHARE", "DATA", "WAIT", "MFU"],
+        ["ranks", "images/s", "limit", "share", "data", "wait", "MFU"],
         ["1", "2,510", "5,020", "50%", "34%", "12%"],
         ["2", "3,000", "6,000", "50%", "–", "–"],
     ]
-    assert not any("LIMIT" in line for line in bench_lines(scaling_results([bench_run])))
+    assert not any("limit" in line for line in bench_lines(scaling_results([bench_run])))
 
 
 def test_scaling_without_single_rank_uses_fewest_ranks_as_baseline() -> None:
@@ -163,7 +163,7 @@ def test_bench_table_fits_80_columns() -> None:
     speeds = scaling_results([make_run(1, 2510, images=50_000), make_run(64, 123_456, 120_000, images=50_000)])
     lines = list(bench_lines(speeds))
     assert lines[0].split() == [
-        *("RANKS", "BATCH", "EPOCH", "IMAGES/S", "SPREAD", "SPEEDUP", "EFFICIENCY", "FIRST", "STARTUP")
+        *("ranks", "batch", "epoch", "images/s", "spread", "speedup", "efficiency", "first", "startup")
     ]
     assert lines[1].split() == ["1", "32", "19.9", "s", "2,510", "–", "1.00", "100%", "9.00", "s", "5.00", "s"]
     assert lines[2].split()[5] == "±1%"

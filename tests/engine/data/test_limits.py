@@ -23,7 +23,7 @@ from engine.data.limits import (
 from engine.data.sources.base import ImageFormat
 from engine.training.disk import checkpoint_bytes, disk_shortage, disk_warnings, max_new_checkpoints
 from engine.utils.errors import Problem
-from engine.utils.host import format_bytes, nearest_existing
+from engine.utils.host import nearest_existing
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, raises_problem, says
 
@@ -49,9 +49,9 @@ def test_shared_memory_check_counts_nccl() -> None:
     both, alone = replace(FOOTPRINT, nccl=True), replace(FOOTPRINT, processes=0, nccl=True)
     terms = "(2 ranks x 68.3 MiB for NCCL, 2 ranks x 19 batches of 12.5 MiB)"
     advice = ("data.workers", "data.prefetch", "(docker run --shm-size=1g)")
-    assert is_shortage(shm_shortage(both, 475 << 20), "shm-full", " 475 MiB ", " 611.5 MiB ", terms, *advice)
+    assert is_shortage(shm_shortage(both, 475 << 20), "shm-full", " 475 MiB ", " 612 MiB ", terms, *advice)
     terms, shortage = "(2 ranks x 68.3 MiB for NCCL)", shm_shortage(alone, 64 << 20)
-    assert is_shortage(shortage, "shm-full", " 64 MiB ", " 136.5 MiB ", terms, "(docker run --shm-size=1g)")
+    assert is_shortage(shortage, "shm-full", " 64 MiB ", " 137 MiB ", terms, "(docker run --shm-size=1g)")
     assert "data." not in str(shortage), "NCCL has no key that reduces it"
     assert shm_shortage(alone, 137 << 20) is None
 
@@ -125,11 +125,6 @@ def test_checkpoint_bytes_include_optimizer_state(overrides: list[str], copies: 
 
 def test_nearest_existing_returns_nearest_existing_folder(tmp_path: Path) -> None:
     assert nearest_existing(tmp_path / "no" / "such") == tmp_path
-
-
-def test_format_bytes_uses_largest_unit() -> None:
-    sizes = [0, 1023, 1024, 1536 << 10, 3 << 30, 1 << 50]
-    assert [format_bytes(size) for size in sizes] == ["0 B", "1023 B", "1 KiB", "1.5 MiB", "3 GiB", "1024 TiB"]
 
 
 def test_raise_open_files_raises_soft_limit_for_children() -> None:

@@ -44,7 +44,7 @@ from support.gpu.reservations import make_reservation
 from support.gputrain_command import ROOT, Gputrain, wait_for
 from support.messages import says
 from support.replace import replace
-from tui.text.doctor import merge_gpus
+from tui.tables.doctor import merge_gpus
 
 RECORDING = ROOT / "tests" / "recordings" / "eight-gpus.jsonl"
 NOBODY, SOMEONE = 65534, 12345

@@ -331,7 +331,7 @@ def test_parameter_counts_are_cached_when_interrupted(tmp_path: Path, monkeypatc
 def test_models_command_lists_names_parameters_and_weights() -> None:
     lines = models_output("resnet1?", "--source", "torchvision").splitlines()
     assert [line.split() for line in lines] == [
-        ["SOURCE", "NAME", "PARAMETERS", "TOP-1", "WEIGHTS"],
+        ["source", "name", "parameters", "top-1", "weights"],
         ["torchvision", "resnet18", "11,689,512", "69.8", "IMAGENET1K_V1"],
     ]
     assert models_output("resnet50", "--source", "torchvision").splitlines()[1].endswith("IMAGENET1K_V2 (+1)")
@@ -351,5 +351,5 @@ def test_models_command_without_match_suggests_nearest() -> None:
 
 
 def test_catalog_and_bench_import_no_torch() -> None:
-    program = "import sys, engine.models.catalog, engine.bench.runner, tui.text.models; print('torch' in sys.modules)"
+    program = "import sys, engine.models.catalog, engine.bench.runner, tui.cli.models; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

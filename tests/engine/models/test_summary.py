@@ -20,7 +20,7 @@ from engine.config.training_sections import ModelConfig
 from engine.models.summary import ModelSummary, feature_maps, input_spec, layer_summaries, summarize_model, trace_model
 from support.messages import raises_problem
 from tui.cli.models import app
-from tui.text.model_summary import feature_lines, format_si, layer_lines, total_lines
+from tui.tables.models import feature_lines, layer_lines, total_lines
 
 
 def summary_of(name: str, size: int = 224, classes: int = 1000, batch_size: int = 1, **model: Any) -> ModelSummary:
@@ -205,8 +205,8 @@ def test_summary_applies_freeze() -> None:
     assert (summary.parameters, summary.trainable) == (11_181_642, 5_130)
     lines = [line.split() for line in layer_lines(summary, 1)]
     trains_column = {line[0]: line[-1] for line in lines}
-    assert (trains_column["LAYER"], trains_column["resnet18"], trains_column["layer4"], trains_column["fc"]) == (
-        "TRAINS",
+    assert (trains_column["layer"], trains_column["resnet18"], trains_column["layer4"], trains_column["fc"]) == (
+        "trains",
         "partly",
         "frozen",
         "yes",
@@ -276,8 +276,8 @@ def test_images_of_user_dataset_reads_image_format(tmp_path: Path) -> None:
 def test_summary_table_folds_deep_layers() -> None:
     summary = summary_of("resnet18")
     lines = list(layer_lines(summary, 1))
-    assert lines[0].split() == ["LAYER", "TYPE", "OUTPUT", "PARAMETERS", "MULT-ADDS"]
-    assert lines[1].split() == ["resnet18", "ResNet", "1x1000", "11,689,512", "1.81", "G"]
+    assert lines[0].split() == ["layer", "type", "output", "parameters", "mult-adds"]
+    assert lines[1].split() == ["resnet18", "ResNet", "1x1000", "11,689,512", "1.81", "B"]
     assert [line.split()[0] for line in lines[2:]] == [
         *("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "fc")
     ]
@@ -285,14 +285,6 @@ def test_summary_table_folds_deep_layers() -> None:
     assert max(map(len, layer_lines(summary, 9))) <= 80
     assert "11,689,512 (11,689,512 trainable, 0 frozen)" in "\n".join(total_lines(summary))
     assert next(line.split() for line in feature_lines(summary) if "layer3" in line) == ["layer3", "1x256x14x14", "16"]
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(0, "0"), (999, "999"), (1000, "1.00 k"), (999_499, "999 k"), (999_500, "1.00 M"), (1_814_073_344, "1.81 G")],
-)
-def test_in_large_units_prints_three_digits(number: int, words: str) -> None:
-    assert format_si(number) == words
 
 
 def test_summary_command_json_lists_every_layer() -> None:

@@ -88,8 +88,8 @@ def test_page_of_one_run_is_complete_and_reproducible(kept_run: RunFolder) -> No
     assert make_page([kept_run]) == source
     text = " ".join(page.text.split())
     started = json.loads(kept_run.journal.read_text().splitlines()[0])
-    best = f"best accuracy {json.loads(kept_run.summary.read_text())['best_val_accuracy']:.4f}"
-    for part in (best, "Learning rate", "Confusion matrix", "waiting for data 27% of the time"):
+    best = f"best val acc {json.loads(kept_run.summary.read_text())['best_val_accuracy']:.4f}"
+    for part in (best, "lr", "Confusion matrix", "waiting for data 27% of the time"):
         assert part in text
     for part in (
         started["versions"]["torch"],

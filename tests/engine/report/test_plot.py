@@ -53,7 +53,7 @@ def test_plot_labels_runs_by_name_and_keys_that_change_the_result(tmp_path: Path
     assert column_labels(comparison, separate, 10) == ["run-0", "run-1", "_fast"]
     text = make_plot(folders, PlotOptions(metrics=("loss",), log=True), "svg").decode()
     shown = svg_texts(text)
-    assert {"Loss", "Epoch", "training", "validation", " _fast: batch_size 8, lr 0.4"} <= set(shown)
+    assert {"loss", "Epoch", "train loss", "val loss", " _fast: batch_size 8, lr 0.4"} <= set(shown)
     assert not any("$" in label for label in shown)
 
 
@@ -66,7 +66,7 @@ def test_plot_labels_log_axis_within_a_decade_and_whole_epochs(tmp_path: Path) -
     run = make_run_folder(tmp_path, "a", make_run_started(), *epochs)
     text = make_plot([run], PlotOptions(metrics=("val_loss",), log=True), "svg").decode()
     y_labels = ["0.6", "0.65", "0.7", "0.75", "0.8", "0.85", "0.9"]
-    assert svg_texts(text) == ["1", "2", "3", "Epoch", *y_labels, "Validation loss"]
+    assert svg_texts(text) == ["1", "2", "3", "Epoch", *y_labels, "val loss"]
 
 
 def test_mean_line_of_seeds_has_band_of_standard_deviation() -> None:

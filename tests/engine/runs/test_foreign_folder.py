@@ -19,14 +19,15 @@ from engine.runs.find import find_run
 from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership, RunFolderDeletedError
 from engine.runs.recorder import Recorder
+from engine.show.table import plain_lines
 from engine.training.checkpoint import save_checkpoint
 from engine.utils.codec import write_record
 from support.json_files import write_json
 from support.messages import has_problem, raises_problem
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import default_fields, make_run_folder, row_of
-from tui.text.run_table import RunTable
-from tui.text.runs import format_runs_table
+from tui.tables import styled
+from tui.tables.runs import fit_run_list, listed_columns, run_list_line
 
 
 @pytest.fixture(autouse=True)
@@ -207,11 +208,10 @@ def test_torchrun_restart_ignores_agents_that_foreign_folder_claims(tmp_path: Pa
 def test_lists_say_why_run_is_foreign(tmp_path: Path) -> None:
     make_run_folder(tmp_path, "mine", make_run_started(), make_epoch(1))
     rows = [row_of(RunFolder(tmp_path / "mine"))]
-    assert "FOREIGN" not in format_runs_table(rows)
+    assert "foreign" not in plain_lines(listed_columns(rows), rows)[0]
     foreign = make_foreign(make_run_folder(tmp_path, "theirs", make_run_started(), make_epoch(1)))
     rows.append(row_of(foreign))
-    lines = format_runs_table(rows).splitlines()
+    lines = plain_lines(listed_columns(rows), rows)
     assert ["  is writable by all users  " in line for line in lines] == [False, False, True]
-    assert (
-        "is writable by all users" in RunTable.fit(rows, 160, default_fields(), with_message=True).line(rows[1]).plain
-    )
+    line = run_list_line(fit_run_list(rows, 200, default_fields(), with_message=True), rows[1])
+    assert "is writable by all users" in styled(line).plain

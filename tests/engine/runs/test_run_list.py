@@ -38,8 +38,10 @@ COUNT = 30
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_ended_runs(tmp_path / "runs", COUNT)
+    # On a busy host, a poll would not reach all runs in its time.
+    monkeypatch.setattr(run_list, "CHECK_SECONDS", 10.0)
     return tmp_path / "runs"
 
 
@@ -121,6 +123,38 @@ def test_list_rereads_only_changed_runs(root: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(read) == ["run-3", "run-4"]
     best = row_of(runs.rows, "run-3").record.best_val_accuracy
     assert best == 0.99 and row_of(runs.rows, "run-4").tags == ("night",)
+
+
+def test_list_of_many_runs_finds_changes_of_the_newest_at_once_and_of_the_others_in_turn(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_list, "CHECK_NEWEST", 2)
+    monkeypatch.setattr(run_list, "CHECK_OTHERS", 8)
+    for folder in root.iterdir():
+        age(folder)
+    runs = read_list(root)
+
+    def polls_until_tagged(name: str, tag: str, *, check_all: bool = False) -> int:
+        write_labels(RunFolder(root / name), RunLabels(tags=(tag,)))
+        for polls in range(1, COUNT):
+            runs.poll(check_all=check_all)
+            if row_of(runs.rows, name).tags == (tag,):
+                return polls
+        raise AssertionError("The change was never found")
+
+    assert polls_until_tagged(f"run-{COUNT - 1}", "newest") == 1
+    assert polls_until_tagged("run-3", "old") <= COUNT // 8 + 1
+    assert polls_until_tagged("run-5", "requested", check_all=True) == 1
+
+
+def test_list_replaces_rows_in_their_place(root: Path) -> None:
+    runs = read_list(root)
+    before = list(runs.rows)
+    for number in (3, 20):
+        append_events(RunFolder(root / f"run-{number}"), make_epoch(6, accuracy=0.99))
+    runs.poll()
+    changed = [row.name for row, old in zip(runs.rows, before, strict=True) if row is not old]
+    assert changed == ["run-20", "run-3"] and [row.name for row in runs.rows] == [row.name for row in before]
 
 
 def test_list_keeps_row_of_run_with_a_path_that_is_not_utf8(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +319,7 @@ def test_list_rereads_unreadable_run_although_its_folder_is_unchanged(
     runs = read_list(root)
     assert {row.message for row in runs.rows} == {"Permission denied"}
     monkeypatch.undo()
+    monkeypatch.setattr(run_list, "CHECK_SECONDS", 10.0)
     runs.poll()
     assert not any(row.unreadable for row in runs.rows)
 

@@ -30,7 +30,7 @@ from engine.runs.run_row import RunRow, read_row
 from engine.utils.codec import write_record
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_started, make_step
-from tui.text.run_table import DEFAULT_COLUMNS
+from tui.tables.runs import DEFAULT_COLUMNS
 
 GPU_RANK_INFO = [RankDevice(rank, "h", rank, f"GPU-{rank}") for rank in range(4)]
 

@@ -26,9 +26,7 @@ from tui.app import GputrainApp
 from tui.charts.gpu_loads import GpuLoads
 from tui.charts.history import LoadHistory
 from tui.demo.server import DEMO_NOTICE, FINISHED_RUN, LIVE_RUN, ReplayedRun, recorded, recorded_events
-from tui.host import HostPoller
-from tui.pollers import GpuPoller
-from tui.text.host import HostLoad
+from tui.pollers.host import GpuPoller, HostLoad, HostPoller
 from tui.widgets.preview import Preview
 
 DEMO_START_TIME = 1_760_000_000.0
@@ -56,7 +54,7 @@ class FrozenHost(HostPoller):
 
     def __init__(self) -> None:
         super().__init__(Path())
-        self.load = host_load(0)
+        self.value = host_load(0)
         self.cpu, self.memory = host_past()
 
     def poll(self) -> None:
@@ -74,8 +72,7 @@ def host_past() -> tuple[LoadHistory, LoadHistory]:
     """Return the past of CPU and memory."""
     host = HostPoller(Path())
     for seconds in range(PAST_SECONDS, -1, -1):
-        host.load = host_load(seconds)
-        host.record(FROZEN_NOW - seconds)
+        host.record(host_load(seconds), FROZEN_NOW - seconds)
     return host.cpu, host.memory
 
 
@@ -221,12 +218,10 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     poller = getattr(app.screen, "_poller", None)
     if poller is not None:
         await wait_until(pilot, lambda: poller.caught_up and poller.events.empty() and poller.latest is not None)
-    sweep = getattr(app.screen, "sweep_poller", None)
-    if sweep is not None:
-        await wait_until(pilot, lambda: sweep.latest is not None or sweep.problem is not None)
-    queue = getattr(app.screen, "queue_poller", None)
-    if queue is not None:
-        await wait_until(pilot, lambda: queue.rows is not None or queue.problem is not None)
+    for name in ("sweep_poller", "queue_poller"):
+        watched = getattr(app.screen, name, None)
+        if watched is not None:
+            await wait_until(pilot, lambda watched=watched: watched.has_polled)
     await pilot.pause()
     for preview in app.screen.query(Preview):
         await wait_until(pilot, lambda preview=preview: not preview.is_loading)
@@ -236,7 +231,7 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
             update()
     await app.workers.wait_for_complete()
     await pilot.pause()
-    # The screen of a run draws one chart per refresh.
+    # The screen of a run draws its charts in slices.
     await wait_until(pilot, lambda: not getattr(app.screen, "_charts_to_draw", None))
     await pilot.pause()
 

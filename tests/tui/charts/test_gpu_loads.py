@@ -9,7 +9,7 @@ import pytest
 from engine.gpus.snapshot import Snapshot
 from engine.utils.codec import decode
 from support.replace import replace
-from tui.charts.gpu_loads import LOAD_METRICS, GpuLoads
+from tui.charts.gpu_loads import LOAD_READINGS, GpuLoads
 
 RECORDING = Path(__file__).parents[2] / "recordings" / "eight-gpus.jsonl"
 
@@ -22,9 +22,9 @@ def snapshot() -> Snapshot:
 def test_loads_record_shares_of_memory_and_power(snapshot: Snapshot) -> None:
     loads, gpu = GpuLoads(), snapshot.gpus[2]
     loads.record(snapshot)
-    latest = {metric: loads.columns(gpu.uuid, metric, 1.0, 1, snapshot.time)[0] for metric in LOAD_METRICS}
+    latest = {key: loads.columns(gpu.uuid, key, 1.0, 1, snapshot.time)[0] for key in LOAD_READINGS}
     assert latest["util"] == 100
-    assert latest["memory"] == pytest.approx(100 * gpu.value("memory_used") / gpu.value("memory_total"))
+    assert latest["memory_used"] == pytest.approx(100 * gpu.value("memory_used") / gpu.value("memory_total"))
     assert latest["power"] == pytest.approx(100 * 699.2 / 700)
     assert latest["temperature"] == 71
 

@@ -12,7 +12,7 @@ import pytest
 
 from engine.runs.series import FloatArray, Series, downsample_min_max, smooth
 from tui.charts.export import to_svg
-from tui.charts.plot import BAND, Curve, PlotWindow, mark_columns, plot
+from tui.charts.plot import BAND, Curve, PlotWindow, draw_curve, mark_columns, plot
 from tui.palette import series_style
 
 WIDTH, HEIGHT = 60, 10
@@ -198,3 +198,17 @@ def test_svg_of_many_named_curves_has_a_legend_in_lines_and_an_area() -> None:
     assert len(set(places)) == 8
     assert max(x for x, _ in places) < 900
     parse_xml(svg)  # noqa: S314 (our own SVG)
+
+
+def test_plot_draws_unchanged_curve_once() -> None:
+    first = plot_lines([1.0, 5.0, 2.0])
+    drawn = draw_curve.cache_info().misses
+    assert plot_lines([1.0, 5.0, 2.0]) == first
+    assert draw_curve.cache_info().misses == drawn
+
+
+def test_plot_draws_array_that_has_changed_in_place() -> None:
+    y = np.array([1.0, 5.0, 2.0])
+    first = plot_lines(y)
+    y[2] = 4.0
+    assert plot_lines(y) != first

@@ -42,14 +42,14 @@ def test_compare_prints_differing_keys_and_figures(three_runs: Path) -> None:
     assert result.stderr == ""
     assert lines["optim.lr"] == ["0.1", "0.5"]
     assert lines["run.seed"] == ["0", "2"]
-    assert lines["best accuracy"] == ["0.7000", "0.9000*"]
+    assert lines["best val acc"] == ["0.7000", "0.9000*"]
     assert not any(label.startswith(("optim.", "run.")) for label in lines.keys() - {"optim.lr", "run.seed"})
 
 
 def test_compare_prints_differences_from_the_baseline(three_runs: Path) -> None:
     lines = lines_of(call("compare", "alpha", "gam", "--baseline", "gamma").stdout)
-    assert lines["best accuracy"] == ["0.7000 (-0.2000)", "0.9000*"]
-    assert lines["seconds"] == ["20s", "20s"]
+    assert lines["best val acc"] == ["0.7000 (-0.2000)", "0.9000*"]
+    assert lines["duration"] == ["20s", "20s"]
 
 
 def test_compare_summarizes_runs_that_differ_in_the_seed(three_runs: Path) -> None:
@@ -68,14 +68,14 @@ def test_compare_prints_json(three_runs: Path) -> None:
 def test_compare_takes_a_run_once_and_one_run_alone(three_runs: Path) -> None:
     result = call("compare", "alpha", three_runs / "alpha")
     assert result.exit_code == 0
-    assert lines_of(result.stdout)["best accuracy"] == ["0.7000"]
+    assert lines_of(result.stdout)["best val acc"] == ["0.7000"]
 
 
 def test_compare_puts_columns_that_do_not_fit_below(three_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     text = call("compare", "alpha", "beta", "gamma").stdout
     assert max(map(len, text.split("\n\n")[0].splitlines())) <= 40
-    assert text.count("best accuracy") == 3
+    assert text.count("best val acc") == 3
 
 
 def test_compare_notes_other_datasets_on_stderr(three_runs: Path) -> None:

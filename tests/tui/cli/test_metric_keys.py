@@ -26,7 +26,7 @@ from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 from support.runs.trained_run import call
 
-RECORDED = [key for key, metric in METRICS.items() if metric.record is not None]
+RECORDED = [key for key, metric in METRICS.items() if metric.is_recorded]
 DIRECTIONS = {"gap": Better.LOW, "wer": Better.HIGH}
 NUMBERS = st.one_of(st.integers(0, 3), st.floats(0, 3))
 
@@ -40,7 +40,9 @@ def loss_gap() -> Iterator[Metric]:
             return None
         return record.val_loss - record.train_loss
 
-    metric = Metric("loss_gap", "loss gap", "gap", Unit.SCORE, Better.LOW, Aggregate.LAST, read)
+    metric = Metric(
+        "loss_gap", "loss gap", "validation minus training loss", Unit.SCORE, Better.LOW, Aggregate.LAST, read
+    )
     METRICS[metric.key] = metric
     yield metric
     del METRICS[metric.key]
@@ -77,7 +79,8 @@ def records(draw: st.DrawFn) -> RunRecord:
     own = draw(st.dictionaries(st.sampled_from(["gap", "wer", "val/loss", "f 1"]), st.tuples(NUMBERS, NUMBERS)))
     return RunRecord(
         state=RunState.FINISHED,
-        **values,
+        **{key: value for key, value in values.items() if not METRICS[key].is_stored},
+        last_values={key: value for key, value in values.items() if METRICS[key].is_stored},
         metrics={name: draw(st.none() | NUMBERS) for name in own},
         lowest_metrics={name: min(pair) for name, pair in own.items()},
         highest_metrics={name: max(pair) for name, pair in own.items()},
@@ -108,7 +111,7 @@ def test_row_of_registry_appears_in_lists_and_comparisons(root: Path, loss_gap: 
     assert names("--sort", "loss_gap") == ["c", "b", "a"] == list(reversed(names("--sort=-loss_gap")))
     assert names("loss_gap<0.6") == ["c"]
     table = [line.split() for line in call("runs", "--columns", "name,loss-gap", "--sort", "name").stdout.splitlines()]
-    assert table == [["NAME", "LOSS_GAP"], ["a", "1.0000"], ["b", "0.7500"], ["c", "0.5000"]]
+    assert table == [["name", "loss", "gap"], ["a", "1.0000"], ["b", "0.7500"], ["c", "0.5000"]]
     values = json.loads(call("compare", "a", "c", "--json").stdout)
     assert [run["figures"]["loss_gap"] for run in values["runs"]] == [1.0, 0.5]
     assert values["best"]["loss_gap"] == [1]

@@ -59,23 +59,23 @@ def test_name_of_another_script_keeps_columns_and_is_escaped_where_it_must(root:
     assert runs("rename", "run-1", "e\u0301t-花朵").exit_code == 0
     name = "\u00e9t-花朵"
     assert runs(f"name={name[:2]}*", "--columns", "name,epoch").stdout.splitlines() == [
-        "NAME     EPOCHS",
-        f"{name}       3",
+        "name      epochs",
+        f"{name}      3/3",
     ]
     shown = subprocess.run(
         [GPUTRAIN, "runs", "--columns", "name", name], env=os.environ | {"PYTHONIOENCODING": "latin-1"},
         capture_output=True, check=False,
     )  # fmt: skip
     assert (shown.returncode, shown.stderr, shown.stdout.decode("latin-1").split()) == (
-        0, b"", ["NAME", "\u00e9t-\\u82b1\\u6735"],
+        0, b"", ["name", "\u00e9t-\\u82b1\\u6735"],
     )  # fmt: skip
 
 
 def test_runs_shows_columns_as_table_and_json(root: Path) -> None:
     table = runs("--columns", "name,lr,model,accuracy,duration,tags", "run-1").stdout
     assert table.splitlines() == [
-        "NAME   OPTIM.LR  MODEL.NAME  BEST_VAL_ACCURACY  SECONDS  TAGS",
-        "run-1      0.05  resnet18               0.3000    3m00s",
+        "name     lr  model     best val acc  duration  tags",
+        "run-1  0.05  resnet18        0.3000     3m00s",
     ]
     values = json.loads(runs("--columns", "lr,seed", "--json", "run-1").stdout)
     assert values["format"] == 1
@@ -103,8 +103,8 @@ def test_runs_shows_the_cause_if_all_listed_runs_failed(root: Path) -> None:
     for name in ("run-0", "run-7"):
         append_events(RunFolder(root / name), RunFinished(state="failed", message=f"rank 1 of {name} was killed"))
     shown = runs("failed").stdout.splitlines()
-    assert shown[0].split()[-1] == "CAUSE" and shown[1].endswith("  rank 1 of run-7 was killed")
-    assert "CAUSE" not in runs().stdout
+    assert shown[0].split()[-1] == "cause" and shown[1].endswith("  rank 1 of run-7 was killed")
+    assert "cause" not in runs().stdout
 
 
 def test_runs_lists_trials_of_sweep_as_one_row_that_a_condition_opens(
@@ -199,7 +199,7 @@ def test_delete_without_terminal_needs_yes(root: Path) -> None:
     assert runs("delete", "run-1", "run-2", "--yes").exit_code == 0
     assert len(listed()) == 6 and len(list_trash(root)) == 2
     assert runs("restore", "run-2").stderr == "run-2 is restored.\n"
-    assert [line.split()[0] for line in runs("trash").stdout.splitlines()] == ["NAME", "run-1"]
+    assert [line.split()[0] for line in runs("trash").stdout.splitlines()] == ["name", "run-1"]
     assert json.loads(runs("trash", "--json").stdout)["runs"][0]["files"] == 5
     assert runs("trash", "--empty").exit_code == 2 and len(list_trash(root)) == 1
     assert runs("trash", "--empty", "--yes").stderr == "Deleted 1 run.\n" and list_trash(root) == []

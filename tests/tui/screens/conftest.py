@@ -68,7 +68,7 @@ def frozen_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.delenv("GPUTRAIN_RUNS", raising=False)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr("tui.text.ranks.time.time", lambda: FROZEN_NOW)
+    monkeypatch.setattr("tui.tables.ranks.time.time", lambda: FROZEN_NOW)
     monkeypatch.setattr("engine.utils.host.available_cores", lambda: 16)
     yield
     monkeypatch.undo()

@@ -90,7 +90,7 @@ def test_compare_lists_differing_keys_and_marks_the_best_figures(root: Path) -> 
         assert "1 config key differs" in table
         keys = [line for line in table.splitlines() if "optim." in line or "run." in line]
         assert [line.split()[0].strip("│") for line in keys] == ["optim.lr"]
-        best = next(line for line in table.splitlines() if "best accuracy" in line)
+        best = next(line for line in table.splitlines() if "best val acc" in line)
         assert best.count("*") == 1
 
     drive(real_app(root), act, SIZE)

@@ -24,7 +24,7 @@ from support.screen.demo_app import clipped_widgets, demo_app, demo_runs, visibl
 from tui.demo.server import LIVE_RUN
 from tui.palette import ANSI, CORRECT, WRONG, rich_theme
 from tui.screens.confusion import ConfusionScreen
-from tui.text.confusion import format_percent, matrix_lines, shorten_names, truncate_cells
+from tui.tables.confusion import matrix_lines, shorten_names, shorten_pair
 from tui.widgets.matrix import Matrix, cell_style
 
 Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
@@ -186,11 +186,8 @@ def test_shortened_keeps_distinguishing_part_of_names() -> None:
     assert shorten_names(["class-07", "class-18"], 4) == ["07", "18"]
     assert shorten_names(["golden retriever", "cat"], 6) == ["golde…", "cat"]
     assert shorten_names(["ab", "abcdef"], 4) == ["ab", "cdef"]
-    assert truncate_cells("犬犬犬", 5) == "犬犬…"
-
-
-def test_percent_never_rounds_to_0_or_100() -> None:
-    assert [format_percent(share) for share in (0, 0.001, 0.12, 0.999, 1)] == ["0%", "<1%", "12%", ">99%", "100%"]
+    assert shorten_pair("cat", "golden retriever", 15) == ("cat", "golden r…")
+    assert shorten_pair("犬" * 9, "golden retriever", 15) == ("犬犬…", "golden…")
 
 
 def test_matrix_lines_have_row_and_column_per_class() -> None:
@@ -220,7 +217,7 @@ def test_confusion_screen_shows_scores_matrix_mistakes_and_classes(demo_run: Run
     write_json(demo_run.evaluation, evaluation())
 
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
-        assert "best epoch 3   top-1 73.33%   top-5 100.00%   loss 0.2500   30 images" in visible_text(pilot, "#scores")
+        assert "best epoch 3   top-1 0.7333   top-5 1.0000   loss 0.2500   30 images" in visible_text(pilot, "#scores")
         matrix = visible_text(pilot, "#matrix")
         assert [row.split()[1:] for row in matrix.splitlines()[1:] if "owl" in row[:6]] == [["5", "·", "5", "┃"]]
         assert "owl predicted as cat: 5 of 10, 50%" in matrix
@@ -231,7 +228,11 @@ def test_confusion_screen_shows_scores_matrix_mistakes_and_classes(demo_run: Run
             "dog [bold] → owl: 1 image, 10%",
         ]
         classes = [line.strip("│ ").split() for line in visible_text(pilot, "#classes").splitlines()]
-        assert [(row[0], row[-3]) for row in classes[1:4]] == [("owl", "50.0%"), ("cat", "80.0%"), ("dog", "90.0%")]
+        assert [(row[0], *row[-2:]) for row in classes[1:4]] == [
+            ("owl", "0.5000", "10"),
+            ("cat", "0.8000", "10"),
+            ("dog", "0.9000", "10"),
+        ]
 
     drive(demo_run, act)
 
@@ -287,7 +288,7 @@ def test_confusion_screen_follows_file_and_reports_errors(demo_run: RunFolder) -
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
         assert "No evaluation yet" in visible_text(pilot, "#scores")
         write_json(demo_run.evaluation, evaluation(best=make_result(BEST, 4)))
-        await wait_until(pilot, lambda: screen.evaluation_poller.latest is not None)
+        await wait_until(pilot, lambda: screen.evaluation_poller.value is not None)
         await drawn(pilot)
         assert "best epoch 4" in visible_text(pilot, "#scores")
         assert screen.query_one(Matrix).has_focus
@@ -332,7 +333,7 @@ def test_confusion_screen_without_matrix_shows_class_accuracies(demo_run: RunFol
 
     async def act(pilot: Pilot[None], screen: ConfusionScreen) -> None:
         assert not screen.query_one(Matrix).display
-        assert "50.0%" in visible_text(pilot, "#classes")
+        assert "0.5000" in visible_text(pilot, "#classes")
 
     drive(demo_run, act)
 

@@ -10,6 +10,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from engine.runs.folder import RunFolder
+from engine.show.readings import READINGS
 from support.messages import says
 from support.screen.demo_app import demo_app, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press
@@ -207,6 +208,17 @@ def test_help_dialog_groups_keys_and_wraps_help_below_itself(demo_runs_folder: P
         assert all(line[:indent].isspace() and not line[indent].isspace() for line in continued)
 
     drive(demo_app(demo_runs_folder), act, (60, 20))
+
+
+def test_help_of_monitor_and_gpu_screen_explains_readings(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        for keys in (("question_mark",), ("escape", "enter", "question_mark")):
+            await press(pilot, *keys)
+            shown = " ".join(" ".join(row.text.plain for row in pilot.app.screen.query_one(Lines)._rows).split())
+            for reading in READINGS.values():
+                assert f"{reading.label} {reading.unit} ".replace("  ", " ") + reading.meaning in shown
+
+    drive(demo_app(demo_runs_folder), act, SIZE)
 
 
 def test_stop_dialog_selects_safe_answer(demo_runs_folder: Path) -> None:

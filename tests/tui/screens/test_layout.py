@@ -40,7 +40,7 @@ SIZES = SMALLEST, SMALL, MEDIUM, LARGE, LARGEST = (60, 20), (80, 24), (120, 34),
 def test_monitor_puts_panels_side_by_side_and_shows_more_of_each_gpu(demo_runs_folder: Path) -> None:
     stacked, beside = "gpus / processes / runs", "gpus / processes runs / preview / host"
     layouts = {SMALLEST: stacked, SMALL: stacked, MEDIUM: beside, LARGE: beside, LARGEST: beside}
-    gpus = {SMALLEST: "GPU util memory GiB °C used by 10 min", SMALL: "GPU util SM memory GiB W °C used by 10 min"}
+    gpus = {SMALLEST: "GPU util memory GiB power W temp used by", SMALL: "GPU util SM memory GiB power W temp used by"}
     readings = {MEDIUM: "temp power tensor", LARGE: "temp power tensor clock", LARGEST: "temp power clock PCIe state"}
     with_host_memory = {SMALL, LARGE, LARGEST}
 
@@ -49,7 +49,7 @@ def test_monitor_puts_panels_side_by_side_and_shows_more_of_each_gpu(demo_runs_f
             assert header_of(pilot, "gpus") == gpus[size] if size in gpus else "used by" in header_of(pilot, "gpus")
             text = visible_text(pilot, "#gpus")
             assert all(name in text for name in readings.get(size, "").split())
-            assert ("host mem" in header_of(pilot, "processes")) is (size in with_host_memory)
+            assert ("host memory" in header_of(pilot, "processes")) is (size in with_host_memory)
             assert ("accuracy" in visible_text(pilot, "#preview")) is (size >= MEDIUM)
             # Each GPU has as many lines as fit; in a small terminal, the list scrolls.
             assert (text.count("fashion-17 rank"), region_of(pilot, "gpus").height) == {
@@ -84,7 +84,7 @@ def test_run_shows_more_charts_and_the_past_of_the_ranks_with_more_room(demo_run
     async def act(pilot: Pilot[None]) -> None:
         async for size in each_layout(pilot, layouts):
             ranks = header_of(pilot, "ranks")
-            assert ranks.startswith("rank GPU util memory power temp data")
+            assert ranks.startswith("rank GPU util memory GiB power W temp data wai")
             assert ranks.endswith(past.get(size, "-4 min -2 min now"))
             assert ("step 278/469" in visible_text(pilot, "#progress")) is (size != SMALLEST)
 
@@ -125,7 +125,7 @@ def test_run_of_four_ranks_shows_all_of_them_at_each_size(tmp_path: Path) -> Non
 
 def test_runs_show_more_columns_with_more_room(demo_runs_folder: Path) -> None:
     layouts = {(60, 15): "all-runs"} | dict.fromkeys(SIZES, "all-runs / run-preview")
-    last_column = {(60, 15): "age", SMALLEST: "age", SMALL: "dataset", MEDIUM: "seed"}
+    last_column = {(60, 15): "acc", SMALLEST: "acc", SMALL: "model", MEDIUM: "batch"}
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")
@@ -157,8 +157,8 @@ def test_form_hides_chart_and_command_in_narrow_terminal(demo_runs_folder: Path)
 
 
 def test_gpu_shows_six_graphs_unless_the_terminal_is_small(demo_runs_folder: Path) -> None:
-    graphs = "util memory power / sm_active tensor_active temperature"
-    layouts = {SMALLEST: "util memory power / facts / processes"} | dict.fromkeys(
+    graphs = "util memory_used power / sm_active tensor_active temperature"
+    layouts = {SMALLEST: "util memory_used power / facts / processes"} | dict.fromkeys(
         SIZES[1:], f"{graphs} / facts / processes"
     )
 
@@ -229,8 +229,8 @@ def test_sweep_screen_hides_results_in_small_terminal(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await open_sweep(pilot)
         async for size in each_layout(pilot, layouts, fills=False):
-            last = "…" if size[0] == 60 else "crop_padding"
-            assert header_of(pilot, "trials") == f"TRIAL STATE BEST ACC EPOCH lr optim {last}"
+            last = "" if size[0] == 60 else " crop_padding"
+            assert header_of(pilot, "trials") == f"trial state best val acc epoch lr optim{last}"
 
     drive(real_app(tmp_path / "runs"), act)
 
@@ -258,14 +258,14 @@ def test_compare_of_eight_runs_has_more_charts_with_more_room(tmp_path: Path) ->
 
 
 def test_queue_shows_more_columns_with_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: QUEUE_ROWS)
+    monkeypatch.setattr("tui.pollers.files.list_queue", lambda: QUEUE_ROWS)
     layouts = dict.fromkeys(((60, 20), (80, 24), (120, 34), (160, 48)), "queue-status / queue / queue-reason")
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "Q", "down")
         async for columns, _ in each_layout(pilot, layouts):
-            more = "user gpus priority " if columns >= 120 else ""
-            assert header_of(pilot, "queue") == f"# name state {more}waits reason"
+            shown = "state" if columns == 60 else "user state gpus" if columns == 80 else "user state gpus priority"
+            assert header_of(pilot, "queue") == f"# name {shown} waits reason"
             assert region_of(pilot, "queue-reason").height == 4
 
     drive(demo_app(tmp_path / "runs"), act)

@@ -21,7 +21,7 @@ from support.screen.demo_app import demo_app, visible_text, wait_until, wait_unt
 from support.screen.mistakes_driver import drawn, inspected_run, open_mistakes, six_images
 from support.screen.screen_driver import drive, press, real_app
 from support.screen.terminal import Terminal
-from tui import inspection_poller
+from tui import inspect_command
 from tui.app import GputrainApp
 from tui.graphics import ASK_ATTRIBUTES, Graphics
 from tui.screens.mistakes import MistakesScreen
@@ -118,7 +118,7 @@ def test_mistakes_screen_reports_other_epoch_and_damaged_files(run: RunFolder, t
         assert says(visible_text(pilot, "#picture"), "bad-image", "No such file or directory")
         await press(pilot, "down")
         await drawn(pilot)
-        result = screen.query_one("#picture", Picture)._poller.latest
+        result = screen.query_one("#picture", Picture)._poller.value
         assert result is not None and result.problem is not None
         assert has_problem([result.problem], "bad-image", "", "tabby\udcff.png")
         assert "tabby\\udcff.png" in visible_text(pilot, "#picture").replace(" ", "").replace("\n", "")
@@ -185,7 +185,7 @@ def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monke
         f"assert sys.argv[1:6] == ['inspect', {str(run.path)!r}, '--checkpoint', 'best', '--json'], sys.argv\n"
         f"os.rename({str(ready)!r}, {str(run.inspection)!r})\n"
     )
-    monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", program)
+    monkeypatch.setattr(inspect_command, "CHILD_PROGRAM", program)
     owner = Ownership(run)
 
     async def act(pilot: Pilot[None]) -> None:
@@ -193,7 +193,7 @@ def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monke
         assert "The results of single images are not known yet; press I" in visible_text(pilot, "#inspected")
         assert "The run goes on; the evaluation uses a free GPU, else the CPU" in visible_text(pilot, "#list-tabs")
         await press(pilot, "I")
-        await wait_until(pilot, lambda: screen.inspection_poller.latest is not None)
+        await wait_until(pilot, lambda: screen.inspection_poller.value is not None)
         await drawn(pilot)
         assert len(listed(pilot)) == 2
         assert screen.query_one("#images", Lines).has_focus
@@ -205,7 +205,7 @@ def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monke
 def test_mistakes_screen_shows_why_evaluation_failed_and_kills_it_when_left(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", FAILING_INSPECT)
+    monkeypatch.setattr(inspect_command, "CHILD_PROGRAM", FAILING_INSPECT)
 
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_mistakes(pilot)
@@ -213,7 +213,7 @@ def test_mistakes_screen_shows_why_evaluation_failed_and_kills_it_when_left(
         await wait_until(pilot, lambda: screen._command is not None and screen._command.ended)
         await wait_until_idle(pilot)
         assert visible_text(pilot, "#inspected").strip() == "data.path: /photos does not exist"
-        monkeypatch.setattr(inspection_poller, "CHILD_PROGRAM", SLOW_INSPECT)
+        monkeypatch.setattr(inspect_command, "CHILD_PROGRAM", SLOW_INSPECT)
         for key in ("I", "escape"):
             await pilot.press("I")
             await wait_until(pilot, lambda: len(inspect_processes()) == 1)

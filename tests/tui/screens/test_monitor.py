@@ -21,6 +21,7 @@ from support.screen.demo_app import (
     wait_until_idle,
     with_first_gpu_idle,
 )
+from support.screen.queue_rows import make_row
 from support.screen.screen_driver import drive, press, press_in_burst, real_app, wait_for_frame
 from tui.app import GputrainApp
 from tui.demo.server import LIVE_RUN
@@ -29,7 +30,6 @@ from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
 from tui.screens.sweep import SweepScreen
-from tui.text.waiting import WaitingRun
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -66,7 +66,7 @@ def test_monitor_shows_gpus_processes_and_runs(demo_runs_folder: Path) -> None:
             assert "Processes  5" in visible_text(pilot, "#processes")
             runs = visible_text(pilot, "#runs")
             assert "Runs  3, 1 live" in runs
-            assert "61%" in runs and "18/30" in runs and "acc 0.9243  ETA 7m08s" in runs
+            assert "62%" in runs and "18/30" in runs and "0.9243  ETA 7m08s" in runs
             assert "DEMO: simulated server" in visible_text(pilot)
 
     drive(demo_app(demo_runs_folder), act)
@@ -90,6 +90,17 @@ def test_monitor_picked_gpus_fill_form(demo_runs_folder: Path) -> None:
         assert "gputrain run digits --gpus 2,3" in visible_text(pilot, "#command")
 
     drive(demo_app(demo_runs_folder), act)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)])
+def test_monitor_space_rebuilds_lines_of_one_gpu(demo_runs_folder: Path, size: tuple[int, int]) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        rows = screen_of(pilot).query_one("#gpus", Lines)._rows
+        await press(pilot, "down", "space")
+        after = screen_of(pilot).query_one("#gpus", Lines)._rows
+        assert [new.text is not old.text for old, new in zip(rows, after, strict=True)] == [False, True, *[False] * 6]
+
+    drive(demo_app(demo_runs_folder), act, size)
 
 
 def test_monitor_keys_in_a_burst_act_in_order(demo_runs_folder: Path) -> None:
@@ -246,7 +257,8 @@ def test_monitor_lists_waiting_run_that_cannot_be_opened(demo_runs_folder: Path)
         app = pilot.app
         assert isinstance(app, GputrainApp)
         app.run_list_poller.close()
-        app.run_list_poller.waiting = [WaitingRun("key", "sweep-3", "waits for 2 free GPUs, next in the queue")]
+        reason = "waits for 2 free GPUs, next in the queue"
+        app.run_list_poller.waiting = [make_row("sweep-3", 1, 60, folder="", reason=reason)]
         await press(pilot, "tab", "tab", "home")
         assert "Runs  4, 1 live, 1 waiting" in visible_text(pilot, "#runs")
         assert "◌ sweep-3     waits for 2 free GPUs, next in the queue" in visible_text(pilot, "#runs")

@@ -22,7 +22,7 @@ from support.runs.profiles import (
 )
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, open_profile, press, real_app
-from tui.profile_poller import ProfilePoller
+from tui.pollers.files import ProfileReader, watch_profile
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_profile_screen_of_a_live_run_asks_and_shows_the_answer(live_run: RunFol
         assert not list(consume_requests(live_run.control)), "a second request waits for the first one"
         name = store_profile(live_run, PROFILE)
         append_events(live_run, Profiled(step=120, epoch=3, steps=4, folder=f"profile/{name}"))
-        await wait_until(pilot, lambda: screen.poller.asked_at is None and screen.poller.latest is not None)
+        await wait_until(pilot, lambda: screen.reader.asked_at is None and screen.poller.value is not None)
         screen.update_content()
         await wait_until_idle(pilot)
         assert "step-00000120" in status(pilot)
@@ -64,7 +64,7 @@ def test_profile_screen_says_why_no_profile_was_taken(live_run: RunFolder) -> No
     async def act(pilot: Pilot[None]) -> None:
         screen = await open_profile(pilot)
         append_events(live_run, Profiled(step=10, epoch=1, steps=0, message="the run was paused\x1b[2J"))
-        await wait_until(pilot, lambda: screen.poller.answer is not None)
+        await wait_until(pilot, lambda: screen.reader.answer is not None)
         screen.update_content()
         await wait_until_idle(pilot)
         assert says(status(pilot), "not-recorded", ": the run was paused\\x1b[2J")
@@ -81,7 +81,7 @@ def test_profile_screen_of_an_ended_run_shows_stored_profiles_and_asks_nothing(r
         assert "step-00000120" in status(pilot)
         assert "1 of 2" in status(pilot)
         await press(pilot, "right")
-        await wait_until(pilot, lambda: screen.poller.latest is not None and screen.poller.latest.number == 2)
+        await wait_until(pilot, lambda: screen.poller.value is not None and screen.poller.value.number == 2)
         screen.update_content()
         await wait_until_idle(pilot)
         assert "step-00000020" in status(pilot)
@@ -102,12 +102,11 @@ def test_profile_screen_of_a_damaged_profile_says_so(run: RunFolder) -> None:
 
 
 def test_poller_reads_a_profile_again_that_the_run_was_still_writing(run: RunFolder) -> None:
-    poller, name = ProfilePoller(run), store_profile(run, PROFILE)
+    poller, name = watch_profile(ProfileReader(run)), store_profile(run, PROFILE)
     record = run.profiles / name / "profile.json"
     record.rename(record.with_suffix(".part"))
     poller.poll()
-    assert poller.latest is not None
-    assert poller.latest.profile is None
+    assert poller.value is None and poller.has_polled
     record.with_suffix(".part").rename(record)
     poller.poll()
-    assert poller.latest.profile == PROFILE
+    assert poller.value is not None and poller.value.profile == PROFILE and poller.problem is None

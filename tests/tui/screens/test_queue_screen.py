@@ -71,7 +71,7 @@ def drive(root: Path, act: Act) -> None:
             await wait_until_idle(pilot)
             screen = pilot.app.screen
             assert isinstance(screen, QueueScreen)
-            await wait_until(pilot, lambda: screen.queue_poller.rows is not None)
+            await wait_until(pilot, lambda: screen.queue_poller.value is not None)
             screen.update_content()
             await act(pilot, screen)
 
@@ -112,7 +112,7 @@ def test_cancel_asks_first(tmp_path: Path, supervisors: list[WaitingSupervisor])
 
 def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = QueueRow("theirs", "bob", -1, RowState.WAITING, 1, 0.0, "\x1b[2J", "free:1", key="theirs")
-    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: [foreign])
+    monkeypatch.setattr("tui.pollers.files.list_queue", lambda: [foreign])
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
         assert "\\x1b[2J" in visible_text(pilot, "#queue")
@@ -125,7 +125,7 @@ def test_keys_refuse_runs_of_other_users(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_queue_screen_without_runs_shows_how_to_add_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.queue_poller.list_queue", list)
+    monkeypatch.setattr("tui.pollers.files.list_queue", list)
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
         assert "0 runs waiting for GPUs, 0 of yours listed" in visible_text(pilot, "#queue-status")

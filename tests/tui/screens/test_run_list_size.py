@@ -13,12 +13,12 @@ from textual.pilot import Pilot
 
 from engine.runs.events import RunFinished
 from engine.runs.run_row import RunRow
+from engine.show.table import Cell, FittedTable, Line
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import drive, press, real_app
 from tui.palette import DARK, rich_theme
-from tui.text.run_table import RunTable
 from tui.widgets.lines import LazyRows, Lines
 
 # These tests count what is formatted.
@@ -66,13 +66,14 @@ def test_run_list_shows_marks_filters_and_sorts_many_runs(
         end = RunFinished(time=3.0, state="failed" if number % 10 == 0 else "finished")
         make_run_folder(root, f"run-{number:05d}", make_run_started(1.0), make_epoch(1, number / count, 2.0), end)
     formatted: list[str] = []
-    line = RunTable.line
+    line = FittedTable.line
 
-    def note_line(table: RunTable, row: RunRow, **shown: Any) -> Text:
-        formatted.append(row.name)
-        return line(table, row, **shown)
+    def note_line(table: FittedTable[Any], row: Any, rest: tuple[str, Cell] | None = None) -> Line:
+        if isinstance(row, RunRow):
+            formatted.append(row.name)
+        return line(table, row, rest)
 
-    monkeypatch.setattr(RunTable, "line", note_line)
+    monkeypatch.setattr(FittedTable, "line", note_line)
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")

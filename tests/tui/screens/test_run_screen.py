@@ -19,7 +19,8 @@ from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 from support.screen.demo_app import demo_app, four_rank_run, visible_text, wait_until, wait_until_idle
-from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_driver import drive, press, real_app, wait_for_frame
+from tui.charts.plot import draw_curve
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.screens.monitor import MonitorScreen
 
@@ -33,7 +34,7 @@ def test_run_screen_shows_progress_curves_and_log(demo_runs_folder: Path) -> Non
         assert "ETA 7m08s" in shown
         assert "train 0." in visible_text(pilot, "#loss")
         assert "val 0.9" in visible_text(pilot, "#accuracy")
-        assert "61.2 GiB" in visible_text(pilot, "#ranks") and "612 W" in visible_text(pilot, "#ranks")
+        assert "61.2" in visible_text(pilot, "#ranks") and "612" in visible_text(pilot, "#ranks")
         assert "epoch  18   val 0.2469 / 0.9242   train 0.0975" in visible_text(pilot, "#log")
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (120, 34))
@@ -239,6 +240,19 @@ def test_run_screen_shows_only_the_latest_of_many_requests(demo_runs_folder: Pat
         ]
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act)
+
+
+def test_run_screen_draws_no_curve_when_cursor_moves(demo_runs_folder: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "left")
+        drawn, shown = draw_curve.cache_info(), visible_text(pilot, "#loss")
+        # `press` draws all charts after each key.
+        await pilot.press("left", "left", "right")
+        await wait_for_frame(pilot)
+        assert draw_curve.cache_info() == drawn
+        assert visible_text(pilot, "#loss") != shown
+
+    drive(demo_app(demo_runs_folder, run=FINISHED_RUN), act, (160, 48))
 
 
 def test_run_screen_draws_chart_that_appears_in_larger_terminal(demo_runs_folder: Path) -> None:

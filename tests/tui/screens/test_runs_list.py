@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels, read_labels
 from engine.runs.query import Query
+from engine.runs.run_view import RunView, ViewRequest, make_view
 from engine.utils.files import state_folder
 from support.messages import says
 from support.runs.factories import write_labels
@@ -21,14 +22,13 @@ from support.screen.demo_app import demo_app, visible_text, wait_until, wait_unt
 from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
-from tui.pollers import RunListPoller
+from tui.pollers.runs import RunListPoller
 from tui.screens.base import Filter
 from tui.screens.columns import ColumnsDialog, SortDialog
 from tui.screens.compare import CompareScreen
 from tui.screens.monitor import MonitorScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
-from tui.text.run_view import RunView, ViewRequest, make_view
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -144,19 +144,19 @@ def test_order_sorts_by_chosen_column_and_again_the_other_way(demo_runs_folder: 
     async def act(pilot: Pilot[None]) -> None:
         await type_keys(pilot, "r", "o", *"best", "underscore", *"val", "enter")
         assert shown_names(pilot) == [FINISHED_RUN, LIVE_RUN, "cifar-4"]
-        assert "best acc▾" in header(pilot)
+        assert "best val acc▾" in header(pilot)
         await press(pilot, "o")
         assert isinstance(pilot.app.screen, SortDialog)
         await press(pilot, "enter")
         assert shown_names(pilot) == ["cifar-4", LIVE_RUN, FINISHED_RUN]
-        assert "best acc▴" in header(pilot)
+        assert "best val acc▴" in header(pilot)
 
     drive(demo_app(demo_runs_folder), act, WIDE)
     assert json.loads((state_folder() / "run-list.json").read_text())["sort"] == "best_val_accuracy"
 
     async def check_order(pilot: Pilot[None]) -> None:
         await press(pilot, "r")
-        assert "best acc▴" in header(pilot)
+        assert "best val acc▴" in header(pilot)
 
     drive(demo_app(demo_runs_folder), check_order, WIDE)
 
@@ -284,7 +284,7 @@ def test_keys_in_a_burst_reach_the_dialog_that_their_first_key_opens(demo_runs_f
         await wait_until(pilot, lambda: read_labels(RunFolder(demo_runs_folder / LIVE_RUN)).note == "night")
         await wait_until_idle(pilot)
         press_in_burst(pilot, "o", *"best", "enter")
-        await wait_until(pilot, lambda: "best acc▾" in visible_text(pilot))
+        await wait_until(pilot, lambda: "best val acc▾" in visible_text(pilot))
 
     drive(real_app(demo_runs_folder), act, WIDE)
 

@@ -73,16 +73,16 @@ def test_runs_screen_preview_shows_last_run_of_burst(many_runs: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")
         read: list[str] = []
-        poller = pilot.app.screen.query_one(Preview)._poller
-        request = poller.request
-        poller.request = lambda folder: (read.append(Path(folder or "").name), request(folder))[1]  # type: ignore
+        previews = pilot.app.screen.query_one(Preview)._previews
+        request = previews.request
+        previews.request = lambda folder: (read.append(Path(folder or "").name), request(folder))[1]  # type: ignore
         for _ in range(20):
             await pilot.press("j")
         await pilot.press("G")
         await wait_until_idle(pilot)
         assert read[-1] == selected(pilot)
         assert f"─ {selected(pilot)} " in visible_text(pilot, "#run-preview")
-        assert "best acc" in visible_text(pilot, "#run-preview")
+        assert "best val acc" in visible_text(pilot, "#run-preview")
         await press(pilot, "g")
         assert f"─ {selected(pilot)} " in visible_text(pilot, "#run-preview")
 
@@ -95,7 +95,7 @@ def test_runs_screen_preview_follows_journal(demo_runs_folder: Path) -> None:
         run = RunFolder(demo_runs_folder / LIVE_RUN)
         last = next(event for event in reversed(list(JournalReader(run.journal).poll())) if event.type == "epoch")
         append_events(run, replace(last, epoch=19))
-        await wait_until(pilot, lambda: "epoch 19/30" in visible_text(pilot, "#run-preview"))
+        await wait_until(pilot, lambda: "epochs 19/30" in visible_text(pilot, "#run-preview"))
 
     drive(demo_app(demo_runs_folder), act, WIDE)
 

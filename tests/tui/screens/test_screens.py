@@ -194,7 +194,7 @@ def test_app_inputs_do_not_blink(demo_runs_folder: Path) -> None:
 def test_demo_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tui.cli.open_tui import demo_app
     from tui.demo.server import DemoServer
-    from tui.pollers import RefreshIntervals
+    from tui.pollers.watched import RefreshIntervals
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

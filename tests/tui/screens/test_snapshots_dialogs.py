@@ -75,7 +75,7 @@ def test_confusion(snap_compare: Compare) -> None:
 
 async def wait_for_matrix(pilot: Pilot[None]) -> None:
     screen: Any = pilot.app.screen
-    await wait_until(pilot, lambda: screen.evaluation_poller.latest is not None)
+    await wait_until(pilot, lambda: screen.evaluation_poller.value is not None)
     await wait_until_idle(pilot)
     await wait_until_idle(pilot)
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("frozen_environment")
 @pytest.fixture(autouse=True)
 def queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of two users that wait, are held, wait for another run and were interrupted."""
-    monkeypatch.setattr("tui.queue_poller.list_queue", lambda: QUEUE_ROWS)
+    monkeypatch.setattr("tui.pollers.files.list_queue", lambda: QUEUE_ROWS)
     monkeypatch.setattr("engine.queue.listing.time.time", lambda: FROZEN_NOW)
 
 

@@ -42,7 +42,7 @@ def test_columns_dialog(snap_compare: Compare, runs: Path) -> None:
 def test_trash(snap_compare: Compare, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move_to_trash(RunFolder(runs / "cifar-4"))
     move_to_trash(RunFolder(runs / FINISHED_RUN))
-    monkeypatch.setattr("tui.screens.trash.format_age", lambda _: "2 h")
+    monkeypatch.setattr("tui.tables.trash.format_age", lambda _: "2 h")
 
     async def wait_for_runs(pilot: Pilot[None]) -> None:
         await wait_until(pilot, lambda: "Trash: 2 runs" in visible_text(pilot))

@@ -20,7 +20,7 @@ from tui.widgets.lines import Lines
 
 def trial_numbers(pilot: Pilot[None]) -> list[int]:
     lines = visible_text(pilot, "#trials").splitlines()[2:]
-    return [int(line[4:9]) for line in lines if line[4:9].strip().isdigit()]
+    return [int(line[5:10]) for line in lines if line[5:10].strip().isdigit()]
 
 
 @pytest.mark.usefixtures("isolated_folder")
@@ -40,7 +40,7 @@ def test_sweep_screen_sorts_trials_follows_them_and_opens_their_runs(tmp_path: P
 
         study.complete(8, 0.99)
         screen.sweep_poller.request_poll()
-        await wait_until(pilot, lambda: screen.sweep_poller.latest.counts["complete"] == 7)  # type: ignore[union-attr]
+        await wait_until(pilot, lambda: screen.sweep_poller.value.counts["complete"] == 7)  # type: ignore[union-attr]
         await press(pilot, "o")
         assert trial_numbers(pilot)[0] == 8
         screen.query_one("#trials", Lines).select_key("4")

@@ -1,0 +1,71 @@
+"""The columns that the list of runs can have, with the values that the runs have in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from engine.runs.fields import Field, as_text, field_names, find_field
+from engine.runs.metrics import METRICS, NO_METRICS, Better, own_metrics, recorded_metrics
+from engine.runs.run_config import default_values
+from engine.runs.run_row import RunRow
+from engine.utils.errors import UsageError
+from engine.utils.text import printable
+
+# Values of a key that are named.
+MAX_NAMED_VALUES, MAX_VALUE_LENGTH = 4, 16
+# Not worth a column: a list has them in each line, or hides those that have them.
+OMITTED_FIELDS = {"name", "archived", "folder"}
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """A column to choose: its name, and what is known of its values."""
+
+    name: str
+    about: str = ""
+
+
+def known_columns(names: Iterable[str], own: Mapping[str, Better] = NO_METRICS) -> list[Field]:
+    """Return the fields that are still known and printable: settings may be of another version, or damaged."""
+    known: dict[str, Field] = {}
+    for name in filter(str.isprintable, names):
+        with suppress(UsageError):
+            field = find_field(name, own)
+            known[field.name] = field
+    return list(known.values())
+
+
+def column_choices(rows: Sequence[RunRow], first: Iterable[str]) -> list[ColumnChoice]:
+    """Return all columns: `first`, then the config keys that differ between the runs, the user's own metrics, fields
+    of every run, and other keys.
+
+    Takes 10 ms for 10,000 runs. Imports the config schema.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for key, value in (row.record.config or {}).items():
+            values.setdefault(key, {})[as_text(value)] = None
+    counts = {key: sum(key in (row.record.config or ()) for row in rows) for key in values}
+    defaults = default_values()
+    about = {}
+    for key, found in values.items():
+        if counts[key] < len(rows) and key in defaults:
+            found[as_text(defaults[key])] = None
+        about[key] = _about(list(found))
+    # A run of another version may have other keys.
+    differing = [key for key, found in values.items() if len(found) > 1 and key in defaults]
+    metrics = {metric.key: metric for metric in recorded_metrics(own_metrics(row.record for row in rows))}
+    about |= {key: printable(metric.description) for key, metric in metrics.items()}
+    own = [key for key in metrics if key not in METRICS]
+    shared = [name for name in (*own, *field_names()) if name not in OMITTED_FIELDS]
+    names = dict.fromkeys([*first, *sorted(differing, key=list(defaults).index), *shared, *defaults])
+    return [ColumnChoice(name, about.get(name, "")) for name in names]
+
+
+def _about(values: Sequence[str]) -> str:
+    """Return the first values of a key, and how many more there are."""
+    named = [printable(value)[:MAX_VALUE_LENGTH] or "none" for value in sorted(values)[:MAX_NAMED_VALUES]]
+    more = len(values) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")

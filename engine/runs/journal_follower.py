@@ -1,0 +1,88 @@
+"""Follow a growing journal in chunks: for the screens of a run and of a comparison, the preview, and the report.
+
+`engine.runs.journal` reads the lines. This module decides what to read, and notices a journal that was replaced.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from engine.runs.events import Event
+from engine.runs.journal import READ_CHUNK_BYTES, JournalReader
+
+# With `kinds`: all events of the tail are read, those of `kinds` from the bytes before, nothing from what is older.
+# Finding them in `MAX_SCANNED_BYTES` takes a fifth of a second.
+TAIL_BYTES = 1 << 16
+MAX_SCANNED_BYTES = 1 << 26
+
+
+class JournalFollower:
+    """Reads what is appended to a journal. It starts over when the journal shrinks or another file has its name.
+
+    A journal that is missing or unreadable keeps the events that were read. At most one chunk is in memory.
+    """
+
+    def __init__(self, path: Path, kinds: tuple[type[Event], ...] = ()) -> None:
+        """With `kinds`, the first reading of a long journal skips other events, except at its end."""
+        self._path, self._kinds = path, kinds
+        self._reader = JournalReader(path)
+        self._inode = self._size = self._tail_start = 0
+
+    @property
+    def offset(self) -> int:
+        """Position in bytes up to which the journal has been read."""
+        return self._reader.offset
+
+    @property
+    def unread_bytes(self) -> int:
+        """Number of bytes that `look` found and `chunks` has not read."""
+        return max(self._size - self.offset, 0)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the journal or a part of it cannot be read; None if it can."""
+        return self._reader.problem
+
+    def look(self) -> bool:
+        """Find out how much can be read. Return whether the journal was replaced, which voids its earlier events."""
+        try:
+            status = self._path.lstat()
+        except OSError:
+            self._size = self.offset
+            return False
+        if not stat.S_ISREG(status.st_mode):
+            # The reader refuses it, and says why.
+            self._size = self.offset
+            return False
+        was_replaced = self.offset > 0 and (status.st_size < self.offset or status.st_ino != self._inode)
+        if was_replaced:
+            self._reader = JournalReader(self._path)
+        self._inode, self._size = status.st_ino, status.st_size
+        if self._kinds and self.offset == 0:
+            self._tail_start = self._size - TAIL_BYTES
+            self._reader.offset = max(self._size - MAX_SCANNED_BYTES, 0)
+        return was_replaced
+
+    def events(self) -> Iterator[Event]:
+        """Yield all unread events that the journal has now, for a caller that needs no chunks."""
+        self.look()
+        yield from chain.from_iterable(self.chunks())
+
+    def chunks(self, is_stopped: Callable[[], bool] = lambda: False) -> Iterator[list[Event]]:
+        """Yield the unread events, at least one list, which may be empty. A list has the events of at most
+        `READ_CHUNK_BYTES` bytes. `is_stopped` ends the reading between two of them."""
+        while True:
+            start, before_tail = self.offset, self._tail_start - self.offset
+            if before_tail > 0:
+                events = list(self._reader.poll(min(before_tail, READ_CHUNK_BYTES), self._kinds))
+            else:
+                events = list(self._reader.poll(READ_CHUNK_BYTES))
+            if self.offset == start:
+                # The journal is gone, or cannot be read.
+                self._size = start
+            yield events
+            if not self.unread_bytes or is_stopped():
+                return

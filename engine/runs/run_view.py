@@ -1,0 +1,150 @@
+"""What the list of runs shows: the rows that a filter selects, in an order. `tui.screens.runs` asks, in a thread for
+thousands of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from operator import is_
+
+from engine.runs.fields import known_names
+from engine.runs.metrics import NO_METRICS, Better, own_metrics
+from engine.runs.query import Query, SortOrder, parse_query
+from engine.runs.run_row import RunRow
+from engine.runs.trials import fold_trials, group_trials
+from engine.utils.errors import UsageError
+from engine.utils.text import pluralize, printable
+
+OwnMetrics = tuple[tuple[str, Better], ...]
+"""The user's own metrics, with their directions."""
+# Fewer letters begin some key by chance.
+MIN_KEY_LENGTH = 3
+
+
+@dataclass(frozen=True)
+class ViewRequest:
+    """What the list is asked to show. `order` is None for the order of the rows, the newest run first."""
+
+    rows: Sequence[RunRow]
+    query: str = ""
+    order: SortOrder | None = None
+    archived: bool = False
+    """Whether archived runs are shown."""
+    minute: int = 0
+    """Minute of the clock for a query that names the age; 0 for others."""
+    opened: frozenset[str] = frozenset()
+    """Names of the sweeps whose trials are shown below their row."""
+    own: OwnMetrics = ()
+    """The user's own metrics in the rows, which a query can name."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The answer to a request: the rows of the `total` that meet the query are `matching`.
+
+    `shown` has one row for the trials of each sweep, and `keys` are the folders of `shown`.
+    """
+
+    request: ViewRequest
+    matching: Sequence[RunRow] = ()
+    shown: Sequence[RunRow] = ()
+    keys: Sequence[str] = ()
+    total: int = 0
+    hidden: int = 0
+    """Number of archived runs that are hidden."""
+    typed_key: str = ""
+    """Beginning of a key at the end of the query, which no run matches as a word. It is not applied."""
+    steps: Sequence[tuple[str, list[RunRow]]] = ()
+    """Each word of the query, with the rows that match it and all words before it; at first, "" with all rows."""
+
+    @property
+    def count_text(self) -> str:
+        """How many runs are shown: `3 of 12 match 'failed'`."""
+        if self.typed_key:
+            return f"{self.typed_key}… is a key: go on with = != > < or ~ and a value"
+        if self.request.query:
+            return f"{len(self.matching)} of {self.total} match '{printable(self.request.query)}'"
+        hidden = f", {self.hidden} archived" if self.hidden else ""
+        return pluralize(len(self.matching), "run") + hidden
+
+    def runs_of(self, row: RunRow) -> list[RunRow]:
+        """Return the runs that a shown row stands for: the matching trials of a sweep, else itself."""
+        return self._trials.get(row.name, []) if row.trials else [row]
+
+    @cached_property
+    def _trials(self) -> dict[str, list[RunRow]]:
+        """The matching trials of each sweep. Every visible line of a sweep needs its own."""
+        return group_trials(self.matching)
+
+
+class OwnMetricsFinder:
+    """Finds the user's own metrics in the rows of a list, once for the same list. `directions` are those of their runs
+    folder."""
+
+    def __init__(self) -> None:
+        self.directions = NO_METRICS
+        self._found: tuple[object, object, OwnMetrics] = (None, None, ())
+
+    def find(self, rows: Sequence[RunRow]) -> OwnMetrics:
+        """Return the own metrics of the rows."""
+        if self._found[0] is not rows or self._found[1] is not self.directions:
+            own = own_metrics((row.record for row in rows), self.directions)
+            self._found = rows, self.directions, tuple(own.items())
+        return self._found[2]
+
+
+@lru_cache(maxsize=32)
+def query_of(text: str, own: OwnMetrics = ()) -> Query | str:
+    """Return the query of a text, or why it is none, in one line."""
+    try:
+        return parse_query(text, dict(own))
+    except UsageError as error:
+        return "; ".join(str(problem) for problem in error.problems)
+
+
+def make_view(request: ViewRequest, query: Query, before: RunView | None = None) -> RunView:
+    """Filter and sort the rows. The words that the query shares with that of the view `before` are not applied again,
+    so that a letter of the last word takes no longer than that word."""
+    is_same = before is not None and before.request.rows is request.rows and before.request.minute == request.minute
+    steps = _narrow(request, query, before.steps if before is not None and is_same else ())
+    (_, known), (_, matching), typed_key = steps[0], steps[-1], ""
+    if not matching and (earlier := _without_key(query.text, request.own)) is not None:
+        # The list does not vanish while `optim.name` is typed, before `=adamw` follows.
+        matching, typed_key = _narrow(request, earlier, steps)[-1][1], query.text.split()[-1]
+    if request.order is not None:
+        matching = request.order.sort(matching)
+    shown = matching if "sweep" in query.fields else fold_trials(matching, request.opened)
+    hidden = len(request.rows) - len(known)
+    return RunView(request, matching, shown, [row.folder for row in shown], len(known), hidden, typed_key, steps)
+
+
+def _narrow(
+    request: ViewRequest, query: Query, before: Sequence[tuple[str, list[RunRow]]]
+) -> list[tuple[str, list[RunRow]]]:
+    """Return the steps of a view. Those `before` are of the same rows."""
+    keep_archived = request.archived or "archived" in query.fields
+    steps = [("", [row for row in request.rows if keep_archived or not row.archived])]
+    # Of the same rows, as many are the same ones: only the archived runs can differ.
+    is_shared = bool(before) and len(before[0][1]) == len(steps[0][1])
+    for index, (word, predicate) in enumerate(zip(query.words, query.predicates, strict=True), 1):
+        is_shared = is_shared and index < len(before) and before[index][0] == word
+        rows = before[index][1] if is_shared else [row for row in steps[-1][1] if predicate(row)]
+        steps.append((word, rows))
+    return steps
+
+
+def _without_key(text: str, own: OwnMetrics) -> Query | None:
+    """Return the query without its last word if that is the beginning of a key."""
+    rest, _, word = text.rpartition(" ")
+    names = known_names(name for name, _ in own)
+    if len(word) < MIN_KEY_LENGTH or not any(name.casefold().startswith(word.casefold()) for name in names):
+        return None
+    query = query_of(rest, own)
+    return query if isinstance(query, Query) else None
+
+
+def same_rows(before: Sequence[RunRow], rows: Sequence[RunRow]) -> bool:
+    """Whether the rows are the same objects."""
+    return len(before) == len(rows) and all(map(is_, before, rows))

@@ -1,0 +1,87 @@
+"""The runs in the queue as lines of the monitor, and as the tables of `gputrain queue` and its screen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from engine.gpus.reservation import Reservation
+from engine.queue.listing import QueueRow, RowState, describe_wait, list_queue
+from engine.show.table import line_width, plain_lines
+from support.gpu.reservations import make_reservation
+from tui.tables.queue import PLAIN_COLUMNS, queue_table, wait_message, waiting_line
+
+
+def make_row(name: str = "a", **values: Any) -> QueueRow:
+    defaults = {
+        "user": "me", "uid": os.geteuid(), "state": RowState.WAITING, "place": 1, "since": 0.0,
+        "reason": "GPU 0: in use", "gpus": "free:2",
+    }  # fmt: skip
+    return QueueRow(name=name, **defaults | values)
+
+
+@pytest.mark.parametrize(
+    ("selection", "wanted"),
+    [
+        ("free:1", "1 free GPU"),
+        ("free:2", "2 free GPUs"),
+        ("auto", "free GPUs"),
+        ("all", "all GPUs"),
+        ("0,1", "GPUs 0,1"),
+        ("cpu", "the CPU"),
+    ],
+)
+def test_describe_wait_names_gpus_and_position(selection: str, wanted: str) -> None:
+    run = make_reservation("a", os.geteuid(), selection=selection)
+    assert describe_wait(run, [run]) == f"waits for {wanted}, 1 run ahead"
+    assert describe_wait(run, []) == f"waits for {wanted}, next in the queue"
+
+
+def test_wait_message_names_another_user_and_escapes_control_characters() -> None:
+    assert wait_message(make_row()) == "GPU 0: in use"
+    foreign = make_row(uid=os.geteuid() + 1, user="ada", reason="\x1b[2J")
+    assert wait_message(foreign) == "\\x1b[2J  (ada)"
+
+
+def test_list_queue_lists_published_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path))
+    assert list_queue() == []
+    entry = Reservation()
+    entry.enqueue("free:2", ["GPU-0"], "sweep")
+    [waiting] = list_queue()
+    entry.release()
+    assert (waiting.name, wait_message(waiting)) == ("sweep", "waits for 2 free GPUs, next in the queue")
+
+
+def test_waiting_run_line_keeps_end_of_long_name() -> None:
+    line = waiting_line(make_row("a-sweep-with-a-long-name-seed-3", reason="waits for all GPUs"), 12).plain
+    assert line.startswith("◌ a-s") and "seed-3  waits for all GPUs" in line
+
+
+def test_queue_table_marks_runs_without_a_place() -> None:
+    held = make_row("b", place=None, state=RowState.HELD, priority=-3, share=4)
+    lines = plain_lines(PLAIN_COLUMNS, [make_row(), held])
+    assert [line.split()[:6] for line in lines[1:]] == [
+        ["1", "a", "me", "waiting", "free:2", "0"],
+        ["–", "b", "me", "held", "free:2", "/4"],
+    ]
+
+
+def test_wide_names_keep_columns() -> None:
+    names = ("digits", "花朵", "花朵花朵花朵")
+    lines = [waiting_line(make_row(name, reason="waits"), 8).plain for name in names]
+    assert {cell_len(line.removesuffix("waits")) for line in lines} == {len("◌ ") + 8 + 2}
+    table = plain_lines(PLAIN_COLUMNS, [make_row(name) for name in names])
+    assert {cell_len(line[: line.index("waiting")]) for line in table[1:]} == {len("1  ") + 12 + 2 + len("user  ")}
+
+
+@pytest.mark.parametrize("width", [57, 80, 120])
+def test_queue_table_fits_width_and_keeps_name_and_reason(width: int) -> None:
+    rows = [make_row("花朵" * 30, reason="GPU 0: reserved by run b\x1b[2J" * 5, user="ada" * 9, place=None)]
+    table = queue_table(rows, width)
+    assert line_width(table.line(rows[0])) <= width
+    assert {"name", "reason"} <= {column.key for column in table.columns}

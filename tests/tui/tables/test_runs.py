@@ -1,0 +1,72 @@
+"""The table of runs: which columns fit, titles and cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.runs.fields import find_field
+from engine.runs.query import SortOrder
+from engine.runs.run_row import RunRow
+from engine.show.table import FittedTable, line_width
+from support.runs.factories import default_fields, make_row
+from tui.tables import styled
+from tui.tables.runs import DEFAULT_COLUMNS, NOTE_KEY, fit_run_list, run_list_line
+
+VALUES = {
+    "state": "finished", "epochs": 3, "total_epochs": 3, "best_val_accuracy": 0.9376, "val_loss": 0.2398,
+    "seconds": 125.0, "global_batch": 512, "images_per_second": 6438.0, "tags": ("best", "paper"),
+    "config": {"model.name": "resnet50", "optim.lr": 0.2, "data.dataset": "folder"},
+}  # fmt: skip
+
+
+def row(name: str, **values: Any) -> RunRow:
+    return make_row(name, **(VALUES | values))
+
+
+ROW = row("base")
+
+
+def header(table: FittedTable[RunRow]) -> str:
+    return styled(table.header()).plain
+
+
+def text_of(table: FittedTable[RunRow], run: RunRow) -> str:
+    return styled(run_list_line(table, run)).plain
+
+
+@pytest.mark.parametrize(
+    ("width", "count"), [(12, 0), (24, 1), (76, 6), (116, 10), (156, len(DEFAULT_COLUMNS)), (300, len(DEFAULT_COLUMNS))]
+)
+def test_table_drops_columns_from_the_right(width: int, count: int) -> None:
+    table = fit_run_list([ROW], width, default_fields(), with_message=True)
+    keys = [column.key for column in table.columns if column.key != NOTE_KEY]
+    assert keys == ["name", *DEFAULT_COLUMNS[:count]]
+    assert line_width(table.header()) <= width and line_width(run_list_line(table, ROW)) <= width
+
+
+def test_table_formats_config_values_and_figures() -> None:
+    fields = [find_field(name) for name in ("optim.lr", "optim.name", "duration", "tags", "val_loss", "mfu")]
+    table = fit_run_list([ROW], 120, fields)
+    assert header(table).split() == ["name", "lr", "optimizer", "duration", "tags", "val", "loss", "MFU"]
+    assert text_of(table, ROW).split() == ["○", "base", "0.2", "sgd", "2m05s", "best,paper", "0.2398", "–"]
+
+
+def test_table_header_marks_sorted_column_and_direction() -> None:
+    for reverse, sign in ((False, "▾"), (True, "▴")):
+        order = SortOrder.parse("best_val_accuracy", reverse=reverse)
+        assert f"best val acc{sign}" in header(fit_run_list([ROW], 120, default_fields(), order))
+
+
+def test_table_escapes_text_of_others() -> None:
+    odd = row("a", tags=("x\x1b[31m",), config={"data.dataset": "b\x07\u202e"})
+    text = text_of(fit_run_list([odd], 200, default_fields()), odd)
+    assert text.isprintable() and "x\\x1b[31m" in text
+
+
+def test_table_shows_long_names_and_messages_that_were_not_measured() -> None:
+    rows = [row(f"run-{number}") for number in range(1000)]
+    rows[501] = row("a-much-longer-name-than-all-the-others", message="out of memory on rank 1, GPU 3 of this host")
+    text = text_of(fit_run_list(rows, 300, default_fields(), with_message=True), rows[501])
+    assert rows[501].name in text and text.endswith(rows[501].message)

@@ -1,0 +1,61 @@
+"""The trials of a sweep: the same values under the same headings in the command and on the screen, at each width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.show.table import cell_width, line_text, line_width
+from engine.sweeps.status import SweepReader, SweepStatus
+from support.runs.sweeps import make_finished_trials
+from tui.tables.sweeps import importance_lines, screen_title, sweep_lines, trial_table
+
+
+@pytest.fixture(scope="module")
+def status(tmp_path_factory: pytest.TempPathFactory) -> SweepStatus:
+    folder, _ = make_finished_trials(Path(tmp_path_factory.mktemp("sweep")))
+    return SweepReader(folder).poll()
+
+
+def test_trial_has_same_values_in_command_and_on_screen(status: SweepStatus) -> None:
+    lines = list(sweep_lines(status))
+    header = next(line for line in lines if line.startswith("trial  run"))
+    assert header.split() == [
+        *(
+            "trial",
+            "run",
+            "state",
+            "best",
+            "val",
+            "acc",
+            "epoch",
+            "time",
+            "optim.lr",
+            "optim.name",
+            "augment.crop_padding",
+        )
+    ]
+    table = trial_table(status, 200)
+    assert line_text(table.header("", screen_title)).split() == [
+        *("trial", "state", "best", "val", "acc", "epoch", "lr", "optim", "crop_padding")
+    ]
+    for row in status.by_value():
+        shown = [word for word in line_text(table.line(row)).split() if "■" not in word[:2] and word not in "○✂✗"]
+        plain = next(line for line in lines if line.split()[1:2] == [row.run]).split()
+        # Without the name of the run and the time.
+        assert [plain[0], *plain[2:5], *plain[6:]] == shown
+
+
+@pytest.mark.parametrize("width", [20, 40, 57, 77, 117])
+def test_sweep_tables_fit_width(status: SweepStatus, width: int) -> None:
+    table = trial_table(status, width)
+    assert max(line_width(line) for line in (table.header("", screen_title), *map(table.line, status.trials))) <= width
+    assert max(cell_width(line.plain) for line in importance_lines(status, width)) <= width
+    if width >= 57:
+        assert {"trial", "state", "value", "epoch", "optim.lr"} <= {column.key for column in table.columns}
+
+
+def test_failed_trial_says_why_in_the_command(status: SweepStatus) -> None:
+    failed = next(line for line in sweep_lines(status) if " failed " in line and "s-005" in line)
+    assert failed.endswith("rank 0: the loss is not finite")

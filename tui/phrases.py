@@ -1,0 +1,180 @@
+"""Phrases that several tables and screens say: of runs signs of states, progress and times; of GPUs names and users."""
+
+from __future__ import annotations
+
+from engine.gpus.current_use import find_current_use
+from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
+from engine.gpus.unmonitored import torch_may_see_gpus
+from engine.runs.folder import RunState
+from engine.runs.run_row import RunRow
+from engine.utils.errors import Problem
+from engine.utils.text import pluralize, printable
+from engine.utils.units import UNKNOWN, format_age, format_duration
+from tui.palette import BAD, GOOD, MUTED, WARNING
+
+# Symbol and style of each state; screens print the state's name next to them.
+STATE_SYMBOLS = {
+    RunState.WAITING: ("◌", MUTED),
+    RunState.STARTING: ("◌", WARNING),
+    RunState.RUNNING: ("●", GOOD),
+    RunState.PAUSED: ("‖", WARNING),
+    RunState.STOPPING: ("◍", WARNING),
+    RunState.FINISHED: ("○", ""),
+    RunState.STOPPED: ("■", MUTED),
+    RunState.FAILED: ("✗", BAD),
+    RunState.CRASHED: ("✗", BAD),
+    RunState.INTERRUPTED: ("◌", BAD),
+}
+ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
+FAILED_STATES = (RunState.FAILED, RunState.CRASHED)
+FOREIGN_SIGN, MARK = "!", "◆"
+FOLD_SIGNS = {False: "▸", True: "▾"}
+"""Signs of a sweep by whether its trials are shown."""
+
+
+def state_symbol(state: str) -> tuple[str, str]:
+    """Return the symbol and style of a run state."""
+    return STATE_SYMBOLS[RunState(state)]
+
+
+def state_style(row: RunRow) -> str:
+    """Return the style of the state of a run."""
+    return state_symbol(row.state)[1]
+
+
+def epochs_text(row: RunRow) -> str:
+    """Return how far a run is, and of a sweep the number of its trials."""
+    return f"{row.trials} trials" if row.trials else f"{row.record.epochs}/{row.record.total_epochs or '?'}"
+
+
+def when_text(row: RunRow) -> str:
+    """Return when a live run ends, or how long ago another one started. It changes with time, not only with the row."""
+    if not row.live:
+        return f"{format_age(row.age_seconds)} ago"
+    return "" if row.record.eta_seconds is None else f"ETA {format_duration(row.record.eta_seconds)}"
+
+
+def note(row: RunRow) -> str:
+    """Return why other users can change the run, how it ended, and why it trained on the CPU, as far as known."""
+    parts = (f"This run {row.foreign}" if row.foreign else "", row.message, row.record.cpu_fallback)
+    return printable("; ".join(part for part in parts if part))
+
+
+# Vendor and brand, which the names of GPUs begin with.
+BRAND_PREFIXES = ("NVIDIA ", "GeForce ", "Tesla ", "Quadro ")
+SHORT_UUID_LENGTH = 12  # `GPU-` or `MIG-` and the first 8 digits
+# Names of throttle reasons (`engine.gpus.nvml.THROTTLE_REASONS`) that do not speak for themselves in a note.
+THROTTLE_WORDS = {
+    "thermal": "heat",
+    "hardware thermal": "heat",
+    "power cap": "power limit",
+    "hardware slowdown": "hardware",
+    "reliability": "voltage limit",
+}
+
+
+def short_name(gpu: Gpu) -> str:
+    """Return the product name of a GPU without vendor and brand."""
+    name = printable(gpu.value("name") or UNKNOWN)
+    for brand in BRAND_PREFIXES:
+        name = name.removeprefix(brand)
+    return name
+
+
+def common_name(snapshot: Snapshot) -> str | None:
+    """Return the name that all GPUs share; None if there are several models."""
+    names = {short_name(gpu) for gpu in snapshot.gpus}
+    return names.pop() if len(names) == 1 else None
+
+
+def instance_name(instance: MigInstance) -> str:
+    """Return the profile of a MIG instance without the name of its GPU: `MIG 1g.10gb`."""
+    name = printable(instance.name.value or UNKNOWN)
+    return name[max(name.rfind("MIG "), 0) :]
+
+
+def gpu_name(device: str, snapshot: Snapshot | None) -> str:
+    """Return the index of a GPU with this UUID, as in `3`; `3:1` for an instance of GPU 3 with GPU instance ID 1.
+
+    A UUID that is not in `snapshot`, because the GPU is on another host, is shortened. Other devices are unchanged.
+    """
+    for gpu in snapshot.gpus if snapshot is not None else ():
+        if gpu.uuid == device:
+            return str(gpu.index)
+        for instance in gpu.instances:
+            if instance.uuid == device:
+                return f"{gpu.index}:{instance.gpu_instance}"
+    return printable(device[:SHORT_UUID_LENGTH] if device.startswith(("GPU-", "MIG-")) else device)
+
+
+def gpu_key(gpu: Gpu) -> str:
+    """Return the key of a GPU in lists: its UUID, or its index if the driver never reported a UUID."""
+    return gpu.uuid or f"#{gpu.index}"
+
+
+def is_free(gpu: Gpu) -> bool:
+    """Whether nothing uses the GPU, as far as is known."""
+    processes = gpu.processes.value
+    if gpu.state != "ok" or processes is None or gpu.runs:
+        return False
+    return not any(process.run or process.kind == "compute" for process in processes) and find_current_use(gpu) is None
+
+
+def users(gpu: Gpu) -> list[str]:
+    """Return who uses a GPU: its runs with their ranks, and the users of other compute processes."""
+    ranks: dict[str, list[str]] = {}
+    for process in gpu.processes.value or ():
+        if process.run:
+            ranks.setdefault(process.run, []).append(str(process.rank))
+    runs = [f"{run} {'rank' if len(ranks[run]) == 1 else 'ranks'} {', '.join(ranks[run])}" for run in ranks]
+    runs += [run for run in gpu.runs if run not in ranks]
+    others = [process for process in gpu.processes.value or () if process.run is None and process.kind == "compute"]
+    names = dict.fromkeys(process.user.value or f"pid {process.pid}" for process in others)
+    return [printable(name) for name in (*runs, *names)]
+
+
+def users_text(gpu: Gpu) -> str:
+    """Return who uses a GPU in one line, else `free`, `in use` or `unknown`."""
+    if is_free(gpu):
+        return "free"
+    return ", ".join(users(gpu)) or ("unknown" if gpu.processes.value is None else "in use")
+
+
+def notes(gpu: Gpu) -> list[str]:
+    """Return what slows the GPU down, its memory errors, and its MIG instances."""
+    reasons = dict.fromkeys(
+        THROTTLE_WORDS.get(reason, reason) for reason in gpu.value("throttle") or () if reason != "idle"
+    )
+    found = [f"slowed: {', '.join(reasons)}"] if reasons else []
+    if gpu.value("ecc_uncorrected"):
+        found.append(pluralize(gpu.value("ecc_uncorrected"), "ECC error"))
+    if gpu.mig_enabled:
+        found.append(pluralize(len(gpu.instances), "MIG instance"))
+    return [printable(note) for note in found]
+
+
+def silence_reason(gpu: Gpu) -> str:
+    """Return why a GPU does not answer, or since when."""
+    return f"no answer for {gpu.age:.0f} s" if gpu.state == "stale" else printable(str(gpu["util"].reason))
+
+
+def pcie_link(gpu: Gpu) -> str:
+    """Return generation and width of the PCIe link: `5.0 x16`."""
+    generation, width = gpu.value("pcie_generation"), gpu.value("pcie_width")
+    return UNKNOWN if generation is None or width is None else f"{generation}.0 x{width}"
+
+
+def no_driver_problem(snapshot: Snapshot) -> Problem:
+    """Return why there are no GPUs to show, and what a run would use instead."""
+    from engine.utils.host import available_cores
+
+    error, cores = printable(snapshot.error or ""), pluralize(available_cores(), "core")
+    if snapshot.pending:
+        reason = f"{snapshot.host}: {error}. A run waits longer for the driver; try again."
+        return Problem("", reason, code="timed-out")
+    used = f"the CPU, {cores}"
+    if torch_may_see_gpus():
+        used = f"the GPUs that torch sees, else {used}"
+    return Problem(
+        "", f"No NVIDIA driver on {snapshot.host} ({error}): training uses {used}.", code="driver-unavailable"
+    )

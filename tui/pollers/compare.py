@@ -1,0 +1,186 @@
+"""A thread that reads several runs for `tui.screens.compare`, and follows those that train.
+
+First it reads configs and records, then the curves of one run after the other. Runs that were read before come from a
+`CompareCache`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.runs.comparison import (
+    ComparedRun,
+    Comparison,
+    compare_runs,
+    describe_run,
+    read_flat_config,
+)
+from engine.runs.curves import CurveData
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.journal_follower import JournalFollower
+from engine.runs.metric_directions import read_directions
+from engine.runs.record_completion import open_run
+from engine.runs.reduced_curves import RunCurves, reduce_curves
+from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache, Stamp, file_stamp
+from tui.pollers.runs import RUN_POLL_INTERVAL_SECONDS
+from tui.pollers.watched import Poller
+
+# All steps of a run take 10 bytes each, and the screen draws them in time that grows with their number.
+MAX_DETAILED_STEPS = 2_000_000
+
+
+@dataclass(frozen=True)
+class ReadRun:
+    """What has been read of a run. `is_missing`: the folder is gone, and this is the last known state."""
+
+    folder: RunFolder
+    curves: RunCurves | None = None
+    described: ComparedRun | None = None
+    is_missing: bool = False
+    foreign: str | None = None
+    """Why other users can change the run; None if they cannot."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.described is not None and RunState(self.described.state).live
+
+
+class CompareCache:
+    """What is known of runs that were compared before, for all comparisons of this session."""
+
+    def __init__(self) -> None:
+        self.curves = CurveCache()
+        self._described: dict[Path, tuple[_Stamps, ComparedRun]] = {}
+
+    def described(self, folder: RunFolder) -> ComparedRun | None:
+        """Return the description of a run that has ended, if its files have not changed since."""
+        known = self._described.get(folder.path)
+        return known[1] if known is not None and known[0] == _stamps(folder) else None
+
+    def keep(self, folder: RunFolder, stamps: _Stamps, described: ComparedRun) -> None:
+        """Keep the description of a run that has ended."""
+        self._described.pop(folder.path, None)
+        self._described[folder.path] = (stamps, described)
+        if len(self._described) > MAX_CURVES_IN_MEMORY:
+            del self._described[next(iter(self._described))]
+
+
+_Stamps = tuple[Stamp | None, Stamp | None, Stamp | None]
+
+
+def _stamps(folder: RunFolder) -> _Stamps:
+    # The owner replaces its record and `owner.json` while the run is live, and when it ends.
+    return file_stamp(folder.summary), file_stamp(folder.config), file_stamp(folder.owner)
+
+
+class _RunFollower:
+    """Reads one run: all of its journal at first, then the new lines. Steps of a run that has ended are not kept."""
+
+    def __init__(self, folder: RunFolder, cache: CompareCache) -> None:
+        self._folder, self._cache = folder, cache
+        curves = cache.curves.recall(folder.journal)
+        self.state = ReadRun(folder, curves, cache.described(folder), foreign=folder.owner_problem())
+        self._forget()
+        self._described_stamps: _Stamps | None = None
+        self._read_stamp: Stamp | None = None
+        self._stored: tuple[Stamp | None, tuple[dict[str, Any] | None, str | None]] | None = None
+        self._is_detailed = False
+
+    def describe(self) -> bool:
+        """Read config and record if they may have changed; return whether they have."""
+        before, stamps = self.state, _stamps(self._folder)
+        if not self._folder.path.is_dir():
+            self.state = replace(before, is_missing=True)
+        elif stamps != self._described_stamps or before.is_missing or before.is_live or before.described is None:
+            described = self._cache.described(self._folder) or self._read_description(stamps)
+            self.state = replace(before, described=described, is_missing=False)
+            self._described_stamps = stamps
+        if self.state.described is None:
+            self.state = replace(self.state, described=self._read_description(stamps))
+        return self.state != before
+
+    def _read_description(self, stamps: _Stamps) -> ComparedRun:
+        config = stamps[1]
+        if self._stored is None or self._stored[0] != config:
+            self._stored = (config, read_flat_config(self._folder.config))
+        described = describe_run(self._folder, open_run(self._folder).record, self._stored[1])
+        if not RunState(described.state).live:
+            self._cache.keep(self._folder, stamps, described)
+        return described
+
+    def read_curves(self, detailed: bool, stopped: Callable[[], bool]) -> bool:
+        """Read the steps that are new; return whether there are any. `detailed` keeps every step in the curves."""
+        before, journal = self.state, self._folder.journal
+        stamp = file_stamp(journal)
+        if stamp is None or (stamp == self._read_stamp and self._is_detailed >= detailed):
+            return False
+        if not detailed and self._read_stamp is None and (known := self._cache.curves.load(journal, stamp)) is not None:
+            self.state, self._read_stamp = replace(before, curves=known), stamp
+            return known is not before.curves
+        was_replaced = self._journal.look()
+        if was_replaced:
+            self._data.reset()
+        for events in self._journal.chunks(stopped):
+            self._data.add_events(events)
+        is_unreadable = self._journal.offset == 0 and not was_replaced
+        if stopped() or (is_unreadable and before.curves is not None):
+            return False
+        reduced = reduce_curves(self._data)
+        self._cache.curves.store(journal, stamp, reduced, to_disk=not before.is_live)
+        if detailed and self._data.last_step <= MAX_DETAILED_STEPS:
+            reduced = reduce_curves(self._data, None)
+        self.state, self._read_stamp, self._is_detailed = replace(before, curves=reduced), stamp, detailed
+        if not before.is_live:
+            self._forget()
+        return True
+
+    def _forget(self) -> None:
+        self._data, self._journal = CurveData(), JournalFollower(self._folder.journal)
+
+
+class ComparePoller(Poller):
+    """Publishes `runs`, in the order of the folders, and their `comparison`.
+
+    No `Watched`: it publishes each run when it has been read.
+    Both have a value from the start where all is known of earlier comparisons.
+    """
+
+    def __init__(self, folders: Sequence[RunFolder], cache: CompareCache) -> None:
+        super().__init__("compare", RUN_POLL_INTERVAL_SECONDS)
+        self._directions = read_directions(folders[0].path.parent)
+        self._followers = [_RunFollower(folder, cache) for folder in folders]
+        self.runs: tuple[ReadRun, ...] = ()
+        self.comparison: Comparison | None = None
+        self.version = 0
+        """Increases with every change of `runs` and `comparison`."""
+        self.caught_up = False
+        """Whether all runs have been read."""
+        self.detailed = False
+        """Whether the curves have every step, unless there are too many."""
+        self._publish(all(follower.state.described is not None for follower in self._followers))
+
+    def request_detail(self) -> None:
+        """Read every step of the runs, for a view of a part of them."""
+        self.detailed = True
+
+    def poll(self) -> None:
+        changed = [follower.describe() for follower in self._followers]
+        if any(changed) or self.comparison is None:
+            self._publish(True)
+        detailed = self.detailed
+        for follower in self._followers:
+            if follower.read_curves(detailed, self._stop_event.is_set):
+                self._publish(False)
+            if self._stop_event.is_set():
+                return
+        self.caught_up = True
+
+    def _publish(self, described: bool) -> None:
+        self.runs = tuple(follower.state for follower in self._followers)
+        if described:
+            runs = [run.described for run in self.runs if run.described is not None]
+            self.comparison = compare_runs(runs, self._directions)
+        self.version += 1

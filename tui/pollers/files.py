@@ -1,0 +1,210 @@
+"""What the screens watch besides runs: evaluations, inspections, profiles, the queue and sweeps.
+
+Each `watch_…` function returns a poller, which the screen shows and `tui.screens.base` starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.queue.listing import QueueRow, interrupted_rows, list_queue
+from engine.runs.folder import RunFolder
+from engine.utils.codec import InvalidRecordError
+from engine.utils.errors import Problem, UsageError
+from engine.utils.files import file_size, file_stamp
+from tui.pollers.watched import POLL_INTERVAL_SECONDS, Watched
+from tui.tables.mistakes import ListKey
+
+if TYPE_CHECKING:
+    from engine.runs.evaluations import RunEvaluations
+    from engine.runs.inspection import Inspection, Rows
+    from engine.runs.journal import JournalReader
+    from engine.runs.profile_file import Profile
+    from engine.sweeps.folder import SweepFolder
+    from engine.sweeps.status import SweepReader, SweepStatus
+
+PROFILE_INTERVAL_SECONDS = 0.5
+# Reading the folders of thousands of runs takes longer than reading the queue.
+INTERRUPTED_INTERVAL_SECONDS = 10.0
+LIST_KEYS: tuple[ListKey, ...] = ("cell", "mistakes", "doubtful", "labels")
+# Nobody reads more of a list, and an inspection may have millions of rows.
+MAX_LISTED = 1000
+
+
+def watch_owner(folder: RunFolder) -> Watched[bool]:
+    """Watch whether a live process owns a run."""
+    return Watched("owner", folder.is_owned)
+
+
+def watch_evaluations(folder: RunFolder) -> Watched[RunEvaluations]:
+    """Watch the evaluations of a run."""
+    # Imports NumPy, which the first screen does not need.
+    from engine.runs.evaluations import read_evaluations
+
+    path = folder.evaluation
+    return Watched(path.name, partial(read_evaluations, path), partial(file_stamp, path))
+
+
+@dataclass(frozen=True)
+class InspectionLists:
+    """An inspection, and the rows of each list. `cell_count` is the number of images of the cell, listed or not."""
+
+    inspection: Inspection
+    rows: Mapping[ListKey, Rows]
+    cell_count: int
+
+
+def watch_inspection(folder: RunFolder, cell: tuple[int, int] | None) -> Watched[InspectionLists]:
+    """Watch the inspection of a run, with lists for one cell of the confusion matrix. Without a cell, its list is
+    empty."""
+    path = folder.inspection
+    return Watched(path.name, partial(_read_lists, folder, cell), partial(file_stamp, path))
+
+
+def _read_lists(folder: RunFolder, cell: tuple[int, int] | None) -> InspectionLists | None:
+    from engine.runs.inspection_file import read_inspection
+
+    inspection = read_inspection(folder)
+    if inspection is None:
+        return None
+    rows: dict[ListKey, Rows] = {key: inspection.ranked(key, limit=MAX_LISTED) for key in LIST_KEYS if key != "cell"}
+    classes = len(inspection.info.classes)
+    true, predicted = cell if cell is not None and max(cell) < classes else (-1, -1)
+    # The matrix is that of the validation images.
+    cell_rows = inspection.cell(true, predicted, "val")
+    return InspectionLists(inspection, rows | {"cell": cell_rows[:MAX_LISTED]}, len(cell_rows))
+
+
+@dataclass(frozen=True)
+class StoredProfile:
+    """One profile of a run: its folder, its number among `count` profiles, the newest being 1, and its content."""
+
+    name: str
+    number: int
+    count: int
+    profile: Profile
+
+
+class ProfileReader:
+    """Reads the selected profile of a run, and waits for the answer to a request for a new one."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._number = 1
+        self._selected: tuple[str, int, int] = ("", 0, 0)
+        self._answers: JournalReader | None = None
+        self.count = 0
+        """Number of profiles, readable or not."""
+        self.is_live = False
+        """Whether a process owns the run."""
+        self.asked_at: float | None = None
+        """When a profile was requested, in seconds of the monotonic clock; None if no request is unanswered."""
+        self.answer: Problem | None = None
+        """Why the latest request gave no profile; None if it did."""
+
+    def expect_profile(self) -> None:
+        """Wait for the answer to a request that is sent now."""
+        from engine.runs.journal import JournalReader
+
+        reader = JournalReader(self._folder.journal)
+        reader.offset = file_size(self._folder.journal)
+        self._answers, self.asked_at, self.answer, self._number = reader, time.monotonic(), None, 1
+
+    def forget_request(self) -> None:
+        """Wait no longer, because the request could not be sent."""
+        self._answers = self.asked_at = None
+
+    def select(self, offset: int) -> None:
+        """Choose an older profile (1) or a newer one (-1)."""
+        self._number = min(max(self._number + offset, 1), max(self.count, 1))
+
+    def stamp(self) -> Hashable:
+        """Return what the profile depends on, None if there is none; look for the answer to a request."""
+        from engine.runs.profile_file import RECORD_NAME, list_profiles
+
+        self.is_live = self._folder.is_owned()
+        self._poll_answer()
+        names = list_profiles(self._folder)
+        self.count = len(names)
+        if not names:
+            return None
+        number = min(self._number, len(names))
+        self._selected = (names[number - 1], number, len(names))
+        # There is no record while the run writes it.
+        record = file_stamp(self._folder.profiles / names[number - 1] / RECORD_NAME)
+        return None if record is None else (self._selected, record)
+
+    def read(self) -> StoredProfile:
+        """Return the selected profile. Raises UsageError."""
+        from engine.runs.profile_file import read_profile
+
+        name, number, count = self._selected
+        try:
+            return StoredProfile(name, number, count, read_profile(self._folder, name))
+        except InvalidRecordError as error:
+            raise UsageError.one("", f"{name} {error}", code=error.code) from error
+
+    def _poll_answer(self) -> None:
+        from engine.runs.events import Profiled
+
+        if self._answers is None:
+            return
+        answer = next((event for event in self._answers.poll() if isinstance(event, Profiled)), None)
+        if answer is not None:
+            reason = f"No profile was taken: {answer.message}"
+            self.answer = None if answer.folder else Problem("", reason, code="not-recorded")
+        elif not self.is_live:
+            self.answer = Problem("", "The run ended before the profile", code="not-running")
+        else:
+            return
+        self.forget_request()
+
+
+def watch_profile(reader: ProfileReader) -> Watched[StoredProfile]:
+    """Watch the profile that is selected in the reader."""
+    return Watched("profile", reader.read, reader.stamp, PROFILE_INTERVAL_SECONDS)
+
+
+class QueueReader:
+    """Reads the queue of this host in each poll, and the interrupted runs of a folder less often."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+        self._interrupted: list[QueueRow] = []
+        self._read_at: float | None = None
+
+    def forget_interrupted(self) -> None:
+        """Read the interrupted runs in the next poll."""
+        self._read_at = None
+
+    def read(self) -> list[QueueRow]:
+        """Return the rows of the queue. Raises UsageError."""
+        if self._read_at is None or time.monotonic() - self._read_at > INTERRUPTED_INTERVAL_SECONDS:
+            self._interrupted, self._read_at = interrupted_rows(self._runs_dir), time.monotonic()
+        live = list_queue()
+        folders = {row.folder for row in live}
+        return live + [row for row in self._interrupted if row.folder not in folders]
+
+
+def watch_sweep(folder: SweepFolder, interval_s: float = POLL_INTERVAL_SECONDS) -> Watched[SweepStatus]:
+    """Watch the status of a sweep."""
+    reader: SweepReader | None = None
+
+    def stamp() -> Hashable:
+        # The status depends on the clock and on processes, not only on the file.
+        return None if file_stamp(folder.settings) is None else object()
+
+    def read() -> SweepStatus:
+        # Imports Optuna and NumPy, which the first screen does not need.
+        from engine.sweeps.status import SweepReader
+
+        nonlocal reader
+        reader = reader or SweepReader(folder)
+        return reader.poll()
+
+    return Watched("sweep", read, stamp, interval_s)

@@ -1,0 +1,172 @@
+"""Pollers of this host: its GPUs, and the load of its CPU, memory, network and disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.gpus.monitor import GpuMonitor, open_monitor
+from engine.gpus.snapshot import GpuProcess, Missing, Reading, SamplerOptions, Snapshot, current_time
+from engine.utils.errors import Problem, UsageError
+from tui.charts.gpu_loads import GpuLoads
+from tui.charts.history import LoadHistory
+from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller, Watched
+
+if TYPE_CHECKING:
+    import psutil
+
+    from engine.runs.records import RankDevice
+
+# Later, CPU utilization is the mean since the previous poll.
+FIRST_CPU_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """CPU utilization in percent, memory and the free disk space of the runs in bytes, network rates in bytes/s.
+
+    None is unknown. The network rates are those of all interfaces except loopback.
+    """
+
+    cpu_percent: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+    disk_free_bytes: int | None = None
+    sent_per_s: float | None = None
+    received_per_s: float | None = None
+
+
+class GpuPoller(Poller):
+    """Publishes the latest snapshot of the GPUs of this host and their past load, or the problem that prevents it.
+
+    No `Watched`: the read blocks until the sampler has the next snapshot, so there is no interval.
+    """
+
+    def __init__(self, interval_s: float = POLL_INTERVAL_SECONDS, monitor: GpuMonitor | None = None) -> None:
+        super().__init__("gpus", 0.0)
+        self._options = SamplerOptions(period=interval_s)
+        self._monitor = monitor
+        self.snapshot: Snapshot | None = None
+        self.loads = GpuLoads()
+        self.problem: Problem | None = None
+
+    def poll(self) -> None:
+        try:
+            if self._monitor is None:
+                self._monitor = open_monitor(self._options)
+            snapshot = self._monitor.read(min(self._options.period, 1.0))
+        except (UsageError, OSError, ValueError) as error:
+            self.problem = (
+                error.problems[0] if isinstance(error, UsageError) else Problem("", str(error), code="not-readable")
+            )
+            self._stop_event.wait(5.0)
+            return
+        self.problem = None
+        if snapshot is not None:
+            self.loads.record(snapshot)
+        latest = self._monitor.latest() if snapshot is None else snapshot
+        self.snapshot = latest
+
+    def has_result(self) -> bool:
+        return self.snapshot is not None
+
+    def cleanup(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+
+
+class HostPoller(Watched[HostLoad]):
+    """Publishes the latest load of the host, and records the past of its CPU and memory."""
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        interval_s: float = POLL_INTERVAL_SECONDS,
+        find_ranks: Callable[[], Sequence[tuple[str, RankDevice]]] = tuple,
+    ) -> None:
+        """`find_ranks` returns the ranks to read, with the names of their runs."""
+        super().__init__("host", self._read_load, interval_s=interval_s)
+        self._find_ranks = find_ranks
+        self._rank_processes: dict[int, psutil.Process] = {}
+        self.ranks: tuple[GpuProcess, ...] = ()
+        """The processes of the ranks."""
+        self._runs_dir = runs_dir
+        self._network: tuple[float, int, int] | None = None
+        """Monotonic time, and bytes sent and received, of the previous poll."""
+        self.cpu, self.memory = LoadHistory(), LoadHistory()
+
+    def _read_load(self) -> HostLoad:
+        import psutil
+
+        # Without a previous call, psutil would return 0.
+        cpu = psutil.cpu_percent(FIRST_CPU_SECONDS if self.value is None else None)
+        memory = psutil.virtual_memory()
+        sent, received = self._network_rates()
+        load = HostLoad(cpu, memory.total - memory.available, memory.total, self._disk_free(), sent, received)
+        self.record(load, time.time())
+        self.ranks = tuple(self._read_ranks())
+        return load
+
+    def record(self, load: HostLoad, now: float) -> None:
+        """Add a load to the past."""
+        self.cpu.add(now, load.cpu_percent)
+        self.memory.add(now, 100.0 * load.memory_used_bytes / max(load.memory_total_bytes, 1))
+
+    def _read_ranks(self) -> Iterator[GpuProcess]:
+        import psutil
+
+        now, known = current_time(), self._rank_processes
+        self._rank_processes = {}
+        for run, rank in self._find_ranks():
+            try:
+                process = known.get(rank.pid) or psutil.Process(rank.pid)
+                cpu = process.cpu_percent() if rank.pid in known else None
+                user, command, memory = process.username(), " ".join(process.cmdline()), process.memory_info().rss
+            except psutil.Error:
+                continue
+            self._rank_processes[rank.pid] = process
+            yield GpuProcess(
+                pid=rank.pid,
+                kind="compute",
+                instance=None,
+                user=Reading(user, now),
+                command=Reading(command, now),
+                gpu_memory=Reading(None, now, Missing.NOT_SUPPORTED, unit="B"),
+                cpu=Reading(cpu, now, None if cpu is not None else Missing.NOT_REQUESTED, unit="%"),
+                memory=Reading(memory, now, unit="B"),
+                run=run,
+                rank=rank.rank,
+            )
+
+    def _disk_free(self) -> int | None:
+        """Return the free space of the disk of the runs, which may not have a folder yet."""
+        import shutil
+
+        for folder in (self._runs_dir, *self._runs_dir.absolute().parents):
+            try:
+                return shutil.disk_usage(folder).free
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return None
+        return None
+
+    def _network_rates(self) -> tuple[float | None, float | None]:
+        """Return bytes/s sent and received since the previous poll; None in the first one."""
+        import psutil
+
+        now = time.monotonic()
+        try:
+            counters = psutil.net_io_counters(pernic=True) or {}
+        except (OSError, RuntimeError):
+            counters = {}
+        used = [counter for name, counter in counters.items() if name != "lo"]
+        sent, received = sum(counter.bytes_sent for counter in used), sum(counter.bytes_recv for counter in used)
+        before, self._network = self._network, (now, sent, received)
+        if before is None or not used or now <= before[0]:
+            return None, None
+        seconds = now - before[0]
+        return max(sent - before[1], 0) / seconds, max(received - before[2], 0) / seconds

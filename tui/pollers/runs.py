@@ -1,0 +1,267 @@
+"""Pollers of the list of runs and of one run, and what the preview of a run reads."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from engine.queue.listing import QueueRow, list_queue
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.record_completion import store_completed_record
+from engine.runs.run_list import RunList
+from engine.runs.run_record import read_run_record
+from engine.runs.run_row import RunRow, make_row, read_row
+from engine.utils import codec
+from engine.utils.errors import Problem, UsageError
+from engine.utils.files import file_stamp, open_regular_file
+from tui.charts.rank_loads import RankLoads
+from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller, Watched
+from tui.tables.ranks import rank_readings
+
+if TYPE_CHECKING:
+    from engine.runs.events import EpochEvent, Event, GpuEvent, RankFailed
+    from engine.runs.history import History
+    from engine.runs.records import RankDevice
+    from tui.pollers.preview import PreviewReader
+    from tui.tables.preview import RunPreview
+    from tui.tables.ranks import RankReadings
+
+RUN_POLL_INTERVAL_SECONDS = 0.5
+# Events are queued in batches, so that a screen that loads a long journal stays responsive.
+MAX_EVENTS_PER_BATCH, MAX_QUEUED_BATCHES = 400, 8
+# A run list is read in parts, short ones for the first page. Each part takes the time to sort the runs read so far.
+FIRST_READ_SECONDS, FIRST_RUNS = 0.1, 100
+READ_SECONDS, READ_PAUSE_SECONDS = 0.5, 0.02
+# The state of a run whose journal has more to read comes from its record first.
+SHOWN_AT_ONCE_BYTES = 1 << 20
+MAX_PREVIEWS = 64
+# Epochs whose lines of the log are shown in columns.
+MAX_LOG_EPOCHS = 60
+MAX_LOG_BYTES = 1 << 16
+MAX_LOG_LINES = 2000
+# Longer lines fit on no screen, and are slow to draw.
+MAX_LOG_LINE_LENGTH = 4096
+
+
+class RunListPoller(Poller):
+    """Publishes the rows of all runs in a folder, latest start first; `enabled = False` suspends it.
+
+    No `Watched`: it publishes a part of the runs before it has read all.
+    Of thousands of runs, the newest are published first, and `complete` tells when all are. The same list object
+    means that no row has changed.
+    """
+
+    def __init__(self, runs_dir: Path, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
+        super().__init__("runs", interval_s)
+        self._list = RunList(runs_dir)
+        self.enabled = True
+        self._check_all = False
+        self.rows: list[RunRow] | None = None
+        self.complete = False
+        """Whether `rows` are all runs."""
+        self.count = 0
+        """Number of runs, read or not."""
+        self.waiting: list[QueueRow] = []
+        self.cpu_ranks: list[tuple[str, RankDevice]] = []
+        """The ranks of live runs that train on the CPU of this host, with the names of their runs."""
+        self.problem: Problem | None = None
+
+    def request_poll(self) -> None:
+        self._check_all = True
+        super().request_poll()
+
+    def poll(self) -> None:
+        if not self.enabled:
+            return
+        self._poll_once()
+        if not self.complete and self.on_first_result is not None:
+            # For the first page; it is called again when all runs have been read.
+            self.on_first_result()
+        while not self.complete and self.problem is None and not self._stop_event.is_set():
+            # Leaves the interpreter to the thread that draws.
+            self._stop_event.wait(READ_PAUSE_SECONDS)
+            self._poll_once()
+
+    def _poll_once(self) -> None:
+        try:
+            # A change by this program is shown at once.
+            check_all, self._check_all = self._check_all, False
+            seconds = FIRST_READ_SECONDS if len(self._list.rows) < FIRST_RUNS else READ_SECONDS
+            self._list.poll(seconds, check_all=check_all)
+        except UsageError as error:
+            self.rows, self.problem, self.complete = [], error.problems[0], True
+            return
+        waiting = list_queue()
+        self.cpu_ranks = [
+            (row.name, rank)
+            for row in self._list.live_rows
+            for rank in row.record.rank_devices
+            if rank.device == "cpu" and rank.host == socket.gethostname()
+        ]
+        self.rows, self.complete, self.count = self._list.rows, self._list.complete, self._list.count
+        # Most runs of this user are among the rows, as waiting ones.
+        folders = {row.folder for row in self._list.live_rows if row.state == RunState.WAITING}
+        self.waiting = [run for run in waiting if run.folder not in folders]
+        self.problem = None
+
+    def has_result(self) -> bool:
+        return self.rows is not None
+
+
+@dataclass(frozen=True)
+class RunSnapshot:
+    """Latest state of a run, its ranks, the end of its log and its latest epochs."""
+
+    row: RunRow
+    ranks: RankReadings
+    failures: tuple[RankFailed, ...] = ()
+    log: tuple[str, ...] = ()
+    epochs: tuple[EpochEvent, ...] = ()
+    folder_missing: bool = False
+    resumable: bool = False
+    """Whether it has a checkpoint."""
+    evaluated: bool = False
+    """Whether it has an evaluation, for the confusion matrix."""
+
+
+class RunPoller(Poller):
+    """Publishes the latest state of one run, and queues all its events, oldest first; one journal follower feeds both.
+
+    No `Watched`: the queue blocks it while the screen is busy, and it publishes between two chunks.
+    While a long journal is being read, the state comes from the record of the run.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__("run", RUN_POLL_INTERVAL_SECONDS)
+        self.folder = folder
+        self.latest: RunSnapshot | None = None
+        self.events: queue.Queue[list[Event] | None] = queue.Queue(MAX_QUEUED_BATCHES)
+        """Batches of events; None means that the journal was replaced and earlier events are void."""
+        self.caught_up = False
+        self._log = Watched(folder.log.name, partial(read_log_tail, folder.log), partial(file_stamp, folder.log))
+        # Events take 0.1 s to import, and the first screen needs none.
+        from engine.runs.journal_follower import JournalFollower
+
+        self._journal = JournalFollower(folder.journal)
+        self._begin()
+
+    def _begin(self) -> None:
+        from engine.runs.history import History
+
+        self._history: History = History()
+        self._is_reading = False
+        self._loads = RankLoads()
+
+    def poll(self) -> None:
+        if self.latest is not None and not self.folder.path.is_dir():
+            self.latest = replace(self.latest, folder_missing=True)
+            self.caught_up = True
+            return
+        if self._journal.look():
+            self._begin()
+            self._enqueue(None)
+        if self._journal.unread_bytes > SHOWN_AT_ONCE_BYTES:
+            self._is_reading = True
+            self._poll_state()
+        for events in self._journal.chunks(self._stop_event.is_set):
+            self._add(events)
+        if not self.caught_up and self._journal.problem is None:
+            # The record of a run that crashed, or that has none.
+            store_completed_record(self.folder, self._history, self._journal.offset)
+        self.caught_up = True
+
+    def _add(self, events: list[Event]) -> None:
+        """Publish the state after these events, and queue them."""
+        try:
+            for event in events:
+                self._history.add(event)
+                if event.type == "gpus":
+                    self._loads.add(cast("GpuEvent", event))
+            self._is_reading = self._is_reading and self._journal.unread_bytes > 0
+            self._poll_state()
+        finally:
+            # The journal is not read again: queue the events for the curves even if publishing the state failed.
+            for start in range(0, len(events), MAX_EVENTS_PER_BATCH):
+                self._enqueue(events[start : start + MAX_EVENTS_PER_BATCH])
+
+    def _poll_state(self) -> None:
+        """Publish the latest state."""
+        history, row = self._history, read_row(self.folder) if self._is_reading else None
+        if row is None:
+            # Of a run that cannot be recorded, the journal does not say so.
+            stored = read_run_record(self.folder)
+            record = history.record(None if stored is None else stored.config)
+            problem = stored.problem if stored is not None and record.state.live else ""
+            row = make_row(self.folder, codec.replace(record, problem=problem), problem=self._journal.problem)
+        self._log.poll()
+        if row.live and history.started is not None:
+            self._loads.measure_cpu(history.started, time.time())
+        self.latest = RunSnapshot(
+            row,
+            rank_readings(history, self._loads, live=row.live),
+            tuple(history.failures),
+            self._log.value or (),
+            tuple(history.epochs[-MAX_LOG_EPOCHS:]),
+            not self.folder.path.is_dir(),
+            self.folder.resumable,
+            self.folder.evaluation.exists(),
+        )
+
+    def _enqueue(self, batch: list[Event] | None) -> None:
+        while not self._stop_event.is_set():
+            with suppress(queue.Full):
+                self.events.put(batch, timeout=0.2)
+                return
+
+
+class RunPreviews:
+    """Reads the run that was requested last. It keeps the readers of `MAX_PREVIEWS` runs, so that a preview appears at
+    once when its run is shown again."""
+
+    def __init__(self) -> None:
+        self._folder: str | None = None
+        self._readers: dict[str, PreviewReader] = {}
+        self._previews: dict[str, RunPreview] = {}
+
+    def request(self, folder: str | None) -> None:
+        """Read the run in `folder` next, or none."""
+        self._folder = folder
+
+    def find(self, folder: str) -> RunPreview | None:
+        """Return the latest preview of a run; None if it has not been read."""
+        return self._previews.get(folder)
+
+    def read(self) -> RunPreview | None:
+        """Return the preview of the requested run: the same object as before if the run has not changed."""
+        folder = self._folder
+        if folder is None:
+            return None
+        # Imports NumPy and the config schema, which the first screen does not need.
+        from tui.pollers.preview import PreviewReader
+
+        reader = self._readers.pop(folder, None) or PreviewReader(RunFolder(Path(folder)))
+        self._readers[folder] = reader
+        preview = self._previews[folder] = reader.poll()
+        while len(self._readers) > MAX_PREVIEWS:
+            oldest = next(iter(self._readers))
+            del self._readers[oldest]
+            # A run that could not be read has no preview.
+            self._previews.pop(oldest, None)
+        return preview
+
+
+def read_log_tail(path: Path) -> tuple[str, ...]:
+    """Return the last lines of a log, which may be as long as the run. Raises OSError."""
+    with open_regular_file(path) as file:
+        start = max(os.fstat(file.fileno()).st_size - MAX_LOG_BYTES, 0)
+        file.seek(start)
+        text = file.read(MAX_LOG_BYTES).decode(errors="replace")
+    lines = text.splitlines()[1 if start else 0 :][-MAX_LOG_LINES:]
+    return tuple(line[:MAX_LOG_LINE_LENGTH] for line in lines)

@@ -1,0 +1,120 @@
+"""The host on the monitor: the header line, and graphs of CPU and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from engine.gpus.snapshot import Snapshot
+from engine.show.readings import READINGS
+from engine.utils.text import printable
+from engine.utils.units import format_byte_rate, format_bytes, format_percent
+from tui.charts.history import DOTS_PER_COLUMN, LoadHistory, history_graph, shown_seconds, time_axis
+from tui.charts.meter import load_meter
+from tui.palette import MUTED, NOTICE, STRONG, WARNING
+from tui.phrases import common_name
+from tui.pollers.host import HostLoad
+from tui.tables import styled
+
+SEPARATOR = "  "
+METER_COLUMNS, METERS_MIN_WIDTH = 8, 110
+LOW_DISK_BYTES = 10 << 30
+GRAPH_GAP = 2
+# From this height, the graphs are below each other.
+STACKED_MIN_LINES = 14
+
+Part = tuple[int, Text]
+"""A part of the header line, and its priority: a line that is too long skips those of the lowest."""
+
+
+def header_line(
+    snapshot: Snapshot | None, load: HostLoad | None, notice: str | None, interval_s: float, width: int
+) -> Text:
+    """Return host, GPUs and driver at the left, and the load of the host and the refresh rate at the right."""
+    left: list[Part] = []
+    if snapshot is not None:
+        left.append((10, Text(printable(snapshot.host), STRONG)))
+        if snapshot.gpus:
+            count, name = len(snapshot.gpus), common_name(snapshot)
+            left.append((8, Text(f"{name} x {count}" if name is not None else f"{count} GPUs")))
+        for label, version, priority in (("driver", snapshot.driver.value, 3), ("CUDA", snapshot.cuda.value, 2)):
+            if version is not None:
+                left.append((priority, _labeled(label, Text(printable(version)))))
+    if notice is not None:
+        left.append((11, Text(f" {notice} ", NOTICE)))
+    right = [] if load is None else _load_parts(load, METER_COLUMNS if width >= METERS_MIN_WIDTH else 0)
+    right.append((1, Text(f"{1 / interval_s:g} Hz", MUTED)))
+    while len(parts := [*left, *right]) > 1 and sum(part.cell_len + len(SEPARATOR) for _, part in parts) > width:
+        lowest = min(parts, key=lambda part: part[0])
+        (left if lowest in left else right).remove(lowest)
+    texts = [Text(SEPARATOR).join(part for _, part in parts) for parts in (left, right)]
+    gap = " " * max(width - texts[0].cell_len - texts[1].cell_len - 1, 0)
+    line = Text.assemble(texts[0], gap, texts[1], no_wrap=True, end="")
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _memory_text(load: HostLoad) -> str:
+    return READINGS["memory_used"].full_text(load.memory_used_bytes, load.memory_total_bytes)
+
+
+def _load_parts(load: HostLoad, columns: int) -> list[Part]:
+    share = load.memory_used_bytes / max(load.memory_total_bytes, 1)
+    parts = [
+        (7, _labeled("cpu", _metered(load.cpu_percent / 100, columns, format_percent(load.cpu_percent)))),
+        (6, _labeled("ram", _metered(share, columns, _memory_text(load)))),
+    ]
+    if load.disk_free_bytes is not None:
+        low = load.disk_free_bytes < LOW_DISK_BYTES
+        text = Text(f"{format_bytes(load.disk_free_bytes)} free", WARNING if low else "")
+        parts.append((9 if low else 5, _labeled("disk", text)))
+    if load.received_per_s is not None and load.sent_per_s is not None:
+        text = Text(f"↓{format_byte_rate(load.received_per_s)} ↑{format_byte_rate(load.sent_per_s)}")
+        parts.append((4, _labeled("net", text)))
+    return parts
+
+
+def _metered(share: float, columns: int, text: str) -> Text:
+    return styled((*load_meter(share, columns), (" " * bool(columns) + text, "")))
+
+
+def _labeled(label: str, text: Text) -> Text:
+    return Text.assemble((f"{label} ", MUTED), text)
+
+
+def host_graphs(
+    load: HostLoad | None, past: tuple[LoadHistory, LoadHistory], width: int, height: int, seconds: float
+) -> list[Text]:
+    """Return graphs of CPU and memory, whose histories are `past`, with their titles in `height` lines.
+
+    They are below each other where both are tall enough.
+    """
+    if load is None or height < 2:
+        return []
+    graphs = [
+        ("cpu", format_percent(load.cpu_percent), past[0]),
+        ("ram", _memory_text(load), past[1]),
+    ]
+    if height < STACKED_MIN_LINES:
+        each = (width - GRAPH_GAP) // 2
+        blocks = [_graph(*graph, each, height, seconds) for graph in graphs]
+        return [Text(" " * GRAPH_GAP).join(parts) for parts in zip(*blocks, strict=True)]
+    first = height // 2
+    return [
+        *_graph(*graphs[0], width, first, seconds),
+        *_graph(*graphs[1], width, height - first, seconds),
+    ]
+
+
+def _graph(label: str, value: str, history: LoadHistory, width: int, height: int, seconds: float) -> list[Text]:
+    """Return a graph below a title with the current value and the time axis."""
+    columns = max(width, 1)
+    title = Text.assemble((f"{label} ", MUTED), (value, STRONG), "  ", no_wrap=True, end="")
+    axis = time_axis(shown_seconds(seconds, columns * DOTS_PER_COLUMN), columns, title.cell_len)
+    title.append_text(axis[title.cell_len :])
+    values: Sequence[float | None] = history.columns(seconds, columns * DOTS_PER_COLUMN)
+    lines = [title, *history_graph(values, height - 1)]
+    for line in lines:
+        line.truncate(columns, pad=True)
+    return lines

@@ -1,0 +1,122 @@
+"""The confusion matrix of a run: names that fit their cells, the matrix as plain text, mistakes and classes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from engine.runs.evaluations import Mistake
+from engine.show.table import Align, Column, FittedTable, Line, cell_width, fit, plain_lines, shorten
+from engine.utils.text import pluralize
+from engine.utils.units import UNKNOWN, format_count, format_score, format_share
+from tui.charts.meter import meter
+from tui.palette import MUTED, STRONG, series_style
+from tui.tables import spans, styled
+
+MIN_BAR_COLUMNS, MAX_BAR_COLUMNS, MAX_NAME_COLUMNS = 5, 30, 16
+MAX_ROW_NAME_COLUMNS, MIN_COUNT_COLUMNS = 20, 6
+ARROW = " → "
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """A class with its accuracy, NaN without images, and its number of validation images if it is known."""
+
+    name: str
+    accuracy: float
+    images: int | None
+
+
+NAME: Column[ClassRow] = Column("name", "class", lambda row: row.name, style=STRONG)
+IMAGES: Column[ClassRow] = Column(
+    "images", "images", lambda row: UNKNOWN if row.images is None else format_count(row.images), Align.RIGHT
+)
+ACCURACY: Column[ClassRow] = Column(
+    "accuracy", "accuracy", lambda row: UNKNOWN if math.isnan(row.accuracy) else format_score(row.accuracy),
+    Align.RIGHT, width=len("0.1234"),
+)  # fmt: skip
+CLASS_COLUMNS = (NAME, IMAGES, ACCURACY)
+
+
+def class_table(rows: Sequence[ClassRow], width: int) -> FittedTable[ClassRow]:
+    """Return the table of the screen, which has no header: name, bar, accuracy and number of validation images."""
+    shown: list[Column[ClassRow]] = [
+        Column("name", NAME.title, NAME.cell, width=8, max_width=MAX_NAME_COLUMNS, priority=2, flex=True, style=STRONG),
+        *([ACCURACY, IMAGES] if any(row.images is not None for row in rows) else [ACCURACY]),
+    ]
+    # Of thousands of classes, only the rows with the widest cells are measured.
+    widest = [max(rows, key=lambda row: cell_width(row.name)), max(rows, key=lambda row: row.images or 0)]
+    table = fit(shown, widest, width, titles=lambda _: "")
+    bar = min(width - sum(table.widths) - 2 * len(shown), MAX_BAR_COLUMNS)
+    if bar >= MIN_BAR_COLUMNS:
+        shown.insert(1, Column("bar", "", lambda row: bar_cell(row, bar), width=bar))
+        table = fit(shown, widest, width, titles=lambda _: "")
+    return table
+
+
+def bar_cell(row: ClassRow, columns: int) -> Line:
+    """Return the accuracy of a class as a bar."""
+    return () if math.isnan(row.accuracy) else spans(meter(row.accuracy, columns, series_style(1)))
+
+
+def class_line(table: FittedTable[ClassRow], row: ClassRow) -> Text:
+    """Return the line of a class; one without images has no accuracy."""
+    has_words = math.isnan(row.accuracy) and len(table.columns) > 1
+    rest = (table.columns[1].key, (("no images", MUTED),)) if has_words else None
+    return styled(table.line(row, rest=rest))
+
+
+def mistake_lines(worst_mistakes: Sequence[Mistake], names: Sequence[str], width: int) -> list[Text]:
+    """Format mistakes as `4 → 9: 7 images, 12%`. If one of them exceeds `width`, all omit the word "images"."""
+    tails = [f": {pluralize(mistake.images, 'image')}, {format_share(mistake.share)}" for mistake in worst_mistakes]
+    lines = [
+        names[mistake.true_class] + ARROW + names[mistake.predicted_class] + tail
+        for mistake, tail in zip(worst_mistakes, tails, strict=True)
+    ]
+    if max(map(cell_width, lines), default=0) > width:
+        tails = [f": {format_count(mistake.images)}, {format_share(mistake.share)}" for mistake in worst_mistakes]
+    return [
+        mistake_line(names[mistake.true_class], names[mistake.predicted_class], tail, width)
+        for mistake, tail in zip(worst_mistakes, tails, strict=True)
+    ]
+
+
+def mistake_line(true_name: str, predicted_name: str, tail: str, width: int) -> Text:
+    """Format one mistake; the class names are shortened to fit `width` columns."""
+    true_name, predicted_name = shorten_pair(true_name, predicted_name, width - len(tail))
+    return Text.assemble((true_name, STRONG), ARROW, (predicted_name, STRONG), (tail, MUTED), no_wrap=True, end="")
+
+
+def shorten_pair(true_name: str, predicted_name: str, width: int) -> tuple[str, str]:
+    """Shorten two class names, so that they and the arrow between them take at most `width` cells."""
+    room = max(width - len(ARROW), 2)
+    if cell_width(true_name) + cell_width(predicted_name) > room:
+        true_name = shorten(true_name, max(room // 2, room - cell_width(predicted_name)))
+        predicted_name = shorten(predicted_name, room - cell_width(true_name))
+    return true_name, predicted_name
+
+
+def shorten_names(names: Sequence[str], width: int) -> list[str]:
+    """Fit names into `width` cells: drop their common prefix if one is too long, then shorten."""
+    if max(map(cell_width, names), default=0) <= width:
+        return list(names)
+    common = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 (of names, not of paths)
+    return [shorten(name[len(common) :] or name, width) for name in names]
+
+
+def matrix_lines(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> list[str]:
+    """Return the confusion matrix as plain text: true classes in rows, predicted classes in columns."""
+    digits = max(len(str(max(map(max, counts)))), 2)
+    titles = shorten_names(classes, max(digits, MIN_COUNT_COLUMNS))
+    width = max(digits, *map(cell_width, titles))
+
+    def column(index: int) -> Column[tuple[str, Sequence[int]]]:
+        return Column(str(index), titles[index], lambda row: str(row[1][index] or "."), Align.RIGHT, width)
+
+    names: Column[tuple[str, Sequence[int]]] = Column("name", "", lambda row: row[0])
+    rows = list(zip(shorten_names(classes, MAX_ROW_NAME_COLUMNS), counts, strict=True))
+    return plain_lines([names, *map(column, range(len(titles)))], rows)

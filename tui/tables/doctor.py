@@ -1,0 +1,71 @@
+"""The checks of `gputrain doctor`, one area at a time. `tui.cli.machine` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from textwrap import wrap
+
+from rich.text import Text
+
+from engine.doctor.check import Check, CheckState
+from engine.show.table import GAP, NO_LIMIT, Column, fit
+from engine.utils.text import pluralize, printable
+from tui.palette import BAD, GOOD, MUTED, STRONG, WARNING
+from tui.tables import styled
+
+STATE_STYLES: dict[CheckState, str] = {"ok": GOOD, "warning": WARNING, "problem": BAD, "unknown": MUTED}
+COLUMNS: tuple[Column[Check], ...] = (
+    Column("state", "state", lambda check: check.state, width=7, style=lambda check: STATE_STYLES[check.state]),
+    Column("name", "check", lambda check: check.name, width=13),
+    Column("found", "found", lambda check: check.found),
+)
+MIN_TEXT_COLUMNS = 30
+
+
+def area_lines(checks: Sequence[Check], width: int) -> Iterator[Text]:
+    """Yield the name of an area and its checks, whose texts are wrapped to `width` columns."""
+    yield Text(checks[0].area, STRONG)
+    merged = merge_gpus(checks)
+    table = fit(COLUMNS, merged, NO_LIMIT)
+    indent = sum(table.widths[:2]) + 2 * len(GAP)
+    for check in merged:
+        found, *others = wrap(printable(check.found), max(width - indent, MIN_TEXT_COLUMNS))
+        yield styled(table.line(check, rest=("found", found)))
+        for line in others:
+            yield Text(" " * indent + line)
+        advice = wrap(printable(check.advice), max(width - indent - 2, MIN_TEXT_COLUMNS), break_on_hyphens=False)
+        for index, line in enumerate(advice):
+            yield Text(" " * indent + ("  " if index else "→ ") + line, MUTED)
+    yield Text("")
+
+
+def merge_gpus(checks: Sequence[Check]) -> list[Check]:
+    """Merge equal checks of several GPUs into one."""
+    indices: dict[Check, list[int]] = {}
+    for check in checks:
+        if check.gpu is None:
+            indices.setdefault(check, [])
+        else:
+            indices.setdefault(replace(check, name="GPU", gpu=None), []).append(check.gpu)
+    return [replace(check, name=_name_with_indices(check.name, gpus)) for check, gpus in indices.items()]
+
+
+def _name_with_indices(name: str, indices: Sequence[int]) -> str:
+    """Return the name with index ranges: `GPU 0-3,7`."""
+    ranges: list[list[int]] = []
+    for index in sorted(indices):
+        if ranges and ranges[-1][-1] == index - 1:
+            ranges[-1].append(index)
+        else:
+            ranges.append([index])
+    parts = [str(pair[0]) if len(pair) == 1 else f"{pair[0]}-{pair[-1]}" for pair in ranges]
+    return f"{name} {','.join(parts)}" if parts else name
+
+
+def summary_line(checks: Sequence[Check]) -> str:
+    """Return the number of problems and warnings as a sentence."""
+    problems = sum(check.state == "problem" for check in checks)
+    warnings = sum(check.state == "warning" for check in checks)
+    words = [pluralize(problems, "problem")] if problems else ["No problem"]
+    return ", ".join([*words, *([pluralize(warnings, "warning")] if warnings else [])]) + "."

@@ -1,0 +1,188 @@
+"""The table of GPUs over `engine.show.readings`: `gputrain gpus`, the monitor, and the choice of GPUs in the form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from rich.text import Text
+
+from engine.gpus.current_use import processes_on
+from engine.gpus.snapshot import INSTANCE_READINGS, UNITS, Gpu, MigInstance, Missing, Reading, Snapshot
+from engine.show.readings import READINGS, Level
+from engine.show.table import Align, Cell, Column, Line, Shorten, fit, pad
+from engine.utils.codec import replace
+from engine.utils.text import printable
+from engine.utils.units import UNKNOWN
+from tui.charts.meter import load_meter
+from tui.palette import BAD, FREE, MUTED, NOTICE, STRONG, WARNING, load_style
+from tui.phrases import instance_name, is_free, notes, pcie_link, short_name, silence_reason, users_text
+from tui.tables import styled
+
+LEVEL_STYLES = {Level.NORMAL: "", Level.WARNING: WARNING, Level.BAD: BAD}
+FIRST_READING = "util"
+"""Key of the column from which on words replace the readings of a GPU that does not answer."""
+MIN_USED_BY_COLUMNS = 13
+WIDE_MIN_WIDTH, SHORT_NAME_COLUMNS, MAX_NAME_COLUMNS = 100, 12, 24
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """A GPU, or a MIG instance as a GPU of its own. `label` identifies it: `0`, or `0:2` for GPU instance ID 2."""
+
+    label: str
+    gpu: Gpu
+
+    @cached_property
+    def is_free(self) -> bool:
+        """Whether nothing uses it, as far as is known."""
+        return is_free(self.gpu)
+
+    def value(self, key: str) -> Any:
+        """Return the value of a reading; None if unknown."""
+        return self.gpu.value(key)
+
+    def limit(self, key: str) -> Any:
+        """Return the value that bounds a reading; None if unknown, or if there is none."""
+        limit = READINGS[key].limit
+        return None if limit is None else self.gpu.value(limit)
+
+
+def value_style(row: GpuRow, key: str) -> str:
+    """Return the style of a value: that of its level, else muted if it is unknown or nothing uses the GPU."""
+    value = row.value(key)
+    level = READINGS[key].level(value, row.limit(key))
+    return LEVEL_STYLES[level] or (MUTED if value is None or row.is_free else "")
+
+
+def gpu_columns(
+    rows: Sequence[GpuRow], width: int, meters: tuple[int, int] = (0, 0), *, details: bool = False
+) -> list[Column[GpuRow]]:
+    """Return the columns of a table of this width.
+
+    `meters` are the cells of the meters of the load, and of memory and power; `details` adds rarer readings.
+    """
+    load, small = meters
+    name_width = MAX_NAME_COLUMNS if width >= WIDE_MIN_WIDTH else SHORT_NAME_COLUMNS
+
+    def reading(key: str, priority: int, meter: int = 0, width: int = 0) -> Column[GpuRow]:
+        return reading_column(key, rows, GpuRow.value, meter, priority, width, lambda row: row.is_free)
+
+    columns = [
+        Column[GpuRow]("gpu", "GPU", lambda row: row.label, Align.RIGHT, width=3, priority=9),
+        Column[GpuRow]("name", "name", row_name, max_width=name_width, priority=5, shorten=Shorten.MIDDLE),
+        reading("util", 9, load),
+        reading("sm_active", 4, width=4),
+        reading("tensor_active", 3),
+        reading("memory_used", 8, small),
+        reading("power", 6, small, width=7),
+        reading("temperature", 7, width=4),
+    ]
+    if details:
+        columns += [reading(key, 1) for key in ("dram_active", "sm_clock", "fan", "performance_state")]
+        columns.append(Column("pcie", "PCIe", lambda row: pcie_link(row.gpu), Align.RIGHT, priority=1))
+    used_by = Column[GpuRow](
+        "used_by", "used by", used_by_cell, width=MIN_USED_BY_COLUMNS, priority=9, flex=True, shorten=Shorten.MIDDLE
+    )
+    return [*columns, used_by]
+
+
+def reading_column(
+    key: str,
+    rows: Sequence[Row],
+    value: Callable[[Row, str], Any],
+    meter: int = 0,
+    priority: int = 0,
+    width: int = 0,
+    is_muted: Callable[[Row], bool] = lambda row: False,
+) -> Column[Row]:
+    """Return the column of a reading, whose values and limits `value` returns by their keys.
+
+    A `meter` of that many cells shows the share of the limit. Without one, a percentage has the color of the load. If
+    no row knows the limit, it is not shown.
+    """
+    reading = READINGS[key]
+    if reading.limit is not None and all(value(row, reading.limit) is None for row in rows):
+        reading, meter = dataclasses.replace(reading, limit=None, warning=None, bad=None), 0
+
+    def limited(row: Row) -> tuple[Any, Any]:
+        return value(row, key), None if reading.limit is None else value(row, reading.limit)
+
+    text_width = max((len(reading.cell_text(*limited(row))) for row in rows), default=0) if meter else 0
+
+    def cell(row: Row) -> Line:
+        measured, limit = limited(row)
+        text = reading.cell_text(measured, limit)
+        style = LEVEL_STYLES[reading.level(measured, limit)] or (MUTED if measured is None or is_muted(row) else "")
+        if meter:
+            bar = load_meter(reading.share(measured, limit), meter)
+            return (*bar, (f" {pad(text, text_width, Align.RIGHT)}", style))
+        if not style and reading.unit == "%":
+            style = load_style(measured)
+        return ((text, style),)
+
+    align = Align.LEFT if meter else Align.RIGHT
+    return Column(key, reading.title, cell, align, width, priority=priority)
+
+
+def row_name(row: GpuRow) -> str:
+    """Return the product name of a GPU without vendor and brand."""
+    return short_name(row.gpu)
+
+
+def used_by_cell(row: GpuRow) -> Cell:
+    """Return what slows a GPU down, its errors and MIG instances, and who uses it."""
+    found, text = [(f"{note}  ", WARNING) for note in notes(row.gpu)], users_text(row.gpu)
+    return (*found, (text, FREE if row.is_free else ""))
+
+
+def gpu_lines(snapshot: Snapshot, width: int, *, instances: bool = False) -> list[Text]:
+    """Return a header and one line per GPU, and with `instances` per MIG instance, none wider than `width` cells."""
+    rows = []
+    for gpu in snapshot.gpus:
+        rows.append(GpuRow(str(gpu.index), gpu))
+        if instances and gpu.mig_enabled and gpu.state == "ok":
+            rows += [instance_row(gpu, instance) for instance in gpu.instances]
+    answered = [row for row in rows if row.gpu.state == "ok"]
+    table = fit(gpu_columns(answered, width, details=True), answered, width)
+    lines = [table.line(row, None if row.gpu.state == "ok" else silence(row.gpu)) for row in rows]
+    return [styled(line) for line in (table.header(STRONG), *lines)]
+
+
+def silence(gpu: Gpu, last: Gpu | None = None) -> tuple[str, Line]:
+    """Return what replaces the readings of a GPU that does not answer: why, and its last readings, if there are any."""
+    reason = (silence_reason(gpu), BAD)
+    if last is None:
+        return FIRST_READING, (reason,)
+    known = [
+        f"{READINGS[key].text(value)} {READINGS[key].label}"
+        for key in ("util", "memory_used")
+        if (value := last.value(key)) is not None
+    ]
+    return FIRST_READING, (reason, (f": last seen {', '.join([*known, users_text(last)])}", MUTED))
+
+
+def instance_row(gpu: Gpu, instance: MigInstance) -> GpuRow:
+    """Return the row of a MIG instance: a GPU with its readings and its processes."""
+    unknown: Reading[Any] = Reading(None, gpu.time or 0.0, Missing.NOT_SUPPORTED)
+    known = {name: getattr(instance, name) for name in INSTANCE_READINGS}
+    known["name"] = replace(instance.name, value=instance_name(instance))
+    processes = gpu.processes
+    if processes.value is not None:
+        processes = replace(processes, value=tuple(processes_on(gpu, instance)))
+    view = replace(gpu, processes=processes, instances=(), runs=(), **(dict.fromkeys(UNITS, unknown) | known))
+    return GpuRow(f"{gpu.index}:{instance.gpu_instance}", view)
+
+
+def host_title_line(snapshot: Snapshot) -> Text:
+    """Return host name, driver and CUDA version, with a highlighted notice if the data is simulated or recorded."""
+    driver, cuda = (reading.value or UNKNOWN for reading in (snapshot.driver, snapshot.cuda))
+    line = Text(printable(f"{snapshot.host}   driver {driver}   CUDA {cuda}"), no_wrap=True)
+    if snapshot.source.notice is not None:
+        line.append("   ").append(snapshot.source.notice, NOTICE)
+    return line

@@ -1,0 +1,42 @@
+"""The result of `gputrain lr-find`: the loss over the learning rate as a chart, and a table of the suggestions."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from engine.optim.lr_range import LossCurve, LrSuggestion
+from engine.show.table import Column, fit
+from engine.utils.units import format_lr
+from tui.charts.lr_range import LOSS_STYLE, SUGGESTION_STYLES, range_test_curves, suggested_rates
+from tui.charts.plot import plot
+from tui.palette import STRONG
+from tui.tables import styled
+
+CHART_LINES, MAX_CHART_COLUMNS = 16, 100
+MEANINGS = {
+    "valley": "two thirds into the range in which it falls",
+    "steepest": "where the loss falls fastest",
+}
+COLUMNS: tuple[Column[tuple[str, float]], ...] = (
+    Column("name", "suggestion", lambda row: (("│ ", SUGGESTION_STYLES[row[0]]), (row[0], ""))),
+    Column("lr", "learning rate", lambda row: f"optim.lr={format_lr(row[1])}", style=STRONG),
+    Column("meaning", "meaning", lambda row: MEANINGS[row[0]]),
+)
+
+
+def lr_find_lines(curve: LossCurve, suggestion: LrSuggestion, width: int) -> list[Text]:
+    """Return the chart of a test and its suggestions, at most `width` columns wide."""
+    curves, window = range_test_curves(curve, suggestion)
+    drawn = plot(curves, window, min(width, MAX_CHART_COLUMNS), CHART_LINES)
+    rows = list(suggested_rates(suggestion).items())
+    table = fit(COLUMNS, rows, width)
+    legend = Text.assemble(("─", LOSS_STYLE), f" smoothed loss; {describe_end(curve)}")
+    return [legend, *drawn.lines, *(styled(table.line(row)) for row in rows)]
+
+
+def describe_end(curve: LossCurve) -> str:
+    """Return why the test ended where it did."""
+    last = format_lr(curve.learning_rates[-1])
+    if curve.diverged:
+        return f"the loss diverged at {last}, after {len(curve.losses)} of {curve.lr_range.steps} steps"
+    return f"the loss did not diverge up to {last}"

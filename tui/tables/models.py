@@ -1,0 +1,108 @@
+"""The tables of `gputrain models` and of `gputrain summary`: models, layers, parameter groups and feature maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.show.table import Align, Column, plain_lines
+from engine.utils.units import UNKNOWN, format_bytes, format_count, format_large, format_number
+from tui.tables import fact_lines
+
+if TYPE_CHECKING:
+    from engine.models.catalog import CatalogModel
+    from engine.models.summary import FeatureMap, LayerSummary, ModelSummary, ParamGroupSummary, Shape
+
+MODEL_COLUMNS: tuple[Column[CatalogModel], ...] = (
+    Column("source", "source", lambda model: model.source),
+    Column("name", "name", lambda model: model.name),
+    # The models are listed before their parameters are counted.
+    Column("parameters", "parameters", lambda model: count_cell(model.parameters), Align.RIGHT,
+           width=len("1,000,000,000")),
+    Column("top1", "top-1", lambda model: UNKNOWN if model.top1 is None else f"{model.top1:.1f}", Align.RIGHT),
+    Column("weights", "weights", lambda model: format_weights(model.weights)),
+)  # fmt: skip
+GROUP_COLUMNS: tuple[Column[ParamGroupSummary], ...] = (
+    Column("weight_decay", "weight decay", lambda group: format_number(group.weight_decay), Align.RIGHT),
+    Column("lr_scale", "lr scale", lambda group: format_number(group.lr_scale), Align.RIGHT),
+    Column("tensors", "tensors", lambda group: format_count(group.tensors), Align.RIGHT),
+    Column("parameters", "parameters", lambda group: format_count(group.parameters), Align.RIGHT),
+)
+FEATURE_COLUMNS: tuple[Column[FeatureMap], ...] = (
+    Column("path", "features of", lambda feature: feature.path),
+    Column("output", "output", lambda feature: format_shape(feature.output)),
+    Column("stride", "stride", lambda feature: UNKNOWN if feature.stride is None else format_number(feature.stride, 3),
+           Align.RIGHT),
+)  # fmt: skip
+
+
+def layer_columns(summary: ModelSummary) -> list[Column[LayerSummary]]:
+    """Return the columns of the module tree, whose names are indented by nesting level."""
+    columns: list[Column[LayerSummary]] = [
+        Column("layer", "layer", lambda layer: "  " * layer.depth + (layer.path.rpartition(".")[2] or summary.model)),
+        Column("type", "type", lambda layer: layer.kind),
+        Column("output", "output", lambda layer: format_shape(layer.output)),
+        Column("parameters", "parameters", lambda layer: count_cell(layer.parameters or None), Align.RIGHT),
+        Column("multiply_adds", "mult-adds", lambda layer: format_large(layer.multiply_adds) if layer.multiply_adds
+               else UNKNOWN, Align.RIGHT),
+    ]  # fmt: skip
+    if summary.trainable < summary.parameters:
+        columns.append(Column("trains", "trains", format_trainable))
+    return columns
+
+
+def layer_lines(summary: ModelSummary, depth: int) -> list[str]:
+    """Return the table of modules down to `depth`."""
+    return plain_lines(layer_columns(summary), [layer for layer in summary.layers if layer.depth <= depth])
+
+
+def total_lines(summary: ModelSummary) -> list[str]:
+    """Return totals: input, parameters, multiply-adds, weight and activation memory."""
+    frozen = summary.parameters - summary.trainable
+    facts = {
+        "images": f"{format_shape(summary.images)}, {summary.classes} classes",
+        "input": summary.input,
+        "parameters": f"{summary.parameters:,} ({summary.trainable:,} trainable, {frozen:,} frozen), "
+        f"{summary.buffers:,} buffer elements",
+        "multiply-adds": format_large(summary.multiply_adds),
+        "weights": format_bytes(summary.weight_bytes),
+        "activations": f"about {format_bytes(summary.activation_bytes)} of outputs, "
+        f"{format_bytes(summary.saved_bytes)} saved for the backward pass",
+    }
+    return fact_lines(facts)
+
+
+def feature_lines(summary: ModelSummary) -> list[str]:
+    """Return the table of feature maps with their stride relative to the input."""
+    return plain_lines(FEATURE_COLUMNS, summary.features)
+
+
+def group_lines(summary: ModelSummary) -> list[str]:
+    """Return the table of parameter groups; nothing if there is only one."""
+    return ["", *plain_lines(GROUP_COLUMNS, summary.groups)] if len(summary.groups) > 1 else []
+
+
+def count_cell(count: int | None) -> str:
+    """Return a number of parameters in full."""
+    return UNKNOWN if count is None else format_count(count)
+
+
+def format_weights(weights: Sequence[str]) -> str:
+    """Return the default weights of the library and the number of alternatives."""
+    if not weights:
+        return UNKNOWN
+    # Some timm weights have an empty tag.
+    first = weights[0] or "yes"
+    return first if len(weights) == 1 else f"{first} (+{len(weights) - 1})"
+
+
+def format_trainable(layer: LayerSummary) -> str:
+    """Return whether the parameters of a layer are trained: yes, partly or frozen."""
+    if not layer.parameters:
+        return ""
+    return "yes" if layer.trainable == layer.parameters else "partly" if layer.trainable else "frozen"
+
+
+def format_shape(shape: Shape | None) -> str:
+    """Format a shape as 1x64x8x8."""
+    return UNKNOWN if shape is None else "x".join(map(str, shape))

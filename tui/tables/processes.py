@@ -1,0 +1,98 @@
+"""The tables of the processes on GPUs and of the ranks on the CPU: `gputrain gpus --processes`, monitor, GPU screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rich.text import Text
+
+from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
+from engine.show.readings import READINGS
+from engine.show.table import Align, Column, Shorten, fit
+from engine.utils.units import UNKNOWN
+from tui.palette import MUTED
+from tui.tables import styled
+
+GpuUse = tuple[Gpu, GpuProcess | None]
+"""A process on a GPU; None if the processes of the GPU are unknown."""
+MIN_COMMAND_COLUMNS, MIN_RUN_COLUMNS = 16, 8
+
+
+def list_gpu_processes(snapshot: Snapshot) -> list[GpuUse]:
+    """Return the processes of all GPUs, largest GPU memory first on each GPU."""
+    uses: list[GpuUse] = []
+    for gpu in snapshot.gpus:
+        known = sorted(gpu.processes.value or (), key=lambda process: -(process.gpu_memory.value or 0))
+        uses += [(gpu, process) for process in known]
+        if gpu.processes.value is None:
+            uses.append((gpu, None))
+    return uses
+
+
+def process_lines(uses: Sequence[GpuUse], width: int, header_style: str = MUTED) -> list[Text]:
+    """Return a header and one line per process. The type is shown if some are not of compute."""
+
+    def column(key: str, title: str, text: Callable[[GpuProcess], str], priority: int, align: Align) -> Column[GpuUse]:
+        return Column(key, title, partial(_text_of_process, text), align, priority=priority)
+
+    def reading(key: str, priority: int) -> Column[GpuUse]:
+        return column(key, READINGS[key].title, partial(_reading_text, key), priority, Align.RIGHT)
+
+    columns = [
+        Column[GpuUse]("gpu", "GPU", _device, Align.RIGHT, priority=9),
+        column("pid", "pid", lambda process: str(process.pid), 9, Align.RIGHT),
+        column("user", "user", lambda process: process.user.value or "?", 8, Align.LEFT),
+        column("type", "type", lambda process: process.kind, 1, Align.LEFT),
+        reading("gpu_memory", 7),
+        reading("cpu", 6),
+        reading("memory", 2),
+        Column[GpuUse]("command", "command", _command, width=MIN_COMMAND_COLUMNS, priority=9, flex=True),
+    ]
+    if all(process is None or process.kind == "compute" for _, process in uses):
+        columns = [column for column in columns if column.key != "type"]
+    table = fit(columns, uses, width)
+    return [styled(line) for line in (table.header(header_style), *map(table.line, uses))]
+
+
+def rank_process_lines(ranks: Sequence[GpuProcess], width: int) -> list[Text]:
+    """Return a header and one line per rank that trains on the CPU."""
+    columns = [
+        Column[GpuProcess]("run", "run", lambda rank: rank.run or "", width=MIN_RUN_COLUMNS,
+                           max_width=max(width // 3, MIN_RUN_COLUMNS), priority=8, flex=True, shorten=Shorten.MIDDLE),
+        Column[GpuProcess]("rank", "rank", lambda rank: str(rank.rank), Align.RIGHT, priority=9),
+        Column[GpuProcess]("pid", "pid", lambda rank: str(rank.pid), Align.RIGHT, priority=9),
+        *(Column[GpuProcess](key, READINGS[key].title, partial(_reading_text, key), Align.RIGHT, priority=priority)
+          for key, priority in (("cpu", 7), ("memory", 2))),
+        Column[GpuProcess]("command", "command", lambda rank: rank.command.value or "", width=MIN_COMMAND_COLUMNS,
+                           priority=6, flex=True),
+    ]  # fmt: skip
+    table = fit(columns, ranks, width)
+    return [styled(line) for line in (table.header(MUTED), *map(table.line, ranks))]
+
+
+def process_matches(filter_text: str, gpu: Gpu, process: GpuProcess) -> bool:
+    """Whether a process or its GPU contains the text, which is in lower case."""
+    fields = (process.pid, process.user.value or "", process.command.value or "", process.run or "", gpu.index)
+    return any(filter_text in str(field).lower() for field in fields)
+
+
+def _reading_text(key: str, process: GpuProcess) -> str:
+    return READINGS[key].cell_text(getattr(process, key).value)
+
+
+def _text_of_process(text: Callable[[GpuProcess], str], use: GpuUse) -> str:
+    return UNKNOWN if use[1] is None else text(use[1])
+
+
+def _device(use: GpuUse) -> str:
+    gpu, process = use
+    return str(gpu.index) if process is None or process.instance is None else f"{gpu.index}:{process.instance}"
+
+
+def _command(use: GpuUse) -> str:
+    gpu, process = use
+    if process is None:
+        return f"unknown: {gpu.processes.reason}"
+    command = process.command.value or f"? {process.command.reason}"
+    return command if process.run is None else f"{process.run} rank {process.rank}: {command}"

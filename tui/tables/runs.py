@@ -1,0 +1,230 @@
+"""The table of runs in the run list and in `gputrain runs`, and the lines of runs on the monitor.
+
+`engine.runs.fields` knows the names, labels and values of the columns; this module makes cells of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from engine.runs.fields import Field, Kind, as_text, find_field
+from engine.runs.folder import RunState
+from engine.runs.metrics import METRICS, format_metric
+from engine.runs.query import SortOrder
+from engine.runs.run_row import RunRow
+from engine.runs.trials import group_trials, make_sweep_row
+from engine.show.table import GAP, Align, Column, FittedTable, Line, Shorten, cell_width, fit, pad
+from engine.utils.text import printable
+from engine.utils.units import UNKNOWN, format_age, format_date, format_number, format_share
+from tui.charts.meter import meter
+from tui.palette import ACCENT, GOOD, MUTED, STRONG, WARNING
+from tui.phrases import (
+    ENDED_BADLY,
+    FOLD_SIGNS,
+    FOREIGN_SIGN,
+    MARK,
+    epochs_text,
+    note,
+    state_style,
+    state_symbol,
+    when_text,
+)
+from tui.tables import spans
+
+SORT_SIGNS = {False: "▴", True: "▾"}
+"""Signs of the sorted column by whether the order is descending."""
+# The mark, the symbol of the state and the sign of a foreign run or a sweep.
+SIGN_COLUMNS = 3
+NOTE_KEY = "note of the line"
+MIN_NAME_COLUMNS, MIN_MESSAGE_COLUMNS, MAX_VALUE_COLUMNS = 20, 24, 20
+# The widths of values are those of as many runs, so that a list of 10,000 is not formatted for them.
+MAX_MEASURED_RUNS = 200
+DEFAULT_COLUMNS = (
+    *("state", "epochs", "best_val_accuracy", "age", "model.name", "data.dataset", "optim.lr", "optim.name"),
+    *("global_batch", "seconds", "run.seed", "tags", "val_loss", "images_per_second"),
+)
+# Cells that say more than the value of their field, with a least width where they change while a run trains.
+SPECIAL_CELLS: dict[str, tuple[Callable[[RunRow], str], int]] = {
+    "state": (lambda row: "unreadable" if row.unreadable else row.state, 10),
+    "epochs": (epochs_text, 7),
+    "age": (when_text, 10),
+}
+MIN_MONITOR_NAME_COLUMNS, MAX_MONITOR_NAME_COLUMNS = 10, 32
+STATE_COLUMNS, EPOCHS_COLUMNS, TIME_COLUMNS, MIN_NOTE_COLUMNS = 8, 6, 10, 14
+# From this width, a line of the monitor has a meter of the progress.
+METER_MIN_WIDTH, METER_COLUMNS = 66, 8
+# Where the note of a run that failed would get less, it takes the place of the figures.
+MIN_CAUSE_COLUMNS = 40
+MAX_MEASURED_MONITOR_RUNS = 50
+RowTest = Callable[[RunRow], bool]
+
+
+def field_column(field: Field) -> Column[RunRow]:
+    """Return the column of a field."""
+    cell, width = SPECIAL_CELLS.get(field.name, (partial(field_text, field), 0))
+    align = Align.LEFT if field.is_text or field.name == "age" else Align.RIGHT
+    style = state_style if field.name == "state" else ""
+    return Column(field.name, field.label, cell, align, width, MAX_VALUE_COLUMNS, style=style)
+
+
+def field_text(field: Field, row: RunRow) -> str:
+    """Return the value of a field as text."""
+    value = field.value(row)
+    if value is None or value == ():
+        return "" if field.kind is Kind.TAGS else UNKNOWN
+    if field.metric is not None:
+        return format_metric(field.metric, value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if field.kind is Kind.DATE:
+        return format_date(value)
+    if field.kind is Kind.DURATION:
+        return format_age(value)
+    return format_number(value) if isinstance(value, float) else as_text(value)
+
+
+def fit_run_list(
+    rows: Sequence[RunRow],
+    width: int,
+    fields: Iterable[Field],
+    order: SortOrder | None = None,
+    *,
+    with_message: bool = False,
+    is_marked: RowTest = lambda row: False,
+    is_opened: RowTest = lambda row: False,
+) -> FittedTable[RunRow]:
+    """Return the table of the run list for lines of `width` cells. Columns that do not fit are dropped from the right.
+
+    Long names get what the other columns leave, and the message what the names leave. `is_opened` tells whether the
+    trials of a sweep are shown.
+    """
+    longest = max(rows, key=lambda row: cell_width(row.name)) if rows else None
+    name_width = min(cell_width(printable(longest.name)), MIN_NAME_COLUMNS) if longest is not None else 0
+    name = Column(
+        "name", " " * SIGN_COLUMNS + "name", partial(_name_cell, is_marked=is_marked, is_opened=is_opened),
+        width=SIGN_COLUMNS + name_width, priority=1, flex=True, shorten=Shorten.MIDDLE,
+    )  # fmt: skip
+    columns = [name, *(field_column(field) for field in fields if field.name != name.key)]
+    if with_message:
+        # The field `message` can be one of the columns.
+        columns.append(Column(NOTE_KEY, "message", note, width=MIN_MESSAGE_COLUMNS, priority=-1, flex=True))
+    if order is not None:
+        sign = SORT_SIGNS[order.descending]
+        columns = [
+            replace(column, title=column.title + sign) if column.key == order.field.name else column
+            for column in columns
+        ]
+    measured = list(rows[:: max(len(rows) // MAX_MEASURED_RUNS, 1)])
+    measured += [make_sweep_row(trials) for trials in islice(group_trials(rows).values(), MAX_MEASURED_RUNS)]
+    if longest is not None:
+        measured.append(longest)
+    return fit(columns, measured, width)
+
+
+def run_list_line(table: FittedTable[RunRow], row: RunRow) -> Line:
+    """Return the line of a run. Its message takes the rest of the line, also if it is longer than those measured."""
+    return table.line(row, (NOTE_KEY, ((note(row), WARNING if row.foreign else MUTED),)))
+
+
+def _name_cell(row: RunRow, is_marked: RowTest, is_opened: RowTest) -> Line:
+    """Return mark, state and name. The sign before the name marks a run that other users can change, or a sweep."""
+    marked = is_marked(row)
+    if row.trials and not row.foreign:
+        sign = (FOLD_SIGNS[is_opened(row)], MUTED)
+    else:
+        sign = (FOREIGN_SIGN if row.foreign else " ", WARNING)
+    style = WARNING if row.foreign else ACCENT if marked else MUTED if row.archived else STRONG
+    return (MARK if marked else " ", ACCENT), state_symbol(row.state), sign, (row.name, style)
+
+
+def listed_columns(rows: Sequence[RunRow]) -> list[Column[RunRow]]:
+    """Return the columns of `gputrain runs` without `--columns`.
+
+    Columns for tags and for why other users can change a run exist only if one of the runs has any, and a column for
+    the cause only if every run ended with one.
+    """
+    columns = [field_column(find_field(name)) for name in ("name", "state", "epochs", "best_val_accuracy", "age")]
+    columns.append(replace(field_column(find_field("tags")), optional=True))
+    columns.append(Column("foreign", "foreign", lambda row: row.foreign or "", optional=True))
+    if all(row.message and row.state in ENDED_BADLY for row in rows):
+        columns.append(Column("cause", "cause", lambda row: row.message))
+    return columns
+
+
+def monitor_name_width(names: Iterable[str], width: int) -> int:
+    """Return the width of the names on the monitor: that of the longest one within limits."""
+    longest = max((cell_width(printable(name)) for name in names), default=0)
+    limit = min(MAX_MONITOR_NAME_COLUMNS, max(width - 44, MIN_MONITOR_NAME_COLUMNS))
+    return min(max(longest, MIN_MONITOR_NAME_COLUMNS), limit)
+
+
+def fit_monitor_list(
+    rows: Sequence[RunRow], name_width: int, width: int, is_marked: RowTest = lambda row: False
+) -> FittedTable[RunRow]:
+    """Return the table of the runs on the monitor, which has no titles, for lines of `width` cells."""
+    meter_columns = METER_COLUMNS if width >= METER_MIN_WIDTH else 0
+    measured = rows[:: max(len(rows) // MAX_MEASURED_MONITOR_RUNS, 1)]
+    columns = [
+        Column("name", "", partial(_monitor_name, is_marked=is_marked), width=2 + name_width, max_width=2 + name_width,
+               shorten=Shorten.MIDDLE),
+        Column("progress", "", partial(_progress_cell, meter_columns=meter_columns),
+               width=meter_columns + STATE_COLUMNS),
+        Column("epochs", "", epochs_text, width=EPOCHS_COLUMNS),
+        Column("best_val_accuracy", "", _best_cell, priority=-1),
+        Column("age", "", when_text, width=TIME_COLUMNS, style=lambda row: "" if row.live else MUTED),
+        Column("note", "", lambda row: "", width=MIN_NOTE_COLUMNS, priority=-2),
+    ]  # fmt: skip
+    table = fit(columns, measured, width)
+    if len(table.columns) < len(columns):
+        # The value alone is worth more than its label.
+        columns[3] = replace(columns[3], cell=lambda row: _best_cell(row)[1:])
+        table = fit(columns, measured, width)
+    return table
+
+
+def monitor_line(table: FittedTable[RunRow], row: RunRow) -> Line:
+    """Return a line with state, name, progress, best validation accuracy, ETA or age, and what must be known of it.
+
+    What a run waits for, and why it failed where there is no room beside the figures, takes their place.
+    """
+    message = printable(row.message)
+    if row.trials and row.live:
+        return table.line(row, ("progress", ((message, ""), ("  ", ""), *_best_cell(row))))
+    if (row.live or row.state == RunState.INTERRUPTED) and message:
+        if row.state in (RunState.WAITING, RunState.INTERRUPTED):
+            return table.line(row, ("progress", ((f"{row.state}  ", ""), (message, MUTED))))
+        return table.line(row, ("progress", ((message, WARNING),)))
+    note_width = table.width - sum(table.widths[:-1]) - len(GAP) * (len(table.widths) - 1)
+    has_room = table.columns[-1].key == "note" and note_width >= MIN_CAUSE_COLUMNS
+    if row.state in ENDED_BADLY and message and not has_room:
+        state = (pad(row.state, STATE_COLUMNS) + GAP, state_style(row))
+        return table.line(row, ("progress", (state, (message, MUTED))))
+    notes = ((row.foreign or "", WARNING), ("" if row.live else row.message, MUTED))
+    known = [((printable(text), style), (GAP, "")) for text, style in notes if text]
+    return table.line(row, ("note", tuple(span for pair in known for span in pair)[:-1]))
+
+
+def _monitor_name(row: RunRow, is_marked: RowTest) -> Line:
+    sign, style = state_symbol(row.state)
+    marked = is_marked(row)
+    second = (MARK, ACCENT) if marked else (FOLD_SIGNS[False] if row.trials else " ", MUTED)
+    return (sign, style), second, (row.name, MUTED if row.foreign else ACCENT if marked else "")
+
+
+def _progress_cell(row: RunRow, meter_columns: int) -> Line:
+    """Return how far a run that trains is, with a meter, else its state."""
+    if row.state != RunState.RUNNING or not row.record.steps:
+        return ((row.state, state_style(row) if row.state in ENDED_BADLY else ""),)
+    share = row.record.step / row.record.steps
+    percent = format_share(share)
+    bar = meter(share, meter_columns, GOOD)
+    return (*spans(bar), (f" {percent}", "")) if meter_columns else ((percent, ""),)
+
+
+def _best_cell(row: RunRow) -> Line:
+    metric = METRICS["best_val_accuracy"]
+    value = metric.of_run(row.record)
+    return (f"{metric.label} ", MUTED), (UNKNOWN if value is None else format_metric(metric, value), "")

@@ -1,1 +1,0 @@
-"""Readings, runs and results as text and tables."""
