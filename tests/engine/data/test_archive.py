@@ -106,7 +106,7 @@ def test_missing_folder_without_download_says_how_to_get_it(tmp_path: Path) -> N
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_interrupted_download_continues(published: Archive, served: Served, tmp_path: Path, has_ranges: bool) -> None:
     served.limit, served.has_ranges = 1000, has_ranges
-    with raises_problem("download-failed", "data.download", " 1000 B "):
+    with raises_problem("download-failed", "data.download", " 1 KiB "):
         download(published, tmp_path / "photos")
     assert (tmp_path / ".photos.part").stat().st_size == 1000
     served.limit = None

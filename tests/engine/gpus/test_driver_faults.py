@@ -139,7 +139,7 @@ def test_gpu_call_hanging_from_start_is_stale(gputrain: Gputrain, gpu_host: Fake
     assert all(gpus[1][name]["value"] is None for name in DYNAMIC)
     assert gpus[1]["util"]["reason"].startswith("stale: no answer for ")
     assert_healthy(gpus[0], 50)
-    assert "stale: no answer for " in row(run_gpus(gputrain, gpu_host).stdout, 1)
+    assert "no answer for " in row(run_gpus(gputrain, gpu_host).stdout, 1)
 
 
 def test_gpu_call_hanging_later_is_stale_and_recovers(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
@@ -225,7 +225,7 @@ def test_gpu_process_with_unknown_pid(gputrain: Gputrain, gpu_host: FakeGpuHost)
     assert process["user"]["value"] is None
     assert process["user"]["reason"].startswith("no such process here")
     table = run_gpus(gputrain, gpu_host, "--processes").stdout
-    assert f"pid {UNKNOWN_PID}?" in row(table, 0)
+    assert f"pid {UNKNOWN_PID}" in row(table, 0)
     assert "? no such process here; it may be in another container" in table
 
 

@@ -35,8 +35,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 CHOICES = [
-    ((), "memory", "the decoded images take 112.3 KiB"),
-    (("augment.flip=true", "augment.erasing=0.3", "augment.resized_crop=true"), "memory", "take 112.3 KiB"),
+    ((), "memory", "the decoded images take 112 KiB"),
+    (("augment.flip=true", "augment.erasing=0.3", "augment.resized_crop=true"), "memory", "take 112 KiB"),
     (("augment.policy=randaugment",), "stream", "augmentation runs per image"),
     (("augment.contrast=0.1",), "stream", "augmentation runs per image"),
     (("data.pipeline=memory", "augment.policy=randaugment"), "memory", "set by data.pipeline"),
@@ -77,10 +77,10 @@ def test_choose_pipeline_allows_quarter_of_free_memory_for_all_ranks(monkeypatch
     source = open_source(config)
     assert choose_pipeline(config, source, 2).pipeline == "memory"
     assert choose_pipeline(config, source, 3).reason == (
-        "the decoded images take 336.9 KiB, more than a quarter of the 1.2 MiB of free memory"
+        "the decoded images take 337 KiB, more than a quarter of the 1.2 MiB of free memory"
     )
     memory_config = resolve_config(None, ["data.pipeline=memory"]).config
-    values = (" 336.9 KiB", " 1.2 MiB ", "data.pipeline=stream", "data.image_size")
+    values = (" 337 KiB", " 1.2 MiB ", "data.pipeline=stream", "data.image_size")
     for [problem] in (pipeline_problems(memory_config, source, 3), pipeline_problems(memory_config, source, 3)):
         assert has_problem([problem], "not-supported", "data.pipeline", *values)
     with raises_problem("not-supported", "data.pipeline", *values):
