@@ -13,7 +13,8 @@ from pathlib import Path
 from engine.runs.events import Event
 from engine.runs.journal import READ_CHUNK_BYTES, JournalReader
 
-# With `kinds`: all events of the tail are read, those of `kinds` from the bytes before, nothing from what is older.
+# With `kinds`, the follower reads every event in the last `TAIL_BYTES`. In the `MAX_SCANNED_BYTES` before them it reads
+# the events of `kinds` only, and it skips everything older.
 # Finding them in `MAX_SCANNED_BYTES` takes a fifth of a second.
 TAIL_BYTES = 1 << 16
 MAX_SCANNED_BYTES = 1 << 26

@@ -119,7 +119,7 @@ def key_milliseconds(terminal: PseudoTerminal, key: str) -> float:
 
 
 def measure_keys(server: BusyServer, screens: Sequence[Screen], presses: int, before: str | None) -> Iterator[str]:
-    """Press each key in turn in all programs, so that they measure under the same load of the machine."""
+    """Yield a row per key. All programs get a key one after the other, so that they run under the same load."""
     title, line = ("| before (ms) ", "|---") if before is not None else ("", "")
     yield f"| screen | key | CPU time (ms) {title}| bare Textual (ms) | ratio |\n|---|---|---{line}|---|---|"
     for screen in screens:

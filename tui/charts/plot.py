@@ -293,7 +293,10 @@ def draw_curve(
 
 @lru_cache
 def _marker(name: str) -> Any:
-    """Return a marker that all points share: plotext 6.1 copies it for each point, a sixth of the time of a curve."""
+    """Return a marker that is never copied.
+
+    plotext 6.1 copies the marker for each point, which takes a sixth of the time of a curve.
+    """
     import plotext
 
     class SharedMarker(plotext.marker):  # type: ignore[misc]

@@ -60,8 +60,10 @@ class InspectionLists:
 
 
 def watch_inspection(folder: RunFolder, cell: tuple[int, int] | None) -> Watched[InspectionLists]:
-    """Watch the inspection of a run, with lists for one cell of the confusion matrix. Without a cell, its list is
-    empty."""
+    """Watch the inspection of a run and list its images: all of them, and those in one cell of the confusion matrix.
+
+    Without a cell, the list of the cell is empty.
+    """
     path = folder.inspection
     return Watched(path.name, partial(_read_lists, folder, cell), partial(file_stamp, path))
 
@@ -75,7 +77,7 @@ def _read_lists(folder: RunFolder, cell: tuple[int, int] | None) -> InspectionLi
     rows: dict[ListKey, Rows] = {key: inspection.ranked(key, limit=MAX_LISTED) for key in LIST_KEYS if key != "cell"}
     classes = len(inspection.info.classes)
     true, predicted = cell if cell is not None and max(cell) < classes else (-1, -1)
-    # The matrix is that of the validation images.
+    # The confusion matrix counts validation images only.
     cell_rows = inspection.cell(true, predicted, "val")
     return InspectionLists(inspection, rows | {"cell": cell_rows[:MAX_LISTED]}, len(cell_rows))
 

@@ -1,7 +1,7 @@
 """Read what a preview shows of a run, for `tui.pollers.runs.RunPreviews`.
 
-`tui.tables.preview` makes text of it. The module imports NumPy and the config schema, in a
-quarter of a second.
+`tui.tables.preview` makes text of it. The module imports NumPy and the config schema, which
+takes a quarter of a second.
 """
 
 from __future__ import annotations

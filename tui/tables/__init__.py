@@ -36,7 +36,7 @@ def styled(line: Line) -> Text:
 
 
 def spans(text: Text) -> Line:
-    """Return a text, each part of which has a style, as a cell of a table."""
+    """Return a styled text as a cell of a table. Parts without a style are dropped."""
     return tuple((text.plain[span.start : span.end], str(span.style)) for span in text.spans)
 
 

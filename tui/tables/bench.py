@@ -27,7 +27,7 @@ POINT_MARKER = "●"
 def _column(
     key: str, title: str, value: Callable[[ScalingResult], float | None], text: Callable[[float], str]
 ) -> Column[ScalingResult]:
-    """Return a column of values, each of which may be unknown."""
+    """Return a column of values that may be unknown."""
 
     def cell(speed: ScalingResult) -> str:
         return UNKNOWN if (known := value(speed)) is None else text(known)

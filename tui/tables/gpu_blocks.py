@@ -33,9 +33,9 @@ from tui.tables.gpus import GpuRow, gpu_columns, silence, value_style
 
 PICKED_MARK = "●"
 INDEX_COLUMNS = 4
-# One line per GPU: from these widths, there are meters, and room is kept for graphs of a sixth of the width.
-METERS_MIN_WIDTH, GRAPHS_MIN_WIDTH, GRAPH_SHARE = 72, 90, 6
-MIN_METER_COLUMNS, LOAD_METER_SHARE, LIMIT_METER_SHARE = 4, 14, 20
+# One line per GPU: from these widths, there are graphs of a sixth of the width, and meters.
+GRAPHS_MIN_WIDTH, METERS_MIN_WIDTH, GRAPH_SHARE = 72, 90, 6
+LOAD_METER_SHARE, LIMIT_METER_SHARE = 14, 20
 MIN_GRAPH_COLUMNS, MIN_AXIS_COLUMNS = 8, 24
 # Several lines per GPU: from this width of the graphs, one of the memory is beside that of the load.
 TWO_GRAPHS_MIN_COLUMNS = 72
@@ -107,8 +107,7 @@ def _one_line_each(snapshot: Snapshot, answers: Answers, view: GpuView, room: in
     answered = [row for row in rows if row.gpu.state == "ok"]
     meters = (0, 0)
     if view.width >= METERS_MIN_WIDTH:
-        shares = (view.width // LOAD_METER_SHARE, view.width // LIMIT_METER_SHARE)
-        meters = (max(shares[0], MIN_METER_COLUMNS), max(shares[1], MIN_METER_COLUMNS))
+        meters = (view.width // LOAD_METER_SHARE, view.width // LIMIT_METER_SHARE)
     graph = view.width // GRAPH_SHARE + len(GAP) if view.width >= GRAPHS_MIN_WIDTH else 0
     hidden = {"gpu"} if common_name(snapshot) is None else {"gpu", "name"}
     columns = [column for column in gpu_columns(answered, view.width, meters) if column.key not in hidden]

@@ -13,7 +13,7 @@ from rich.text import Text
 from engine.gpus.current_use import processes_on
 from engine.gpus.snapshot import INSTANCE_READINGS, UNITS, Gpu, MigInstance, Missing, Reading, Snapshot
 from engine.show.readings import READINGS, Level
-from engine.show.table import Align, Cell, Column, Line, Shorten, fit, pad
+from engine.show.table import Align, Cell, Column, Line, Shorten, fit, line_width, pad
 from engine.utils.codec import replace
 from engine.utils.text import printable
 from engine.utils.units import UNKNOWN
@@ -26,6 +26,8 @@ LEVEL_STYLES = {Level.NORMAL: "", Level.WARNING: WARNING, Level.BAD: BAD}
 FIRST_READING = "util"
 """Key of the column from which on words replace the readings of a GPU that does not answer."""
 MIN_USED_BY_COLUMNS = 13
+# Who uses a GPU matters more than its rarer readings, up to this width.
+MAX_KEPT_USED_BY_COLUMNS = 32
 WIDE_MIN_WIDTH, SHORT_NAME_COLUMNS, MAX_NAME_COLUMNS = 100, 12, 24
 
 Row = TypeVar("Row")
@@ -89,6 +91,9 @@ def gpu_columns(
     used_by = Column[GpuRow](
         "used_by", "used by", used_by_cell, width=MIN_USED_BY_COLUMNS, priority=9, flex=True, shorten=Shorten.MIDDLE
     )
+    if details and width >= WIDE_MIN_WIDTH:
+        widest = max((line_width(used_by.spans(row)) for row in rows), default=0)
+        used_by = dataclasses.replace(used_by, width=max(min(widest, MAX_KEPT_USED_BY_COLUMNS), MIN_USED_BY_COLUMNS))
     return [*columns, used_by]
 
 

@@ -180,7 +180,7 @@ def _graph_seconds(readings: RankReadings, keys: Sequence[str], values: int) -> 
 
 
 def _details(readings: RankReadings, rank: RankDevice) -> str:
-    """Return more readings of a rank, and its process, for its second line."""
+    """Return the second line of a rank: activity and clock of its GPU, then its PID and host."""
     if rank.device == "cpu":
         return ""  # the first line has them
     sample = _sample(readings, rank)

@@ -257,7 +257,7 @@ def test_cuda_devices_lists_mig_instances(loaded_gpu_host: FakeGpuHost) -> None:
         ("MIG-11aa", gpu_uuid(0), "1/0", True),
         ("MIG-22bb", gpu_uuid(0), "2/0", False),
     ]
-    assert "2 MIG" in call("gpus").stdout
+    assert "2 MIG instances  pid " in call("gpus").stdout
 
 
 def test_run_rejects_unknown_gpu_and_lists_existing(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:

@@ -126,6 +126,7 @@ ERRORS = {
     "a+b>1": ("invalid-value", "a+b>1", 'write "a+b">1'),
     "5fold=1": ("invalid-value", "5fold=1", 'write "5fold"=1'),
     "éclair>1": ("unknown-key", "éclair"),
+    "top6>0.9": ("unknown-key", "top6"),
     '"gap>c">1': ("unknown-key", "gap>c", '"gap>b"?'),
     '"gap>b">': ("missing-value", '"metrics.gap>b">', '"metrics.gap>b">VALUE'),
     "optim.nam=sgd": ("unknown-key", "optim.nam", "optim.name?"),

@@ -24,7 +24,7 @@ from support.screen.demo_app import clipped_widgets, demo_app, demo_runs, visibl
 from tui.demo.server import LIVE_RUN
 from tui.palette import ANSI, CORRECT, WRONG, rich_theme
 from tui.screens.confusion import ConfusionScreen
-from tui.tables.confusion import matrix_lines, shorten_names, shorten_pair
+from tui.tables.confusion import ClassRow, class_line, class_table, matrix_lines, shorten_names, shorten_pair
 from tui.widgets.matrix import Matrix, cell_style
 
 Drive = Callable[[Pilot[None], ConfusionScreen], Awaitable[None]]
@@ -195,6 +195,13 @@ def test_matrix_lines_have_row_and_column_per_class() -> None:
     assert head.split() == ["cat", "a", "dog", "owl"]
     assert [row[5:].split() for row in rows] == [["8", "2", "."], [".", "9", "1"], ["5", ".", "5"]]
     assert len({len(line) for line in (head, *rows)}) == 1
+
+
+@pytest.mark.parametrize("width", [8, 15, 20, 40])
+def test_class_without_images_fits_each_width(width: int) -> None:
+    rows = [ClassRow("zero", 0.9, 10), ClassRow("one", float("nan"), 0)]
+    table = class_table(rows, width)
+    assert all(class_line(table, row).cell_len <= width for row in rows)
 
 
 def test_shades_are_monotonic_and_readable_in_16_colors() -> None:

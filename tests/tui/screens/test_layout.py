@@ -40,7 +40,10 @@ SIZES = SMALLEST, SMALL, MEDIUM, LARGE, LARGEST = (60, 20), (80, 24), (120, 34),
 def test_monitor_puts_panels_side_by_side_and_shows_more_of_each_gpu(demo_runs_folder: Path) -> None:
     stacked, beside = "gpus / processes / runs", "gpus / processes runs / preview / host"
     layouts = {SMALLEST: stacked, SMALL: stacked, MEDIUM: beside, LARGE: beside, LARGEST: beside}
-    gpus = {SMALLEST: "GPU util memory GiB power W temp used by", SMALL: "GPU util SM memory GiB power W temp used by"}
+    gpus = {
+        SMALLEST: "GPU util memory GiB power W temp used by",
+        SMALL: "GPU util SM memory GiB power W temp used by last 10 min",
+    }
     readings = {MEDIUM: "temp power tensor", LARGE: "temp power tensor clock", LARGEST: "temp power clock PCIe state"}
     with_host_memory = {SMALL, LARGE, LARGEST}
 

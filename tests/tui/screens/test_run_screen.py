@@ -34,7 +34,8 @@ def test_run_screen_shows_progress_curves_and_log(demo_runs_folder: Path) -> Non
         assert "ETA 7m08s" in shown
         assert "train 0." in visible_text(pilot, "#loss")
         assert "val 0.9" in visible_text(pilot, "#accuracy")
-        assert "61.2" in visible_text(pilot, "#ranks") and "612" in visible_text(pilot, "#ranks")
+        ranks = visible_text(pilot, "#ranks")
+        assert "memory GiB" in ranks and "61.2/79.6" in ranks and "power W" in ranks and "612/700" in ranks
         assert "epoch  18   val 0.2469 / 0.9242   train 0.0975" in visible_text(pilot, "#log")
 
     drive(demo_app(demo_runs_folder, run=LIVE_RUN), act, (120, 34))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from engine.runs.run_row import RunRow
 from engine.show.table import FittedTable, line_width
 from support.runs.factories import default_fields, make_row
 from tui.tables import styled
-from tui.tables.runs import DEFAULT_COLUMNS, NOTE_KEY, fit_run_list, run_list_line
+from tui.tables.runs import DEFAULT_COLUMNS, NOTE_KEY, fit_run_list, monitor_name_width, run_list_line
 
 VALUES = {
     "state": "finished", "epochs": 3, "total_epochs": 3, "best_val_accuracy": 0.9376, "val_loss": 0.2398,
@@ -44,6 +45,16 @@ def test_table_drops_columns_from_the_right(width: int, count: int) -> None:
     keys = [column.key for column in table.columns if column.key != NOTE_KEY]
     assert keys == ["name", *DEFAULT_COLUMNS[:count]]
     assert line_width(table.header()) <= width and line_width(run_list_line(table, ROW)) <= width
+
+
+def test_chosen_message_column_leaves_the_columns_after_it() -> None:
+    failed = row("a", state="failed", message="not finite", epochs=3)
+    table = fit_run_list([failed], 200, [find_field("message"), find_field("epochs")], with_message=True)
+    assert re.split(r"  +", text_of(table, failed))[1:3] == ["not finite", "3/3"]
+
+
+def test_monitor_names_are_as_wide_as_their_cells() -> None:
+    assert monitor_name_width(["数据集实验一号运行", "baseline-12"], 100) == 18
 
 
 def test_table_formats_config_values_and_figures() -> None:
