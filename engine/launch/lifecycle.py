@@ -32,6 +32,7 @@ from engine.runs.event_lines import BatchSizeFound, RunStarting
 from engine.runs.events import Event, GpuEvent, RunFinished, RunStarted, WarningEvent
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, RunState
 from engine.runs.history import History
+from engine.runs.metrics import METRICS, format_known
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.run_record import read_run_record
 from engine.training.job import ExitCode, Job, RunResult
@@ -40,6 +41,7 @@ from engine.utils.errors import Problem, UsageError
 from engine.utils.files import shown_path
 from engine.utils.process import redirect_output
 from engine.utils.text import pluralize
+from engine.utils.units import UNKNOWN
 
 
 class AlreadyFinishedError(Exception):
@@ -382,7 +384,10 @@ def record_result(result: RunResult, recorder: Recorder, suffix: str = "") -> Ex
         return ExitCode.FAILED
     if result.state == "finished":
         best = recorder.history.best
-        message = f"best accuracy {best.selection_accuracy:.4f} in epoch {best.epoch}" if best else ""
+        message = ""
+        if best is not None:
+            accuracy = format_known("best_val_accuracy", best.selection_accuracy, UNKNOWN)
+            message = f"{METRICS['best_val_accuracy'].label} {accuracy} in epoch {best.epoch}"
         if early_stop := describe_early_stop(recorder.history):
             message = f"{early_stop}; {message}"
         util = [mean for use in recorder.history.gpus.values() if (mean := use.mean("util")) is not None]

@@ -146,7 +146,7 @@ def test_run_prints_plain_lines_without_terminal(short_run: FinishedRun) -> None
     bottleneck = summary["bottleneck"]
     assert lines[4:-3] == ([lines[4]] if bottleneck else [])
     assert bottleneck is None or lines[4].startswith(f"{bottleneck['message']} (data wait ")
-    assert lines[-3].startswith("finished: best accuracy 0.")
+    assert lines[-3].startswith("finished: best val acc 0.")
     assert lines[-1] == "next: `gputrain plot short`, `gputrain evaluate short`, `gputrain export short`"
     assert lines[-2] == f"2 epochs on the CPU, {summary['seconds_per_epoch']:.1f} s per epoch"
     assert summary["devices"] == "the CPU"

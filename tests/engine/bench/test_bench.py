@@ -86,7 +86,7 @@ def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) ->
     assert [(speed["limit_images_per_second"], speed["limit_share"]) for speed in values["speeds"]] == [(200, 0.75)]
     assert [values_of_run["limit"] for values_of_run in values["runs"]] == [False, True, False, True]
     assert "4/4  1 rank, without the input pipeline: 5.00 s per epoch, 200 images/s" in result.stderr
-    assert "SHARE" in CliRunner().invoke(app, arguments).stdout
+    assert "share" in CliRunner().invoke(app, arguments).stdout
 
 
 def test_failure_message_uses_journal_or_stderr() -> None:

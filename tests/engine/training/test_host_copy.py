@@ -91,7 +91,7 @@ def free_memory_of(size: int) -> Callable[[], tuple[int, int]]:
     return lambda: (size, size)
 
 
-@pytest.mark.parametrize(("free", "values"), [(1000, ["1000 B"]), (1 << 40, [])])
+@pytest.mark.parametrize(("free", "values"), [(1000, ["1 KiB are free"]), (1 << 40, [])])
 def test_host_copy_reports_missing_memory(free: int, values: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.zeros(1000)
     monkeypatch.setattr(host_copy, "free_memory", free_memory_of(free))
