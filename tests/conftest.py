@@ -44,6 +44,9 @@ restore_signals()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# The width of the terminal that starts the tests is none of theirs.
+os.environ.pop("COLUMNS", None)
+
 # Collections take a third of the time to import torch and all test modules.
 gc.disable()
 

@@ -64,10 +64,7 @@ class Column(Generic[Row]):
 
     def spans(self, row: Row) -> Line:
         """Return the cell of a row as spans of printable text."""
-        cell = self.cell(row)
-        if isinstance(cell, str):
-            return ((printable(cell), self.style if isinstance(self.style, str) else self.style(row)),)
-        return tuple((printable(text), style) for text, style in cell)
+        return _spans(self.cell(row), self.style if isinstance(self.style, str) else self.style(row))
 
 
 @dataclass(frozen=True)
@@ -82,17 +79,16 @@ class FittedTable(Generic[Row]):
     def header(self, style: str = "", titles: Callable[[Column[Row]], Cell] = lambda column: column.title) -> Line:
         """Return the line of the titles. `style` is that of those that are no spans."""
         cells = map(titles, self.columns)
-        return self._joined([((printable(cell), style),) if isinstance(cell, str) else cell for cell in cells])
+        return self._joined([_spans(cell, style) for cell in cells])
 
     def line(self, row: Row, rest: tuple[str, Cell] | None = None) -> Line:
         """Return the line of a row. `rest` is the key of a column and what takes its place and that of all after it."""
         keys = [column.key for column in self.columns]
         if rest is None or rest[0] not in keys:
             return self._joined([column.spans(row) for column in self.columns])
-        first, cell = keys.index(rest[0]), rest[1]
-        spans = ((printable(cell), ""),) if isinstance(cell, str) else cell
+        first = keys.index(rest[0])
         line = self._joined([column.spans(row) for column in self.columns[:first]], pad_last=True)
-        return shorten_line((*line, *(((self.gap, ""),) if line else ()), *spans), self.width)
+        return shorten_line((*line, *(((self.gap, ""),) if line else ()), *_spans(rest[1])), self.width)
 
     def _joined(self, cells: Sequence[Line], *, pad_last: bool = False) -> Line:
         spans: list[Span] = []
@@ -200,6 +196,11 @@ def pad(text: str, width: int, align: Align = Align.LEFT, mode: Shorten = Shorte
     text = shorten(text, width, mode)
     blanks = " " * (width - cell_width(text))
     return blanks + text if align is Align.RIGHT else text + blanks
+
+
+def _spans(cell: Cell, style: str = "") -> Line:
+    """Return a cell as spans of printable text; a text without spans has this style."""
+    return tuple((printable(text), own) for text, own in (((cell, style),) if isinstance(cell, str) else cell))
 
 
 def _padded(cell: Line, column: Column[Row], width: int, *, pad_end: bool) -> Line:
