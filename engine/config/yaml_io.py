@@ -147,6 +147,13 @@ class _QuotingDumper(yaml.SafeDumper):
     """Dumper that quotes strings which a YAML 1.1 or 1.2 reader would not parse as strings, such as the name `1e3`."""
 
 
+def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Only double quotes escape the line breaks of Unicode. In single quotes they are read back as a blank.
+    style = '"' if any(character in text for character in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_QuotingDumper.add_representer(str, _represent_str)
 _QuotingDumper.yaml_implicit_resolvers = {
     first: [
         *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),

@@ -17,10 +17,10 @@ from engine.notify.observer import CRASH_GRACE_SECONDS, RESTART_GRACE_SECONDS, W
 from engine.notify.outbox import RETRY_DELAYS_SECONDS
 from engine.runs.folder import RunFolder
 from engine.runs.sinks import Sink, SinkError
-from engine.utils.codec import encode, file_number
+from engine.utils.codec import encode
 from engine.utils.errors import Problem, not_installed
 from engine.utils.exits import exit_status
-from engine.utils.files import file_size
+from engine.utils.files import file_number, file_size
 
 # Slurm and a container kill all processes when the main one ends, the watcher too. There, the end of a run waits this
 # long for its messages.

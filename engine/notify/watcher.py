@@ -16,7 +16,8 @@ from pathlib import Path
 from engine.notify.observer import SessionObserver, WatchOptions
 from engine.notify.outbox import RETRY_DELAYS_SECONDS, NotifyLog, Outbox
 from engine.runs.folder import RunFolder
-from engine.utils.codec import decode, file_number
+from engine.utils.codec import decode
+from engine.utils.files import file_number
 from engine.utils.process import lower_priority
 
 POLL_SECONDS = 1.0

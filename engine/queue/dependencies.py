@@ -16,9 +16,8 @@ from engine.queue.state import Dependency, is_interrupted, read_queue_state
 from engine.runs.find import find_run
 from engine.runs.folder import RunFolder, RunState, list_runs
 from engine.runs.record_completion import open_run
-from engine.utils.codec import file_number
 from engine.utils.errors import CodedError, UsageError
-from engine.utils.files import shown_path
+from engine.utils.files import file_number, shown_path
 
 KEY = "queue.after"
 

@@ -84,11 +84,6 @@ def or_none(value: T | UnsetType) -> T | None:
     return None if value is UNSET else value
 
 
-def file_number(number: int) -> int:
-    """Return an inode or device number without its highest bit: msgspec bounds no integer above 63 bits."""
-    return number & ((1 << 63) - 1)
-
-
 def encode(record: object) -> bytes:
     """Return a record, or a list or dict of records, as one line of printable ASCII JSON without a newline."""
     try:
@@ -224,13 +219,13 @@ def _invalid(error: Exception) -> InvalidRecordError:
 @cache
 def _fields(kind: type) -> tuple[FieldInfo, ...]:
     """Return the fields of a record. To evaluate the annotations of one of 45 fields takes 3 ms."""
-    return fields(kind)  # type: ignore[arg-type]  # a Struct, which a TypeVar cannot say together with decode
+    return fields(kind)
 
 
 def _from_valid_fields(values: Mapping[str, Any], kind: type[T]) -> T:
     """Raises ValidationError if a required field is missing or not valid."""
     valid: dict[str, Any] = {}
-    for part in _fields(kind):
+    for part in _fields(kind):  # type: ignore[arg-type]  # mypy takes the class of a TypeVar for unhashable
         if part.encode_name in values:
             with suppress(ValidationError):
                 valid[part.encode_name] = _valid_part(values[part.encode_name], part.type, part.required)

@@ -69,13 +69,30 @@ def file_size(path: Path) -> int:
         return 0
 
 
-def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return inode, size in bytes and modification time in ns of a file, None if it is missing. Raises OSError."""
+FileStamp = tuple[int, int, int]
+"""Inode, size in bytes and modification time in ns of a file."""
+
+
+def file_stamp(path: Path) -> FileStamp | None:
+    """Return the stamp of a file, None if it is missing. Raises OSError."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return file_number(status.st_ino), status.st_size, status.st_mtime_ns
+
+
+def find_file_stamp(path: Path) -> FileStamp | None:
+    """Return the stamp of a file, None if it is missing or inaccessible."""
+    try:
+        return file_stamp(path)
+    except OSError:
+        return None
+
+
+def file_number(number: int) -> int:
+    """Return an inode or device number without its highest bit: the codec bounds no integer above 63 bits."""
+    return number & ((1 << 63) - 1)
 
 
 def cache_folder() -> Path:

@@ -30,9 +30,16 @@ from engine.utils.codec import (
     Meta,
     decode,
     encode,
-    file_number,
 )
-from engine.utils.files import cache_folder, make_user_folder, read_bytes, replace_file, user_path_problem
+from engine.utils.files import (
+    FileStamp,
+    cache_folder,
+    find_file_stamp,
+    make_user_folder,
+    read_bytes,
+    replace_file,
+    user_path_problem,
+)
 
 FOLDER = "curves"
 # Shorter journals are read as fast as a file of the cache.
@@ -41,14 +48,11 @@ MAX_CURVES_IN_MEMORY = 64
 # A file has 0.3 MB; that of a run of thousands of epochs up to 4 MB.
 MAX_FILES, MAX_TOTAL_BYTES, MAX_FILE_BYTES = 128, 1 << 26, 1 << 22
 
-Stamp = tuple[FileNumber, Count, Integer]
-"""Inode, size in bytes and modification time in ns of a file."""
-
 
 class CurvesHeader(FileRecord, frozen=True, kw_only=True):
     """The first line of a file: the stamp of the journal, the lengths of the arrays by name, and their checksum."""
 
-    stamp: Stamp
+    stamp: tuple[FileNumber, Count, Integer]
     arrays: Annotated[dict[str, Count], ENTRIES]
     crc32: Annotated[int, Meta(ge=0, lt=1 << 32)]
     steps_per_epoch: Count
@@ -57,32 +61,23 @@ class CurvesHeader(FileRecord, frozen=True, kw_only=True):
     best: BestEpoch | None
 
 
-def file_stamp(path: Path) -> Stamp | None:
-    """Return the stamp of a file; None if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return file_number(status.st_ino), status.st_size, status.st_mtime_ns
-
-
 class CurveCache:
     """Curves by journal. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._curves: dict[Path, tuple[Stamp, RunCurves]] = {}
+        self._curves: dict[Path, tuple[FileStamp, RunCurves]] = {}
 
     def recall(self, journal: Path) -> RunCurves | None:
         """Return the curves in memory, without reading a file. The journal may have grown since."""
         with self._lock:
             known = self._curves.get(journal)
-        stamp = file_stamp(journal) if known is not None else None
+        stamp = find_file_stamp(journal) if known is not None else None
         if known is None or stamp is None or stamp[0] != known[0][0] or stamp[1] < known[0][1]:
             return None
         return known[1]
 
-    def load(self, journal: Path, stamp: Stamp) -> RunCurves | None:
+    def load(self, journal: Path, stamp: FileStamp) -> RunCurves | None:
         """Return the curves of a journal with this stamp, from memory or from a file."""
         with self._lock:
             known = self._curves.get(journal)
@@ -93,7 +88,7 @@ class CurveCache:
             self._remember(journal, stamp, curves)
         return curves
 
-    def store(self, journal: Path, stamp: Stamp, curves: RunCurves, *, to_disk: bool) -> None:
+    def store(self, journal: Path, stamp: FileStamp, curves: RunCurves, *, to_disk: bool) -> None:
         """Keep curves in memory, and with `to_disk` in a file if the journal is long."""
         self._remember(journal, stamp, curves)
         if to_disk and stamp[1] >= MIN_JOURNAL_BYTES:
@@ -101,7 +96,7 @@ class CurveCache:
             with suppress(OSError):
                 _write_file(journal, stamp, curves)
 
-    def _remember(self, journal: Path, stamp: Stamp, curves: RunCurves) -> None:
+    def _remember(self, journal: Path, stamp: FileStamp, curves: RunCurves) -> None:
         with self._lock:
             self._curves.pop(journal, None)
             self._curves[journal] = (stamp, curves)
@@ -113,7 +108,7 @@ def _file_name(journal: Path) -> str:
     return hashlib.sha256(os.fsencode(os.path.realpath(journal))).hexdigest()[:32]
 
 
-def _write_file(journal: Path, stamp: Stamp, curves: RunCurves) -> None:
+def _write_file(journal: Path, stamp: FileStamp, curves: RunCurves) -> None:
     """Write a line of JSON, then the arrays. Raises OSError."""
     folder, data = make_user_folder(cache_folder(), FOLDER), encode_curves(stamp, curves)
     if len(data) > MAX_FILE_BYTES:
@@ -136,7 +131,7 @@ def _remove_oldest(folder: Path) -> None:
             Path(path).unlink(missing_ok=True)
 
 
-def _read_file(journal: Path, stamp: Stamp) -> RunCurves | None:
+def _read_file(journal: Path, stamp: FileStamp) -> RunCurves | None:
     name = f"{FOLDER}/{_file_name(journal)}"
     path = cache_folder() / name
     try:
@@ -150,7 +145,7 @@ def _read_file(journal: Path, stamp: Stamp) -> RunCurves | None:
     return curves
 
 
-def encode_curves(stamp: Stamp, curves: RunCurves) -> bytes:
+def encode_curves(stamp: FileStamp, curves: RunCurves) -> bytes:
     """Return the content of a file: a line of JSON with names, lengths and checksum of the arrays, and the arrays as
     64-bit floats."""
     arrays: dict[str, FloatArray] = {}
@@ -174,7 +169,7 @@ def encode_curves(stamp: Stamp, curves: RunCurves) -> bytes:
     return encode(header) + b"\n" + body
 
 
-def decode_curves(data: bytes, stamp: Stamp) -> RunCurves | None:
+def decode_curves(data: bytes, stamp: FileStamp) -> RunCurves | None:
     """Return the curves in a file; None if it is damaged, of another format, or of another state of the journal."""
     line, _, body = data.partition(b"\n")
     try:

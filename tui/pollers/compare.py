@@ -24,7 +24,8 @@ from engine.runs.journal_follower import JournalFollower
 from engine.runs.metric_directions import read_directions
 from engine.runs.record_completion import open_run
 from engine.runs.reduced_curves import RunCurves, reduce_curves
-from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache, Stamp, file_stamp
+from engine.utils.files import FileStamp, find_file_stamp
+from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache
 from tui.pollers.runs import RUN_POLL_INTERVAL_SECONDS
 from tui.pollers.watched import Poller
 
@@ -68,12 +69,12 @@ class CompareCache:
             del self._described[next(iter(self._described))]
 
 
-_Stamps = tuple[Stamp | None, Stamp | None, Stamp | None]
+_Stamps = tuple[FileStamp | None, FileStamp | None, FileStamp | None]
 
 
 def _stamps(folder: RunFolder) -> _Stamps:
     # The owner replaces its record and `owner.json` while the run is live, and when it ends.
-    return file_stamp(folder.summary), file_stamp(folder.config), file_stamp(folder.owner)
+    return find_file_stamp(folder.summary), find_file_stamp(folder.config), find_file_stamp(folder.owner)
 
 
 class _RunFollower:
@@ -85,8 +86,8 @@ class _RunFollower:
         self.state = ReadRun(folder, curves, cache.described(folder), foreign=folder.owner_problem())
         self._forget()
         self._described_stamps: _Stamps | None = None
-        self._read_stamp: Stamp | None = None
-        self._stored: tuple[Stamp | None, tuple[dict[str, Any] | None, str | None]] | None = None
+        self._read_stamp: FileStamp | None = None
+        self._stored: tuple[FileStamp | None, tuple[dict[str, Any] | None, str | None]] | None = None
         self._is_detailed = False
 
     def describe(self) -> bool:
@@ -114,7 +115,7 @@ class _RunFollower:
     def read_curves(self, detailed: bool, stopped: Callable[[], bool]) -> bool:
         """Read the steps that are new; return whether there are any. `detailed` keeps every step in the curves."""
         before, journal = self.state, self._folder.journal
-        stamp = file_stamp(journal)
+        stamp = find_file_stamp(journal)
         if stamp is None or (stamp == self._read_stamp and self._is_detailed >= detailed):
             return False
         if not detailed and self._read_stamp is None and (known := self._cache.curves.load(journal, stamp)) is not None:

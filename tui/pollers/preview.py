@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 from engine.runs.curves import CurveData
 from engine.runs.events import (
@@ -22,6 +21,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.journal_follower import JournalFollower
 from engine.runs.record_completion import open_run, read_listed_record
 from engine.runs.run_record import RunRecord, read_run_record
+from engine.utils.files import FileStamp, find_file_stamp
 from tui.charts.plot import Curve
 from tui.charts.view import ChartView
 from tui.tables.config import config_changes
@@ -39,7 +39,7 @@ class PreviewReader:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._data, self._journal = CurveData(), JournalFollower(folder.journal, CURVE_EVENTS)
-        self._record_stamp: tuple[int, int] | None = None
+        self._record_stamp: FileStamp | None = None
         self._preview: RunPreview | None = None
 
     def poll(self) -> RunPreview:
@@ -47,7 +47,7 @@ class PreviewReader:
         if self._journal.look():
             self._data, self._preview = CurveData(), None
         events = list(chain.from_iterable(self._journal.chunks()))
-        stamp = _stamp(self._folder.summary)
+        stamp = find_file_stamp(self._folder.summary)
         if self._preview is None or events or stamp != self._record_stamp:
             self._record_stamp = stamp
             for event in events:
@@ -73,15 +73,6 @@ class PreviewReader:
             return open_run(self._folder).record
         # The journal of another user may be of any length.
         return read_run_record(self._folder) or read_listed_record(self._folder).record
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return what changes with a file; None if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
 
 
 def _frozen(curve: Curve) -> Curve:

@@ -263,6 +263,12 @@ def test_to_yaml_quotes_names_that_look_like_numbers(name: str) -> None:
     assert Config.model_validate(parse_yaml(to_yaml(as_dict(config)))).run.name == name
 
 
+@pytest.mark.parametrize("line_break", ["\n", "\r", "\x85", "\u2028", "\u2029"])
+def test_to_yaml_keeps_line_breaks(line_break: str) -> None:
+    values = {"name": f"a{line_break}b", "other": line_break}
+    assert parse_yaml(to_yaml(values)) == values
+
+
 def test_to_yaml_round_trips_config() -> None:
     config = resolve_config("digits", ["schedule.milestones=[3, 5]", "data.mean=[0.5]", "run.name=2024"]).config
     assert Config.model_validate(parse_yaml(to_yaml(as_dict(config)))) == config

@@ -12,6 +12,7 @@ from engine.runs.curves import CurveData
 from engine.runs.events import StepEvent
 from engine.runs.reduced_curves import MAX_BLOCKS, RunCurves, reduce_curves
 from engine.runs.series import Series, mean_and_spread
+from engine.utils.files import file_stamp
 from support.replace import replace
 from support.runs.event_factories import make_epoch, make_run_resumed, make_run_started
 from tui.charts.compare_view import CompareData, ComparedCurves
@@ -22,7 +23,6 @@ from tui.charts.curve_cache import (
     CurveCache,
     decode_curves,
     encode_curves,
-    file_stamp,
 )
 
 STAMP = (1, 2, 3)
