@@ -13,7 +13,7 @@ from engine.gpus.snapshot import Snapshot
 from support.gputrain_command import Gputrain
 from support.screen.demo_app import FROZEN_NOW, demo_snapshot, visible_text, wait_until
 from support.screen.terminal import Terminal
-from tui.app import GputrainApp
+from tui.app import COLLECTED_OBJECTS, GputrainApp
 from tui.pollers.host import GpuPoller
 from tui.pollers.watched import RefreshIntervals
 
@@ -67,10 +67,13 @@ def test_app_resumes_garbage_collection_after_start(tmp_path: Path, monkeypatch:
     async def main() -> None:
         async with GputrainApp(tmp_path).run_test() as pilot:
             await wait_until(pilot, gc.isenabled)
+            assert gc.get_threshold()[0] == COLLECTED_OBJECTS
 
+    before = gc.get_threshold()
     gc.disable()
     try:
         asyncio.run(main())
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()
         gc.enable()

@@ -40,7 +40,14 @@ NAME = " gputrain  "
 EXPECTED_GPUS = 8
 
 
-class Body(Container):
+class Panels(Container):
+    """Panels beside or below each other."""
+
+    # Textual also draws what is behind the panels, and styles every line of it unless it is known to be blank.
+    BLANK = True
+
+
+class Body(Panels):
     """The panels of the monitor, which the screen arranges anew if their room changes."""
 
     def on_resize(self) -> None:
@@ -74,13 +81,13 @@ class MonitorScreen(GputrainScreen):
     def compose_body(self) -> ComposeResult:
         with Body(id="body"):
             yield Lines(selectable=True, id="gpus", empty_text=Text("Loading …", MUTED))
-            with Container(id="below"):
-                with Container(id="left"):
+            with Panels(id="below"):
+                with Panels(id="left"):
                     yield Lines(selectable=True, id="processes")
                     host = Lines(id="host")
                     host.can_focus = False
                     yield host
-                with Container(id="right"):
+                with Panels(id="right"):
                     yield Lines(selectable=True, id="runs")
                     preview = Preview(id="preview")
                     preview.can_focus = False

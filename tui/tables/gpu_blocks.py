@@ -14,6 +14,7 @@ from engine.show.table import (
     Align,
     Line,
     Shorten,
+    Span,
     cell_width,
     fit,
     line_width,
@@ -42,9 +43,11 @@ TWO_GRAPHS_MIN_COLUMNS = 72
 METERED = ("util", "memory_used", "power", "sm_active", "tensor_active", "dram_active")
 METER_LABEL_COLUMNS = 7
 PERCENT_COLUMNS = 4
+# Users, meters and further readings of a block.
+ZONES = 3
 
 Blocks = list[list[Line]]
-"""The lines of each GPU."""
+"""The lines of each GPU, all equally wide."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,12 @@ class GpuBlocks:
     def __init__(self, snapshot: Snapshot, loads: GpuLoads, view: GpuView) -> None:
         answers = [(gpu, loads.last_answer(gpu)) for gpu in snapshot.gpus]
         room = view.width - INDEX_COLUMNS - len(GAP)
-        if view.lines == 1:
-            titles, bodies = _one_line_each(snapshot, answers, view, room)
-        else:
-            titles, bodies = _several_lines_each(snapshot, answers, view, room)
-        body_width = max([cell_width(titles), *(line_width(line) for body in bodies for line in body)])
+        make_bodies = _one_line_each if view.lines == 1 else _several_lines_each
+        titles, body_width, bodies = make_bodies(snapshot, answers, view, room)
         axis, graphs = _graphs(snapshot, loads, view, room - body_width - len(GAP))
         titles = f"{pad('GPU', INDEX_COLUMNS, Align.RIGHT)}{GAP}{pad(titles, body_width)}{GAP}{axis}".rstrip()
         self.header = Text(shorten(titles, view.width), MUTED, no_wrap=True, end="")
-        self._width, self._body_width = view.width, body_width
+        self._width = view.width
         keys = [gpu_key(gpu) for gpu in snapshot.gpus]
         self._parts = dict(zip(keys, zip(bodies, graphs, strict=True), strict=True))
         self._made: dict[tuple[str, bool], tuple[Text, ...]] = {}
@@ -91,8 +91,9 @@ class GpuBlocks:
         mark = (f"{PICKED_MARK} ", ACCENT) if picked else ("  ", "")
         start: Line = (mark, (pad(str(gpu.index), INDEX_COLUMNS - 2, Align.RIGHT), style))
         for body, graph in zip(*self._parts[gpu_key(gpu)], strict=True):
-            line = styled((*start, (GAP, ""), *pad_line(body, self._body_width), (GAP, ""))).append_text(graph)
-            line.truncate(self._width)
+            line = styled((*start, (GAP, ""), *body, (GAP, ""))).append_text(graph)
+            if not graph:
+                line.truncate(self._width)
             yield line
             start = ((" " * INDEX_COLUMNS, ""),)
 
@@ -101,8 +102,8 @@ Answers = Sequence[tuple[Gpu, Gpu | None]]
 """Each GPU with its last answer, None if it never answered."""
 
 
-def _one_line_each(snapshot: Snapshot, answers: Answers, view: GpuView, room: int) -> tuple[str, Blocks]:
-    """Return the titles and the line of each GPU."""
+def _one_line_each(snapshot: Snapshot, answers: Answers, view: GpuView, room: int) -> tuple[str, int, Blocks]:
+    """Return the titles, the width of the lines, and the line of each GPU."""
     rows = [GpuRow(str(gpu.index), gpu) for gpu in snapshot.gpus]
     answered = [row for row in rows if row.gpu.state == "ok"]
     meters = (0, 0)
@@ -116,12 +117,13 @@ def _one_line_each(snapshot: Snapshot, answers: Answers, view: GpuView, room: in
     blocks = []
     for row, (gpu, last) in zip(rows, answers, strict=True):
         line = table.line(row, None if gpu.state == "ok" else silence(gpu, last))
-        blocks.append([shorten_line(line, width)])
-    return "".join(text for text, _ in table.header()), blocks
+        blocks.append([pad_line(line, width)])
+    return "".join(text for text, _ in table.header()), width, blocks
 
 
-def _several_lines_each(snapshot: Snapshot, answers: Answers, view: GpuView, room: int) -> tuple[str, Blocks]:
-    """Return the titles, and as lines of each GPU its users, its meters and further readings side by side."""
+def _several_lines_each(snapshot: Snapshot, answers: Answers, view: GpuView, room: int) -> tuple[str, int, Blocks]:
+    """Return the titles, the width of the lines, and as lines of each GPU its users, its meters and further readings
+    side by side."""
     has_names = common_name(snapshot) is None
     who_columns = min(max(view.width // 7, 18), 30)
     meter_columns = min(max(view.width // 8, 8), 28)
@@ -137,23 +139,39 @@ def _several_lines_each(snapshot: Snapshot, answers: Answers, view: GpuView, roo
             who.insert(1, ((shorten(silence_reason(gpu), who_columns, Shorten.MIDDLE), BAD),))
             zones = [[_faded(line) for line in lines] for lines in zones]
         parts.append(zones)
+    measured = [None if zones is None else [_measured(lines[: view.lines]) for lines in zones] for zones in parts]
     widths = [
-        max((line_width(line) for zones in parts if zones for line in zones[zone][: view.lines]), default=0)
-        for zone in range(3)
+        max((width for zones in measured if zones for _, width in zones[zone]), default=0) for zone in range(ZONES)
     ]
-    widths[-1] = max(min(widths[-1], room - sum(widths[:-1]) - 2 * len(GAP)), 0)
+    gaps = (ZONES - 1) * len(GAP)
+    widths[-1] = max(min(widths[-1], room - sum(widths[:-1]) - gaps), 0)
     blocks: Blocks = []
-    for (gpu, _), known_zones in zip(answers, parts, strict=True):
-        lines: list[Line] = [()] * view.lines
-        if known_zones is None:
-            lines[0] = shorten_line(silence(gpu)[1], room)
+    for (gpu, _), measured_zones in zip(answers, measured, strict=True):
+        if measured_zones is None:
+            blocks.append([shorten_line(silence(gpu)[1], room), *[()] * (view.lines - 1)])
         else:
-            for zone, width in zip(known_zones, widths, strict=True):
-                cells = [*zone, *[()] * view.lines][: view.lines]
-                gap: Line = ((GAP, ""),) if zone is not known_zones[0] else ()
-                lines = [(*line, *gap, *pad_line(cell, width)) for line, cell in zip(lines, cells, strict=True)]
-        blocks.append(lines)
-    return "used by", blocks
+            padded = [[*lines, *[((), 0)] * (view.lines - len(lines))] for lines in measured_zones]
+            blocks.append([_side_by_side(cells, widths) for cells in zip(*padded, strict=True)])
+    title, total = "used by", sum(widths) + gaps
+    if total < cell_width(title) or None in measured:
+        total = max(cell_width(title), total, *(line_width(line) for lines in blocks for line in lines))
+        blocks = [[pad_line(line, total) for line in lines] for lines in blocks]
+    return title, total, blocks
+
+
+def _measured(lines: Sequence[Line]) -> list[tuple[Line, int]]:
+    """Return the lines with their widths."""
+    return [(line, line_width(line)) for line in lines]
+
+
+def _side_by_side(cells: Sequence[tuple[Line, int]], widths: Sequence[int]) -> Line:
+    """Join lines, given with their widths, in columns of `widths`."""
+    spans: list[Span] = []
+    for (line, measured), width in zip(cells, widths, strict=True):
+        if spans:
+            spans.append((GAP, ""))
+        spans += (*line, (" " * (width - measured), "")) if measured <= width else pad_line(line, width)
+    return tuple(spans)
 
 
 def _faded(line: Line) -> Line:

@@ -1,4 +1,4 @@
-"""A scrollable list of text lines, optionally with a selection cursor. Redraws only the cells that have changed."""
+"""A scrollable list of text lines, optionally with a selection cursor. Redraws only the lines that have changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, Self, overload
 
-from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual import events
@@ -18,6 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from tui.palette import CURSOR, CURSOR_BLURRED
+from tui.widgets.drawing import draw_line
 
 
 def escape_markup(text: str) -> str:
@@ -140,7 +140,7 @@ class Lines(ScrollView, can_focus=True):
         self._header: list[Text] = []
         self._rows: Sequence[Row] = []
         self._cursor = 0
-        self._base_style, self._line_width = Style(), 0
+        self._base_style, self._line_width, self._top = Style(), 0, 0
         self._row_height = 1
         self._empty_text = empty_text or Text("")
 
@@ -194,70 +194,56 @@ class Lines(ScrollView, can_focus=True):
             self._cursor = found if found is not None else min(self._cursor, max(len(rows) - 1, 0))
         self._update_virtual_size()
         after, width = self._visible_lines(), self.text_width
-        for y, (old, new) in enumerate(zip(before, after, strict=True)):
-            if old != new or old[0].style != new[0].style:
-                self._refresh_change(y, width, old, new)
+        changes = (
+            self._changed_region(y, width, old, new)
+            for y, (old, new) in enumerate(zip(before, after, strict=True))
+            if old != new or old[0].style != new[0].style
+        )
+        if regions := [region for region in changes if region]:
+            self.refresh(*regions)
 
     def set_texts(self, texts: Sequence[Text], header: Sequence[Text] = ()) -> None:
         """Replace the rows by plain lines, identified by their position."""
         self.set_rows([Row(str(index), text) for index, text in enumerate(texts)], header)
 
-    def _refresh_change(self, y: int, width: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> None:
-        """Redraw a line from the first to the last cell that differs."""
-        first, end = 0, width
-        before, after = old[0], new[0]
+    def _changed_region(self, y: int, width: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> Region:
+        """Return a line up to the last cell that differs. Textual always writes it from its beginning."""
+        before, after, end = old[0], new[0], width
         same_style = old[1] == new[1] and before.style == after.style
         # Where no character is two cells wide, the index of a character is its column.
         if same_style and len(before) == len(after) == before.cell_len == after.cell_len:
-            changed = [column for column, (a, b) in enumerate(zip(before.plain, after.plain, strict=True)) if a != b]
-            for span in set(before.spans) ^ set(after.spans):
-                changed += [span.start, span.end - 1]
-            if changed:
-                first, end = min(changed), min(max(changed) + 1, end)
-        if first < end:
-            self.refresh(Region(first, y, end - first, 1))
+            first, second = before.plain, after.plain
+            column = next((column for column in range(len(first), 0, -1) if first[column - 1] != second[column - 1]), 0)
+            end = min(max((span.end for span in set(before.spans) ^ set(after.spans)), default=0), width)
+            end = max(end, min(column, width))
+        return Region(0, y, end, 1)
 
     def _visible_lines(self) -> list[tuple[Text, bool]]:
         """Return each visible line, and whether the cursor is on it."""
-        return [self._visible_line(y) for y in range(self.size.height)]
+        top = int(self.scroll_offset.y)
+        return [self._visible_line(y, top) for y in range(self.size.height)]
 
-    def _visible_line(self, y: int) -> tuple[Text, bool]:
+    def _visible_line(self, y: int, top: int) -> tuple[Text, bool]:
+        """Return the line at `y` of the widget if `top` lines are above, and whether the cursor is on it."""
         if y < len(self._header):
             return self._header[y], False
-        index, part = self._row_at(y)
+        index, part = divmod(y - len(self._header) + top, self._row_height)
         if index >= len(self._rows):
             return (self._empty_text if not self._rows and index == 0 else NO_TEXT), False
         row = self._rows[index]
         text = row.text if part == 0 else row.more[part - 1] if part <= len(row.more) else NO_TEXT
         return text, self._selectable and index == self._cursor
 
-    def _row_at(self, y: int) -> tuple[int, int]:
-        """Return the index of the row at line `y` of the widget, below the header, and the line of that row."""
-        return divmod(y - len(self._header) + int(self.scroll_offset.y), self._row_height)
-
     def render_lines(self, crop: Region) -> list[Strip]:
-        # Both follow from the style sheet, and are the same for all lines.
-        self._base_style, self._line_width = self.rich_style, self.text_width
+        # They are the same for all lines.
+        self._base_style, self._line_width = self.visual_style.rich_style, self.text_width
+        self._top = int(self.scroll_offset.y)
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
-        text, under_cursor = self._visible_line(y)
-        base, width = self._base_style, self._line_width
-        if under_cursor:
-            base += self.app.console.get_style(self.cursor_style)
-        if text.style:
-            # Rich omits it if the text has no other style.
-            base += self.app.console.get_style(text.style)
-        if (room := width - text.cell_len) < 0:
-            text = text.copy()
-            text.truncate(width, overflow="ellipsis")
-        parts = [(part, style) for part, style, _ in text.render(self.app.console) if part]
-        if under_cursor and base.reverse:
-            # Reversed, a color would fill its cells, blanks of graphs included, and dim text would be hard to read.
-            plain, colored = Style(reverse=True, dim=False), Style(reverse=False)
-            parts = [(part, style and style + (colored if style.color else plain)) for part, style in parts]
-        segments = [Segment(part, base + style if style else base) for part, style in parts]
-        return Strip([*segments, Segment(" " * room, base)] if room > 0 else segments, width)
+        (text, under_cursor), console = self._visible_line(y, self._top), self.app.console
+        cursor = console.get_style(self.cursor_style) if under_cursor else None
+        return draw_line(text, console, self._base_style, self._line_width, cursor)
 
     def on_resize(self) -> None:
         self._update_virtual_size()
@@ -341,7 +327,7 @@ class Lines(ScrollView, can_focus=True):
         offset = event.get_content_offset(self)
         if offset is None or offset.y < len(self._header):
             return None
-        index, _ = self._row_at(offset.y)
+        index = (offset.y - len(self._header) + int(self.scroll_offset.y)) // self._row_height
         return index if index < len(self._rows) else None
 
     def on_click(self, event: events.Click) -> None:

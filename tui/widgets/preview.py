@@ -43,8 +43,8 @@ LEGENDS = (("   ", True), ("  ", True), (" ", True), ("  ", False), (" ", False)
 class Preview(Lines):
     """A panel that shows the run given to `show_run`. Without `with_text`, only its charts."""
 
-    class Updated(Message):
-        """More of the run has been read."""
+    class Read(Message):
+        """The run has been read for the first time."""
 
     class Drawn(Message):
         """Another run, or more of it, is shown."""
@@ -55,9 +55,10 @@ class Preview(Lines):
         self._row: RunRow | None = None
         self._previews = RunPreviews()
         self._poller = Watched("preview", self._previews.read, interval_s=RefreshIntervals.charts_s)
-        self._poller.on_poll = lambda: self.post_message(self.Updated())
+        self._poller.on_poll = self._report_first
         self._timer: Timer | None = None
         self._drawn: object = None
+        self._drawn_preview: RunPreview | None = None
         self._charts_key: object = None
         self._charts: list[list[Text]] = []
         self.set_titles("Preview")
@@ -87,7 +88,13 @@ class Preview(Lines):
         self._poller.request_poll()
         self._draw()
 
-    def on_preview_updated(self) -> None:
+    def _report_first(self) -> None:
+        """Have a run drawn that nothing is known of. More of it is drawn with the next refresh of the whole screen: a
+        refresh of its own would cost as much as one of the screen. Called in the thread."""
+        if self._drawn_preview is None:
+            self.post_message(self.Read())
+
+    def on_preview_read(self) -> None:
         self._draw()
 
     def on_resize(self) -> None:
@@ -107,7 +114,7 @@ class Preview(Lines):
         preview = self._previews.find(row.folder) if row else None
         key = (row, when_text(row) if row else "", preview, self.size, self.with_text)
         if key != self._drawn:
-            self._drawn = key
+            self._drawn, self._drawn_preview = key, preview
             self.set_titles(escape_markup(printable(row.name)) if row else "Preview")
             self.set_texts(self._lines(row, preview) if row else [Text("No run is selected", MUTED)])
             self.post_message(self.Drawn())

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from rich.text import Text
+from textual.strip import Strip
 from textual.widget import Widget
+
+from tui.widgets.drawing import draw_line
 
 
 class TextLine(Widget):
-    """One line of `Text`. A `Static` would keep the colors of the theme in which it was set."""
+    """One line of `Text`, or several if its style sheet makes it higher. A `Static` would keep the colors of the theme
+    in which it was set."""
 
     DEFAULT_CSS = """
     TextLine {
@@ -28,3 +32,9 @@ class TextLine(Widget):
 
     def render(self) -> Text:
         return self.text
+
+    def render_line(self, y: int) -> Strip:
+        if self.size.height > 1:
+            return super().render_line(y)
+        # Textual would convert the text to its own kind and wrap it with each refresh.
+        return draw_line(self.text, self.app.console, self.visual_style.rich_style, self.size.width)
