@@ -8,7 +8,7 @@ it agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -38,6 +38,8 @@ X_TICK_COLUMNS = 7
 LINE_MARKERS = ("braille", "dashed")
 # Of 30 KB each on a large terminal. The screen of a run has ten curves, that of eight compared runs 64.
 MAX_CACHED_CURVES = 128
+# A thousandth of a dot of the largest terminals.
+POSITION_DECIMALS = 7
 # Half an epoch is shown only where the window is smaller.
 WHOLE_AXES = ("epoch", "step", "images")
 
@@ -175,9 +177,9 @@ def _draw(
             canvas.draw_star(series, curve.star_x, curve.style)
     labels = {canvas.row_of(tick): label for tick, label in zip(y_ticks, y_labels, strict=True)}
     drawn_rows = []
-    for row in range(rows):
+    for row, pieces in enumerate(canvas.rows()):
         label = labels.get(row, "").rjust(left - 1) + ("┤" if row in labels else "│")
-        drawn_rows.append([(label, MUTED), *canvas.row(row)])
+        drawn_rows.append([(label, MUTED), *pieces])
     return Plot([*drawn_rows, *_x_axis(window, left, width, axis_lines)], left, width - left, axis_lines)
 
 
@@ -221,7 +223,7 @@ class _Canvas:
         """Draw a curve, or a point where a value has no neighbors."""
         is_line = marker in LINE_MARKERS
         pieces = downsample_min_max(series, self._window.low, self._window.high, self._columns * DOTS_PER_COLUMN)
-        points = tuple((self._x_positions(piece.x).tobytes(), self._y_positions(piece.y).tobytes()) for piece in pieces)
+        points = tuple(_cache_key(self._x_positions(piece.x), self._y_positions(piece.y)) for piece in pieces)
         drawn = draw_curve(self._columns, self._rows, None if is_line else marker, points)
         mask = drawn != " "
         if marker == "dashed":
@@ -260,12 +262,18 @@ class _Canvas:
         self._style_names.append(style)
         return len(self._style_names) - 1
 
-    def row(self, row: int) -> list[Piece]:
-        """Return the pieces of a row."""
-        styles = self._styles[row]
-        edges = [0, *(np.flatnonzero(np.diff(styles)) + 1).tolist(), self._columns]
-        characters = self._characters[row].tolist()
-        return [("".join(characters[first:last]), self._style_names[styles[first]]) for first, last in pairwise(edges)]
+    def rows(self) -> Iterator[list[Piece]]:
+        """Yield the pieces of each row."""
+        lines = self._characters.view(f"<U{self._columns}")[:, 0].tolist()
+        changes = np.diff(self._styles, axis=1) != 0
+        for line, styles, changed in zip(lines, self._styles, changes, strict=True):
+            edges = [0, *(np.flatnonzero(changed) + 1).tolist(), self._columns]
+            yield [(line[first:last], self._style_names[styles[first]]) for first, last in pairwise(edges)]
+
+
+def _cache_key(x: FloatArray, y: FloatArray) -> tuple[bytes, bytes]:
+    """Return the positions of a stretch, rounded: a curve is the same on each x axis, but for the last digits."""
+    return np.round(x, POSITION_DECIMALS).tobytes(), np.round(y, POSITION_DECIMALS).tobytes()
 
 
 @lru_cache(MAX_CACHED_CURVES)

@@ -12,6 +12,7 @@ from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.reactive import Reactive
 from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
@@ -156,6 +157,9 @@ class GputrainScreen(Screen[None]):
     SHOWN_READINGS: ClassVar[Sequence[str]] = ()
     """Keys of the readings whose meanings are in the help of the screen."""
     COMMAND_TABLE: ClassVar[Sequence[Command]] = ()
+
+    # Textual repaints the whole screen when the focus moves, although both widgets repaint themselves.
+    focused: Reactive[Widget | None] = Reactive(None, repaint=False)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

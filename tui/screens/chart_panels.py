@@ -44,6 +44,11 @@ class ChartPanels(Container, Generic[Room]):
         """Yield a panel for each chart."""
         return (Chart(chart.title, chart.id) for chart in charts_of(self.PLACE))
 
+    @property
+    def chart_widgets(self) -> list[Chart]:
+        """The charts, hidden ones included. A query would match its selector with every widget of the screen."""
+        return [panel for panel in self.children if isinstance(panel, Chart)]
+
     def layout_of(self, room: Room) -> Layout:
         """Return the layout for a room."""
         raise NotImplementedError
@@ -62,7 +67,7 @@ class ChartPanels(Container, Generic[Room]):
         self.styles.grid_rows = " ".join(layout.rows)
         self.styles.grid_size_rows = len(layout.rows)
         shown = [self._shown_chart(slot) for slot in layout.slots]
-        hidden = [panel for panel in self.query(Chart) if not panel.display]
+        hidden = [panel for panel in self.chart_widgets if not panel.display]
         for panel in self.query(Lines):
             span = layout.span_of(str(panel.id))
             panel.display = span > 0 and (panel.id in shown or not isinstance(panel, Chart))
@@ -78,7 +83,7 @@ class ChartPanels(Container, Generic[Room]):
     def active_chart(self) -> Chart:
         """The chart that was focused last, else the first one."""
         chart = self._focused_charts[0] if self._focused_charts else self.charts[0]
-        return self.query_one(f"#{chart}", Chart)
+        return self.get_child_by_id(chart, Chart)
 
     def toggle_full(self) -> None:
         """Show only the active chart, or all panels."""

@@ -6,6 +6,7 @@ The base of `tui.screens.run` and `tui.screens.compare`.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,8 +20,8 @@ from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.chart_panels import ChartPanels
 from tui.widgets.chart import Chart
 
-# After this time, keys are handled before the next chart is drawn.
-DRAW_BUDGET_SECONDS = 0.02
+# After this time, keys are handled before the next chart is drawn. Each slice costs 8 ms for a refresh of the screen.
+DRAW_BUDGET_SECONDS = 0.04
 
 
 class ChartScreen(GputrainScreen):
@@ -55,12 +56,16 @@ class ChartScreen(GputrainScreen):
 
     def draw_charts(self) -> None:
         """Draw all visible charts, the focused one first."""
-        self._charts_to_draw = sorted(self.query(Chart), key=lambda chart: chart is not self.active_chart)
-        self._draw_next()
+        self._draw(self.panels.chart_widgets)
 
     def draw_active_chart(self) -> None:
         """Draw the focused chart alone, while there is not the time for all."""
-        self._charts_to_draw = [self.active_chart]
+        self._draw([self.active_chart])
+
+    def _draw(self, charts: Sequence[Chart]) -> None:
+        """Draw some charts, the focused one first."""
+        active = self.active_chart
+        self._charts_to_draw = sorted(charts, key=lambda chart: chart is not active)
         self._draw_next()
 
     def _draw_next(self) -> None:
@@ -90,8 +95,12 @@ class ChartScreen(GputrainScreen):
         return action != "zoom_all" or self.view != self.view.reset_zoom()
 
     def _set_view(self, view: ChartView) -> None:
-        self.view = view
-        self.draw_charts()
+        """Change the view, and draw the charts that it changes."""
+        before, self.view = self.view, view
+        data, charts, waiting = self.chart_data, self.panels.chart_widgets, self._charts_to_draw
+        changed = [chart for chart in charts if before.window(data, str(chart.id)) != view.window(data, str(chart.id))]
+        self._draw([chart for chart in charts if chart in changed or chart in waiting])
+        self._show_cursor([chart for chart in charts if chart not in changed])
         self.update_keys()
 
     def action_x_axis(self) -> None:
@@ -114,7 +123,10 @@ class ChartScreen(GputrainScreen):
 
     def action_cursor(self, columns: int) -> None:
         self.view = self.view.move_cursor(self.chart_data, columns)
-        for chart in self.query(Chart):
+        self._show_cursor(self.panels.chart_widgets)
+
+    def _show_cursor(self, charts: Sequence[Chart]) -> None:
+        for chart in charts:
             # A hidden chart is drawn when it appears.
             if chart.display:
                 chart.set_cursor(self.view.cursor, self.chart_note(str(chart.id)))

@@ -30,11 +30,14 @@ class Chart(Lines):
     def __init__(self, title: str, id: str) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
         self._title = title
-        self._plot = Plot([])
+        self.drawn_plot = Plot([])
         self._cursor_x: float | None = None
         self._cursor_column: int | None = None
+        self._drawn_theme = ""
         self._strips: dict[int, tuple[object, Strip]] = {}
         """Each line without the cursor: what it was drawn with, and its cells."""
+        self._cursor_strips: dict[int, tuple[Strip, object, Strip]] = {}
+        """Each line with the cursor: the line without it, its column and look, and its cells."""
         self._note_text = self._best = ""
         self.curves: list[Curve] = []
         self.window = PlotWindow(0.0, 1.0)
@@ -61,11 +64,12 @@ class Chart(Lines):
 
     def _redraw(self) -> None:
         if self.size.width > 0:
-            before, self._plot = self._plot, plot(self.curves, self.window, self.size.width, self.size.height)
-            for y, (old, new) in enumerate(zip_longest(before.rows, self._plot.rows, fillvalue=())):
-                # The same cells can be split into other pieces.
-                if old != new and (changed := _changed_columns(old, new)):
-                    self.refresh(Region(changed[0], y, changed[-1] + 1 - changed[0], 1))
+            before, self.drawn_plot = self.drawn_plot, plot(self.curves, self.window, self.size.width, self.size.height)
+            rows = enumerate(zip_longest(before.rows, self.drawn_plot.rows, fillvalue=()))
+            changes = [_changed_region(y, old, new) for y, (old, new) in rows if old != new]
+            if any(changes):
+                # Without a region, Textual would redraw the frame, too.
+                self.refresh(*filter(None, changes))
 
     def _move_cursor(self) -> None:
         """Redraw the columns that the cursor leaves and enters."""
@@ -77,24 +81,46 @@ class Chart(Lines):
     def _column_of_cursor(self) -> int | None:
         """Return the column of the cursor; None if it is hidden or beyond the window."""
         low, high = self.window.low, self.window.high
-        if self._cursor_x is None or not self._plot.area_width or not low <= self._cursor_x <= high:
+        if self._cursor_x is None or not self.drawn_plot.area_width or not low <= self._cursor_x <= high:
             return None
-        return self._plot.area_left + round((self._cursor_x - low) / (high - low) * (self._plot.area_width - 1))
+        return self.drawn_plot.area_left + round(
+            (self._cursor_x - low) / (high - low) * (self.drawn_plot.area_width - 1)
+        )
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        if self._drawn_theme != self.app.theme:
+            self._drawn_theme = self.app.theme
+            self._strips.clear()
+        strips, column = super().render_lines(crop), self._cursor_column
+        if column is not None:
+            gutter, cursor = self.styles.gutter, self._cursor_cell()
+            for row in range(len(self.drawn_plot.rows) - self.drawn_plot.axis_lines):
+                y = row + gutter.top - crop.y
+                if 0 <= y < len(strips):
+                    strips[y] = self._with_cursor(row, strips[y], column + gutter.left - crop.x, cursor)
+        return strips
+
+    def _cursor_cell(self) -> Segment:
+        """Return the cursor in the colors of the terminal, as the lines that it is put over."""
+        strip = Strip([Segment(CURSOR_CHARACTER, self.line_style[0] + CURSOR_STYLE)])
+        for line_filter in self.get_line_filters():
+            strip = strip.apply_filter(line_filter, self.background_colors[1])
+        return next(iter(strip))
+
+    def _with_cursor(self, row: int, strip: Strip, column: int, cursor: Segment) -> Strip:
+        """Return a line of the widget with the cursor, which is kept until one of them changes."""
+        key, known = (column, cursor), self._cursor_strips.get(row)
+        if known is None or known[0] is not strip or known[1] != key:
+            known = self._cursor_strips[row] = strip, key, _replace_cell(strip, column, cursor)
+        return known[2]
 
     def render_line(self, y: int) -> Strip:
-        strip, column = self._plain_line(y), self._cursor_column
-        if column is None or y >= len(self._plot.rows) - self._plot.axis_lines:
-            return strip
-        return Strip(_replace_cell(strip, column, self._base_style + CURSOR_STYLE), strip.cell_length)
-
-    def _plain_line(self, y: int) -> Strip:
         """Return a line without the cursor, which is kept until its text, its style or its width changes."""
-        row = self._plot.rows[y] if y < len(self._plot.rows) else []
-        base, width, known = self._base_style, self._line_width, self._strips.get(y)
-        key = (row, base, width, self.app.theme)
+        row = self.drawn_plot.rows[y] if y < len(self.drawn_plot.rows) else []
+        (base, width), known = self.line_style, self._strips.get(y)
+        key = (row, base, width)
         if known is None or known[0] != key:
-            get_style = self.app.console.get_style
-            segments = [Segment(text, base + get_style(style) if style else base) for text, style in row]
+            segments = [Segment(text, self.style_of(style)) for text, style in row]
             # Only a message is shorter than the line.
             padding = segments[-1].style if segments else base
             known = self._strips[y] = (key, Strip(segments).adjust_cell_length(width, padding))
@@ -153,8 +179,8 @@ def format_value(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}" if 0.01 <= abs(value) < 100 else format_number(value, 3)
 
 
-def _replace_cell(strip: Strip, column: int, style: Style) -> list[Segment]:
-    """Return the segments of a line with the cursor at `column`. All characters of a plot are one cell wide.
+def _replace_cell(strip: Strip, column: int, cell: Segment) -> Strip:
+    """Return a line with another cell at `column`. All characters of a plot are one cell wide.
 
     Dividing the strip and joining its parts takes three times as long.
     """
@@ -165,12 +191,28 @@ def _replace_cell(strip: Strip, column: int, style: Style) -> list[Segment]:
             segments.append(segment)
             continue
         first, last = segment.text[:offset], segment.text[offset + 1 :]
-        parts = [Segment(first, segment.style), Segment(CURSOR_CHARACTER, style), Segment(last, segment.style)]
+        parts = [Segment(first, segment.style), cell, Segment(last, segment.style)]
         segments += [part for part in parts if part.text]
-    return segments
+    return Strip(segments, strip.cell_length)
 
 
-def _changed_columns(old: Sequence[Piece], new: Sequence[Piece]) -> list[int]:
-    """Return the columns of a line that change."""
-    before, after = ([(character, style) for text, style in row for character in text] for row in (old, new))
-    return [column for column, (a, b) in enumerate(zip_longest(before, after)) if a != b]
+def _changed_region(y: int, old: Sequence[Piece], new: Sequence[Piece]) -> Region:
+    """Return the cells of a line from the first to the last one that differs."""
+    width = max(sum(len(text) for text, _ in row) for row in (old, new))
+    first = _equal_columns(old, new)
+    end = width - _equal_columns(
+        [(text[::-1], style) for text, style in reversed(old)], [(text[::-1], style) for text, style in reversed(new)]
+    )
+    return Region(first, y, max(end - first, 0), 1)
+
+
+def _equal_columns(old: Sequence[Piece], new: Sequence[Piece]) -> int:
+    """Return the number of cells at the beginning of two lines that are equal."""
+    columns = 0
+    for (before, old_style), (after, new_style) in zip(old, new, strict=False):
+        length = min(len(before), len(after)) if old_style == new_style else 0
+        equal = next((column for column in range(length) if before[column] != after[column]), length)
+        columns += equal
+        if not equal == len(before) == len(after):
+            break
+    return columns

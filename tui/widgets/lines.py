@@ -18,6 +18,7 @@ from textual.strip import Strip
 
 from tui.palette import CURSOR, CURSOR_BLURRED
 from tui.widgets.drawing import draw_line
+from tui.widgets.framed_lines import FramedLines
 
 
 def escape_markup(text: str) -> str:
@@ -136,24 +137,30 @@ class Lines(ScrollView, can_focus=True):
         self._frame_only = False
         self._titles = ("", "")
         super().__init__(id=id)
+        self._styles_cache = FramedLines()
         self._selectable = selectable
         self._header: list[Text] = []
         self._rows: Sequence[Row] = []
         self._cursor = 0
-        self._base_style, self._line_width, self._top = Style(), 0, 0
+        self._line_style: tuple[Style, int] | None = None
+        self._top = 0
+        self._known_styles: dict[str, Style] = {}
         self._row_height = 1
         self._empty_text = empty_text or Text("")
 
     def set_titles(self, title: str, subtitle: str = "") -> None:
-        """Set the title and subtitle of the frame, and redraw the frame only."""
-        if (title, subtitle) == self._titles:
-            return
-        self._titles = (title, subtitle)
-        self._frame_only = True
-        self.border_title, self.border_subtitle = title, subtitle or None
-        self._frame_only = False
+        """Set the title and subtitle of the frame, and redraw that part of the frame only."""
+        before, self._titles = self._titles, (title, subtitle)
         width, height = self.size
-        self.refresh(Region(-1, -1, width + 3, 1), Region(-1, height, width + 3, 1))
+        self._frame_only = True
+        if title != before[0]:
+            self.border_title = title
+        if subtitle != before[1]:
+            self.border_subtitle = subtitle or None
+        self._frame_only = False
+        rows = [y for y, old, new in zip((-1, height), before, self._titles, strict=True) if old != new]
+        if rows:
+            self.refresh(*(Region(-1, y, width + 3, 1) for y in rows))
 
     def refresh(self, *regions: Region, **options: Any) -> Self:
         """Ignore the full refresh that Textual requests when only the frame's titles change."""
@@ -207,16 +214,18 @@ class Lines(ScrollView, can_focus=True):
         self.set_rows([Row(str(index), text) for index, text in enumerate(texts)], header)
 
     def _changed_region(self, y: int, width: int, old: tuple[Text, bool], new: tuple[Text, bool]) -> Region:
-        """Return a line up to the last cell that differs. Textual always writes it from its beginning."""
-        before, after, end = old[0], new[0], width
+        """Return the cells of a line from the first to the last one that differs."""
+        first, end = 0, width
+        before, after = old[0], new[0]
         same_style = old[1] == new[1] and before.style == after.style
         # Where no character is two cells wide, the index of a character is its column.
         if same_style and len(before) == len(after) == before.cell_len == after.cell_len:
-            first, second = before.plain, after.plain
-            column = next((column for column in range(len(first), 0, -1) if first[column - 1] != second[column - 1]), 0)
-            end = min(max((span.end for span in set(before.spans) ^ set(after.spans)), default=0), width)
-            end = max(end, min(column, width))
-        return Region(0, y, end, 1)
+            changed = [column for column, (a, b) in enumerate(zip(before.plain, after.plain, strict=True)) if a != b]
+            for span in set(before.spans) ^ set(after.spans):
+                changed += [span.start, span.end - 1]
+            if changed:
+                first, end = min(changed), min(max(changed) + 1, end)
+        return Region(first, y, max(end - first, 0), 1)
 
     def _visible_lines(self) -> list[tuple[Text, bool]]:
         """Return each visible line, and whether the cursor is on it."""
@@ -235,15 +244,29 @@ class Lines(ScrollView, can_focus=True):
         return text, self._selectable and index == self._cursor
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        # They are the same for all lines.
-        self._base_style, self._line_width = self.visual_style.rich_style, self.text_width
-        self._top = int(self.scroll_offset.y)
+        self._line_style, self._top = None, int(self.scroll_offset.y)
+        self._known_styles.clear()
         return super().render_lines(crop)
+
+    def style_of(self, name: str) -> Style:
+        """Return the style of this name over that of the line. All lines that are drawn at once share it."""
+        if (style := self._known_styles.get(name)) is None:
+            base = self.line_style[0]
+            style = self._known_styles[name] = base + self.app.console.get_style(name) if name else base
+        return style
+
+    @property
+    def line_style(self) -> tuple[Style, int]:
+        """Style and width of each line. Both follow from the style sheet; only a line that is drawn needs them."""
+        if self._line_style is None:
+            self._line_style = self.visual_style.rich_style, self.text_width
+        return self._line_style
 
     def render_line(self, y: int) -> Strip:
         (text, under_cursor), console = self._visible_line(y, self._top), self.app.console
+        base, width = self.line_style
         cursor = console.get_style(self.cursor_style) if under_cursor else None
-        return draw_line(text, console, self._base_style, self._line_width, cursor)
+        return draw_line(text, console, base, width, cursor)
 
     def on_resize(self) -> None:
         self._update_virtual_size()
