@@ -176,10 +176,10 @@ def commands_top1(run: Path, files: dict[str, Path]) -> dict[str, list[int]]:
     """Return the class of each photo, as an index, by the way in which gputrain predicts it."""
     runs, names = run.parent, list(files)
     found = {"train": predicted_classes(read_evaluations(run / "evaluation.json").last.counts.tolist())}
-    evaluated = json.loads(gputrain("evaluate", run.name, "--runs-dir", runs, "--device", "cpu", "--json"))
+    evaluated = json.loads(gputrain("evaluate", run.name, "--runs-dir", runs, "--gpus", "cpu", "--json"))
     found["evaluate"] = predicted_classes(evaluated["confusion"])
     predicted = json.loads(
-        gputrain("predict", run.name, *files.values(), "--runs-dir", runs, "--device", "cpu", "--top", 1, "--json")
+        gputrain("predict", run.name, *files.values(), "--runs-dir", runs, "--gpus", "cpu", "--top", 1, "--json")
     )
     found["predict"] = [names.index(image["classes"][0]["name"]) for image in predicted["images"]]
     found["export"] = exported_top1(run, files)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from typer.main import get_command
 
 from engine.runs.checkpoint_files import CHECKPOINT_KEYS
 from engine.runs.control import REQUEST_NAMES
 from engine.runs.journal import EVENT_TYPES
-from tui.cli.main import app
+from support.command_lines import parse_line
+from tui.cli.help import KEY_OPTION, build_command
+from tui.cli.tree import COMMANDS, GUESSES, WORDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -27,6 +31,9 @@ PAGES = [
 ]
 # Sent to the supervisor, which does not write them to the journal.
 UNWRITTEN_EVENTS = {"refused", "flush"}
+
+# What lines begin with that stand for a command, and the options of `gputrain` itself.
+PLACEHOLDERS = ("ARGUMENTS", "COMMAND", "x ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -56,11 +63,84 @@ def test_checkpoint_module_describes_every_key() -> None:
     assert [key for key in CHECKPOINT_KEYS if not re.search(rf"\b{key}\b", docstring)] == []
 
 
-def test_readme_names_existing_commands() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
-    named = set(re.findall(r"(?:^|`|/)gputrain ([a-z-]+)", (ROOT / "README.md").read_text(), re.M))
-    assert named - {"in"}
-    assert sorted(named - set(commands)) == []
+def test_commands_that_gputrain_starts_exist() -> None:
+    """A list of words that begins with a command is one that a module starts."""
+    started = [
+        [
+            part.value if isinstance(part, ast.Constant) else "x"
+            for part in node.elts
+            if not isinstance(part, ast.Starred)
+        ]
+        for folder in ("engine", "tui")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.List) and node.elts and isinstance(node.elts[0], ast.Constant)
+    ]
+    lines = [words for words in started if words[0] in WORDS and any(str(word).startswith("--") for word in words)]
+    assert len(lines) > 2
+    assert [words for words in lines if parse_line(words) != 0] == []
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """Yield what a text has in backticks behind `gputrain`, and each such line of its shell blocks."""
+    for line in re.findall(r"`gputrain\s([^`]+)`", text):
+        yield " ".join(line.split())
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S):
+        yield from re.findall(r"^gputrain (.+?)(?:  +#.*)?$", block, re.M)
+
+
+def lines_of_table(text: str) -> Iterator[str]:
+    """Yield the other commands of each row of a table whose first cell begins with `gputrain`."""
+    for cell in re.findall(r"^\| (`gputrain [^|]+?) \|", text, re.M):
+        yield from (span for span in re.findall("`([^`]+)`", cell) if not span.startswith("gputrain"))
+
+
+def strings(folder: str) -> Iterator[str]:
+    """Yield the strings of each module below a folder; ` x ` stands for what a format inserts."""
+    for path in (ROOT / folder).rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else " x " for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+                yield node.value
+
+
+def is_command(line: str) -> bool:
+    """Whether a line names a command, its options, and their choices."""
+    first, *words = shlex.split(line.replace("…", "")) or [""]
+    word = WORDS.get(first)
+    if word is None or " ".join([first, *words[:1]]) in GUESSES:
+        return False
+    name = " ".join([first, *words[:1]])
+    command = build_command(name if name in COMMANDS else f"{first} {word.default}".rstrip())
+    options = {name: param for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    for typed, following in zip(words, [*words[1:], ""], strict=False):
+        option, _, value = typed.partition("=")
+        if not typed.startswith("--") or option in ("--", "--help") or KEY_OPTION.fullmatch(option):
+            continue
+        if option not in options:
+            return False
+        value, choices = value or following, options[option].type_descriptor.choices
+        if choices and re.fullmatch("[a-z-]{2,}", value) and value not in choices:
+            return False
+    return True
+
+
+def test_commands_in_texts_exist() -> None:
+    """Documents, presets and the strings of the code name commands and options of `gputrain` as they are."""
+    documents = [(ROOT / page).read_text() for page in PAGES]
+    presets = [path.read_text() for path in (ROOT / "configs").iterdir()]
+    texts = [*documents, *presets, *strings("engine"), *strings("tui")]
+    lines = {line for text in texts for line in command_lines(text)}
+    lines |= {line for text in documents for line in lines_of_table(text)}
+    lines = {line for line in lines if line and not line.startswith(PLACEHOLDERS)}
+    assert len(lines) > 100
+    assert sorted(line for line in lines if not is_command(line)) == []
+    named = [words for text in texts for words in re.findall(r"\bgputrain (?=([a-z-]+(?: [a-z-]+)?))", text)]
+    old = {words for words in named for count in (1, 2) if " ".join(words.split()[:count]) in GUESSES}
+    assert sorted(old) == []
 
 
 def test_fault_table_names_existing_tests() -> None:

@@ -9,10 +9,10 @@ from engine.config.command_line import format_value
 if TYPE_CHECKING:
     from engine.config.schema import Config
 
-# Parameter of the `run` command -> config key.
+# Name of the option, with underscores, -> config key.
 FLAG_TO_KEY = {
     "gpus": "device.gpus",
-    "wait": "device.wait",
+    "queue": "device.wait",
     "ranks": "device.ranks",
     "launcher": "device.launcher",
     "epochs": "run.epochs",
@@ -32,7 +32,7 @@ FLAG_TO_KEY = {
     "after": "queue.after",
     "share": "queue.share",
 }
-BOOLEAN_FLAGS = {"wait", "resume"}
+BOOLEAN_FLAGS = {"queue", "resume"}
 
 
 def run_arguments(base: str | None, base_config: Config, config: Config) -> list[str]:
@@ -43,15 +43,18 @@ def run_arguments(base: str | None, base_config: Config, config: Config) -> list
     from engine.config.loader import changed_keys
     from engine.config.schema import as_dict
 
-    flag_of = {key: f"--{flag.replace('_', '-')}" for flag, key in FLAG_TO_KEY.items() if flag not in BOOLEAN_FLAGS}
+    flag_of = {key: f"--{flag.replace('_', '-')}" for flag, key in FLAG_TO_KEY.items()}
     values = as_dict(config)
     flags: list[str] = []
     overrides: list[str] = []
     for key in changed_keys(base_config, config):
         section, name = key.split(".")
-        text = format_value(values[section][name]) or "null"
-        if key in flag_of and not text.startswith("-"):
-            flags += [flag_of[key], text]
-        else:
+        value = values[section][name]
+        text = format_value(value) or "null"
+        if key not in flag_of or value is False or value == [] or text.startswith("-"):
             overrides.append(f"{key}={text}")
+        elif value is True:
+            flags.append(flag_of[key])
+        else:
+            flags += [flag_of[key], ",".join(value) if isinstance(value, list) else text]
     return ["run", *([base] if base is not None else []), *flags, *overrides]

@@ -1,4 +1,4 @@
-"""`gputrain inspect` as a child process of the screen of the mistakes."""
+"""`gputrain evaluate --list` as a child process of the screen of the mistakes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tui.launcher import CHILD_PROGRAM
 
 
 class InspectCommand:
-    """One `gputrain inspect` of a run. `follow` blocks until its end; any thread may use the other members."""
+    """One `gputrain evaluate --list` of a run. `follow` blocks until its end; any thread may use the other members."""
 
     def __init__(self, folder: RunFolder, checkpoint: str) -> None:
         self.checkpoint = checkpoint
@@ -22,7 +22,7 @@ class InspectCommand:
         self.started = time.monotonic()
         self.error: Problem | None = None
         """Why the command failed."""
-        self._arguments = ("inspect", str(folder.path), "--checkpoint", checkpoint, "--json")
+        self._arguments = ("evaluate", str(folder.path), "--list", "mistakes", "--checkpoint", checkpoint, "--json")
         self.ended = False
         self._lock = threading.Lock()
         self._process: HelperProcess | None = None
@@ -37,7 +37,7 @@ class InspectCommand:
                 # Linux kills the child when this thread ends.
                 process = self._process = HelperProcess(CHILD_PROGRAM, *self._arguments, str(os.getpid()))
         except OSError as error:
-            reason = f"gputrain inspect cannot be started: {error.strerror or error}"
+            reason = f"gputrain evaluate cannot be started: {error.strerror or error}"
             self.error, self.ended = Problem("", reason, code="not-started"), True
             return
         try:

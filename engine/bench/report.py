@@ -46,7 +46,8 @@ class BenchRun:
 
     def to_dict(self) -> dict[str, Any]:
         names = ("seconds", "images_per_second")
-        return asdict(self) | {"epochs": [dict(zip(names, epoch, strict=True)) for epoch in self.epochs]}
+        values = asdict(self) | {"epochs": [dict(zip(names, epoch, strict=True)) for epoch in self.epochs]}
+        return values | {"synthetic_data": values.pop("limit")}
 
 
 @dataclass(frozen=True)

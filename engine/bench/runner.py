@@ -24,6 +24,7 @@ from typing import Any
 
 from engine.bench.report import MIN_EPOCHS, BenchRun, bench_run_from_history
 from engine.config.data_sections import DataConfig
+from engine.config.effects import section_keys
 from engine.config.schema import Config, as_stored
 from engine.config.training_sections import ScheduleConfig
 from engine.config.yaml_io import to_yaml
@@ -42,6 +43,18 @@ FIRST_SIGINT_WAIT_SECONDS, SECOND_SIGINT_WAIT_SECONDS = 1.0, 10.0
 NO_CHECKPOINT_EPOCHS = 10**9  # checkpoint.every_epochs beyond any benchmark
 LR_FACTOR = 0.01  # of optim.lr, see `bench_run_config`
 TEMP_FOLDER_PREFIX = "gputrain-bench-"
+# Values of each measured run. The best and the last checkpoint are still saved, outside of the measured time.
+FIXED_VALUES: dict[str, dict[str, Any]] = {
+    "run": {"resume": False, "requeue": False, "max_restarts": 0},
+    "device": {"launcher": "spawn"},
+    "checkpoint": {"keep": 1, "every_epochs": NO_CHECKPOINT_EPOCHS, "every_steps": 0, "every_minutes": 0.0},
+}
+UNUSED_KEYS = {
+    **{f"{section}.{key}": "in a benchmark" for section, values in FIXED_VALUES.items() for key in values},
+    **dict.fromkeys(("run.name", "queue.after", *section_keys("schedule")), "in a benchmark"),
+    "device.ranks": "in a benchmark, which measures the rank counts of --ranks-list",
+}
+"""Config keys that a benchmark does not use, and the reason."""
 # The fixed pipeline needs no DataLoader workers and decodes on the CPU, so these settings are reset to the defaults.
 FIXED_BATCH_DATA: dict[str, Any] = {
     "pipeline": "fixed",
@@ -111,7 +124,8 @@ def plan_bench(
     if limit and config.data.pipeline == "fixed":
         raise UsageError.one(
             "data.pipeline",
-            "fixed cannot be combined with --limit, which compares with it; set another pipeline, or omit --limit",
+            "fixed cannot be combined with --synthetic-data, which compares with it; set another pipeline, or omit "
+            "--synthetic-data",
             code="conflict",
         )
     bench = BenchPlan(
@@ -143,12 +157,14 @@ def batch_size_for(bench: BenchPlan, ranks: int) -> int | str:
     if batch == "auto":
         raise UsageError.one(
             "data.batch_size",
-            "auto cannot be combined with --strong, which divides the batch size among the ranks; set a number",
+            "auto cannot be combined with --scaling strong, which divides the batch size among the ranks; set a number",
             code="conflict",
         )
     if batch % ranks:
         raise UsageError.one(
-            "data.batch_size", f"{batch} is not divisible by {ranks} ranks, as --strong requires", code="invalid-value"
+            "data.batch_size",
+            f"{batch} is not divisible by {ranks} ranks, as --scaling strong requires",
+            code="invalid-value",
         )
     return batch // ranks
 
@@ -171,15 +187,12 @@ def bench_run_config(bench: BenchPlan, ranks: int, name: str, *, limit: bool = F
     config = bench.config
     gpus = ",".join(bench.named_gpus[:ranks]) if bench.named_gpus else f"free:{ranks}"
     changes = {
-        "run": {"name": name, "epochs": bench.epochs, "resume": False, "requeue": False, "max_restarts": 0},
-        "device": {"gpus": gpus if bench.on_gpu else "cpu", "ranks": ranks, "launcher": "spawn"},
+        "run": {"name": name, "epochs": bench.epochs},
+        "device": {"gpus": gpus if bench.on_gpu else "cpu", "ranks": ranks},
         "data": {"batch_size": batch_size_for(bench, ranks)} | (FIXED_BATCH_DATA if limit else {}),
         "optim": {"lr": config.optim.lr * LR_FACTOR},
-        # The best and the last checkpoint are still saved, outside of the measured time.
-        "checkpoint": {"keep": 1, "every_epochs": NO_CHECKPOINT_EPOCHS, "every_steps": 0, "every_minutes": 0.0},
     }
-    sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
-    return config.model_copy(update=sections | {"schedule": ScheduleConfig()})
+    return config.with_values(**FIXED_VALUES).with_values(**changes).model_copy(update={"schedule": ScheduleConfig()})
 
 
 def run_bench(bench: BenchPlan, command: Sequence[str], flags: Sequence[str] = ()) -> Iterator[BenchRun]:

@@ -25,7 +25,7 @@ class DataConfig(Section):
     dataset: DatasetName | UserCodePath = Field(
         "digits",
         description="Dataset: digits, mnist, fashion-mnist, cifar10, cifar100, folder, packed (a file of "
-        "gputrain pack), webdataset (tar shards) or fake (random images). User code (module:name) is called with "
+        "gputrain data pack), webdataset (tar shards) or fake (random images). User code (module:name) is called with "
         "train, then with val, and returns a dataset of (image, label) pairs. Images that are floating-point tensors "
         "(C x H x W) may have any number of channels; the dataset normalizes them.",
     )

@@ -94,6 +94,20 @@ def keys_without_effect_on_devices(
     ]
 
 
+def typed_without_effect(typed: Mapping[str, Any], unused: Mapping[str, str]) -> list[NoEffect]:
+    """Return the typed keys that a command does not use. `unused` maps these to the reason."""
+    return [
+        _value_without_effect(key, value, unused[key])
+        for key, value in typed.items()
+        if key in unused and value != _DEFAULTS[key]
+    ]
+
+
+def section_keys(name: str) -> list[str]:
+    """Return the keys of a section."""
+    return [f"{name}.{key}" for key in sections()[name].model_fields]
+
+
 def deciding_keys(key: str) -> set[str]:
     """Return the keys that decide whether a key has an effect."""
     return {other for rule in _RULES if rule.key == key for other in rule.others}
@@ -115,8 +129,11 @@ def _own_form(key: str, options: Mapping[str, Any]) -> str:
 
 
 def _no_effect(config: Config, key: str, why: str) -> NoEffect:
-    shown = shown_value(_value(config, key))
-    return NoEffect(key, Problem("", f"{key}={shown} has no effect {why}", code="no-effect"))
+    return _value_without_effect(key, _value(config, key), why)
+
+
+def _value_without_effect(key: str, value: Any, why: str) -> NoEffect:
+    return NoEffect(key, Problem("", f"{key}={shown_value(value)} has no effect {why}", code="no-effect"))
 
 
 def _value(config: Config, key: str) -> Any:
@@ -275,7 +292,9 @@ _RULES = (
         ),
     ),
     *(
-        _Rule(key, ("device.wait", "queue.after"), _unless(lambda config: config.waits, "without device.wait (--wait)"))
+        _Rule(
+            key, ("device.wait", "queue.after"), _unless(lambda config: config.waits, "without device.wait (--queue)")
+        )
         for key in ("queue.priority", "queue.backfill")
     ),
 )

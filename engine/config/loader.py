@@ -11,12 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from engine.config.effects import NoEffect, keys_without_effect
+from engine.config.effects import NoEffect, keys_without_effect, typed_without_effect
 from engine.config.file_layers import ConfigLayer, Layer, read_file_layers
 from engine.config.key_names import key_hint
 from engine.config.messages import problem_from_pydantic
@@ -180,8 +181,12 @@ def resolve_config(
     *,
     trust_code: bool = False,
     allow_missing: bool = False,
+    unused: Mapping[str, str] = MappingProxyType({}),
 ) -> ResolvedConfig:
     """Merge all layers and validate the result. `flags` maps `section.key` to (flag as typed, its value).
+
+    `unused` maps the keys that the command does not use to the reason: they keep their defaults, and those that are
+    typed have no effect.
 
     With `allow_missing`, a value that a run needs and that no layer sets is no problem, see `ResolvedConfig.missing`.
     Without `trust_code`, user code and notification URLs that somebody else's file names are a problem. Raises
@@ -205,6 +210,8 @@ def resolve_config(
                 problems.append(Problem(key, f"is set to different values{by}; keep one", code="conflict"))
             typed[key] = (text, value)
     # The optimizer first: a change of it drops the optimizer keys of earlier layers, but not of this command line.
+    values = {key: value for key, (_, value) in typed.items()}
+    typed = {key: source_and_value for key, source_and_value in typed.items() if key not in unused}
     for key, (source, value) in sorted(typed.items(), key=lambda item: item[0] != "optim.name"):
         layers.append(Layer(source, _by_section({key: value})))
 
@@ -217,6 +224,7 @@ def resolve_config(
                 keys = {}
             if section == "optim":
                 _drop_optimizer_keys(merged.get("optim", {}), keys)
+            keys = {name: value for name, value in keys.items() if f"{section}.{name}" not in unused}
             merged.setdefault(section, {}).update(keys)
             for name in keys:
                 key = f"{section}.{name}"
@@ -247,8 +255,9 @@ def resolve_config(
         defaults = {key: field.default for key, field in fields() if key in untrusted}
         raise ConfigError(problems, config.with_values(**_by_section(defaults)))
     sources = {key: sources.get(key, "default") for key, _ in fields()}
-    no_effect = tuple(keys_without_effect(config, [*file_layers, _by_section(dict.fromkeys(typed))]))
-    return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing, no_effect)
+    no_effect = typed_without_effect(values, unused)
+    no_effect += keys_without_effect(config, [*file_layers, _by_section(dict.fromkeys(typed))])
+    return ResolvedConfig(config, sources, frozenset(typed), foreign_code, missing, tuple(no_effect))
 
 
 def _by_section(values: Mapping[str, Any]) -> ConfigLayer:

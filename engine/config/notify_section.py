@@ -20,7 +20,7 @@ FILE_PREFIX = "file:"
 REFERENCE_PATTERN = r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:([^:\x00-\x1f]|:[^/\x00-\x1f]|:/[^/\x00-\x1f])+)$"
 REFERENCE_ADVICE = (
     "a URL contains secrets, so put it into an environment variable (env:NAME) or a file of mode 0600 (file:PATH); "
-    "gputrain notify --help shows how"
+    "gputrain doctor --help shows how"
 )
 URLS_KEY = "notify.urls"
 MAX_REFERENCES = 20

@@ -119,7 +119,7 @@ def _device_conflicts(config: Config) -> Iterator[Problem]:
 def _data_conflicts(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.default_path is None and data.dataset in (*IMAGE_FILE_DATASETS, *ENCODED_DATASETS):
-        files = {"webdataset": "its tar shards", "packed": "the file that gputrain pack wrote"}
+        files = {"webdataset": "its tar shards", "packed": "the file that gputrain data pack wrote"}
         what = files.get(data.dataset, "the folder of the dataset")
         reason = f"{data.dataset} needs {what}; set data.path (--data-path)"
         yield Problem("data.path", reason, others=("data.dataset",), is_missing=True, code="missing-value")

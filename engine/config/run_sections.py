@@ -72,7 +72,7 @@ class DeviceConfig(Section):
         "auto",
         min_length=1,
         title="GPUs",
-        description="GPUs to train on: auto, all, cpu, free:N, indices (0,2) or UUIDs. auto uses all free GPUs, or "
+        description="GPUs to use: auto, all, cpu, free:N, indices (0,2) or UUIDs. auto uses all free GPUs, or "
         "the CPU if there are none.",
     )
     wait: bool = Field(

@@ -1,7 +1,7 @@
 """Time per stage of the input pipeline, measured only while somebody asks for it.
 
 The code that loads images marks its stages with `stage`. `LoaderCounters` carries their times from the loader processes
-to the rank, whose `DeviceLoader` reports them as `StageTimes` to `gputrain profile`.
+to the rank, whose `DeviceLoader` reports them as `StageTimes` to `gputrain runs profile`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Called by `gputrain data`. The images pass through the pipeline of a run, `engin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +51,21 @@ class Dataset:
     counts: dict[Part, list[int]]
     files: ImageFiles | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for JSON."""
+        data, numbers = self.config.data, (self.counts["train"], self.counts["val"])
+        return {
+            "dataset": data.dataset,
+            "path": data.path,
+            "classes": [
+                {"name": name, "train": in_train, "val": in_val}
+                for name, in_train, in_val in zip(self.source.classes, *numbers, strict=True)
+            ],
+            "files": None if self.files is None else asdict(self.files),
+            "input": asdict(self.image_format),
+            "skipped": list(self.source.skipped),
+        }
+
 
 def open_dataset(config: Config) -> Dataset:
     """Open the dataset of a config as a run does. Raises UsageError."""
@@ -75,7 +91,7 @@ def contact_sheet(dataset: Dataset, part: Part, per_class: int, *, augmented: bo
     classes = [label for label in range(len(dataset.source.classes)) if dataset.counts[part][label]]
     rows = [np.flatnonzero(labels == label)[:per_class] for label in classes[:MAX_SHEET_CLASSES]]
     if not rows:
-        raise UsageError.one("--part", f"{part} has no images; select another part", code="no-images")
+        raise UsageError.one("--split", f"{part} has no images; select another split", code="no-images")
     # The user's transform is imported only where it is applied, and where the caller has checked who named it.
     augment = dataset.config.augment if augmented else AugmentConfig()
     data = dataset.config.data.model_copy(update={"on_bad": "skip"})

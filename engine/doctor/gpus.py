@@ -28,7 +28,7 @@ UNSEEN_GPU_ADVICE = (
     "groups video and render"
 )
 MAX_COMMAND_CHARS = 60
-OTHER_GPUS_ADVICE = "select other GPUs with --gpus, or wait for it with --wait"
+OTHER_GPUS_ADVICE = "select other GPUs with --gpus, or wait for it with --queue"
 # By throttle reason, as `engine.gpus.nvml` names them. An idle GPU needs none.
 THROTTLE_ADVICE = {
     "set clocks": "the GPU's clocks are locked: reset them with `sudo nvidia-smi -rgc -rac`",

@@ -26,7 +26,7 @@ from engine.utils.units import format_bytes
 # Checks of these sections of the config have names of their own; the others are named "config".
 CHECK_NAMES = {"device": "devices", "data": "data"}
 MIN_GPU_BUS_BYTES_PER_SECOND = 2e9  # slower than PCIe through host memory
-BUSY_GPUS_ADVICE = "select other GPUs with --gpus, or wait for them with --wait"
+BUSY_GPUS_ADVICE = "select other GPUs with --gpus, or wait for them with --queue"
 NCCL_ADVICE = (
     "set NCCL_DEBUG=INFO to see where it hangs; if GPUs cannot reach each other, try NCCL_P2P_DISABLE=1 and disable "
     "IOMMU or ACS in the BIOS; `nvidia-smi topo -m` shows how they are connected"

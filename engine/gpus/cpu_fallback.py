@@ -27,10 +27,10 @@ def describe_cpu_fallback(
     of which is usable.
     """
     if devices:
-        advice = "wait for a GPU with --wait, or share GPUs by their indices with --gpus"
+        advice = "wait for a GPU with --queue, or share GPUs by their indices with --gpus"
         # The run ahead may wait for long, or never reserve the GPU, and a desktop never leaves it.
         if shared := next((device for device in devices if device.may_be_shared), None):
-            advice = f"share a GPU with --gpus {shared.selector}, or wait for one with --wait"
+            advice = f"share a GPU with --gpus {shared.selector}, or wait for one with --queue"
         return Problem("", f"no GPU is free ({why_not_free(devices)}); {TRAINING_ON_CPU}", advice, code="gpu-fallback")
     if snapshot is not None and snapshot.gpus:
         gpus, variable = pluralize(len(snapshot.gpus), "GPU"), environ.get("CUDA_VISIBLE_DEVICES")

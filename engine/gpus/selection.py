@@ -16,7 +16,7 @@ from engine.utils.codec import Count
 from engine.utils.errors import Problem, UsageError
 from engine.utils.text import pluralize
 
-WAIT_ADVICE = "wait for them with --wait, or request fewer"
+WAIT_ADVICE = "wait for them with --queue, or request fewer"
 NCCL_MIG_MESSAGE = "NCCL cannot communicate between MIG instances, and CUDA exposes only one to a process"
 MIG_ADVICE = "select one instance, or whole GPUs"
 CPU_ADVICE = "train on the CPU with --gpus cpu"

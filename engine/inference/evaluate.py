@@ -92,7 +92,7 @@ def evaluate_checkpoint(
     images_per_class = np.bincount(labels, minlength=len(checkpoint.classes))
     if not images_per_class.any():
         raise UsageError.one(
-            "--part", f"{part} has no images in {config.data.dataset}; select another part", code="no-images"
+            "--split", f"{part} has no images in {config.data.dataset}; select another split", code="no-images"
         )
     if observer is not None:
         observer.open(config, source, checkpoint.image_format)
@@ -136,7 +136,7 @@ def evaluate_checkpoint(
     except torch.OutOfMemoryError as error:
         reason = f"a batch of {config.data.numeric_batch_size} images does not fit into the memory of {trained.device}"
         raise UsageError.one(
-            "data.batch_size", f"{reason}; reduce data.batch_size, or use --device cpu", code="out-of-memory"
+            "data.batch_size", f"{reason}; reduce data.batch_size, or use --gpus cpu", code="out-of-memory"
         ) from error
     except RuntimeError as error:
         try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from engine.utils.libraries import import_library
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 MODEL_FILES: dict[ExportFormat, str] = {
     "safetensors": "model.safetensors",
     "torch-export": "model.pt2",
@@ -83,16 +82,11 @@ class Program(nn.Module):
         return logits.sigmoid() if self.output == "sigmoid" else logits.softmax(1)
 
 
-def require_format(name: str) -> ExportFormat:
-    """Return the export format of this name. Raises UsageError if there is none, or if its libraries are missing."""
-    if name not in FORMATS:
-        raise UsageError.one(
-            FORMAT_KEY, f"{name} is not allowed: must be one of {', '.join(FORMATS)}", code="unknown-value"
-        )
-    if name == "onnx":
+def require_libraries(file_format: ExportFormat) -> None:
+    """Raise UsageError if the libraries of an export format are missing."""
+    if file_format == "onnx":
         for library in ONNX_LIBRARIES:
             import_library(library, FORMAT_KEY)
-    return name
 
 
 def write_model_file(

@@ -1,7 +1,7 @@
 """Extraction of the features that one layer of a trained model computes for the images of a folder.
 
-Called by `gputrain features`. Images are read as in `engine.inference.predict`. The result is an .npz file that
-`numpy.load` reads without pickle:
+Called by `gputrain predict --features`. Images are read as in `engine.inference.predict`. The result is an .npz file
+that `numpy.load` reads without pickle:
 
     features    float32, one row per image
     paths       path of each image, relative to the folder
@@ -60,8 +60,8 @@ def extract_features(
 ) -> ExtractedFeatures:
     """Write the output of a layer for each image to `target`, in batches and atomically.
 
-    Without `layer`, it is the last stage of `gputrain summary --features`. With `pool`, an output is averaged over its
-    pixels or tokens. `report` receives each file that is no readable image. Raises UsageError for an unknown layer,
+    Without `layer`, it is the last stage of `gputrain models show --stages`. With `pool`, an output is averaged over
+    its pixels or tokens. `report` receives each file that is no readable image. Raises UsageError for an unknown layer,
     for a model that takes no images, without readable images, and if memory or disk do not suffice.
     """
     check_takes_images(model.checkpoint)
@@ -96,12 +96,11 @@ def find_layer(model: TrainedModel, layer: str | None) -> str:
     name = model.checkpoint.config.model.name
     if layer is not None:
         hint = did_you_mean(layer, modules)
-        advice = f"{listed}; `gputrain summary` lists all layers"
-        raise UsageError.one("--layer", f"{name} has no layer {layer!r}{hint}", advice, code="not-found")
+        advice = f"{listed}; `gputrain models show` lists all layers"
+        raise UsageError.one("--features", f"{name} has no layer {layer!r}{hint}", advice, code="not-found")
     if not stages:
-        raise UsageError.one(
-            "--layer", f"{name} has no feature maps", "name a layer that `gputrain summary` lists", code="missing-value"
-        )
+        advice = "name a layer that `gputrain models show` lists"
+        raise UsageError.one("--features", f"{name} has no feature maps", advice, code="missing-value")
     return stages[-1]
 
 
@@ -145,7 +144,7 @@ def _batches(
             yield list(images), values
     except torch.OutOfMemoryError as error:
         reason = f"a batch of {BATCH_SIZE} images does not fit into the memory of {model.device}"
-        raise UsageError.one("--device", reason, "use --device cpu", code="out-of-memory") from error
+        raise UsageError.one("--gpus", reason, "use --gpus cpu", code="out-of-memory") from error
     finally:
         handle.remove()
 
@@ -155,11 +154,11 @@ def _checked_output(outputs: Sequence[Tensor], layer: str, batch_size: int) -> T
     shape = first_shape(list(outputs))
     if shape is None:
         raise UsageError.one(
-            "--layer", f"{layer} returned no tensor or was not called", "choose another layer", code="not-supported"
+            "--features", f"{layer} returned no tensor or was not called", "choose another layer", code="not-supported"
         )
     if not shape or shape[0] != batch_size:
         raise UsageError.one(
-            "--layer",
+            "--features",
             f"the output of {layer} has shape {shape} instead of one entry per image",
             "choose another layer",
             code="not-supported",
@@ -202,7 +201,7 @@ def _write_rows(
         file.write(values.data if values.size else b"")
         files += readable
     if not files:
-        raise UsageError.one("FOLDER", "contains no readable image", code="no-images")
+        raise UsageError.one("PATH", "contains no readable image", code="no-images")
     return files, shape
 
 

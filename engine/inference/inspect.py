@@ -1,4 +1,4 @@
-"""Evaluation of single images, for the lists of `engine.runs.inspection`. Called by `gputrain inspect`.
+"""Evaluation of single images, for the lists of `engine.runs.inspection`. Called by `gputrain evaluate --list`.
 
 `engine.inference.evaluate` evaluates; this module collects the result of each image and small pictures of the worst.
 """
@@ -81,7 +81,7 @@ class _Collector:
         count = sum(source.num_images(part) for part in expand_parts(self._part))
         if count > MAX_IMAGES:
             reason = f"{self._part} has {count:,} images; at most {MAX_IMAGES:,} can be inspected"
-            raise UsageError.one("--part", reason, "select another part", code="too-many")
+            raise UsageError.one("--split", reason, "select another split", code="too-many")
 
     def add(self, part: Part, indices: Indices, logits: Tensor, targets: Tensor, criterion: Criterion) -> None:
         probabilities = to_probabilities(logits, self._config)

@@ -20,8 +20,9 @@ from engine.inference.loading_code import loading_code
 from engine.inference.model_json import ExportedFile, ExportFormat, ModelDescription, TensorDescription
 from engine.inference.trained_model import TrainedCheckpoint
 from engine.runs.event_lines import describe_devices
-from engine.runs.folder import LAST_RUN, RunFolder
+from engine.runs.folder import RunFolder
 from engine.runs.history import History
+from engine.runs.root import LAST_RUN
 from engine.utils.text import printable
 from engine.utils.units import format_duration
 

@@ -1,6 +1,6 @@
 """The stored inspection of a run, as long as checkpoint and data are those of a request. Imports no torch.
 
-`gputrain inspect` asks here before it evaluates with `engine.inference.inspect`.
+`gputrain evaluate --list` asks here before it evaluates with `engine.inference.inspect`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from engine.data.sources.open import open_source
 from engine.runs.checkpoint_files import DamagedCheckpointError, read_digest
 from engine.runs.folder import RunFolder
 from engine.runs.inspection import Inspection, InspectionInfo, PartName
-from engine.runs.inspection_file import read_inspection
+from engine.runs.inspection_file import read_inspection, write_inspection
 from engine.utils.codec import InvalidRecordError
-from engine.utils.errors import UsageError
+from engine.utils.errors import Problem, UsageError
 from engine.utils.files import shown_path
 
 
@@ -25,8 +25,8 @@ from engine.utils.files import shown_path
 class InspectionRequest:
     """What to inspect.
 
-    `digest` is the SHA-256 of the checkpoint file, read before the file is loaded. `raw` and `part` are the flags of
-    these names, `overrides` those of `evaluate_checkpoint`.
+    `digest` is the SHA-256 of the checkpoint file, read before the file is loaded. `raw` and `part` are --no-ema and
+    --split, `overrides` those of `evaluate_checkpoint`.
     """
 
     digest: str
@@ -77,3 +77,16 @@ def _has_same_files(info: InspectionInfo) -> bool:
     return all(
         asdict(source.fingerprint(part)) == info.fingerprints[part] for part in PARTS if part in info.fingerprints
     )
+
+
+def keep_inspection(run: RunFolder, inspection: Inspection) -> Problem | None:
+    """Store an inspection in the folder of its run. Return why it is not kept; None if it is."""
+    if not run.is_of_this_user:
+        return Problem("", f"the result is not kept: {run.path} belongs to another user", code="foreign-owner")
+    try:
+        run.restrict_umask()
+        write_inspection(run, inspection)
+    except OSError as error:
+        reason = f"the result is not kept: {run.path} cannot be written to ({error.strerror})"
+        return Problem("", reason, code="not-writable")
+    return None

@@ -63,8 +63,9 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import OwnershipLostError, RunTakenOverError
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.sinks import Sink
-from engine.training.job import ExitCode, Job, RunResult, StartMethod
+from engine.training.job import Job, RunResult, StartMethod
 from engine.utils.errors import CodedError, Problem, UsageError, collect_problems
+from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, die_with_parent, exit_now
 
 if TYPE_CHECKING:

@@ -39,8 +39,9 @@ from engine.launch.lifecycle import record_result
 from engine.runs.events import RankFailed
 from engine.runs.journal import from_line, to_line
 from engine.runs.recorder import Recorder
-from engine.training.job import ExitCode, RunResult
+from engine.training.job import RunResult
 from engine.utils.codec import Record, replace
+from engine.utils.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -29,9 +29,9 @@ from engine.runs.events import WarningEvent
 from engine.runs.find import newest_first
 from engine.runs.folder import RunFolder, list_runs
 from engine.runs.recorder import Listener
-from engine.training.job import ExitCode
 from engine.utils.codec import Count, Record
 from engine.utils.errors import Problem, UsageError
+from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler, boot_id, process_start_ticks
 
 if TYPE_CHECKING:

@@ -38,8 +38,9 @@ from engine.runs.folder import RunFolder
 from engine.runs.ownership import OwnershipLostError
 from engine.runs.recorder import Listener
 from engine.runs.sinks import Sink
-from engine.training.job import ExitCode, Job, RunResult
+from engine.training.job import Job, RunResult
 from engine.utils.errors import UsageError, raise_if_any
+from engine.utils.exit_codes import ExitCode
 from engine.utils.host import raise_open_files_limit
 from engine.utils.process import SignalHandler, ignore_sighup
 

@@ -35,9 +35,10 @@ from engine.runs.history import History
 from engine.runs.metrics import METRICS, format_known
 from engine.runs.recorder import Listener, Recorder
 from engine.runs.run_record import read_run_record
-from engine.training.job import ExitCode, Job, RunResult
+from engine.training.job import Job, RunResult
 from engine.utils import codec
 from engine.utils.errors import Problem, UsageError
+from engine.utils.exit_codes import ExitCode
 from engine.utils.files import shown_path
 from engine.utils.process import redirect_output
 from engine.utils.text import pluralize

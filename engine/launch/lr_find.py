@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from engine.config.effects import section_keys
 from engine.config.run_sections import CheckpointConfig
 from engine.config.training_sections import ScheduleConfig
 from engine.launch.launcher import launch
@@ -17,6 +18,19 @@ from engine.launch.preflight import RunRequest
 from engine.optim.lr_range import LossCurve, LrRange
 from engine.runs.events import Event, StepEvent
 from engine.runs.recorder import Listener
+
+UNUSED_KEYS = {
+    **dict.fromkeys(
+        ("run.name", "run.resume", "run.requeue", "run.max_restarts", "queue.after", *section_keys("checkpoint")),
+        "in a learning rate test, which is no run",
+    ),
+    **dict.fromkeys(
+        ("run.epochs", "run.early_stop", "run.early_stop_min_delta", "run.log_every", "model.ema", "optim.lr"),
+        "in a learning rate test, which has its own steps and learning rates",
+    ),
+    **dict.fromkeys(section_keys("schedule"), "in a learning rate test, which has its own learning rates"),
+}
+"""Config keys that a test does not use, and the reason."""
 
 
 def range_test_request(request: RunRequest, lr_range: LrRange) -> RunRequest:

@@ -22,8 +22,9 @@ from engine.distributed.rank_env import RankInfo
 from engine.distributed.rendezvous import open_local_store, open_store
 from engine.distributed.watchdog import Heartbeats, HeartbeatWriter
 from engine.runs.events import ConfigRejected
-from engine.training.job import ExitCode, Job
+from engine.training.job import Job
 from engine.utils.errors import UsageError
+from engine.utils.exit_codes import ExitCode
 from engine.utils.process import STOP_SIGNALS, SignalHandler, die_with_parent, exit_now
 
 # A rank writes the tracebacks of its threads to the log.

@@ -29,9 +29,10 @@ from engine.launch.rank_process import DUMP_TRACEBACK_SIGNAL
 from engine.launch.rank_starter import RankStarter
 from engine.runs.control import REQUEST_NAMES, RequestCounters, consume_requests
 from engine.runs.events import ConfigRejected, ControlEvent, Event, FlushJournal, RankFailed
-from engine.training.job import ExitCode, Job, RunResult
+from engine.training.job import Job, RunResult
 from engine.utils import codec
 from engine.utils.errors import Problem, raise_if_any
+from engine.utils.exit_codes import ExitCode
 from engine.utils.exits import describe_exit, oom_kill_count
 from engine.utils.process import SignalHandler, blocked_reason
 

@@ -130,6 +130,15 @@ def library_models(source: str) -> list[CatalogModel]:
     return list(read_listing(source, "models", ModelListing).models)
 
 
+def cached_model_names() -> list[str]:
+    """Return the names of the built-in models and of those in the user's cache. It starts no process."""
+    names = list(BUILTIN_MODELS)
+    for source in MODEL_SOURCES[1:]:
+        cached = find_user_record(cache_folder(), _listing_file_name("models", source), ModelListing)
+        names += [] if cached is None else [model.name for model in cached.models]
+    return list(dict.fromkeys(names))
+
+
 def read_listing(source: str, task: Literal["models", "inputs"], kind: type[Listing]) -> Listing:
     """Return a listing of torchvision or timm from the cache, else from a helper process.
 
@@ -139,7 +148,7 @@ def read_listing(source: str, task: Literal["models", "inputs"], kind: type[List
         raise UsageError.one("model.source", not_installed(source), code="not-installed")
     try:
         request = CatalogRequest(task=task, source=source)
-        return cached_listing(f"{task}-{source}-{installed}.json", kind, _HELPER_MODULE, request)
+        return cached_listing(_listing_file_name(task, source), kind, _HELPER_MODULE, request)
     except HelperError as error:
         raise UsageError.one(
             "model.source", f"the models of {source} cannot be listed: {error}", code="library-failed"
@@ -219,6 +228,10 @@ def count_model_parameters(
             # A missing cache only costs time.
             with suppress(OSError):
                 write_user_record(cache_folder(), _counts_file_name(source), counts)
+
+
+def _listing_file_name(task: str, source: str) -> str:
+    return f"{task}-{source}-{library_version(source)}.json"
 
 
 def _counts_file_name(source: str) -> str:

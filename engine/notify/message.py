@@ -70,7 +70,7 @@ def make_end_message(occasion: Occasion, name: str, host: str, lines: Sequence[s
 
 
 def test_message(host: str) -> Message:
-    """Return the message of `gputrain notify test`."""
+    """Return the message of `gputrain doctor --send-test-message`."""
     return Message("test", f"gputrain on {host}", "This is a test. Messages about your runs arrive here.", "info")
 
 

@@ -1,7 +1,8 @@
 """Send one message to its destinations through apprise, in a short-lived helper process.
 
-`send_message` is the caller's side: the watcher and `gputrain notify test` call it. A destination that hangs costs the
-time limit and no more: the process is killed with all its threads, and holds no memory between messages.
+`send_message` is the caller's side: the watcher and `gputrain doctor --send-test-message` call it. A destination that
+hangs costs the time limit and no more: the process is killed with all its threads, and holds no memory between
+messages.
 """
 
 from __future__ import annotations

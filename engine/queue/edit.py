@@ -20,10 +20,11 @@ from engine.queue.state import PENDING_STAGES, QueueStage, read_queue_state, wri
 from engine.runs.control import send_request
 from engine.runs.events import RunFinished
 from engine.runs.find import check_last, find_run
-from engine.runs.folder import LAST_RUN, RunFolder
+from engine.runs.folder import RunFolder
 from engine.runs.ownership import Ownership
 from engine.runs.record_completion import open_run
 from engine.runs.recorder import Recorder
+from engine.runs.root import LAST_RUN
 from engine.utils.codec import UNSET, UnsetType, replace
 from engine.utils.errors import UsageError
 
@@ -182,7 +183,7 @@ def cancel(row: QueueRow) -> str:
     Raises UsageError."""
     folder = RunFolder(Path(row.folder))
     if not row.is_live:
-        _cancel_interrupted(folder)
+        cancel_interrupted(folder)
     else:
         send_request(folder.control, "stop")
         deadline = time.monotonic() + APPLY_TIMEOUT_SECONDS
@@ -193,16 +194,20 @@ def cancel(row: QueueRow) -> str:
     return f"{row.name} is cancelled."
 
 
-def _cancel_interrupted(folder: RunFolder) -> None:
-    """Record that a run without a supervisor does not start any more. Raises UsageError if it has one by now."""
+def cancel_interrupted(folder: RunFolder) -> bool:
+    """Record that a run without a supervisor does not start any more. Return whether it was in the queue.
+
+    Raises UsageError if it has a supervisor by now."""
     held = find_run(folder.path.parent, str(folder.path))
     ownership = Ownership(held)
     try:
         state = read_queue_state(held)
-        if state is not None and state.stage in PENDING_STAGES:
-            recorder = Recorder(held, Config(), lambda _: None)
-            recorder.record(RunFinished(state="stopped", message="cancelled after its wait was interrupted"))
-            recorder.close()
-            write_queue_state(held, replace(state, stage=QueueStage.ENDED))
+        if state is None or state.stage not in PENDING_STAGES:
+            return False
+        recorder = Recorder(held, Config(), lambda _: None)
+        recorder.record(RunFinished(state="stopped", message="cancelled after its wait was interrupted"))
+        recorder.close()
+        write_queue_state(held, replace(state, stage=QueueStage.ENDED))
+        return True
     finally:
         ownership.release()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.utils import output_file
 from engine.utils.errors import UsageError
-from engine.utils.files import is_folder, open_regular_file, replace_file, shown_path
+from engine.utils.files import open_regular_file, replace_file, shown_path
 
 # A file has its mark in this many bytes of its beginning or its end.
 MARKED_BYTES = 1 << 16
@@ -22,17 +22,8 @@ def make_mark(kind: str, names: Sequence[str]) -> str:
 
 def check_output(path: Path, mark: str, *, force: bool) -> None:
     """Raise UsageError if a file must not be written: it exists and has another mark, unless `force`."""
-    if is_folder(path):
-        raise UsageError.one(
-            str(path), "is a folder", f"name a file in it, such as {path / 'report.html'}", code="not-a-file"
-        )
-    if os.path.lexists(path) and not force and not _has_mark(path, mark):
-        reason = "exists and was not made from these runs"
-        raise UsageError.one(str(path), reason, "set another -o, or overwrite it with --force", code="name-in-use")
-    if not is_folder(path.parent):
-        raise UsageError.one(
-            str(path.parent), "there is no such folder", "create it first, or set another -o", code="not-found"
-        )
+    force = force or _has_mark(path, mark)
+    output_file.check_output(path, "report.html", force=force, although=" and was not made from these runs")
 
 
 def write_output(path: Path, data: bytes, mark: str, *, force: bool) -> Path:

@@ -1,6 +1,7 @@
 """A figure for a paper: curves of runs over epochs, steps, images or hours, as SVG, PDF or PNG.
 
-`gputrain plot` writes it. Runs that differ in the seed alone are one curve, their mean with its standard deviation.
+`gputrain report -o FILE.pdf` writes it. Runs that differ in the seed alone are one curve, their mean with its standard
+deviation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from engine.report.output import make_mark
 from engine.report.runs import ReportedRun, read_reported_run
 from engine.report.style import PRINT, dashes, drawing
 from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable
-from engine.runs.curves import X_AXES, XAxis
+from engine.runs.curves import XAxis
 from engine.runs.fields import ALIASES
 from engine.runs.folder import RunFolder
 from engine.runs.keys import parse_key
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COMMAND = "gputrain plot"
+COMMAND = "gputrain report"
 MARK_KIND = "plot"
 FORMATS = ("svg", "pdf", "png")
 PNG_DPI = 300
@@ -98,14 +99,6 @@ def plotted_curves(chart: Chart) -> list[str]:
     return [key for wanted in sources for key, source in chart.metrics.items() if source is wanted]
 
 
-def find_axis(name: str) -> XAxis:
-    """Return an x axis by its name. Raises UsageError."""
-    for axis in X_AXES:
-        if name.casefold() in (axis, f"{axis}s"):
-            return axis
-    raise UsageError.one("--x", f"{name} is not allowed: must be one of {', '.join(X_AXES)}", code="unknown-value")
-
-
 def parse_width(text: str) -> float:
     """Return a width in inches: `3.25`, `3.25in`, `8.2cm`, `82mm`, `column` or `page`. Raises UsageError."""
     word = text.strip().casefold()
@@ -124,14 +117,14 @@ def parse_width(text: str) -> float:
 
 
 def file_format(path: Path) -> str:
-    """Return the format that the name of a file asks for. Raises UsageError for any other."""
+    """Return the format of a figure that the name of a file asks for. Raises UsageError for any other."""
     suffix = path.suffix.casefold().removeprefix(".")
     if suffix not in FORMATS:
         ending = f"{path.name} ends in .{suffix}" if suffix else f"{path.name} has no ending"
         raise UsageError.one(
             "-o",
-            f"{ending}: must be .svg or .pdf (vector graphics), or .png",
-            "such as curves.pdf",
+            f"{ending}: must be .html (a page), .svg or .pdf (vector graphics), or .png",
+            "such as report.html or curves.pdf",
             code="wrong-format",
         )
     return suffix

@@ -137,7 +137,7 @@ class ImageSection:
 
 def image_section(run: ReportedRun) -> ImageSection:
     """Return the most confident mistakes and the suspected wrong labels of the inspection of a run."""
-    command = f"gputrain inspect {run.name}"
+    command = f"gputrain evaluate {run.name} --list mistakes"
     try:
         inspection = read_inspection(run.folder)
     except InvalidRecordError as error:
@@ -152,7 +152,7 @@ def image_section(run: ReportedRun) -> ImageSection:
     note = f"{inspection.info.checkpoint} of {place} gets {len(rows):,} of {images:,} images wrong."
     if inspection.info.overrides:
         note += f" The images are of other data: {' '.join(inspection.info.overrides)}."
-    suspected = inspection.ranked("labels", part, MAX_SUSPECTED_IMAGES)
+    suspected = inspection.ranked("label-issues", part, MAX_SUSPECTED_IMAGES)
     return ImageSection(
         note,
         _shown(run, inspection, rows[:MAX_WORST_IMAGES]),

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from engine.runs.control import consume_requests
 from engine.runs.find import require_own
-from engine.runs.folder import LAST_RUN, OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_run_folder
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder
 from engine.runs.ownership import Ownership, check_not_owned
+from engine.runs.root import LAST_RUN, is_run_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import shown_path
 from engine.utils.host import nearest_existing

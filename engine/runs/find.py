@@ -10,16 +10,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from engine.config.run_name import normalize_name
-from engine.runs.folder import (
-    LAST_RUN,
-    OTHER_RUNS_FOLDER_ADVICE,
-    TRUST_OWNER_ADVICE,
-    RunFolder,
-    is_listed,
-    is_run_folder,
-    list_runs,
-)
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, TRUST_OWNER_ADVICE, RunFolder, list_runs
 from engine.runs.record_completion import read_listed_record
+from engine.runs.root import LAST_RUN, is_listed, is_run_folder
 from engine.runs.run_record import read_run_record
 from engine.utils.errors import UsageError, did_you_mean
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.runs.claim import is_claimed
+from engine.runs.root import is_listed, is_run_folder
 from engine.utils.errors import UsageError
-from engine.utils.files import expand_user, is_file, open_folder, path_of_descriptor
+from engine.utils.files import is_file, open_folder, path_of_descriptor
 from engine.utils.trust import foreign_reason
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 # Two confusion matrices of 1,000 classes take 24 MB, with counts of four digits.
 MAX_EVALUATION_BYTES = 48 << 20
 TRUST_OWNER_ADVICE = "use it anyway with --trust-owner"
-# Stands for the newest run on the command line.
-LAST_RUN = "last"
 # The settings in the folder of a sweep, which make it one. `engine.sweeps.folder` knows its other files.
 SWEEP_FILE = "sweep.yaml"
 _TRIAL = re.compile(r"(.+)-([0-9]{3,})")
@@ -58,12 +57,6 @@ class RunState(StrEnum):
 
 
 LIVE_STATES = frozenset({RunState.WAITING, RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING})
-
-
-def runs_root(override: str | None = None) -> Path:
-    """Return the folder that contains all runs: `override`, else $GPUTRAIN_RUNS, else ./runs. Raises UsageError if it
-    names an unknown user."""
-    return expand_user(override or os.environ.get("GPUTRAIN_RUNS") or "runs").absolute()
 
 
 class _Entry:
@@ -122,7 +115,7 @@ class RunFolder:
     evaluation = _Entry("evaluation.json")
     """Per-class results of the last and the best epoch; see `engine.runs.evaluations`."""
     inspection = _Entry("inspection.npz")
-    """Results of each image of the last `gputrain inspect`, see `engine.runs.inspection`."""
+    """Results of each image of the last `gputrain evaluate --list`, see `engine.runs.inspection`."""
     export = _Entry("export")
     """Folder to which `gputrain export` writes by default."""
     sync = _Entry("sync")
@@ -279,17 +272,7 @@ def list_runs(root: Path) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted(paths) if is_listed(path.name) and is_run_folder(path)]
 
 
-def is_listed(name: str) -> bool:
-    """Whether a folder of this name can be a run of a list. Hidden folders, such as the trash, are none."""
-    return not name.startswith(".")
-
-
 def sweep_of_trial(run_name: str) -> tuple[str, int] | None:
     """Return the name of the sweep and the number of the trial that a run may be, by its name."""
     match = _TRIAL.fullmatch(run_name)
     return (match[1], int(match[2])) if match else None
-
-
-def is_run_folder(path: Path) -> bool:
-    """Whether the path is a readable run folder. Links do not count, because they could point anywhere."""
-    return is_file(path / "lock") and not path.is_symlink()

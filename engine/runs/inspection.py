@@ -1,7 +1,8 @@
 """What a model makes of each single image: the rows of `RUN/inspection.npz`, and the lists that rank them.
 
 `engine.inference.inspect` evaluates the images, `engine.runs.inspection_file` reads and writes the file,
-`engine.inference.preview` shows an image of a row. `gputrain inspect`, the screen and the report show the lists.
+`engine.inference.preview` shows an image of a row. `gputrain evaluate --list`, the screen and the report show the
+lists.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 
 from engine.utils.codec import ENTRIES, Count, FileRecord, Integer, Meta, UnixTime
 
-ListName = Literal["mistakes", "doubtful", "labels"]
-LIST_NAMES: tuple[ListName, ...] = ("mistakes", "doubtful", "labels")
+ListName = Literal["mistakes", "uncertain", "label-issues"]
+LIST_NAMES: tuple[ListName, ...] = ("mistakes", "uncertain", "label-issues")
 # In the order of their codes in the column `part`.
 PART_NAMES = ("train", "val")
 PartName = Literal["val", "train", "all"]
@@ -158,7 +159,7 @@ class Inspection:
 
     def ranked(self, name: ListName, part: PartName = "all", limit: int | None = None) -> Rows:
         """Return the rows of a list by its name, the most interesting first."""
-        rank = {"mistakes": self.confident_mistakes, "doubtful": self.doubtful, "labels": self.suspected_labels}
+        rank = {"mistakes": self.confident_mistakes, "uncertain": self.uncertain, "label-issues": self.suspected_labels}
         return rank[name](part, limit)
 
     def cell(self, true: int, predicted: int, part: PartName = "all", limit: int | None = None) -> Rows:
@@ -171,7 +172,7 @@ class Inspection:
         rows = self._rows(self.predicted != self.label, part)
         return _sort(rows, -_finite(self.probability[rows], 1.0), limit)
 
-    def doubtful(self, part: PartName = "all", limit: int | None = None) -> Rows:
+    def uncertain(self, part: PartName = "all", limit: int | None = None) -> Rows:
         """Return all images by ascending difference between the probabilities of their two most probable classes."""
         rows = self._rows(np.ones(len(self), bool), part)
         return _sort(rows, _finite(self.margin[rows], 0.0), limit)

@@ -65,6 +65,44 @@ class LogReader:
         """Open the log. Raises OSError if it is missing or not a regular file."""
         self._path = path
         self._file: BinaryIO = open_regular_file(path)
+        self._rest = ""
+
+    def skip_to_last(self, count: int) -> None:
+        """Let the next `read` begin with the last lines as it returns them; the last one may lack its end."""
+        start = self._find_lines(count)
+        self._file.seek(start)
+        # A carriage return also ends a line, so these can be more.
+        skipped, end = -count, "\n"
+        for end in self._parts():
+            skipped += end.count("\n")
+        skipped += not end.endswith("\n")
+        self._file.seek(start)
+        for part in self._parts() if skipped > 0 else ():
+            lines = part.splitlines(keepends=True)
+            if len(lines) > skipped:
+                self._rest = "".join(lines[skipped:])
+                return
+            skipped -= part.count("\n")
+
+    def _find_lines(self, count: int) -> int:
+        """Return where the last lines begin that newlines end."""
+        position = self._file.seek(0, os.SEEK_END)
+        is_last = True
+        while position > 0:
+            size = min(position, MAX_PART_BYTES)
+            position = self._file.seek(position - size)
+            block = self._file.read(size)
+            count += is_last and block.endswith(b"\n")
+            is_last = False
+            newlines = block.count(b"\n")
+            if newlines < count:
+                count -= newlines
+                continue
+            index = len(block)
+            for _ in range(count):
+                index = block.rindex(b"\n", 0, index)
+            return position + index + 1
+        return 0
 
     def read(self) -> Iterator[str]:
         """Yield the text that was added since the last call, at most a line at a time. Starts again at the beginning of
@@ -72,11 +110,17 @@ class LogReader:
 
         Control characters are escaped except tabs. A line ends with a newline, also if it ended with a carriage return.
         """
+        rest, self._rest = self._rest, ""
+        if rest:
+            yield rest
         while True:
-            while part := self._file.readline(MAX_PART_BYTES):
-                yield _escape(part.decode(errors="replace"))
+            yield from self._parts()
             if not self._reopen():
                 return
+
+    def _parts(self) -> Iterator[str]:
+        while part := self._file.readline(MAX_PART_BYTES):
+            yield _escape(part.decode(errors="replace"))
 
     def _reopen(self) -> bool:
         """Open the log again if this is no longer the file at its path, or if it became shorter."""

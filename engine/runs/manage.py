@@ -11,8 +11,9 @@ from pathlib import Path
 
 from engine.config.run_name import name_problem, normalize_name
 from engine.runs.find import find_run, require_own
-from engine.runs.folder import LAST_RUN, RunFolder, is_run_folder
+from engine.runs.folder import RunFolder
 from engine.runs.ownership import locked_ended_run
+from engine.runs.root import LAST_RUN, is_run_folder
 from engine.runs.run_config import read_stored_config
 from engine.utils.errors import UsageError
 from engine.utils.files import replace_file

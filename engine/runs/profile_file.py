@@ -1,6 +1,6 @@
 """Profiles of a run: `RUN/profile/step-NNNNNNNN/profile.json` beside the trace of each rank, `rank-N.json.gz`.
 
-`engine.training.profile` writes them on rank 0, `gputrain profile` and the screen read them. Another user may have
+`engine.training.profile` writes them on rank 0, `gputrain runs profile` and the screen read them. Another user may have
 written the file, so its size and all values are bounded, and no link is followed.
 """
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder, is_listed
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, RunFolder
+from engine.runs.root import is_listed
 from engine.runs.run_row import RunRow, read_row
 from engine.utils.errors import UsageError
 

@@ -15,6 +15,7 @@ from engine.runs.claim import MAX_TEXT_CHARS, observe_claim
 from engine.runs.folder import LIVE_STATES, RunFolder, RunState
 from engine.runs.labels import read_labels
 from engine.runs.record_completion import read_listed_record
+from engine.runs.run_config import all_values
 from engine.runs.run_record import NO_RECORD, RunRecord, find_stored_record, read_run_record
 from engine.runs.sinks import file_system_problem
 from engine.utils.codec import to_builtins
@@ -53,6 +54,7 @@ class RunRow(NamedTuple):
         known = to_builtins(self.record)
         values: dict[str, object] = {name: known.get(name) for name in RunRecord.__struct_fields__}
         values |= {**self._asdict(), "tags": list(self.tags), "age_seconds": self.age_seconds}
+        values["config"] = {} if self.record.config is None else all_values(self.name, self.record.config)
         del values["trials"], values["record"]
         return values
 

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from engine.config.run_name import name_problem, normalize_name
 from engine.runs.checkpoint_files import list_checkpoints
-from engine.runs.folder import LAST_RUN, RunFolder
+from engine.runs.folder import RunFolder
 from engine.runs.manage import check_new_name, move_folder
 from engine.runs.ownership import locked_ended_run
+from engine.runs.root import LAST_RUN
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import opened_folder
 from engine.utils.text import pluralize
@@ -158,7 +159,7 @@ def restore_run(root: Path, run: TrashedRun, name: str | None = None) -> RunFold
     Raises UsageError if the name is invalid, in use or stands for the newest run, or if the run cannot be moved.
     """
     target = run.name if name is None else check_new_name(name)
-    advice = f"restore it under another name with `gputrain runs restore {run.entry} --name NAME`"
+    advice = f"restore it under another name with `gputrain runs restore {run.entry} NAME`"
     if target == LAST_RUN:
         raise UsageError.one(target, "is reserved: it stands for the newest run", advice, code="invalid-name")
     try:

@@ -1,7 +1,7 @@
 """The table of charts: which curves each one has, where it is shown, and how it is drawn.
 
-The screens (`tui.charts`), the report and `gputrain plot` (`engine.report`) take their charts from `CHARTS`. A
-chart of one metric has the title of that metric in `engine.runs.metrics`. To add a chart, add a row.
+The screens (`tui.charts`), and the pages and figures of `gputrain report` (`engine.report`) take their charts from
+`CHARTS`. A chart of one metric has the title of that metric in `engine.runs.metrics`. To add a chart, add a row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Place(Flag):
     """The report on one run."""
     REPORT_OF_SEVERAL = auto()
     PLOT = auto()
-    """A figure of `gputrain plot`, which also takes the key of each other metric."""
+    """A figure of `gputrain report -o FILE.pdf`, which also takes the key of each other metric."""
 
 
 @dataclass(frozen=True)

@@ -3,3 +3,8 @@
 `settings` validates what a sweep searches, `folder` holds its files, `study` is the Optuna study in them. `controller`
 asks for trials, starts them as runs (`trial_run`) and tells their results; `status` reads a sweep for the screens.
 """
+
+from typing import Literal
+
+Sampler = Literal["tpe", "grid", "random"]
+Pruner = Literal["asha", "none"]

@@ -30,8 +30,8 @@ from engine.sweeps.settings import SweepSettings
 from engine.sweeps.space import overrides_of
 from engine.sweeps.study import CRASHES, PRESET, PRUNED_AT, RUN, SweepStudy
 from engine.sweeps.trial_run import Ended, TrialRun, result_of
-from engine.training.job import ExitCode
 from engine.utils.errors import Problem
+from engine.utils.exit_codes import ExitCode
 from engine.utils.files import replace_file
 from engine.utils.process import SignalHandler
 from engine.utils.text import pluralize, printable
@@ -297,7 +297,7 @@ class Controller:
             lines.append(f"best: trial {best.number}, {value}; {best_command(self.folder)}")
         code = ExitCode.FINISHED if self._has_result else ExitCode.FAILED
         if counts["running"] or (self._stopping and len(trials) < self.settings.trials and self._has_result):
-            lines.append(f"continue with `gputrain sweep --resume {self.folder.name}`")
+            lines.append(f"continue with `gputrain sweep resume {self.folder.name}`")
             code = ExitCode.STOPPED
         for line in lines:
             self.emit(line)

@@ -18,13 +18,8 @@ from pathlib import Path
 from engine.config.run_name import MAX_NAME_BYTES as MAX_RUN_BYTES
 from engine.config.run_name import MAX_NAME_CHARACTERS as MAX_RUN_CHARACTERS
 from engine.config.run_name import normalize_name
-from engine.runs.folder import (
-    OTHER_RUNS_FOLDER_ADVICE,
-    SWEEP_FILE,
-    TRUST_OWNER_ADVICE,
-    RunFolder,
-    is_run_folder,
-)
+from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, SWEEP_FILE, TRUST_OWNER_ADVICE, RunFolder
+from engine.runs.root import is_run_folder
 from engine.utils.errors import UsageError, did_you_mean
 from engine.utils.files import is_file, is_locked
 from engine.utils.trust import foreign_reason, is_shared

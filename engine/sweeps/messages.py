@@ -13,8 +13,8 @@ from engine.notify.message import make_end_message
 from engine.notify.sender import send_message
 from engine.notify.start import is_notified
 from engine.sweeps.folder import SweepFolder
-from engine.training.job import ExitCode
 from engine.utils.errors import Problem
+from engine.utils.exit_codes import ExitCode
 
 # What a trial of a sweep reports by itself: forty trials would send forty messages about their ends.
 TRIAL_OCCASIONS = ("crashed", "stalled", "slowed")

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import yaml
 
@@ -17,6 +17,7 @@ from engine.config.yaml_io import read_yaml, to_yaml
 from engine.runs.keys import parse_key, quote_key
 from engine.runs.metric_directions import DIRECTIONS
 from engine.runs.metrics import METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, own_metric
+from engine.sweeps import Pruner, Sampler
 from engine.sweeps.space import Range, Space, parse_space, split_choices
 from engine.utils.codec import format_problem
 from engine.utils.errors import Problem, UsageError, collect_problems, did_you_mean, raise_if_any
@@ -24,8 +25,6 @@ from engine.utils.files import expand_user, is_file, replace_file
 from engine.utils.trust import foreign_path_reason
 
 SETTINGS_FORMAT = 1
-Sampler = Literal["tpe", "grid", "random"]
-Pruner = Literal["asha", "none"]
 DEFAULT_TRIALS = 40
 MAX_TRIALS = 100_000
 MAX_PARALLEL = 1024
@@ -120,12 +119,39 @@ def with_direction(settings: SweepSettings, directions: Mapping[str, Better]) ->
     )
 
 
-def split_space(values: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:
-    """Split `key=SPACE` arguments into the searched and the fixed keys. Raises UsageError with every problem."""
+def metric_in_direction(option: str, text: str, better: Better) -> str:
+    """Return the setting `metric` of `--maximize METRIC` or `--minimize METRIC`. Raises UsageError if it is no metric
+    of an epoch, or if its values are better in the other direction."""
+    rest, _, word = text.rpartition("=")
+    key = parse_key(rest if word in DIRECTIONS else text)
+    metric = find_objective(key, {key.removeprefix(METRIC_PREFIX): DIRECTIONS.get(word, better)})
+    if metric is None:
+        known = (*(name for name in objective_keys() if METRICS[name].better is better), f"{METRIC_PREFIX}NAME")
+        raise UsageError([_unknown_metric(option, text, known)])
+    if metric.better is not better:
+        other = "--minimize" if metric.better is Better.LOW else "--maximize"
+        reason = f"{metric.better} values of {metric.key} are better; use {other} {quote_key(metric.key)}"
+        raise UsageError.one(option, reason, code="conflict")
+    return f"{quote_key(key)}={better}" if key.startswith(METRIC_PREFIX) else key
+
+
+def _unknown_metric(location: str, text: str, known: Sequence[str]) -> Problem:
+    reason = f"{text!r} is not allowed: must be one of {', '.join(known)}"
+    return Problem(location, reason + did_you_mean(text, known), code="unknown-value")
+
+
+def split_space(
+    values: Iterable[tuple[str, str]], flags: Iterable[tuple[str, str]] = ()
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Split `key=SPACE` arguments into the searched and the fixed keys. `flags` are keys with the value of all trials.
+
+    Raises UsageError with every problem.
+    """
     space: dict[str, str] = {}
     fixed: dict[str, str] = {}
     problems: list[Problem] = []
-    for key, text in values:
+    given = [*((key, text, False) for key, text in values), *((key, text, True) for key, text in flags)]
+    for key, text, is_flag in given:
         with collect_problems(problems):
             if key in space or key in fixed:
                 raise UsageError.one(key, "is given twice; keep one", code="duplicate-key")
@@ -135,9 +161,12 @@ def split_space(values: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict
                 )
             if key in PATH_KEYS:
                 # The sweep may be continued from another folder.
-                text = ",".join(map(_absolute, split_choices(text)))
+                text = _absolute(text) if is_flag else ",".join(map(_absolute, split_choices(text)))
             # A list of GPUs has commas.
-            searched = None if key == "device.gpus" else parse_space(key, text)
+            searched = None if key == "device.gpus" or (is_flag and key in PATH_KEYS) else parse_space(key, text)
+            if is_flag and searched is not None:
+                reason = f"its option sets one value for all trials; write {key}={text} to search these values"
+                raise UsageError.one(key, reason, code="invalid-value")
             (fixed if searched is None else space)[key] = text
     raise_if_any(problems)
     return space, fixed
@@ -158,13 +187,14 @@ def check_numbers(settings: SweepSettings) -> list[Problem]:
             )
     if not _is_integer(settings.seed) or not 0 <= settings.seed < 2**32:
         problems.append(
-            Problem("--seed", f"must be an integer from 0 to {2**32 - 1}, not {settings.seed!r}", code="out-of-range")
+            Problem(
+                "--sampler-seed",
+                f"must be an integer from 0 to {2**32 - 1}, not {settings.seed!r}",
+                code="out-of-range",
+            )
         )
     if find_objective(settings.metric) is None:
-        known = (*objective_keys(), f"{METRIC_PREFIX}NAME")
-        reason = f"{settings.metric!r} is not allowed: must be one of {', '.join(known)}"
-        hint = did_you_mean(settings.metric, known)
-        problems.append(Problem("--metric", reason + hint, code="unknown-value"))
+        problems.append(_unknown_metric("metric", settings.metric, (*objective_keys(), f"{METRIC_PREFIX}NAME")))
     for name, choices in CHOICES.items():
         value = getattr(settings, name)
         if value not in choices:
@@ -322,3 +352,31 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError.one(str(path), "must map the settings of a sweep to their values", code="wrong-format")
     return values
+
+
+def typed_settings(
+    file: str | None,
+    overrides: Sequence[str],
+    fixed_values: Mapping[str, str],
+    given: Mapping[str, Any],
+    *,
+    trust: bool,
+) -> tuple[SweepSettings, str | None]:
+    """Return the settings that CONFIG, KEY=SPACE, fixed values and `given` fields describe, and the name in a sweep
+    file, if any. `trust` reads a sweep file that another user can change. Raises UsageError."""
+    pairs = ((key.strip(), value) for key, _, value in (text.partition("=") for text in overrides))
+    space, fixed = split_space(pairs, fixed_values.items())
+    settings, name = SweepSettings(), None
+    path = expand_user(file) if file is not None else None
+    if path is not None and is_sweep_file(path):
+        settings, name = read_sweep_file(path, trust_owner=trust)
+        # A key of the command line replaces that of the file, searched or fixed.
+        typed = {*space, *fixed}
+        space = {key: text for key, text in settings.space.items() if key not in typed} | space
+        fixed = {key: text for key, text in settings.fixed.items() if key not in typed} | fixed
+    elif path is not None:
+        settings = replace(settings, config=str(path.absolute()) if is_file(path) else file)
+    is_grid = given.get("sampler", settings.sampler) == "grid"
+    if is_grid and "trials" not in given and settings.trials == SweepSettings().trials:
+        given = {**given, "trials": MAX_TRIALS}
+    return replace(settings, space=space, fixed=fixed, **given), name

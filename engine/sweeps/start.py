@@ -16,6 +16,7 @@ from engine.config.loader import resolve_config
 from engine.config.notify_section import URLS_KEY
 from engine.config.run_name import name_from_stem, name_problem, normalize_name
 from engine.config.user_code import TRUST_ADVICE, user_code_names
+from engine.launch.detached import start_detached
 from engine.runs.control import consume_requests
 from engine.sweeps.controller import Controller, Emit
 from engine.sweeps.folder import (
@@ -31,10 +32,12 @@ from engine.sweeps.plan import SweepPlan, preset_values, without_name
 from engine.sweeps.settings import SweepSettings, check_numbers, read_settings, write_settings
 from engine.sweeps.space import overrides_of
 from engine.sweeps.study import SweepStudy, open_study
-from engine.training.job import ExitCode
-from engine.utils.errors import UsageError, raise_if_any
+from engine.utils.errors import Problem, UsageError, raise_if_any
+from engine.utils.exit_codes import ExitCode
 from engine.utils.files import append_to_file, replace_file
 from engine.utils.process import SignalHandler, ignore_sighup
+
+DETACH_TIMEOUT_SECONDS = 20.0
 
 
 def check_name(name: str) -> str:
@@ -61,7 +64,7 @@ def choose_folder(root: Path, name: str | None, settings: SweepSettings) -> Swee
         if is_sweep_folder(folder.path):
             if differences := read_settings(folder.settings).differences(settings):
                 reason = f"the sweep {name} already exists in {root} with another {', '.join(differences)}"
-                advice = f"use another --name, or continue it with `gputrain sweep --resume {name}`"
+                advice = f"use another --name, or continue it with `gputrain sweep resume {name}`"
                 raise UsageError.one("--name", reason, advice, code="conflict")
         elif taken := _taken_name(folder):
             raise UsageError.one(
@@ -174,3 +177,20 @@ def _announce(folder: SweepFolder, plan: SweepPlan, study: SweepStudy, report: E
     if plan.outside and not done:
         keys = " and ".join(plan.outside)
         report(f"trial 0 is the config itself, although its value of {keys} is not in the space")
+
+
+def detach_sweep(folder: SweepFolder, command: Sequence[str], flags: Sequence[str]) -> Problem | None:
+    """Start the controller in the background, and wait until it runs. Return a warning about the background, if any.
+
+    `command` is the gputrain command line, `flags` are flags of its `sweep resume`. Raises UsageError if it ends."""
+    root = folder.path.parent
+    launched = start_detached([*command, "sweep", "resume", folder.name, "--runs-dir", str(root), *flags], root)
+    deadline = time.monotonic() + DETACH_TIMEOUT_SECONDS
+    while not folder.is_running() and time.monotonic() < deadline:
+        if launched.exit_code is not None:
+            if launched.exit_code == 0:
+                break
+            reason = "; ".join(launched.output_lines()[-3:]) or "it ended at once"
+            raise UsageError.one(folder.name, f"the sweep could not be started: {reason}", code="not-started")
+        time.sleep(0.05)
+    return launched.warning

@@ -1,4 +1,4 @@
-"""The state of a sweep for `gputrain sweep show` and the screen: its trials, the best one, and what each key matters.
+"""The state of a sweep for its commands and its screen: its trials, the best one, and what each key matters.
 
 A `SweepReader` reads only what is new at each poll, and writes nothing.
 """
@@ -53,7 +53,7 @@ class SweepStatus:
 
     `trials` are in the order of their numbers. `best` is the completed trial with the best value. `importances` holds
     the share of each key, the largest first; empty until there are enough results. `counts` is the number of trials by
-    state. `running` means that a controller on this host runs it.
+    state. `running` means that a controller on this host runs it. `started_at` is the start of trial 0 in Unix seconds.
     """
 
     name: str
@@ -64,6 +64,17 @@ class SweepStatus:
     best: TrialRow | None
     importances: Mapping[str, float]
     trials: tuple[TrialRow, ...]
+    started_at: float | None = None
+
+    @property
+    def state(self) -> str:
+        """What it does: running, ended, or not running although trials are left."""
+        return "running" if self.running else "ended" if self.done >= self.settings.trials else "not running"
+
+    @property
+    def done(self) -> int:
+        """The number of trials that have ended for good."""
+        return sum(row.state not in ("running", "stopped") for row in self.trials)
 
     def by_value(self) -> list[TrialRow]:
         """Return the trials, the best value first and those without a value last."""
@@ -78,6 +89,20 @@ class SweepStatus:
         """Return the JSON of `gputrain sweep show --json`."""
         return {"format": STATUS_FORMAT, **asdict(self)}
 
+    def summary(self) -> dict[str, Any]:
+        """Return the JSON of the sweep in `gputrain sweep list --json`."""
+        return {
+            "name": self.name,
+            "folder": self.folder,
+            "state": self.state,
+            "done": self.done,
+            "trials": self.settings.trials,
+            "metric": self.settings.objective.key,
+            "best": None if self.best is None else self.best.value,
+            "best_run": None if self.best is None else self.best.run,
+            "started_at": self.started_at,
+        }
+
 
 class SweepReader:
     """Reads a sweep repeatedly. `folder` must have been found with `find_sweep`, which checks its owner."""
@@ -88,19 +113,22 @@ class SweepReader:
         self._importances: Mapping[str, float] = {}
         self._complete = -1
 
-    def poll(self) -> SweepStatus:
-        """Return the current status. Raises UsageError if the files of the sweep are not valid."""
+    def poll(self, *, with_importances: bool = True) -> SweepStatus:
+        """Return the current status. Raises UsageError if the files of the sweep are not valid.
+
+        Without `with_importances`, which take the most time, they are empty.
+        """
         # The number of trials may change while the sweep runs.
         settings = read_settings(self.folder.settings)
         if self._study is None and self.folder.journal.exists():
             self._study = open_study(self.folder, settings)
         with journal_errors(self.folder.journal):
-            return self._read(settings)
+            return self._read(settings, with_importances=with_importances)
 
-    def _read(self, settings: SweepSettings) -> SweepStatus:
+    def _read(self, settings: SweepSettings, *, with_importances: bool) -> SweepStatus:
         trials = [] if self._study is None else self._study.trials()
         complete = sum(trial.state.name == "COMPLETE" for trial in trials)
-        if self._study is not None and complete != self._complete:
+        if with_importances and self._study is not None and complete != self._complete:
             self._complete, self._importances = complete, self._study.importances()
         running = self.folder.is_running()
         rows = tuple(_row(self.folder.trial(trial.number), trial, is_running=running) for trial in trials)
@@ -114,6 +142,7 @@ class SweepReader:
             best=None if best is None else rows[best.number],
             importances=self._importances,
             counts=dict(Counter(row.state for row in rows)),
+            started_at=trials[0].datetime_start.timestamp() if trials and trials[0].datetime_start else None,
         )
 
 

@@ -24,8 +24,8 @@ from engine.runs.folder import RunFolder, RunState
 from engine.runs.history import History
 from engine.runs.journal import JournalReader
 from engine.runs.metrics import Metric
-from engine.training.job import ExitCode
 from engine.utils.errors import Problem, UsageError
+from engine.utils.exit_codes import ExitCode
 from engine.utils.process import STOP_SIGNALS
 from engine.utils.text import printable
 

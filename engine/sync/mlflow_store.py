@@ -68,7 +68,7 @@ class MlflowStore(Service):
             )
             raise UsageError.one("MLFLOW_TRACKING_URI", reason, code="missing-value")
         if find_spec("mlflow") is None:
-            raise UsageError.one("--to mlflow", not_installed("mlflow-skinny"), code="not-installed")
+            raise UsageError.one("--service mlflow", not_installed("mlflow-skinny"), code="not-installed")
         self._uri = uri
         self._address = without_credentials(uri)
         self._experiment_name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_EXPERIMENT

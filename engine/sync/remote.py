@@ -56,7 +56,7 @@ class Service(ABC):
     """A service that runs are copied to, with the project or experiment that they get into."""
 
     name: str
-    """Value of `--to`."""
+    """Value of `--service`."""
     destination: str
     """Which service, project or experiment, without credentials. A run has one remote run at each destination."""
 

@@ -1,6 +1,6 @@
 """Copy runs to one service: read their journals, send what is new, end a remote run when its run has ended.
 
-`gputrain sync` calls it. Each step is sent once, with the values of the session that counts: the journal is
+`gputrain runs sync` calls it. Each step is sent once, with the values of the session that counts: the journal is
 scanned for resumes first, and steps that a later session repeats are not sent. If a resume voids steps that were sent
 before, the remote run is replaced by one that gets all valid steps.
 """

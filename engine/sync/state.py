@@ -99,7 +99,7 @@ def open_state(folder: RunFolder, service: str) -> Iterator[StateFile]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError.one(
-                folder.name, f"another `gputrain sync` sends this run to {service}", code="already-running"
+                folder.name, f"another `gputrain runs sync` sends this run to {service}", code="already-running"
             ) from error
         except OSError:
             # Not every network file system has locks.

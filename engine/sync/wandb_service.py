@@ -71,7 +71,7 @@ class WandbService(Service):
         try:
             import wandb
         except ImportError as error:
-            raise UsageError.one("--to wandb", not_installed("wandb"), code="not-installed") from error
+            raise UsageError.one("--service wandb", not_installed("wandb"), code="not-installed") from error
         self._library = wandb
         self._settings = wandb.setup().settings
         if self._settings.mode == "disabled":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import Literal
 
 from engine.config.schema import Config
@@ -16,15 +15,6 @@ from engine.runs.folder import RunFolder
 Outcome = Literal["finished", "stopped"]
 # How ranks are started: by gputrain with one of torch's start methods, or by another launcher.
 StartMethod = Literal["fork", "spawn", "torchrun", "srun", "env"]
-
-
-class ExitCode(IntEnum):
-    """Exit code of a rank, and of `gputrain run --headless`."""
-
-    FINISHED = 0
-    FAILED = 1
-    USAGE_ERROR = 2
-    STOPPED = 3
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Profile training steps on request, on all ranks at the same steps.
 
-`trainer` calls `StepProfiler` between two steps; `gputrain profile` and the run screen send the request.
+`trainer` calls `StepProfiler` between two steps; `gputrain runs profile` and the run screen send the request.
 `profile_report` computes and writes the result.
 """
 

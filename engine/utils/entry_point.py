@@ -14,13 +14,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from engine.utils.exit_codes import ExitCode
+
 # typing takes 3 ms to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
-
-USAGE_ERROR, FAILURE = 2, 1
 
 
 class OutputError(OSError):
@@ -110,7 +110,9 @@ def reported_faults() -> Iterator[None]:
             os.getcwd()  # noqa: PTH109 - pathlib takes time to import
         except OSError:
             _exit_with(
-                "the working folder does not exist any more; change to another folder", USAGE_ERROR, code="not-found"
+                "the working folder does not exist any more; change to another folder",
+                ExitCode.USAGE_ERROR,
+                code="not-found",
             )
         try:
             yield
@@ -122,13 +124,15 @@ def reported_faults() -> Iterator[None]:
         _discard_output()
         if error.errno == errno.EPIPE:
             # The reader of a pipe closes it when it has read enough, as `head` does.
-            sys.exit(FAILURE)
-        _exit_with(f"stdout cannot be written: {error.strerror}", FAILURE, code="not-writable")
+            sys.exit(ExitCode.FAILED)
+        _exit_with(f"stdout cannot be written: {error.strerror}", ExitCode.FAILED, code="not-writable")
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         _exit_with(
-            "this process may not open more files; raise the limit with `ulimit -n 1024`", FAILURE, code="limit-too-low"
+            "this process may not open more files; raise the limit with `ulimit -n 1024`",
+            ExitCode.FAILED,
+            code="limit-too-low",
         )
 
 

@@ -112,8 +112,8 @@ def attack(stage: Stage) -> None:
         path = saved_checkpoint(stage.shared / what.replace(" ", "-"), values)
         for file in (path.parents[1], *path.parents[1].rglob("*")):
             os.chown(file, ATTACKER_UID, ATTACKER_UID)
-        victim.tries(what, "predict", "own", image, "--checkpoint", path, "--device", "cpu")
-        victim.tries(what, "evaluate", "own", "--checkpoint", path, "--device", "cpu")
+        victim.tries(what, "predict", "own", image, "--checkpoint", path, "--gpus", "cpu")
+        victim.tries(what, "evaluate", "own", "--checkpoint", path, "--gpus", "cpu")
         victim.tries(what, "export", "own", "--checkpoint", path, "--output", home / "exported")
 
     cpu = ("--gpus", "cpu")
@@ -123,7 +123,7 @@ def attack(stage: Stage) -> None:
         file = stage.shared / f"{name}.yaml"
         for command in (["run", "--headless"], ["run", "--dry-run"], ["doctor"], ["bench", "--ranks-list", "1"]):
             victim.tries(f"config {name}", *command, file, *cpu)
-        victim.tries(f"config {name}", "summary", file)
+        victim.tries(f"config {name}", "models", "show", file)
     victim.tries("base file", "run", "--dry-run", mine, *cpu)
 
     # The attacker can write into a folder beside the victim's source.
@@ -133,7 +133,7 @@ def attack(stage: Stage) -> None:
     compiled.chmod(0o777)
     stage.as_attacker(PLANT_PYC, marker, compiled / f"nets.{sys.implementation.cache_tag}.pyc", MAGIC_NUMBER.hex())
     victim.tries("compiled code", "run", "--dry-run", "model.name=nets:build", f"run.code={code}", *cpu)
-    victim.tries("compiled code", "predict", "own", image, "--device", "cpu")
+    victim.tries("compiled code", "predict", "own", image, "--gpus", "cpu")
 
 
 def check_control(stage: Stage, folder: Path, image: Path) -> None:
@@ -148,10 +148,10 @@ def check_control(stage: Stage, folder: Path, image: Path) -> None:
         path = saved_checkpoint(folder / what.replace(" ", "-"), values)
         command = "predict" if "model" in values else "evaluate"
         files = [image] if command == "predict" else []
-        ran = victim.runs_code(command, "control", *files, "--checkpoint", path, "--device", "cpu", "--trust-code")
+        ran = victim.runs_code(command, "control", *files, "--checkpoint", path, "--gpus", "cpu", "--trust-code")
         assert ran == (what not in NEVER_IMPORTED), f"{what}: whether its code ran: {ran}"
     for name in ("module", "base"):
-        assert victim.runs_code("summary", folder / f"{name}.yaml"), name
+        assert victim.runs_code("models", "show", folder / f"{name}.yaml"), name
         assert victim.runs_code("run", "--dry-run", folder / f"{name}.yaml", *cpu), name
     (folder / "nets.py").write_text(NETS)
     compiled = folder / "__pycache__" / f"nets.{sys.implementation.cache_tag}.pyc"

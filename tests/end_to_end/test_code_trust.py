@@ -80,10 +80,10 @@ def test_summary_trusts_foreign_code_only_with_flag(tmp_path: Path, monkeypatch:
         "from torch import nn\n\ndef build(classes):\n    open('ran', 'w').close()\n"
         "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"
     )
-    refused = call("summary", path)
+    refused = call("models", "show", path)
     assert (refused.exit_code, (tmp_path / "ran").exists()) == (2, False)
     assert says(refused.stderr, "untrusted-code", "their_nets:build")
-    trusted = call("summary", path, "--trust-code")
+    trusted = call("models", "show", path, "--trust-code")
     assert (tmp_path / "ran").exists()
     [warning] = [line for line in trusted.stderr.splitlines() if "--trust-code" in line]
     assert says(warning, "untrusted-code", "their_nets:build", tmp_path / "their_nets.py")

@@ -18,8 +18,8 @@ from torch.distributed import HashStore, TCPStore
 from engine.distributed.rank_env import RankInfo, slurm_step_port
 from engine.launch.handshake import RankZeroEndedError, exit_code_of_rank_0, share_exit_code, wait_for_key
 from engine.launch.node import collect_rank_problems, share_problems
-from engine.training.job import ExitCode
 from engine.utils.errors import Problem
+from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler
 from support.gputrain_command import GPUTRAIN, Gputrain, SharedGputrain, read_events, wait_for, without_timings
 from support.messages import says

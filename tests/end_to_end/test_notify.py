@@ -81,7 +81,7 @@ def test_gpus_are_reported_when_a_waiting_run_gets_them(
     holder.reserve([gpu_uuid(0)], "0", [gpu_uuid(0)], "holder")
     with notify_server() as server:
         gputrain.environment["NTFY"] = server.url
-        arguments = ["--gpus", "free:1", "--wait", "--detach", "--name", "later", "notify.urls=env:NTFY"]
+        arguments = ["--gpus", "free:1", "--queue", "--detach", "--name", "later", "notify.urls=env:NTFY"]
         assert gputrain("run", "digits", *arguments).returncode == 0
         holder.release()
         # torch finds no GPU, because the driver is made up.
@@ -93,7 +93,7 @@ def test_gpus_are_reported_when_a_waiting_run_gets_them(
 
 
 def test_notify_test_command_reports_each_destination(gputrain: Gputrain) -> None:
-    nowhere = gputrain("notify", "test")
+    nowhere = gputrain("doctor", "--send-test-message")
     assert nowhere.returncode == 2
     assert says(nowhere.stderr, "missing-value", "error: notify.urls: ")
     with notify_server() as server, notify_server(500) as broken:
@@ -102,7 +102,7 @@ def test_notify_test_command_reports_each_destination(gputrain: Gputrain) -> Non
         file.parent.mkdir(parents=True)
         file.write_text(f"{broken.url}\n")
         file.chmod(0o600)
-        done = gputrain("notify", "test", "digits", "notify.urls=env:NTFY")
+        done = gputrain("doctor", "digits", "notify.urls=env:NTFY", "--send-test-message")
     assert done.returncode == 1
     assert done.stdout == "env:NTFY (JSON at 127.0.0.1): sent\n"
     assert done.stderr.startswith(f"{file} line 1 (JSON at 127.0.0.1): ")

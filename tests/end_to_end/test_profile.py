@@ -1,4 +1,4 @@
-"""`gputrain profile` of live runs: the parts of the steps, the rank that is slow, and the traces."""
+"""`gputrain runs profile` of live runs: the parts of the steps, the rank that is slow, and the traces."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ STEPS = 6
 
 
 def take_profile(gputrain: Gputrain, name: str) -> dict[str, Any]:
-    """Profile a live run of this name, stop it, and return what `gputrain profile --json` prints."""
+    """Profile a live run of this name, stop it, and return what `gputrain runs profile --json` prints."""
     gputrain.wait_for_event(name, "step")
-    done = gputrain("profile", name, "--steps", str(STEPS), "--json")
+    done = gputrain("runs", "profile", name, "--steps", str(STEPS), "--json")
     assert done.returncode == 0, done.stderr
     assert gputrain("stop", name).returncode == 0
     profile: dict[str, Any] = json.loads(done.stdout)
@@ -94,7 +94,7 @@ def test_profile_does_not_trip_the_watchdog_or_change_the_result(gputrain: Gputr
     options = ("digits", "--model", "linear", "--ranks", "2", "--epochs", "60", "run.watchdog=3")
     gputrain.start("run", "--headless", *options, "--name", "a")
     gputrain.wait_for_event("a", "step")
-    assert gputrain("profile", "a", "--steps", "8").returncode == 0
+    assert gputrain("runs", "profile", "a", "--steps", "8").returncode == 0
     assert gputrain("run", "--headless", *options, "--name", "b").returncode == 0
     gputrain.wait_for_event("a", "run_finished")
     losses = [

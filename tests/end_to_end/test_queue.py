@@ -30,7 +30,7 @@ def busy_host(gputrain: Gputrain, gpu_host: FakeGpuHost, monkeypatch: pytest.Mon
 
 
 def start_waiting(gputrain: Gputrain, name: str) -> None:
-    started = gputrain("run", "digits", "--gpus", "free:1", "--wait", "--detach", "--name", name)
+    started = gputrain("run", "digits", "--gpus", "free:1", "--queue", "--detach", "--name", name)
     assert (started.returncode, started.stdout) == (0, f"{name}\n"), started.stderr
 
 
@@ -59,7 +59,7 @@ def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> N
     assert [row["name"] for row in queue_rows(busy_host)] == ["b", "a"]
     assert busy_host("queue", "hold", "b").stderr == "b is held.\n"
     assert [(row["name"], row["place"]) for row in queue_rows(busy_host)] == [("a", 1), ("b", None)]
-    assert busy_host("queue", "cancel", "b").stderr == "b is cancelled.\n"
+    assert busy_host("stop", "b").stderr == "b is cancelled.\n"
     assert run_state(busy_host, "b") == "stopped"
     # A host that goes down sends SIGTERM, or nothing at all.
     start_waiting(busy_host, "c")
@@ -71,7 +71,7 @@ def test_detached_runs_wait_in_order_and_obey_requests(busy_host: Gputrain) -> N
     assert (resumed.returncode, resumed.stdout) == (0, "a\nc\n"), resumed.stderr
     assert [(row["name"], row["place"]) for row in queue_rows(busy_host)] == [("a", 1), ("c", 2)]
     for name in ("a", "c"):
-        assert busy_host("stop", name).stderr == f"{name} is stopped.\n"
+        assert busy_host("stop", name).stderr == f"{name} is cancelled.\n"
     assert queue_rows(busy_host) == []
     refused = busy_host("queue", "hold", "a").stderr
     assert says(refused, "wrong-state", "error: a: ", "it is stopped") and refused.count("\n") == 1

@@ -59,7 +59,7 @@ from engine.utils.codec import MAX_JSON_BYTES, asdict, encode
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import cache_folder, config_folder, make_user_folder, state_folder
 from engine.utils.helper_process import HelperError
-from tui.cli.models import list_models, print_models
+from tui.cli.models import find_models, print_models
 from tui.form.model import load_last_form, validate_form
 
 PNG = bytes.fromhex(
@@ -135,7 +135,7 @@ def read_models(_: Path) -> None:
     libraries.ask_helper, catalog.count_model_parameters = no_helper, no_counts  # type: ignore[assignment]
     with contextlib.suppress(UsageError):
         catalog.model_names("torchvision")
-    models = list_models("torchvision")
+    models = find_models("torchvision")
     if not models:
         return
     catalog.filter_models(models, "res")

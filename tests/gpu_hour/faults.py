@@ -33,7 +33,7 @@ def compare_readings(context: Context) -> list[Row]:
         if load.poll() is not None:
             raise StepFailedError(f"load_gpu.py: {last_line((context.folder / 'load.log').read_text())}")
         with context.started(dmon, "dmon.log") as theirs:
-            ours = context.gputrain("gpus", "--json", "--watch", "--interval", "1", "--samples", str(SAMPLES))
+            ours = context.gputrain("gpus", "--json", "--watch", "--interval", "1", "--count", str(SAMPLES))
             with suppress(subprocess.TimeoutExpired):
                 theirs.wait(min(10, context.seconds_left()))
     samples = readings.reading_medians([json.loads(line) for line in ours.stdout.splitlines()])

@@ -48,9 +48,9 @@ def make_photos(context: Context) -> list[Row]:
                 link.hardlink_to(photo)
     packed = root / "many.gpk"
     if not packed.exists():
-        done = context.gputrain("pack", str(root / "many"), "-o", str(packed))
+        done = context.gputrain("data", "pack", str(root / "many"), "-o", str(packed))
         if done.returncode != 0:
-            raise StepFailedError(f"gputrain pack: {last_line(done.stderr)}")
+            raise StepFailedError(f"gputrain data pack: {last_line(done.stderr)}")
     return [Row("photos", f"{count} photos, {REPEATS} links to each, {packed.stat().st_size / 1e6:,.0f} MB packed")]
 
 

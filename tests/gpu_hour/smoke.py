@@ -27,11 +27,11 @@ def is_unknown(reading: object) -> bool:
 
 
 def train_digits(context: Context) -> list[Row]:
-    run = context.train("one", "digits", "--epochs", "2", "--gpus", "free:1")
+    run = context.train("one", "digits", "--epochs", "2", "--gpus", "0")
     accuracy = run.summary["best_val_accuracy"]
     if accuracy < MIN_ACCURACY:
         raise StepFailedError(f"validation accuracy {accuracy:.1%} after two epochs, expected {MIN_ACCURACY:.0%}")
-    done = context.gputrain("evaluate", str(run.path), "--device", "cuda", "--json")
+    done = context.gputrain("evaluate", str(run.path), "--gpus", "0", "--json")
     if done.returncode != 0:
         raise StepFailedError(f"gputrain evaluate: {last_line(done.stderr)}")
     evaluated = json.loads(done.stdout)["top1"]

@@ -81,12 +81,12 @@ def make_stopped_run(runs: Path) -> RunFolder:
 
 def make_profile(runs: Path, reservations: Path) -> Path:
     """Start a run that waits for the CPU, profile it, and keep its reservation; return the folder of its profiles."""
-    gputrain("run", "digits", "--name", "queued", *ON_CPU, "--wait", "--detach", "--epochs", "10000")
+    gputrain("run", "digits", "--name", "queued", *ON_CPU, "--queue", "--detach", "--epochs", "10000")
     run = RunFolder(runs / "queued")
     wait_for_epoch(run)
     (entry,) = reservations.glob("gputrain-*/*.json")
     shutil.copy(entry, TARGET / "reservation.json")
-    gputrain("profile", "queued", "--steps", "2")
+    gputrain("runs", "profile", "queued", "--steps", "2")
     gputrain("stop", "queued")
     return run.path
 
@@ -109,7 +109,7 @@ def make_all(work: Path) -> None:
     gputrain("resume", NAME, "--runs-dir", str(work / "resumed"), "--headless")
     gputrain("runs", "tag", NAME, "+first", "+small")
     gputrain("runs", "note", NAME, "stopped within its second epoch")
-    gputrain("inspect", NAME, "--limit", "1")
+    gputrain("evaluate", NAME, "--list", "mistakes", "-n", "1")
     gputrain("export", NAME)
     for name in ("profile", "queue.json"):
         shutil.move(other / name, run.path / name)
@@ -118,7 +118,7 @@ def make_all(work: Path) -> None:
         state.write("http://tracking:5000 gputrain", RemoteState(token=REMOTE_RUN, sent_step=step))
     gputrain("sweep", "digits", "optim.lr=0.05,0.1", "model.name=linear", "run.epochs=1", "--sampler", "grid",
              "--name", "kept-sweep", "--pruner", "none", "--gpus", "cpu")  # fmt: skip
-    gputrain("pack", str(write_images(work / "images")), "--output", str(TARGET / "images.gpk"))
+    gputrain("data", "pack", str(write_images(work / "images")), "--output", str(TARGET / "images.gpk"))
     save_last_form(Form("digits", {"run.epochs": "7"}))
     save_palette(PALETTES[1])
     save_list_settings(ListSettings(columns=("state", "lr"), sort_key="lr", reverse=True))

@@ -21,7 +21,7 @@ MIG_UUIDS = ["MIG-aaaa0000-1111-2222-3333-444444444444", "MIG-bbbb0000-1111-2222
 
 @pytest.mark.rehearsal
 def test_evaluate_on_gpu_equals_validation_of_run(ddp_run: DdpRun) -> None:
-    done = ddp_run.gputrain("evaluate", "ddp", "--device", "cuda", "--json")
+    done = ddp_run.gputrain("evaluate", "ddp", "--gpus", "0", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads((ddp_run.path / "summary.json").read_text())
     assert json.loads(done.stdout)["top1"] == pytest.approx(summary["best_val_accuracy"])
@@ -31,9 +31,7 @@ def test_evaluate_on_gpu_equals_validation_of_run(ddp_run: DdpRun) -> None:
 def test_predict_on_gpu_equals_cpu(ddp_run: DdpRun) -> None:
     image = ddp_run.gputrain.folder / "image.png"
     Image.effect_noise((8, 8), 60).save(image)
-    answers = [
-        ddp_run.gputrain("predict", "ddp", str(image), "--device", device, "--json") for device in ("cuda:1", "cpu")
-    ]
+    answers = [ddp_run.gputrain("predict", "ddp", str(image), "--gpus", gpus, "--json") for gpus in ("1", "cpu")]
     assert [answer.returncode for answer in answers] == [0, 0], answers
     assert json.loads(answers[0].stdout) == json.loads(answers[1].stdout)
 
@@ -49,7 +47,7 @@ def test_doctor_finds_two_usable_gpus(rehearsal: Rehearsal) -> None:
 
 @pytest.mark.rehearsal
 def test_bench_measures_one_and_two_gpus(rehearsal: Rehearsal) -> None:
-    done = rehearsal("bench", *LIGHT[:3], "--gpus", "free:2", "--epochs", "2", "--limit", "--json")
+    done = rehearsal("bench", *LIGHT[:3], "--gpus", "free:2", "--epochs", "2", "--synthetic-data", "--json")
     assert done.returncode == 0, done.stderr
     assert [speed["ranks"] for speed in json.loads(done.stdout)["speeds"]] == [1, 2]
 
@@ -58,7 +56,7 @@ def test_bench_measures_one_and_two_gpus(rehearsal: Rehearsal) -> None:
 def test_run_trains_on_mig_instance(rehearsal: Rehearsal) -> None:
     instances = [f"instance 0 uuid={uuid} gi={number} ci=0" for number, uuid in enumerate(MIG_UUIDS, 1)]
     rehearsal.host.set_scene(gpu_line(0, used=100, mig=1), instances)
-    run = rehearsal.run("mig", *LIGHT, "--gpus", "free:1")
+    run = rehearsal.run("mig", *LIGHT, "--gpus", "0")
     assert (run_started(run)["backend"], run_started(run)["devices"]) == ("gloo", MIG_UUIDS[:1])
     samples = [gpu for event in read_events(run) if event["type"] == "gpus" for gpu in event["gpus"]]
     assert {(gpu["uuid"], gpu["memory_used"]) for gpu in samples} == {(MIG_UUIDS[0], 20 << 20)}
@@ -87,13 +85,13 @@ def test_gpu_indices_follow_order_of_cuda(rehearsal: Rehearsal) -> None:
 
 @pytest.mark.rehearsal
 def test_run_on_gpus_that_torch_cannot_use_is_refused(rehearsal: Rehearsal) -> None:
-    done = rehearsal("run", "--headless", *LIGHT, "--gpus", "free:1", LD_PRELOAD="")
+    done = rehearsal("run", "--headless", *LIGHT, "--gpus", "0", LD_PRELOAD="")
     assert done.returncode == 2
     assert says(done.stderr, "not-supported", "error: device.gpus: ", "--gpus cpu")
 
 
 @pytest.mark.rehearsal
 def test_bfloat16_on_gpu_without_it_is_refused(rehearsal: Rehearsal) -> None:
-    done = rehearsal("run", "--headless", *LIGHT, "--gpus", "free:1", "--amp", "bf16", FAKE_CUDA_CAPABILITY="7")
+    done = rehearsal("run", "--headless", *LIGHT, "--gpus", "0", "--amp", "bf16", FAKE_CUDA_CAPABILITY="7")
     assert done.returncode == 2
     assert says(done.stderr, "not-supported", "error: precision.amp: ", "bfloat16", "fp16")

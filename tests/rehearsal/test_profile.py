@@ -19,7 +19,7 @@ def test_profile_without_kernels_in_the_trace_measures_with_cuda_events(
         *options,
     )
     rehearsal.wait_for_event("a", "step")
-    done = rehearsal("profile", "a", "--steps", "4", "--json")
+    done = rehearsal("runs", "profile", "a", "--steps", "4", "--json")
     assert done.returncode == 0, done.stderr
     profile = json.loads(done.stdout)
     assert rehearsal("stop", "a").returncode == 0

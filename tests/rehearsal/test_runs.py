@@ -94,7 +94,7 @@ def test_single_rank_creates_no_nccl_communicator(rehearsal: Rehearsal) -> None:
 def test_evaluate_runs_on_free_gpu(rehearsal: Rehearsal) -> None:
     rehearsal.run("cpu", "digits", "--epochs", "1", "--gpus", "cpu")
     rehearsal.host.set_scene([gpu_line(0), gpu_line(1), f"process 0 {UNKNOWN_PID} 4096 compute"])
-    results = [json.loads(rehearsal("evaluate", "cpu", "--json", "--device", name).stdout) for name in ("auto", "cpu")]
+    results = [json.loads(rehearsal("evaluate", "cpu", "--json", "--gpus", name).stdout) for name in ("auto", "cpu")]
     assert results[0]["top1"] == results[1]["top1"] > 0.5
     contexts = [line for lines in rehearsal.cuda_log().values() for line in lines if line.startswith("context")]
     assert len(contexts) == 1

@@ -25,7 +25,6 @@ from engine.utils.files import expand_user
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.text import Text
 
 # The sampler reports an unresponsive GPU after two seconds, but may take longer to start.
 FIRST_SNAPSHOT_TIMEOUT_SECONDS = 10.0
@@ -146,10 +145,13 @@ class _SnapshotPrinter:
             single = self._options.sample_count == 1
             typer.echo(encode_indented(snapshot) if single else encode(snapshot))
             return
-        lines = _snapshot_lines(snapshot, self._options, self._console.width, instances=True)
+        from tui.tables.processes import snapshot_lines
+
+        width, processes = self._console.width, self._options.processes
+        lines = snapshot_lines(snapshot, width, instances=True, processes=processes)
         if self._live is not None and len(lines) > self._console.height:
             # Rather all GPUs than the instances of the first ones.
-            lines = _snapshot_lines(snapshot, self._options, self._console.width, instances=False)
+            lines = snapshot_lines(snapshot, width, instances=False, processes=processes)
         if self._live is None:
             for line in lines:
                 self._console.print(line, soft_wrap=True)
@@ -157,21 +159,6 @@ class _SnapshotPrinter:
             from rich.console import Group
 
             self._live.update(Group(*lines), refresh=True)
-
-
-def _snapshot_lines(snapshot: Snapshot, options: GpusOptions, width: int, *, instances: bool) -> list[Text]:
-    from rich.text import Text
-
-    from tui.palette import STRONG
-    from tui.tables.gpus import gpu_lines, host_title_line
-    from tui.tables.processes import list_gpu_processes, process_lines
-
-    if not snapshot.gpus:
-        return []
-    lines = [host_title_line(snapshot), *gpu_lines(snapshot, width, instances=instances)]
-    return (
-        [*lines, Text(""), *process_lines(list_gpu_processes(snapshot), width, STRONG)] if options.processes else lines
-    )
 
 
 @contextmanager

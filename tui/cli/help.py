@@ -1,36 +1,79 @@
 """Help pages of the commands: grouped commands and options, short usage lines, examples and exit codes.
 
-The command modules pass these classes to typer as `cls`. typer's own plain help prints one flat list of commands and
-the Python type of each argument.
+The groups build the commands of `tui.cli.tree` when they are called. typer's own plain help prints one flat list of
+commands and the Python type of each argument, and typer imports every command at once.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
 
-from tui.cli.arguments import exit_on_usage_error
+from engine.utils.exit_codes import MEANINGS, ExitCode
+from tui.cli.console import exit_on_usage_error
+from tui.cli.shells import complete_words
+from tui.cli.tree import COMMANDS, GUESSES, MACHINE, PREPARE, RESULTS, RUNS, TRAIN, WORDS, subcommands
 from tui.cli.usage_errors import one_line_usage_errors, takes_config_keys, unknown_command_problem
 from tui.flags import FLAG_TO_KEY
 
-TRAIN, RUNS, RESULTS, MACHINE = "Train", "Runs", "Results", "Machine"
-"""Groups of commands, in the order of `gputrain --help`."""
 CONFIG_OPTIONS = "Config options"
+# Each command may end with them.
+ALWAYS = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE_ERROR)
 # No option of gputrain contains a dot.
 KEY_OPTION = re.compile(r"--[A-Za-z]\w*\.[\w.-]+")
 MAX_HELP_COLUMNS = 120
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MAX_HELP_COLUMNS}
 
 
-class ReportingGroup(TyperGroup):
-    """A group that reports a usage error in one line, with the nearest command."""
+def build_command(name: str) -> Any:
+    """Import a command of the tree and build it."""
+    module, _, target = COMMANDS[name].target.partition(":")
+    found = getattr(importlib.import_module(f"tui.cli.{module}"), target)
+    info = CommandInfo(name.rpartition(" ")[2], cls=found.kind, callback=found.callback, epilog=found.epilog)
+    return get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+
+
+class LazyGroup(TyperGroup):
+    """A group that builds a command when it is called, and reports a usage error in one line."""
+
+    path = ""
+    """Words before those of its commands, with a blank at the end."""
+
+    def names(self) -> dict[str, str]:
+        """Return its commands by name, each with its line of help."""
+        return {name: word.summary for name, word in WORDS.items()}
+
+    def build(self, name: str) -> Any:
+        """Return the command of this name."""
+        return DefaultGroup(name) if WORDS[name].default else build_command(name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.names())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.names():
+            return None
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = self.build(cmd_name)
+        return self.commands[cmd_name]
 
     def make_context(self, *arguments: Any, **extra: Any) -> Any:
         with one_line_usage_errors():
             return super().make_context(*arguments, **extra)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        rest = parse_as_typed(self, ctx, args)
+        ctx._protected_args, ctx.args = rest[:1], rest[1:]
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         # Parses the command's name, and what groups within this one parse.
@@ -38,85 +81,126 @@ class ReportingGroup(TyperGroup):
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in self.commands or args[0].startswith("-"):
+        if args[0] in self.names() or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         from engine.utils.errors import UsageError
 
         with exit_on_usage_error():
-            raise UsageError([unknown_command_problem(args[0], ctx, list(self.commands))])
+            raise UsageError([unknown_command_problem(args[0], ctx, list(self.names()))])
 
+    def _main_shell_completion(self, *arguments: Any, **extra: Any) -> None:
+        complete_words(partial(super()._main_shell_completion, *arguments, **extra))
 
-class GroupedCommands(ReportingGroup):
-    """A group whose help lists its commands by `rich_help_panel`, before its options."""
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        from typer._click.shell_completion import CompletionItem
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        self.format_commands(ctx, formatter)
-        write_parameters(self, ctx, formatter)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        width = max(map(len, self.commands))
-        for group in (TRAIN, RUNS, RESULTS, MACHINE):
-            commands = {name: item for name, item in self.commands.items() if item.rich_help_panel == group}  # type: ignore[attr-defined]
-            with formatter.section(group):
-                formatter.write_dl(
-                    [(name.ljust(width), item.get_short_help_str(90)) for name, item in commands.items()]
-                )
-
-
-class CommandGroup(ReportingGroup):
-    """A group of subcommands, such as `gputrain runs`, whose help lists them on one line each."""
+        found = [CompletionItem(name, help=text) for name, text in self.names().items() if name.startswith(incomplete)]
+        # Of the command itself: options.
+        return [*found, *super(TyperGroup, self).shell_complete(ctx, incomplete)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
         write_parameters(self, ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = [(name, item.get_short_help_str(90)) for name, item in self.commands.items() if not item.hidden]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        width = max(map(len, WORDS))
+        for panel in (TRAIN, PREPARE, RUNS, RESULTS, MACHINE):
+            with formatter.section(panel):
+                rows = [(name.ljust(width), word.summary) for name, word in WORDS.items() if word.panel == panel]
+                formatter.write_dl(rows)
 
 
-class DefaultCommandGroup(CommandGroup):
-    """A group that runs its hidden command `list` unless the first word names another one.
+class DefaultGroup(LazyGroup):
+    """A group that calls its default command unless the first word names another one.
 
-    Usage, arguments and options of its help are those of `list`. After `--`, each word belongs to `list`.
+    Usage, arguments, options and examples of its help are those of the default.
     """
 
-    DEFAULT = "list"
+    def __init__(self, name: str) -> None:
+        self.path, self.default = f"{name} ", WORDS[name].default
+        command: Any = build_command(f"{self.path}{self.default}")
+        self.default_command = command
+        super().__init__(
+            name=name, commands={self.default: command}, help=command.help, epilog=command.epilog, rich_markup_mode=None
+        )
+
+    def names(self) -> dict[str, str]:
+        return {name: COMMANDS[f"{self.path}{name}"].summary for name in subcommands(self.path.rstrip())}
+
+    def build(self, name: str) -> Any:
+        return build_command(f"{self.path}{name}")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] in self._subcommands:
+        if (args and args[0] in self.names()) or (len(args) <= 1 and ctx.resilient_parsing and not args):
             return super().parse_args(ctx, args)
-        guarded, words = guard_minus_words(self.commands[self.DEFAULT], args)
-        if any(name in guarded for name in ctx.help_option_names):
+        if any(name in args[: _first_separator(args)] for name in ctx.help_option_names):
             return super().parse_args(ctx, [ctx.help_option_names[0]])
-        if (misplaced := next((word for word in words if word in self._subcommands), None)) is not None:
-            ctx.fail(
-                f"{misplaced} is a command: write `{ctx.command_path} {misplaced} …`, or `-- {misplaced}` at the end "
-                "to search for the word."
-            )
-        return super().parse_args(ctx, [self.DEFAULT, *guarded])
-
-    @property
-    def _subcommands(self) -> list[str]:
-        return [name for name, item in self.commands.items() if not item.hidden]
+        if f"{self.path}{args[0] if args else ''}" in GUESSES:
+            self.resolve_command(ctx, args)
+        if not ctx.resilient_parsing:
+            self.default_command.check_words(ctx, args, list(self.names()))
+        return super().parse_args(ctx, [self.default, *args])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return self.commands[self.DEFAULT].collect_usage_pieces(ctx)
+        return list(self.default_command.collect_usage_pieces(ctx))
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        return [*super().shell_complete(ctx, incomplete), *self.default_command.first_words(ctx, incomplete)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
-        write_parameters(self.commands[self.DEFAULT], ctx, formatter)
+        write_parameters(self.default_command, ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.names().items()))
+
+
+def _first_separator(args: Sequence[str]) -> int:
+    return args.index("--") if "--" in args else len(args)
 
 
 class HelpCommand(TyperCommand):
-    """A command whose usage line and argument names are the metavars as written."""
+    """A command whose usage line and argument names are the metavars as written.
+
+    It prints a UsageError in one line for each problem, and exits with code 2.
+    """
+
+    takes_any_word = False
+    """Whether its arguments may be any text."""
 
     def make_context(self, *arguments: Any, **extra: Any) -> Any:
         with one_line_usage_errors():
             return super().make_context(*arguments, **extra)
 
+    def invoke(self, ctx: Any) -> Any:
+        with exit_on_usage_error():
+            return super().invoke(ctx)
+
+    def check_words(self, ctx: Any, args: Sequence[str], commands: Sequence[str]) -> None:
+        """Refuse arguments that name, or nearly name, commands of the group that calls this one by default."""
+        from engine.utils.errors import UsageError, nearest
+
+        words = guard_minus_words(self, args)[1]
+        if (word := next((word for word in words if word in commands), None)) is not None:
+            search = f", or `{ctx.command_path} {self.name} … {word}` to search for it" if self.takes_any_word else ""
+            ctx.fail(f"{word} is a command: write `{ctx.command_path} {word} …`{search}")
+        has_argument = any(param.param_type_name == "argument" for param in self.params)
+        # One word may be a path. Several are no CONFIG.
+        is_typo = len(words) > 1 and "=" not in words[1] and nearest(words[0], commands) is not None
+        if words and not self.takes_any_word and (is_typo or not has_argument):
+            with exit_on_usage_error():
+                raise UsageError([unknown_command_problem(words[0], ctx, list(commands))])
+
+    def first_words(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the completions of its first argument, for the group that calls it by default."""
+        with self.make_context(self.name, [], parent=ctx, resilient_parsing=True) as own:
+            arguments = [param for param in self.params if param.param_type_name == "argument"]
+            return list(arguments[0].shell_complete(own, incomplete)) if arguments else []
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:
+            return parse_as_typed(self, ctx, args)
         return super().parse_args(ctx, join_key_options(args) if takes_config_keys(self) else args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -125,6 +209,18 @@ class HelpCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_parameters(self, ctx, formatter)
+
+
+def parse_as_typed(command: Any, ctx: Any, args: Sequence[str]) -> list[str]:
+    """Parse the words before one that the shell completes, and return the rest. typer would import pydantic to convert
+    their values."""
+    parser = command.make_parser(ctx)
+    values, ctx.args, _ = parser.parse_args(args=[*args])
+    for param in command.get_params(ctx):
+        ctx.params[param.name], source = param.consume_value(ctx, values)
+        ctx.set_parameter_source(param.name, source)
+    ctx._opt_prefixes.update(parser._opt_prefixes)
+    return list(ctx.args)
 
 
 def join_key_options(args: Sequence[str]) -> list[str]:
@@ -148,6 +244,8 @@ def join_key_options(args: Sequence[str]) -> list[str]:
 
 class MinusWordsCommand(HelpCommand):
     """A command whose arguments may begin with a minus: it gets them with an exclamation mark instead."""
+
+    takes_any_word = True
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, guard_minus_words(self, args)[0])
@@ -174,25 +272,12 @@ def guard_minus_words(command: Any, args: Sequence[str]) -> tuple[list[str], lis
     return guarded, words
 
 
-class ConfigCommand(HelpCommand):
-    """A command that takes the help of its config options from the config fields, loaded only when help is shown."""
-
-    def get_help(self, ctx: Any) -> str:
-        from engine.config.schema import describe_key
-
-        for param in self.params:
-            if param.name in FLAG_TO_KEY:
-                param.help = f"{describe_key(FLAG_TO_KEY[param.name])} ({FLAG_TO_KEY[param.name]})"  # type: ignore[attr-defined]
-                param.metavar = param.name.upper()
-                param.rich_help_panel = CONFIG_OPTIONS  # type: ignore[attr-defined]
-        return super().get_help(ctx)
-
-
 def write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
     """Write arguments, then options by `rich_help_panel`.
 
     An argument that stands for several words, such as `[CONFIG] [KEY=VALUE]...`, has one line of help for each word.
     """
+    _describe_flags(command)
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
         if param.param_type_name == "argument":
@@ -206,12 +291,24 @@ def write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
                 formatter.write_dl(rows)
 
 
+def _describe_flags(command: Any) -> None:
+    """Give the options of config keys their help."""
+    flags = [param for param in command.params if getattr(param, "rich_help_panel", None) == CONFIG_OPTIONS]
+    if flags:
+        from engine.config.schema import describe_key
+
+        for param in flags:
+            if (key := FLAG_TO_KEY.get(param.name)) is not None:
+                param.help = f"{describe_key(key)} ({key})"
+
+
 def make_epilog(examples: Sequence[str], *notes: str, exit_codes: Mapping[int, str] | None = None) -> str:
-    """Return the end of a help page: examples, notes and exit codes."""
+    """Return the end of a help page: examples, notes, and exit codes with what they mean here."""
     # \b keeps click from rewrapping the lines of a paragraph.
     parts = ["\b\nExamples:", *(f"  {example}" for example in examples)]
     for note in notes:
         parts += ["", note]
     if exit_codes:
-        parts += ["", "\b\nExit codes:", *(f"  {code}  {meaning}" for code, meaning in exit_codes.items())]
+        meanings = {code: exit_codes.get(code) or MEANINGS[code] for code in sorted({*ALWAYS, *exit_codes})}
+        parts += ["", "\b\nExit codes:", *(f"  {code:d}  {meaning}" for code, meaning in meanings.items())]
     return "\n".join(parts)

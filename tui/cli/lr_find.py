@@ -6,81 +6,49 @@ import json
 import math
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tui.cli.arguments import (
-    ConfigArguments,
-    NgpuOption,
-    TrustCodeOption,
-    exit_on_usage_error,
-    print_error,
-    resolve_arguments,
-    run_flags,
-    split_arguments,
-)
-from tui.cli.help import TRAIN, ConfigCommand, make_epilog
+from tui.cli.command import command
+from tui.cli.config_arguments import ConfigArguments, resolve_arguments, split_arguments
+from tui.cli.config_flags import FlagOverrides, config_flags
+from tui.cli.console import print_error
+from tui.cli.options import TrustCodeOption
 from tui.cli.train import build_request
 
 if TYPE_CHECKING:
     from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
-    from engine.runs.events import Event, RunStarted
-    from engine.utils.errors import Problem
+    from engine.runs.events import Event
 
 LR_FIND_FORMAT = 1
 LR_KEY = "optim.lr"
-
-app = typer.Typer()
-
-
-class Pick(StrEnum):
-    """The suggestion that `--set` writes."""
-
-    VALLEY = "valley"
-    STEEPEST = "steepest"
+Pick = Literal["valley", "steepest"]
+"""The suggestion that `--set` writes."""
 
 
-@app.command(
-    "lr-find",
-    cls=ConfigCommand,
-    rich_help_panel=TRAIN,
-    epilog=make_epilog(
-        [
-            "gputrain lr-find digits",
-            "gputrain lr-find flowers.yaml --gpus 0,1 --amp bf16 --set",
-            "gputrain lr-find flowers.yaml --from 1e-5 --to 1 --steps 200",
-        ],
-        exit_codes={0: "a learning rate was found", 1: "failed, stopped, or nothing to suggest", 2: "usage error"},
-    ),
+@command(
+    [
+        "gputrain lr-find digits",
+        "gputrain lr-find flowers.yaml --gpus 0,1 --amp bf16 --set",
+        "gputrain lr-find flowers.yaml --from 1e-5 --to 1 --steps 200",
+    ],
+    exit_codes={0: "a learning rate was found", 1: "failed, stopped, or nothing to suggest", 2: "usage error"},
 )
+@config_flags()
 def lr_find(
+    *,
     arguments: ConfigArguments = None,
     low: Annotated[float, typer.Option("--from", metavar="LR", help="First learning rate.")] = 1e-6,
     high: Annotated[float, typer.Option("--to", metavar="LR", help="Last learning rate.")] = 10.0,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Learning rates to test, one per step.")] = 100,
     write: Annotated[bool, typer.Option("--set", help="Write the suggestion to optim.lr in the CONFIG file.")] = False,
-    pick: Annotated[Pick, typer.Option("--pick", help="The suggestion that --set writes.")] = Pick.VALLEY,
-    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
-    ngpu: NgpuOption = None,
-    wait: Annotated[bool, typer.Option("--wait")] = False,
-    ranks: Annotated[str | None, typer.Option("--ranks")] = None,
-    epochs: Annotated[str | None, typer.Option("--epochs")] = None,
-    batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
-    lr: Annotated[str | None, typer.Option("--lr")] = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer")] = None,
-    scheduler: Annotated[str | None, typer.Option("--scheduler")] = None,
-    amp: Annotated[str | None, typer.Option("--amp")] = None,
-    workers: Annotated[str | None, typer.Option("--workers")] = None,
-    model: Annotated[str | None, typer.Option("--model")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset")] = None,
-    data_path: Annotated[str | None, typer.Option("--data-path")] = None,
-    seed: Annotated[str | None, typer.Option("--seed")] = None,
-    name: Annotated[str | None, typer.Option("--name")] = None,
-    launcher: Annotated[str | None, typer.Option("--launcher")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print events, losses and the result as JSON lines.")] = False,
+    pick: Annotated[Pick, typer.Option("--pick", help="The suggestion that --set writes.")] = "valley",
+    flags: FlagOverrides,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: events, losses and the result, one a line.")
+    ] = False,
     trust_code: TrustCodeOption = False,
 ) -> None:
     """Find a learning rate with a short test.
@@ -89,34 +57,31 @@ def lr_find(
     when the loss diverges. Learning rate, schedule, epochs and EMA have no effect on it, and it leaves no files.
     """
     from engine.config.yaml_edit import editable_config, set_number
-    from engine.launch.lr_find import run_lr_find
+    from engine.launch.lr_find import UNUSED_KEYS, run_lr_find
     from engine.optim.lr_range import LrRange
 
-    flag_values = {
-        "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
-        "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
-        "data_path": data_path, "seed": seed, "name": name, "launcher": launcher,
-    }  # fmt: skip
-    report = JsonReport() if as_json else TextReport(LrRange(low, high, steps))
-    with exit_on_usage_error():
-        flags = run_flags(flag_values, {"wait": wait}, ngpu)
-        file, _ = split_arguments(arguments)
-        # Before the test, which takes a while.
-        path = editable_config(file) if write else None
-        request = build_request(
-            lambda: resolve_arguments(arguments, flags, trust_code=trust_code), "lr-find", None, trust_code=trust_code
-        )
-        try:
-            code, curve = run_lr_find(request, LrRange(low, high, steps), report.show_step, report.show_event)
-        finally:
-            report.close()
-        # Under torchrun and srun, only rank 0 has losses.
-        if code == 0 and curve.losses:
-            suggestion = curve.suggest()
-            report.show_result(curve, suggestion)
-            code = 0 if suggestion is not None else 1
-            if path is not None and suggestion is not None:
-                report.show_change(path, set_number(path, LR_KEY, getattr(suggestion, pick)))
+    file, _ = split_arguments(arguments)
+    # Before the test, which takes a while.
+    path = editable_config(file) if write else None
+    request = build_request(
+        lambda: resolve_arguments(arguments, flags, trust_code=trust_code, unused=UNUSED_KEYS),
+        "lr-find",
+        None,
+        trust_code=trust_code,
+    )
+    tested = LrRange(low, high, steps)
+    report = JsonReport() if as_json else TextReport(tested)
+    try:
+        code, curve = run_lr_find(request, tested, report.show_step, report.show_event)
+    finally:
+        report.close()
+    # Under torchrun and srun, only rank 0 has losses.
+    if code == 0 and curve.losses:
+        suggestion = curve.suggest()
+        report.show_result(curve, suggestion)
+        code = 0 if suggestion is not None else 1
+        if path is not None and suggestion is not None:
+            report.show_change(path, set_number(path, LR_KEY, getattr(suggestion, pick)))
     sys.stdout.flush()
     # A regular exit takes a second with torch loaded.
     os._exit(code)
@@ -170,6 +135,8 @@ class TextReport:
         self._lr_range = lr_range
 
     def show_event(self, event: Event) -> None:
+        from tui.tables.lr_find import range_test_line
+
         if (line := range_test_line(event, self._lr_range)) is not None:
             self._show_progress("")
             typer.echo(line, err=True)
@@ -183,7 +150,7 @@ class TextReport:
 
     def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
         from tui.cli.console import table_console
-        from tui.tables.lr_find import lr_find_lines
+        from tui.tables.lr_find import lr_find_lines, no_suggestion_problem
 
         if suggestion is None:
             print_error(no_suggestion_problem(curve))
@@ -207,40 +174,3 @@ class TextReport:
         """Replace the last line of a terminal."""
         if sys.stderr.isatty():
             typer.echo(f"\r\x1b[K{text}", err=True, nl=False)
-
-
-def describe_range_test(started: RunStarted, tested: LrRange) -> str:
-    """Return what is tested: devices, batch size and learning rates."""
-    from engine.runs.event_lines import describe_devices
-    from engine.utils.text import pluralize
-    from engine.utils.units import format_lr
-
-    return (
-        f"{describe_devices(started)}, global batch size {started.global_batch}, up to "
-        f"{pluralize(tested.steps, 'step')} with optim.lr from {format_lr(tested.low)} to {format_lr(tested.high)}"
-    )
-
-
-def range_test_line(event: Event, tested: LrRange) -> str | None:
-    """Return the line of an event for the terminal; None if it has none."""
-    from engine.runs.event_lines import event_line
-    from engine.runs.events import ControlEvent, RunStarted
-    from engine.utils.text import printable
-
-    if isinstance(event, RunStarted):
-        return describe_range_test(event, tested)
-    if isinstance(event, ControlEvent):
-        return f"stopped by {printable(event.by)} before the end of the test: no suggestion"
-    return event_line(event)
-
-
-def no_suggestion_problem(curve: LossCurve) -> Problem:
-    """Return why a curve suggests nothing, and what to do."""
-    from engine.utils.errors import Problem
-    from engine.utils.units import format_lr
-
-    tested = curve.lr_range
-    advice = "lower --from" if curve.diverged else "raise --to, or check model and data with a short run"
-    low, last = format_lr(tested.low), format_lr(curve.learning_rates[-1])
-    reason = f"no suggestion: the loss does not fall between {low} and {last}"
-    return Problem("", reason, advice, code="no-suggestion")

@@ -11,41 +11,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engine.gpus.start_sampler import MIN_PERIOD_SECONDS
-from tui.cli.arguments import (
-    ConfigArguments,
-    JsonOption,
-    RunsDirOption,
-    TrustCodeOption,
-    exit_on_usage_error,
-    resolve_arguments,
-)
-from tui.cli.help import MACHINE, ConfigCommand, HelpCommand, make_epilog
-from tui.cli.train import build_request, raise_problems
-from tui.flags import FLAG_TO_KEY
+from tui.cli.command import command
+from tui.cli.config_arguments import ConfigArguments, resolve_arguments
+from tui.cli.config_flags import FlagOverrides, config_flags
+from tui.cli.options import JsonOption, RunsDirOption, TrustCodeOption, count_option
 
 if TYPE_CHECKING:
     from engine.doctor.check import Check
 
-app = typer.Typer()
-
 DOCTOR_FORMAT = 1
 
 
-@app.command(
-    cls=HelpCommand,
-    rich_help_panel=MACHINE,
-    epilog=make_epilog(
-        [
-            "gputrain gpus",
-            "gputrain gpus --watch --processes",
-            "gputrain gpus --json --links",
-            "gputrain gpus --record gpus.jsonl --samples 60",
-        ]
-    ),
+@command(
+    [
+        "gputrain gpus",
+        "gputrain gpus --watch --processes",
+        "gputrain gpus --json --links",
+        "gputrain gpus --record gpus.jsonl -n 60",
+    ]
 )
 def gpus(
+    *,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print all readings as JSON; a null value comes with the reason.")
+        bool, typer.Option("--json", help="Print JSON: all readings; a null value comes with the reason.")
     ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Refresh until Ctrl-C or q; with --json, one line per sample.")
@@ -58,7 +46,7 @@ def gpus(
         float,
         typer.Option("--interval", metavar="SECONDS", min=MIN_PERIOD_SECONDS, max=3600, help="Time between samples."),
     ] = 1.0,
-    samples: Annotated[int | None, typer.Option("--samples", metavar="N", min=1, help="Stop after N samples.")] = None,
+    count: Annotated[int | None, count_option("samples")] = None,
     record: Annotated[
         str | None,
         typer.Option("--record", metavar="FILE", help="Write samples to FILE; GPUTRAIN_NVML=replay:FILE replays them."),
@@ -67,31 +55,52 @@ def gpus(
     """Show GPU utilization, memory, power, temperature and users."""
     from tui.cli.gpus import GpusOptions, show_gpus
 
-    with exit_on_usage_error():
-        show_gpus(
-            GpusOptions(
-                json=as_json,
-                watch=watch,
-                processes=processes,
-                links=links,
-                interval_s=interval,
-                samples=samples,
-                record=record,
-            )
+    show_gpus(
+        GpusOptions(
+            json=as_json,
+            watch=watch,
+            processes=processes,
+            links=links,
+            interval_s=interval,
+            samples=count,
+            record=record,
         )
+    )
 
 
-@app.command(
-    cls=ConfigCommand,
-    rich_help_panel=MACHINE,
-    epilog=make_epilog(
-        ["gputrain doctor", "gputrain doctor flowers.yaml --gpus 0,1"],
-        exit_codes={0: "no problem, warnings allowed", 1: "a problem of this host", 2: "a config that `run` refuses"},
-    ),
+@command(
+    [
+        "gputrain doctor",
+        "gputrain doctor flowers.yaml --gpus 0,1",
+        "gputrain doctor --send-test-message",
+        "gputrain doctor notify.urls=env:NTFY --send-test-message",
+    ],
+    "Messages about runs, by ntfy, Slack, mail, Telegram and others: a run sends them when it finished, failed, "
+    "crashed, stalls, has a throttled GPU, or got the GPUs that it waited for (notify.when). A URL contains secrets, "
+    "so a config only refers to one: env:NAME or file:PATH, a file of mode 0600 with one URL per line. Services and "
+    "their URLs: https://appriseit.com/services/",
+    "\b\nTo set messages up:\n"
+    "  pip install apprise                        the library that sends messages\n"
+    "  export NTFY=ntfy://MY-SECRET-TOPIC         put a URL into a variable\n"
+    "  gputrain run digits notify.urls=env:NTFY   use it for one run\n"
+    "  chmod 600 ~/.config/gputrain/notify        a file of URLs for all runs",
+    exit_codes={
+        0: "no problem, warnings allowed, or sent to each destination",
+        1: "a problem of this host, or not sent to one of them",
+        2: "a config that `run` refuses",
+    },
 )
+@config_flags("gpus")
 def doctor(
+    *,
     arguments: ConfigArguments = None,
-    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
+    flags: FlagOverrides,
+    send_test_message: Annotated[
+        bool,
+        typer.Option(
+            "--send-test-message", help="Only send a message to each destination, of CONFIG and of the user's own file."
+        ),
+    ] = False,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
     trust_code: TrustCodeOption = False,
@@ -101,20 +110,21 @@ def doctor(
     Checks CPU cores, memory, disk, driver, GPUs and PyTorch. Then checks a run of CONFIG, and runs an all-reduce.
     """
     from engine.doctor.examine import examine
+    from tui.cli.train import build_request, raise_problems
 
-    with exit_on_usage_error():
-        flags: dict[str, tuple[str, str | bool]] = (
-            {} if gpus is None else {FLAG_TO_KEY["gpus"]: (f"--gpus {gpus}", gpus)}
-        )
-        request = build_request(
-            lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
-            None,
-            runs_dir,
-            dry_run=True,
-            trust_code=trust_code,
-        )
-        raise_problems(request)
-        raise typer.Exit(show_checks(examine(request), as_json=as_json))
+    refuse_urls(arguments or [])
+    if send_test_message:
+        config = resolve_arguments(arguments, flags, trust_code=trust_code).config
+        raise typer.Exit(send_test(config.notify.urls, as_json=as_json))
+    request = build_request(
+        lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
+        None,
+        runs_dir,
+        dry_run=True,
+        trust_code=trust_code,
+    )
+    raise_problems(request)
+    raise typer.Exit(show_checks(examine(request), as_json=as_json))
 
 
 def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
@@ -137,3 +147,40 @@ def show_checks(areas: Iterable[Sequence[Check]], *, as_json: bool) -> int:
     if any(check.refuses_run for check in done):
         return 2
     return int(any(check.state == "problem" for check in done))
+
+
+def refuse_urls(arguments: list[str]) -> None:
+    """Raise UsageError, without the URL, if an argument is one instead of a config."""
+    from engine.config.notify_section import REFERENCE_ADVICE, URLS_KEY
+    from engine.utils.errors import UsageError
+
+    if any("://" in argument.partition("=")[0] for argument in arguments):
+        raise UsageError.one(
+            "CONFIG", f"is a URL; set {URLS_KEY}=env:NAME instead", REFERENCE_ADVICE, code="invalid-value"
+        )
+
+
+def send_test(urls: Sequence[str], *, as_json: bool) -> int:
+    """Send the test message, print a line per destination without its URL, and return the exit code.
+
+    Raises UsageError if there is no destination.
+    """
+    import socket
+    from dataclasses import asdict
+
+    from engine.notify.destinations import user_file
+    from engine.notify.message import test_message
+    from engine.notify.sender import send_message
+    from engine.utils.errors import UsageError
+    from engine.utils.text import printable
+
+    deliveries = send_message(test_message(socket.gethostname()), urls)
+    if not deliveries:
+        advice = f"set notify.urls=env:NAME, or write URLs into {user_file()} (chmod 600)"
+        raise UsageError.one("notify.urls", "there is no destination", advice, code="missing-value")
+    if as_json:
+        typer.echo(json.dumps([asdict(delivery) for delivery in deliveries], indent=2))
+    else:
+        for delivery in deliveries:
+            typer.echo(printable(delivery.line), err=not delivery.sent)
+    return 0 if all(delivery.sent for delivery in deliveries) else 1

@@ -1,46 +1,41 @@
-"""`gputrain models` lists the available models; `gputrain summary` prints the layers of one."""
+"""`gputrain models` lists the available models, `gputrain models show` prints the layers of one."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tui.cli.arguments import (
-    ConfigArguments,
-    JsonOption,
-    TrustCodeOption,
+from tui.cli.command import command
+from tui.cli.completions import complete_config
+from tui.cli.config_arguments import (
+    KEY_HELP,
     code_trust,
-    exit_on_usage_error,
-    flag_overrides,
     print_no_effect,
     resolve_arguments,
+    split_arguments,
 )
-from tui.cli.help import TRAIN, ConfigCommand, HelpCommand, make_epilog
+from tui.cli.config_flags import FlagOverrides, config_flags
+from tui.cli.options import JsonOption, TrustCodeOption
 
 if TYPE_CHECKING:
     from engine.models.catalog import CatalogModel
     from engine.utils.errors import Problem
 
-app = typer.Typer()
-
 MODELS_FORMAT = 1
 SUMMARY_FORMAT = 1
 # Counting this many models takes about a second and needs no message.
 MAX_SILENT_COUNT = 10
-MAX_SUGGESTIONS = 5
 SourceName = Literal["builtin", "torchvision", "timm"]
 
 
-@app.command(
-    cls=HelpCommand,
-    rich_help_panel=TRAIN,
-    epilog=make_epilog(["gputrain models resnet", "gputrain models 'vit_*_224' --source timm --pretrained"]),
-)
-def models(
+@command(["gputrain models resnet", "gputrain models 'vit_*_224' --source timm --pretrained"])
+def list_models(
+    *,
     pattern: Annotated[
         str | None, typer.Argument(metavar="[FILTER]", help="Part of the name, or a pattern such as 'vit_*_224'.")
     ] = None,
@@ -58,10 +53,11 @@ def models(
     from engine.models.catalog import filter_models, with_parameter_counts
     from engine.utils.codec import asdict
 
-    with exit_on_usage_error():
-        available = list_models(source)
-        matches = [model for model in filter_models(available, pattern) if model.weights or not pretrained]
+    available = find_models(source)
+    matches = [model for model in filter_models(available, pattern) if model.weights or not pretrained]
     if not matches:
+        from tui.tables.models import no_match_message
+
         typer.echo(no_match_message(available, pattern, pretrained=pretrained), err=True)
         raise typer.Exit(1)
     with_counts = with_parameter_counts(matches, announce_parameter_count, announce_problem)
@@ -72,29 +68,33 @@ def models(
         print_models(matches, with_counts)
 
 
-@app.command(
-    cls=ConfigCommand,
-    rich_help_panel=TRAIN,
-    epilog=make_epilog(
-        [
-            "gputrain summary digits",
-            "gputrain summary flowers.yaml --features",
-            "gputrain summary --model resnet50",
-        ]
-    ),
+@command(
+    [
+        "gputrain models show resnet50",
+        "gputrain models show digits",
+        "gputrain models show flowers.yaml --stages",
+        "gputrain models show resnet50 --dataset cifar10 --forward-batch 8",
+    ]
 )
-def summary(
-    arguments: ConfigArguments = None,
-    model: Annotated[str | None, typer.Option("--model")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset")] = None,
-    data_path: Annotated[str | None, typer.Option("--data-path")] = None,
-    images: Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Images in the forward pass.")] = 1,
+@config_flags("model", "dataset", "data_path")
+def show(
+    *,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL|CONFIG] [KEY=VALUE]...",
+            help=f"Model name, YAML file, or preset such as digits.\n{KEY_HELP}",
+            autocompletion=complete_config,
+        ),
+    ] = None,
+    flags: FlagOverrides,
+    images: Annotated[int, typer.Option("--forward-batch", metavar="N", min=1, help="Images in the forward pass.")] = 1,
     depth: Annotated[
         int,
         typer.Option("--depth", metavar="N", min=0, help="Depth of the module tree to print."),
     ] = 3,
-    features: Annotated[
-        bool, typer.Option("--features", help="Print the last feature map of each resolution instead.")
+    stages: Annotated[
+        bool, typer.Option("--stages", help="Print the last feature map of each resolution instead.")
     ] = False,
     as_json: JsonOption = False,
     trust_code: TrustCodeOption = False,
@@ -107,30 +107,55 @@ def summary(
     """
     from tui.tables.models import feature_lines, group_lines, layer_lines, total_lines
 
-    flag_values = {"model": model, "dataset": dataset, "data_path": data_path}
-    with exit_on_usage_error():
-        resolved = resolve_arguments(arguments, flag_overrides(flag_values), trust_code=trust_code)
-        print_no_effect(resolved)
-        config = resolved.config
-        from engine.models.catalog import check_model_name
+    resolved = resolve_arguments(name_model(arguments or []), flags, trust_code=trust_code)
+    print_no_effect(resolved)
+    config = resolved.config
+    from engine.models.catalog import check_model_name
 
-        check_model_name(config.model)
-        code_trust(resolved, granted=trust_code).check(config, ("model.name", "data.dataset"))
-        # Imports torch, so only after the checks that need none.
-        from engine.models.summary import summarize_model, without_dataset
+    check_model_name(config.model)
+    code_trust(resolved, granted=trust_code).check(config, ("model.name", "data.dataset"))
+    # Imports torch, so only after the checks that need none.
+    from engine.models.summary import summarize_model, without_dataset
 
-        if resolved.sources["data.dataset"] == "default":
-            config = without_dataset(config)
-        result = summarize_model(config, images)
+    if resolved.sources["data.dataset"] == "default":
+        config = without_dataset(config)
+    result = summarize_model(config, images)
     if as_json:
         typer.echo(json.dumps({"format": SUMMARY_FORMAT, **dataclasses.asdict(result)}, indent=2))
         return
     layers = [*layer_lines(result, depth), "", *total_lines(result), *group_lines(result)]
-    for line in feature_lines(result) if features else layers:
+    for line in feature_lines(result) if stages else layers:
         typer.echo(line)
 
 
-def list_models(source: str | None) -> list[CatalogModel]:
+def name_model(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `model.name=MODEL` for a word that is a model and no config.
+
+    Raises UsageError if there is more than one CONFIG, or for the name of a model that is not quite right.
+    """
+    from engine.config.loader import find_config
+    from engine.models.catalog import MODEL_SOURCES, model_names
+    from engine.utils.errors import UsageError, did_you_mean
+
+    word, overrides = split_arguments(list(arguments))
+    if word is None:
+        return overrides
+    with suppress(UsageError):
+        find_config(word)
+        return [word, *overrides]
+    names = list[str]()
+    for source in MODEL_SOURCES:
+        # A library that is missing or broken has no models.
+        with suppress(UsageError):
+            names += model_names(source)
+    if word in names:
+        return [f"model.name={word}", *overrides]
+    if hint := did_you_mean(word, names):
+        raise UsageError.one(word, f"there is no such model, file or preset{hint}", code="not-found")
+    return [word, *overrides]
+
+
+def find_models(source: str | None) -> list[CatalogModel]:
     """Return the models of one source, or of all sources that work, and print why the others do not.
 
     Raises UsageError if `source` is missing or broken.
@@ -178,23 +203,3 @@ def print_models(models: Sequence[CatalogModel], counted_models: Iterable[Catalo
     typer.echo(line_text(table.header()))
     for model in counted_models:
         typer.echo(line_text(table.line(model)))
-
-
-def no_match_message(available: Sequence[CatalogModel], pattern: str | None, *, pretrained: bool) -> str:
-    """Return why no model matches, with the nearest names."""
-    import difflib
-
-    from engine.models.catalog import filter_models
-
-    if pretrained and filter_models(available, pattern):
-        return (
-            f"no model with {pattern!r} in its name has pretrained weights"
-            if pattern
-            else "no model has pretrained weights"
-        )
-    similar = difflib.get_close_matches(
-        (pattern or "").lower(), [model.name for model in available], MAX_SUGGESTIONS, 0.4
-    )
-    # Two sources can have a model of the same name.
-    hint = f"; similar names: {', '.join(dict.fromkeys(similar))}" if similar else ""
-    return f"no model has {pattern!r} in its name{hint}"

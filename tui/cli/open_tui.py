@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from engine.launch.detached import LaunchedRun
 from engine.runs.find import find_run
-from engine.runs.folder import RunFolder, runs_root
+from engine.runs.folder import RunFolder
+from engine.runs.root import runs_root
 from engine.utils.errors import UsageError
 from tui.app import GputrainApp
 from tui.pollers.host import GpuPoller

@@ -1,4 +1,4 @@
-"""`gputrain pack`: an image folder as one file that loads fast."""
+"""`gputrain data pack` and `gputrain data verify`: an image folder as one file that loads fast."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tui.cli.arguments import JsonOption, exit_on_usage_error, print_warning
-from tui.cli.help import TRAIN, HelpCommand, make_epilog
+from tui.cli.command import command
+from tui.cli.console import print_warning
+from tui.cli.options import ForceOption, JsonOption, dry_run_option, output_option
 
 if TYPE_CHECKING:
     from engine.data.pack.writer import PackPlan, PackProgress, PackRequest, PackSummary
     from engine.data.sources.folder import ScanProgress
-
-app = typer.Typer()
 
 PACK_FORMAT = 1
 MAX_LISTED_FILES = 10
@@ -33,36 +32,26 @@ REFRESH_SECONDS = 0.1
 STOPPED = 3
 
 
-@app.command(
-    cls=HelpCommand,
-    rich_help_panel=TRAIN,
-    epilog=make_epilog(
-        [
-            "gputrain pack ~/photos -o photos.gpk",
-            "gputrain pack ~/imagenet -o imagenet.gpk --max-side 500",
-            "gputrain pack ~/imagenet -o imagenet.gpk --max-side 500 --dry-run",
-            "gputrain pack --verify photos.gpk",
-            "gputrain run --dataset packed --data-path photos.gpk",
-        ],
-        "Without --max-side and --quality, the files are packed as they are: training gives the same weights as on the "
-        "folder, and is faster because no file is opened per image. With one of them, every image becomes a JPEG of "
-        "that quality, upright, without color profile and EXIF data, and with restart markers: the pixels change a "
-        "little, the file is smaller, and a random crop decodes only what it needs of it.",
-        "An interrupted command continues where it was: run it again. The file appears under its name when it is "
-        "complete; until then there is FILE.partial.",
-        exit_codes={
-            0: "finished",
-            1: "damaged, unfinished or no packed set (--verify)",
-            2: "bad usage, or not possible",
-            3: "interrupted",
-        },
-    ),
+@command(
+    [
+        "gputrain data pack ~/photos -o photos.gpk",
+        "gputrain data pack ~/imagenet -o imagenet.gpk --max-side 500",
+        "gputrain data pack ~/imagenet -o imagenet.gpk --max-side 500 --dry-run",
+        "gputrain data verify photos.gpk",
+        "gputrain run --dataset packed --data-path photos.gpk",
+    ],
+    "Without --max-side and --quality, the files are packed as they are: training gives the same weights as on the "
+    "folder, and is faster because no file is opened per image. With one of them, every image becomes a JPEG of "
+    "that quality, upright, without color profile and EXIF data, and with restart markers: the pixels change a "
+    "little, the file is smaller, and a random crop decodes only what it needs of it.",
+    "An interrupted command continues where it was: run it again. The file appears under its name when it is "
+    "complete; until then there is FILE.partial.",
+    exit_codes={0: "finished", 2: "bad usage, or not possible", 3: "interrupted"},
 )
 def pack(
-    folder: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER]", help="Folder of images with one subfolder per class.")
-    ] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = None,
+    *,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of images with one subfolder per class.")],
+    output: Annotated[str | None, output_option("the packed set.")] = None,
     max_side: Annotated[
         int | None,
         typer.Option("--max-side", metavar="PIXELS", min=1, max=65_000, help="Reduce larger images to this side."),
@@ -71,19 +60,14 @@ def pack(
         int | None,
         typer.Option("--quality", metavar="Q", min=1, max=100, help="JPEG quality, 90 with --max-side."),
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, max=1024, help="Threads [default: all cores]")
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", min=1, max=1024, help="Threads [default: all cores]")
     ] = None,
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", help="Allow class folders without a readable image.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the expected size, from a sample of the images, and write nothing.")
-    ] = False,
-    verify: Annotated[
-        str | None, typer.Option("--verify", metavar="FILE", help="Check every byte of a packed set instead.")
-    ] = None,
+    force: ForceOption = False,
+    dry_run: Annotated[bool, dry_run_option(": the expected size, from a sample of the images.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Pack an image folder into one file that loads fast.
@@ -93,34 +77,21 @@ def pack(
     from engine.data.pack.writer import make_plan
     from engine.utils.errors import UsageError
 
-    with exit_on_usage_error():
-        if verify is not None:
-            others = {"FOLDER": folder, "--output": output, "--max-side": max_side, "--quality": quality}
-            others |= {"--workers": workers, "--allow-empty": allow_empty, "--force": force, "--dry-run": dry_run}
-            if given := [name for name, value in others.items() if value]:
-                raise UsageError.one("--verify", f"checks a packed set; omit {', '.join(given)}", code="conflict")
-            verify_pack(verify, as_json=as_json)
-            return
-        if folder is None:
-            advice = "name the folder to pack: gputrain pack FOLDER -o FILE"
-            raise UsageError.one("FOLDER", "is missing", advice, code="missing-value")
-        if output is None:
-            advice = f"name the file to write: gputrain pack {folder} -o FILE"
-            raise UsageError.one("--output", "is missing", advice, code="missing-value")
-        request = replace(
-            make_request(folder, output, max_side, quality, workers), allow_empty=allow_empty, force=force
-        )
-        typer.echo("Checking the image files", err=True)
-        with _Progress() as progress:
-            plan = make_plan(request, progress.show_scan)
-        if dry_run:
-            print_expected_size(plan, as_json=as_json)
-        else:
-            print_summary(run_pack(plan), as_json=as_json)
+    if output is None:
+        advice = f"name the file to write: gputrain data pack {folder} -o FILE"
+        raise UsageError.one("--output", "is missing", advice, code="missing-value")
+    request = replace(make_request(folder, output, max_side, quality, threads), allow_empty=allow_empty, force=force)
+    typer.echo("Checking the image files", err=True)
+    with _Progress() as progress:
+        plan = make_plan(request, progress.show_scan)
+    if dry_run:
+        print_expected_size(plan, as_json=as_json)
+    else:
+        print_summary(run_pack(plan), as_json=as_json)
 
 
 def make_request(
-    folder: str, output: str, max_side: int | None, quality: int | None, workers: int | None
+    folder: str, output: str, max_side: int | None, quality: int | None, threads: int | None
 ) -> PackRequest:
     """Return the request of the typed arguments. Raises UsageError."""
     from engine.data.pack.reencode import DEFAULT_QUALITY, Encoding
@@ -130,7 +101,7 @@ def make_request(
     encoding = None
     if max_side is not None or quality is not None:
         encoding = Encoding(max_side=max_side, quality=DEFAULT_QUALITY if quality is None else quality)
-    return PackRequest(expand_user(folder), expand_user(output), encoding, workers)
+    return PackRequest(expand_user(folder), expand_user(output), encoding, threads)
 
 
 def print_expected_size(plan: PackPlan, *, as_json: bool) -> None:
@@ -182,14 +153,30 @@ def print_summary(summary: PackSummary, *, as_json: bool) -> None:
     typer.echo(f"train on it: gputrain run --dataset packed --data-path {path}", err=True)
 
 
-def verify_pack(path: str, *, as_json: bool) -> None:
-    """Check a packed set, list what is damaged and exit with code 1 if anything is. Raises UsageError."""
+@command(
+    ["gputrain data verify photos.gpk"],
+    exit_codes={
+        0: "all checksums are right",
+        1: "damaged, unfinished or no packed set",
+        2: "bad usage, or not possible",
+        3: "interrupted",
+    },
+)
+def verify(
+    *,
+    path: Annotated[str, typer.Argument(metavar="FILE", help="File of `gputrain data pack`.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Check every byte of a packed set.
+
+    Lists what is damaged.
+    """
     from engine.data.pack.pack_file import reported_pack_errors
     from engine.utils.files import expand_user
     from engine.utils.text import pluralize, printable
 
     file = str(expand_user(path))
-    with stop_signals() as stopped, _Progress() as progress, reported_pack_errors(file, "--verify"):
+    with stop_signals() as stopped, _Progress() as progress, reported_pack_errors(file, "FILE"):
         images, damaged = _find_damage(file, progress, stopped)
     for problem in damaged:
         typer.echo(f"error: {printable(problem)}", err=True)

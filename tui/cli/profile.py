@@ -1,23 +1,18 @@
-"""`gputrain profile`: where the time of training steps goes, measured on a live run."""
+"""`gputrain runs profile`: where the time of training steps goes, measured on a live run."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tui.cli.arguments import (
-    JsonOption,
-    RunArgument,
-    RunsDirOption,
-    TrustOwnerOption,
-    exit_on_usage_error,
-    print_error,
-    watch_other_hosts,
-)
-from tui.cli.help import RUNS, HelpCommand, make_epilog
+from engine.utils.errors import Problem, UsageError
+from tui.cli.command import command
+from tui.cli.console import print_error
+from tui.cli.options import JsonOption, NoWaitOption
+from tui.cli.run_control import answers
+from tui.cli.run_options import takes_run, watch_other_hosts
 
 if TYPE_CHECKING:
     from engine.runs.events import Profiled
@@ -25,25 +20,24 @@ if TYPE_CHECKING:
     from engine.runs.profile_diagnosis import ProfileDiagnosis
     from engine.runs.profile_file import Profile
 
-app = typer.Typer()
-
-POLL_SECONDS = 0.2
 # As in `engine.runs.control`, which the help must not import.
 DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS = 10, 100
 DEFAULT_TIMEOUT_SECONDS = 300.0
 
 
-@app.command(
-    cls=HelpCommand,
-    rich_help_panel=RUNS,
-    epilog=make_epilog(
-        ["gputrain profile last", "gputrain profile fashion-17 --steps 30", "gputrain profile last --stored --json"],
-        "A profiled step is slower: the column unprofiled has the step shortly before. Traces are in RUN/profile.",
-        exit_codes={0: "a profile was taken, or --no-wait", 1: "no profile was taken", 2: "usage error"},
-    ),
+@command(
+    [
+        "gputrain runs profile last",
+        "gputrain runs profile fashion-17 --steps 30",
+        "gputrain runs profile last --stored --json",
+    ],
+    "A profiled step is slower: the column unprofiled has the step shortly before. Traces are in RUN/profile.",
+    exit_codes={0: "a profile was taken, or --no-wait", 1: "no profile was taken", 2: "usage error"},
 )
+@takes_run
 def profile(
-    run: RunArgument,
+    *,
+    folder: RunFolder,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -55,7 +49,7 @@ def profile(
         ),
     ] = None,
     stored: Annotated[bool, typer.Option("--stored", help="Show the newest profile that was taken before.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the profile.")] = False,
+    no_wait: NoWaitOption = False,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -65,8 +59,6 @@ def profile(
             help=f"Stop waiting after this time [default: {DEFAULT_TIMEOUT_SECONDS:g}]",
         ),
     ] = None,
-    runs_dir: RunsDirOption = None,
-    trust_owner: TrustOwnerOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Profile training steps of a live run.
@@ -74,31 +66,24 @@ def profile(
     All ranks record the same steps with torch.profiler. Prints the time that each rank spends on data, copy, forward,
     backward, exposed all-reduce and optimizer, the largest operators, and where the traces for Perfetto are.
     """
-    from engine.runs.find import find_run
-    from engine.runs.folder import runs_root
     from engine.runs.profile_file import newest_profile, read_profile
     from engine.utils.codec import InvalidRecordError
-    from engine.utils.errors import UsageError
 
-    with exit_on_usage_error():
-        others = {"--steps": steps, "--no-wait": no_wait or None, "--timeout": timeout}
-        given = [name for name, value in others.items() if value is not None]
-        if stored and given:
-            raise UsageError.one(
-                "--stored", f"shows a profile that was taken before; omit {', '.join(given)}", code="conflict"
-            )
-        folder = find_run(runs_root(runs_dir), run, trust_owner=trust_owner)
+    others = {"--steps": steps, "--no-wait": no_wait or None, "--timeout": timeout}
+    given = [name for name, value in others.items() if value is not None]
+    if stored and given:
+        reason = f"shows a profile that was taken before; omit {', '.join(given)}"
+        raise UsageError.one("--stored", reason, code="conflict")
     if stored:
         found = newest_profile(folder)
         if found is None:
-            advice = f"take one while it trains with `gputrain profile {folder.name}`"
+            advice = f"take one while it trains with `gputrain runs profile {folder.name}`"
             fail(f"{folder.name} has no profile; {advice}", code="not-recorded")
         show(folder, *found, as_json=as_json)
         return
-    with exit_on_usage_error():
-        steps = DEFAULT_PROFILE_STEPS if steps is None else steps
-        timeout = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
-        event = request_profile(folder, steps, 0.0 if no_wait else timeout)
+    steps = DEFAULT_PROFILE_STEPS if steps is None else steps
+    timeout = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
+    event = request_profile(folder, steps, 0.0 if no_wait else timeout)
     if event is None:
         if as_json:
             typer.echo(json.dumps({"run": folder.name, "request": "profile", "steps": steps}, indent=2))
@@ -118,37 +103,35 @@ def request_profile(folder: RunFolder, steps: int, timeout_s: float) -> Profiled
 
     Exits with code 1 if the run is not live or does not answer. Raises UsageError if this user may not control it.
     """
-    from engine.runs.control import send_request
     from engine.runs.events import Profiled
     from engine.runs.folder import RunState
-    from engine.runs.journal import JournalReader
     from engine.runs.record_completion import open_run
-    from engine.utils.files import file_size
+    from engine.runs.sent_request import SentRequest
+
+    was_paused = False
+
+    def answer(sent: SentRequest) -> Profiled | None:
+        nonlocal was_paused
+        found = next((event for event in sent.events if isinstance(event, Profiled)), None)
+        if found is None and not sent.state.live:
+            fail(f"no profile of {folder.name}: it is {sent.state}", code="not-running")
+        if found is None and sent.state is RunState.PAUSED and not was_paused:
+            typer.echo(f"{folder.name} is paused; the profile begins when it continues.", err=True)
+        was_paused = sent.state is RunState.PAUSED
+        return found
 
     watch_other_hosts([folder])
-    record, state = open_run(folder)
+    state = open_run(folder).state
     if state is RunState.WAITING:
         fail(f"{folder.name} waits for GPUs; take a profile when it trains", code="not-running")
     if not state.live:
         reason = f"{folder.name} is not running: it is {state}; profiles that were taken before are shown with --stored"
         fail(reason, code="not-running")
-    answers = JournalReader(folder.journal)
-    answers.offset = file_size(folder.journal)
-    send_request(folder.control, "profile", steps=steps)
-    deadline, was_paused = time.monotonic() + timeout_s, False
-    while time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        record, state = open_run(folder)
-        answer = next((event for event in answers.poll() if isinstance(event, Profiled)), None)
-        if answer is not None:
-            return answer
-        if not state.live:
-            fail(f"no profile of {folder.name}: it is {state}", code="not-running")
-        if state is RunState.PAUSED and not was_paused:
-            typer.echo(f"{folder.name} is paused; the profile begins when it continues.", err=True)
-        was_paused = state is RunState.PAUSED
+    sent = SentRequest(folder, "profile", steps=steps)
+    for _, event in answers([sent], answer, timeout_s):
+        return event
     if timeout_s > 0:
-        fail_without_answer(folder, state, record.phase, timeout_s)
+        fail_without_answer(folder, sent.state, sent.record.phase, timeout_s)
     return None
 
 
@@ -179,7 +162,7 @@ def show(folder: RunFolder, name: str, profile: Profile, *, as_json: bool) -> No
 
 
 def profile_json(run: str, folder: str, profile: Profile, diagnosis: ProfileDiagnosis) -> bytes:
-    """Return the output of `gputrain profile --json`: the record, and its diagnosis."""
+    """Return the output of `gputrain runs profile --json`: the record, and its diagnosis."""
     from engine.utils.codec import FORMAT, asdict, encode_indented
 
     found = {"run": run, "folder": folder, "diagnosis": diagnosis.message, "straggler": diagnosis.straggler}
@@ -188,7 +171,5 @@ def profile_json(run: str, folder: str, profile: Profile, diagnosis: ProfileDiag
 
 def fail(reason: str, *, code: str) -> NoReturn:
     """Print an error and exit with code 1."""
-    from engine.utils.errors import Problem
-
     print_error(Problem("", reason, code=code))
     raise typer.Exit(1)

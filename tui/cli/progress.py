@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
+from engine.runs.epoch_progress import EpochProgress
 from engine.runs.event_lines import (
     RunStarting,
     TrainingProgress,
-    describe_parameters,
     epoch_name,
     event_line,
     event_lines,
@@ -26,22 +26,20 @@ from engine.runs.events import (
     EpochEvent,
     Event,
     PhaseChanged,
-    RunContinued,
     RunFinished,
-    RunResumed,
     RunStarted,
     StepEvent,
     WarningEvent,
 )
-from engine.runs.folder import runs_root
 from engine.runs.history import History
 from engine.runs.journal import to_line
+from engine.runs.root import runs_root
 from engine.utils.text import printable
-from engine.utils.units import format_duration, format_rate, format_score
+from engine.utils.units import format_duration
 
 MAX_QUEUED_EVENTS = 10_000
 DRAIN_TIMEOUT_SECONDS = 5.0
-NEXT_COMMANDS = ("plot", "evaluate", "export")
+NEXT_COMMANDS = ("report", "evaluate", "export")
 # Of a line of commands to copy.
 MAX_LINE_CHARACTERS = 80
 # Lines about the current epoch: the first after these seconds, later ones at this share of the epoch's time at least.
@@ -90,58 +88,6 @@ class NextCommands:
             else:
                 lines.append(f"      {command}")
         return lines
-
-
-class EpochProgress:
-    """Position and throughput of the current epoch. `history` already includes each event that is added."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._start_time, self._start_step = math.inf, 0
-        self.steps = 0
-        """Number of completed steps of the epoch."""
-        self.step_seconds: float | None = None
-        """Mean time of a step since the start of the epoch, the resume or the last pause; None before the first."""
-
-    def add(self, event: Event) -> None:
-        if not isinstance(event, PhaseChanged | RunContinued | StepEvent | TrainingProgress):
-            return
-        steps = event.step - self._first_step()
-        # Losses arrive a step later, on a GPU several.
-        self.steps = max(self.steps, steps) if isinstance(event, StepEvent) else steps
-        if isinstance(event, RunContinued) or (isinstance(event, PhaseChanged) and event.phase == "training"):
-            self._start_time, self._start_step, self.step_seconds = event.time, event.step, None
-        elif event.step > self._start_step and isinstance(event, TrainingProgress):
-            self.step_seconds = max(event.time - self._start_time, 0.0) / (event.step - self._start_step)
-
-    @property
-    def number(self) -> int:
-        """The current epoch, from 1."""
-        return max(self._history.current_epoch, 1)
-
-    def _first_step(self) -> int:
-        """Return the number of steps before the current epoch."""
-        started = self._history.started
-        if self._history.epochs:
-            return self._history.epochs[-1].step
-        if isinstance(started, RunResumed):
-            # The events begin with the resume, which may be within an epoch.
-            return started.from_step // started.steps_per_epoch * started.steps_per_epoch
-        return 0
-
-    def describe(self) -> str:
-        """Return throughput and loss as far as they are known."""
-        latest, started = self._history.latest_step, self._history.started
-        rate, loss = None, ""
-        if started is not None and self.step_seconds:
-            rate = started.global_batch / self.step_seconds
-        if latest is not None and latest.epoch == self.number:
-            rate = latest.images_per_second
-            # The journal stores a loss that is NaN or infinite as null.
-            loss = f"  loss {format_score(math.nan if latest.losses[-1] is None else latest.losses[-1])}"
-        if rate is None:
-            return ""
-        return f"{format_rate(rate)} images/s{loss}"
 
 
 class JsonPrinter:
@@ -266,45 +212,17 @@ class DryRunPrinter:
         self._history = History()
 
     def __call__(self, event: Event) -> None:
-        from tui.tables import fact_lines
+        from tui.tables.dry_run import plan_lines
 
         self._history.add(event)
         if isinstance(event, RunStarted):
-            fallback = self._history.cpu_fallback
-            rows = {
-                "ranks": event.world_size,
-                "devices": ", ".join(event.devices),
-                **({"reason for CPU": fallback} if fallback else {}),
-                "start method": event.start_method,
-                "backend": event.backend,
-                "precision": event.precision,
-                **_input_rows(event),
-                "global batch size": event.global_batch,
-                "steps per epoch": event.steps_per_epoch,
-                "epochs": event.epochs,
-                "training images": event.train_images,
-                "validation images": event.val_images,
-                "classes": event.classes,
-                "input": event.input,
-                "parameters": describe_parameters(event).replace(" parameters", ""),
-            }
-            self._out.write("".join(f"{line}\n" for line in fact_lines(rows)))
+            lines = plan_lines(event, self._history.cpu_fallback)
+            self._out.write("".join(f"{line}\n" for line in lines))
         elif (line := event_line(event)) is not None:
             print(line, file=cast(IO[str], DisconnectSafeStream(sys.stderr)))
 
     def close(self) -> None:
         self._out.flush()
-
-
-def _input_rows(started: RunStarted) -> dict[str, str]:
-    """Return the input pipeline, its workers if it has any, and the decoder of JPEG files if there was a choice."""
-    rows = {"input pipeline": printable(f"{started.pipeline} ({started.pipeline_reason})")}
-    if started.pipeline == "stream":
-        workers = "decode threads" if started.worker_type == "threads" else "DataLoader workers"
-        rows[workers] = f"{started.workers} per rank"
-    if started.decoder_reason:
-        rows["JPEG decoder"] = printable(f"{started.decoder} ({started.decoder_reason})")
-    return rows
 
 
 class BackgroundPrinter:

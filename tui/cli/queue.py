@@ -8,52 +8,37 @@ from typing import Annotated
 
 import typer
 
-from tui.cli.arguments import (
-    JsonOption,
-    RunsDirOption,
-    TrustCodeOption,
-    TrustOwnerOption,
-    announce_watch,
-    exit_on_usage_error,
-    watch_other_hosts,
+from engine.runs.root import runs_root
+from engine.utils.errors import UsageError
+from engine.utils.text import printable
+from tui.cli.command import command
+from tui.cli.completions import complete_runs
+from tui.cli.options import JsonOption, RunsDirOption, TrustCodeOption, TrustOwnerOption, run_argument
+from tui.cli.run_options import announce_watch
+
+
+@command(
+    [
+        "gputrain run flowers.yaml --gpus free:2 --queue --detach",
+        "gputrain queue",
+        "gputrain queue hold flowers-3",
+        "gputrain queue move flowers-4 --first",
+        "gputrain queue resume              after a reboot",
+        "gputrain stop flowers-3            leaves the queue",
+    ],
+    "Between users, the order of arrival counts. A run arrives when it waits for GPUs only: not while it is held "
+    "or waits for another run. priority and move order your own runs.",
 )
-from tui.cli.help import RUNS, CommandGroup, HelpCommand, make_epilog
+def list_queue(*, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
+    """List the waiting runs of all users.
 
-app = typer.Typer()
-queue_app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
-app.add_typer(queue_app, name="queue", rich_help_panel=RUNS)
-
-WaitingRunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a waiting run, or its beginning.")]
-
-
-@queue_app.callback(
-    invoke_without_command=True,
-    epilog=make_epilog(
-        [
-            "gputrain run flowers.yaml --gpus free:2 --wait --detach",
-            "gputrain queue",
-            "gputrain queue hold flowers-3",
-            "gputrain queue move flowers-4 --first",
-            "gputrain queue resume              after a reboot",
-        ],
-        "Between users, the order of arrival counts. A run arrives when it waits for GPUs only: not while it is held "
-        "or waits for another run. priority and move order your own runs.",
-    ),
-)
-def queue(context: typer.Context, runs_dir: RunsDirOption = None, as_json: JsonOption = False) -> None:
-    """List the waiting runs, and change their order.
-
-    Each command changes the place of one of your own runs; the list shows those of all users.
+    Each command changes the place of one of your own runs.
     """
-    if context.invoked_subcommand is not None:
-        return
-    from engine.queue.listing import list_queue
-    from engine.runs.folder import runs_root
+    from engine.queue import listing
     from tui.cli.console import print_table
     from tui.tables.queue import PLAIN_COLUMNS
 
-    with exit_on_usage_error():
-        rows = list_queue(runs_root(runs_dir))
+    rows = listing.list_queue(runs_root(runs_dir))
     if as_json:
         typer.echo(json.dumps({"format": 1, "queue": [row.to_dict() for row in rows]}, indent=2))
     elif not rows:
@@ -62,17 +47,16 @@ def queue(context: typer.Context, runs_dir: RunsDirOption = None, as_json: JsonO
         print_table(PLAIN_COLUMNS, rows)
 
 
-@queue_app.command(cls=HelpCommand, epilog=make_epilog(["gputrain queue hold flowers-3"]))
-def hold(run: WaitingRunArgument, runs_dir: RunsDirOption = None) -> None:
+@command(["gputrain queue hold flowers-3"])
+def hold(*, run: Annotated[str, run_argument()], runs_dir: RunsDirOption = None) -> None:
     """Keep a waiting run from starting until it is released."""
     from engine.queue import edit
 
-    with exit_on_usage_error():
-        typer.echo(edit.hold(edit.find_own_row(run, _root(runs_dir))), err=True)
+    typer.echo(edit.hold(edit.find_own_row(run, runs_root(runs_dir))), err=True)
 
 
-@queue_app.command(cls=HelpCommand, epilog=make_epilog(["gputrain queue release flowers-3"]))
-def release(run: WaitingRunArgument, runs_dir: RunsDirOption = None) -> None:
+@command(["gputrain queue release flowers-3"])
+def release(*, run: Annotated[str, run_argument()], runs_dir: RunsDirOption = None) -> None:
     """Let a held run start again.
 
     It arrives anew: runs of other users that have arrived meanwhile come first. A run that is held because a run before
@@ -80,33 +64,17 @@ def release(run: WaitingRunArgument, runs_dir: RunsDirOption = None) -> None:
     """
     from engine.queue import edit
 
-    with exit_on_usage_error():
-        typer.echo(edit.release(edit.find_own_row(run, _root(runs_dir))), err=True)
+    typer.echo(edit.release(edit.find_own_row(run, runs_root(runs_dir))), err=True)
 
 
-@queue_app.command(cls=HelpCommand, epilog=make_epilog(["gputrain queue cancel flowers-3"]))
-def cancel(run: WaitingRunArgument, runs_dir: RunsDirOption = None) -> None:
-    """Remove a waiting run from the queue.
-
-    Its folder stays, as a stopped run. Runs that wait for it are held; `gputrain resume RUN` starts it after all.
-    """
-    from engine.queue import edit
-    from engine.runs.folder import RunFolder
-
-    with exit_on_usage_error():
-        row = edit.find_own_row(run, _root(runs_dir))
-        if not row.is_live:
-            watch_other_hosts([RunFolder(Path(row.folder))])
-        typer.echo(edit.cancel(row), err=True)
-
-
-@queue_app.command(
-    cls=HelpCommand,
-    epilog=make_epilog(["gputrain queue move b --before a", "gputrain queue move b --first"]),
-)
+@command(["gputrain queue move b --before a", "gputrain queue move b --first"])
 def move(
-    run: WaitingRunArgument,
-    before: Annotated[str | None, typer.Option("--before", metavar="OTHER", help="Start it before this run.")] = None,
+    *,
+    run: Annotated[str, run_argument()],
+    before: Annotated[
+        str | None,
+        typer.Option("--before", metavar="RUN", help="Start it before this run.", autocompletion=complete_runs),
+    ] = None,
     first: Annotated[bool, typer.Option("--first", help="Start it before all your other runs.")] = False,
     last: Annotated[bool, typer.Option("--last", help="Start it after all your other runs.")] = False,
     runs_dir: RunsDirOption = None,
@@ -115,43 +83,36 @@ def move(
 
     The run takes the priority of its new neighbor.
     """
-    from engine.queue import edit
-    from engine.queue.listing import list_queue
-    from engine.utils.errors import UsageError
+    from engine.queue import edit, listing
 
-    with exit_on_usage_error():
-        if (before is not None) + first + last != 1:
-            raise UsageError.one("move", "needs one of --before OTHER, --first and --last", code="missing-value")
-        root = _root(runs_dir)
-        rows = list_queue(root)
-        row = edit.find_own_row(run, root, rows)
-        if before is not None:
-            typer.echo(edit.move(row, rows, edit.find_own_row(before, root, rows)), err=True)
-        else:
-            typer.echo(edit.move(row, rows, "first" if first else "last"), err=True)
+    if (before is not None) + first + last != 1:
+        raise UsageError.one("move", "needs one of --before RUN, --first and --last", code="missing-value")
+    root = runs_root(runs_dir)
+    rows = listing.list_queue(root)
+    row = edit.find_own_row(run, root, rows)
+    if before is not None:
+        typer.echo(edit.move(row, rows, edit.find_own_row(before, root, rows)), err=True)
+    else:
+        typer.echo(edit.move(row, rows, "first" if first else "last"), err=True)
 
 
-@queue_app.command(cls=HelpCommand, epilog=make_epilog(["gputrain queue priority flowers-3 10"]))
+@command(["gputrain queue priority flowers-3 10"])
 def priority(
-    run: WaitingRunArgument,
+    *,
+    run: Annotated[str, run_argument()],
     value: Annotated[int, typer.Argument(metavar="N", help="Highest first; negative with -- before it.")],
     runs_dir: RunsDirOption = None,
 ) -> None:
     """Set the priority of a run among your own waiting runs."""
     from engine.queue import edit
 
-    with exit_on_usage_error():
-        typer.echo(edit.set_priority(edit.find_own_row(run, _root(runs_dir)), value), err=True)
+    typer.echo(edit.set_priority(edit.find_own_row(run, runs_root(runs_dir)), value), err=True)
 
 
-@queue_app.command(
-    cls=HelpCommand,
-    epilog=make_epilog(["gputrain queue resume", "gputrain queue resume flowers-3 flowers-4"]),
-)
+@command(["gputrain queue resume", "gputrain queue resume flowers-3 flowers-4"])
 def resume(
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Interrupted runs. [default: all]")
-    ] = None,
+    *,
+    runs: Annotated[list[str] | None, run_argument("[RUN]...", " [default: all that were interrupted]")] = None,
     runs_dir: RunsDirOption = None,
     trust_owner: TrustOwnerOption = False,
     trust_code: TrustCodeOption = False,
@@ -164,37 +125,27 @@ def resume(
     from engine.launch.queue_resume import resume_waits
     from engine.queue.listing import interrupted_rows
     from engine.runs.folder import RunFolder
-    from engine.utils.errors import UsageError
-    from engine.utils.text import printable
     from tui.launcher import launch_run
 
+    root = runs_root(runs_dir)
+    rows = interrupted_rows(root)
+    for name in runs or []:
+        if name not in (row.name for row in rows):
+            raise UsageError.one(
+                name, "is no run whose wait was interrupted; `gputrain queue` lists them", code="wrong-state"
+            )
+    chosen = [row for row in rows if not runs or row.name in runs]
+    if not chosen:
+        typer.echo(f"No run in {root} was interrupted while it waited.", err=True)
+    announce_watch([RunFolder(Path(row.folder)) for row in chosen])
+    flags = ["--trust-owner"] * trust_owner + ["--trust-code"] * trust_code
     failed = False
-    with exit_on_usage_error():
-        root = _root(runs_dir)
-        rows = interrupted_rows(root)
-        for name in runs or []:
-            if name not in (row.name for row in rows):
-                raise UsageError.one(
-                    name, "is no run whose wait was interrupted; `gputrain queue` lists them", code="wrong-state"
-                )
-        chosen = [row for row in rows if not runs or row.name in runs]
-        if not chosen:
-            typer.echo(f"No run in {root} was interrupted while it waited.", err=True)
-        announce_watch([RunFolder(Path(row.folder)) for row in chosen])
-        flags = ["--trust-owner"] * trust_owner + ["--trust-code"] * trust_code
-        for result in resume_waits(chosen, launch_run, flags):
-            if result.accepted:
-                typer.echo(result.row.name)
-                continue
-            failed = True
-            for line in result.output or ("it did not start",):
-                typer.echo(f"{result.row.name}: {printable(line)}", err=True)
+    for result in resume_waits(chosen, launch_run, flags):
+        if result.accepted:
+            typer.echo(result.row.name)
+            continue
+        failed = True
+        for line in result.output or ("it did not start",):
+            typer.echo(f"{result.row.name}: {printable(line)}", err=True)
     if failed:
         raise typer.Exit(1)
-
-
-def _root(runs_dir: str | None) -> Path:
-    """Raises UsageError."""
-    from engine.runs.folder import runs_root
-
-    return runs_root(runs_dir)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tui.cli.arguments import BetterOption, JsonOption, RunsDirOption, exit_on_usage_error
-from tui.cli.help import RUNS, DefaultCommandGroup, HelpCommand, make_epilog
+from tui.cli.command import command
+from tui.cli.help import MinusWordsCommand
+from tui.cli.options import BetterOption, JsonOption, RunsDirOption, count_option
+from tui.cli.tree import subcommands
 
 if TYPE_CHECKING:
     from engine.runs.query import Query, SortOrder
@@ -24,31 +26,6 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 1.0
 READ_SECONDS = 0.25
 QUERY_HELP = "Condition: KEY=VALUE, also with != > < >= <= ~, or text in the name, state, tags or note."
-
-app = typer.Typer(
-    name="runs",
-    cls=DefaultCommandGroup,
-    rich_help_panel=RUNS,
-    help="List, filter, tag, rename and delete runs.\n\n"
-    "Without a command, lists the runs that meet all conditions, newest first. KEY is a config key (optim.lr), a "
-    "metric of the last epoch (val_accuracy) or of the run (best_val_accuracy, duration, age, started, "
-    "images_per_second), one of your own metrics (f1, best_f1) or a short name (model, dataset, lr, optimizer, batch, "
-    "seed, tag). A key with blanks or operators is in double quotes: '\"val f1\">0.9'. VALUE may contain *, and "
-    "several values have commas between them. A condition after a minus must not hold. The trials of a sweep are one "
-    "row with the metrics of its best trial; sweep=NAME, --quiet and --json list them one by one. AGE is the time "
-    "since the start. The first word decides whether it is a command: `gputrain runs -- archive` searches for the word "
-    "archive.",
-    epilog=make_epilog(
-        [
-            "gputrain runs failed",
-            "gputrain runs optim.name=adamw 'val_accuracy>0.9' -tag=old",
-            "gputrain runs 'age<2d' --sort accuracy --columns name,model,lr,accuracy",
-            "gputrain runs sweep=digits-sweep",
-            "gputrain runs tag fashion-17 +night -old",
-            "gputrain runs delete fashion-3 fashion-4",
-        ]
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -80,8 +57,19 @@ class ListOptions:
         return matching if self.limit is None else matching[: self.limit]
 
 
-@app.command("list", cls=HelpCommand, hidden=True)
-def list_command(
+@command(
+    [
+        "gputrain runs failed",
+        "gputrain runs optim.name=adamw 'val_accuracy>0.9' -tag=old",
+        "gputrain runs 'age<2d' --sort accuracy --columns name,model,lr,accuracy",
+        "gputrain runs sweep=digits-sweep -n 20",
+        "gputrain runs tag fashion-17 +night -old",
+        "gputrain runs delete fashion-3 fashion-4",
+    ],
+    kind=MinusWordsCommand,
+)
+def list_runs(
+    *,
     words: Annotated[list[str] | None, typer.Argument(metavar="[QUERY]...", help=QUERY_HELP)] = None,
     sort: Annotated[
         str | None, typer.Option("--sort", metavar="KEY", help="Sort by KEY, the best or newest first.")
@@ -91,40 +79,47 @@ def list_command(
         str | None, typer.Option("--columns", metavar="KEY,KEY", help="Show these keys, such as name,lr,accuracy.")
     ] = None,
     with_archived: Annotated[bool, typer.Option("--all", help="Also list archived runs.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="List at most N runs.")] = None,
+    count: Annotated[int | None, count_option("runs")] = None,
     better: BetterOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the names, one per line.")] = False,
     runs_dir: RunsDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List runs, newest first."""
-    from engine.runs.folder import runs_root
+    """List runs, newest first.
+
+    Lists the runs that meet all conditions. KEY is a config key (optim.lr), a metric of the last epoch (val_accuracy)
+    or of the run (best_val_accuracy, duration, age, started, images_per_second), one of your own metrics (f1, best_f1)
+    or a short name (model, dataset, lr, optimizer, batch, seed, tag). A key with blanks or operators is in double
+    quotes: '"val f1">0.9'. VALUE may contain *, and several values have commas between them. A condition after a minus
+    must not hold. The trials of a sweep are one row with the metrics of its best trial; sweep=NAME, --quiet and --json
+    list them one by one. AGE is the time since the start. The first word decides whether it is a command:
+    `gputrain runs list archive` searches for the word archive.
+    """
     from engine.runs.keys import quote_key
     from engine.runs.metric_directions import read_directions
     from engine.runs.metrics import own_metrics
     from engine.runs.query import SortOrder, find_best_condition, parse_columns, parse_query
-    from engine.runs.run_config import all_values
+    from engine.runs.root import runs_root
     from engine.runs.run_list import RunList
-    from engine.utils.errors import UsageError
+    from engine.utils.errors import UsageError, nearest
     from engine.utils.text import pluralize, printable
     from tui.cli.console import print_table
     from tui.tables.runs import field_column, listed_columns
 
-    with exit_on_usage_error():
-        root = runs_root(runs_dir)
-        directions = read_directions(root, better or ())
-        if quiet and (as_json or columns is not None):
-            other = "--json" if as_json else "--columns"
-            raise UsageError.one("--quiet", f"cannot be combined with {other}", code="conflict")
-        run_list = RunList(root)
-        _read(run_list)
-        # The metrics of the runs are keys, too.
-        own = own_metrics((row.record for row in run_list.rows), directions)
-        fields = None if columns is None else parse_columns(columns, own)
-        # The list is sorted by start, newest first, as it is read.
-        order = SortOrder.parse(sort or "started_at", own, reverse=reverse) if sort or reverse else None
-        options = ListOptions(parse_query(words or [], own), order, limit, with_archived, folds=not (as_json or quiet))
-        rows = options.choose(run_list.rows)
+    root = runs_root(runs_dir)
+    directions = read_directions(root, better or ())
+    if quiet and (as_json or columns is not None):
+        other = "--json" if as_json else "--columns"
+        raise UsageError.one("--quiet", f"cannot be combined with {other}", code="conflict")
+    run_list = RunList(root)
+    _read(run_list)
+    # The metrics of the runs are keys, too.
+    own = own_metrics((row.record for row in run_list.rows), directions)
+    fields = None if columns is None else parse_columns(columns, own)
+    # The list is sorted by start, newest first, as it is read.
+    order = SortOrder.parse(sort or "started_at", own, reverse=reverse) if sort or reverse else None
+    options = ListOptions(parse_query(words or [], own), order, count, with_archived, folds=not (as_json or quiet))
+    rows = options.choose(run_list.rows)
     for row in rows:
         if row.unreadable:
             typer.echo(printable(f"{row.name}: {row.message}"), err=True)
@@ -132,9 +127,6 @@ def list_command(
         sys.stdout.writelines(f"{printable(row.name)}\n" for row in rows)
     elif as_json:
         values = [row.to_dict() for row in rows]
-        for row, value in zip(rows, values, strict=True):
-            config = row.record.config
-            value["config"] = {} if config is None else all_values(row.name, config)
         if fields is not None:
             for row, value in zip(rows, values, strict=True):
                 value["columns"] = {field.name: field.value(row) for field in fields}
@@ -145,6 +137,8 @@ def list_command(
         typer.echo(f"There are no runs in {root}. Start one with `gputrain run CONFIG --runs-dir {root}`.", err=True)
     else:
         typer.echo(f"None of the {pluralize(run_list.count, 'run')} in {root} matches.", err=True)
+    if not rows and words and (name := nearest(words[0], subcommands("runs"))) is not None:
+        typer.echo(f"`gputrain runs {name}` is a command.", err=True)
     if not rows and (best := find_best_condition(options.query, options.listed(run_list.rows), own)) is not None:
         found = f"{printable(shlex.quote(best.text))} finds {pluralize(best.count, 'run')}"
         typer.echo(f"{printable(quote_key(best.key))} means the last epoch; {found}.", err=True)

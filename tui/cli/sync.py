@@ -1,4 +1,4 @@
-"""The command `sync`: copy runs to Weights & Biases or MLflow."""
+"""`gputrain runs sync`: copy runs to Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
@@ -6,85 +6,71 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tui.cli.arguments import (
-    JsonOption,
-    RunsDirOption,
-    TrustOwnerOption,
-    exit_on_usage_error,
-    print_error,
-    print_warning,
-)
-from tui.cli.help import RESULTS, HelpCommand, make_epilog
+from engine.utils.errors import Problem
+from engine.utils.text import pluralize, printable
+from tui.cli.command import command
+from tui.cli.console import print_error, print_warning
+from tui.cli.options import FollowOption, JsonOption
+from tui.cli.run_options import takes_runs
 
 if TYPE_CHECKING:
+    from engine.runs.folder import RunFolder
     from engine.sync.remote import Service, SyncError
     from engine.sync.run_sync import RunSync
 
-app = typer.Typer()
-
-SERVICES = ("wandb", "mlflow")
+ServiceName = Literal["wandb", "mlflow"]
 INTERRUPTED_EXIT_CODE = 130
 
 
-@app.command(
-    cls=HelpCommand,
-    rich_help_panel=RESULTS,
-    epilog=make_epilog(
-        [
-            "gputrain sync last --to mlflow --follow",
-            "WANDB_MODE=offline gputrain sync fashion-17 fashion-18 --to wandb",
-        ],
-        "Repeat the command to send what is new. Each step is sent once, also after a resume or a kill. If a resume "
-        "repeats steps that were sent, another remote run gets all steps. The old one has the tag `void` at W&B, and "
-        "is deleted at MLflow (`mlflow runs restore` undoes it). A live run whose sync was interrupted looks finished "
-        "at W&B until the next sync. With WANDB_MODE=offline, each sync writes a folder with all steps for "
-        "`wandb sync`; after an upload, the next folder has another ID.",
-        "Server and credentials are those of the services: WANDB_API_KEY, WANDB_BASE_URL, WANDB_MODE, `wandb login`; "
-        "MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN. W&B writes to WANDB_DIR [default: ~/.local/state/gputrain].",
-        exit_codes={0: "everything was sent", 1: "the service cannot be used", 2: "bad usage", 130: "interrupted"},
-    ),
+@command(
+    [
+        "gputrain runs sync last --service mlflow --follow",
+        "WANDB_MODE=offline gputrain runs sync fashion-17 fashion-18 --service wandb",
+    ],
+    "Repeat the command to send what is new. Each step is sent once, also after a resume or a kill. If a resume "
+    "repeats steps that were sent, another remote run gets all steps. The old one has the tag `void` at W&B, and "
+    "is deleted at MLflow (`mlflow runs restore` undoes it). A live run whose sync was interrupted looks finished "
+    "at W&B until the next sync. With WANDB_MODE=offline, each sync writes a folder with all steps for "
+    "`wandb sync`; after an upload, the next folder has another ID.",
+    "Server and credentials are those of the services: WANDB_API_KEY, WANDB_BASE_URL, WANDB_MODE, `wandb login`; "
+    "MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN. W&B writes to WANDB_DIR [default: ~/.local/state/gputrain].",
+    exit_codes={0: "everything was sent", 1: "the service cannot be used", 2: "bad usage", 130: "interrupted"},
 )
+@takes_runs
 def sync(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run name, prefix, run folder, or last.")],
-    to: Annotated[str, typer.Option("--to", metavar="SERVICE", help="wandb (Weights & Biases) or mlflow.")],
+    *,
+    folders: list[RunFolder],
+    service: Annotated[
+        ServiceName, typer.Option("--service", metavar="wandb|mlflow", help="Weights & Biases, or MLflow.")
+    ],
     project: Annotated[
         str | None,
         typer.Option(
             "--project", "--experiment", metavar="NAME", help="W&B project or MLflow experiment [default: gputrain]"
         ),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Send new steps until the runs end or Ctrl-C.")
-    ] = False,
-    runs_dir: RunsDirOption = None,
+    follow: FollowOption = False,
     as_json: JsonOption = False,
-    trust_owner: TrustOwnerOption = False,
 ) -> None:
     """Copy runs to Weights & Biases or MLflow.
 
-    It reads the journals of the runs in a process of its own, so training never waits for a service.
+    It reads the journals of the runs in a process of its own, so training never waits for a service. --follow also
+    sends new steps.
     """
-    from engine.runs.find import find_run
-    from engine.runs.folder import runs_root
     from engine.sync.remote import SyncError
     from engine.sync.run_sync import RunSync, sync_runs
     from engine.sync.state import open_state
 
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
-        with exit_on_usage_error():
-            root = runs_root(runs_dir)
-            # Each run once, however often and by which names it was given.
-            found = [find_run(root, run, trust_owner=trust_owner) for run in runs]
-            folders = list({folder.path: folder for folder in found}.values())
-            states = [stack.enter_context(open_state(folder, to)) for folder in folders if to in SERVICES]
-            service = open_service(to, project)
-        stack.callback(service.close)
-        syncs = [RunSync(folder, service, state, stop) for folder, state in zip(folders, states, strict=True)]
+        states = [stack.enter_context(open_state(folder, service)) for folder in folders]
+        remote = open_service(service, project)
+        stack.callback(remote.close)
+        syncs = [RunSync(folder, remote, state, stop) for folder, state in zip(folders, states, strict=True)]
         progress = Progress(as_json=as_json)
         try:
             sync_runs(
@@ -98,31 +84,24 @@ def sync(
             fail(error)
         progress.report_unfinished(syncs)
         if as_json:
-            typer.echo(json.dumps({"format": 1, "syncs": [to_json(sync, to) for sync in syncs]}, indent=2))
+            typer.echo(json.dumps({"format": 1, "syncs": [to_json(sync, service) for sync in syncs]}, indent=2))
         if stop() and not follow:
             raise typer.Exit(INTERRUPTED_EXIT_CODE)
 
 
-def open_service(to: str, project: str | None) -> Service:
-    """Return the service of `--to`. Raises UsageError."""
-    from engine.utils.errors import UsageError, did_you_mean
-
-    if to == "mlflow":
+def open_service(name: ServiceName, project: str | None) -> Service:
+    """Return the service of `--service`. Raises UsageError."""
+    if name == "mlflow":
         from engine.sync.mlflow_store import MlflowStore
 
         return MlflowStore(project)
-    if to == "wandb":
-        from engine.sync.wandb_service import WandbService
+    from engine.sync.wandb_service import WandbService
 
-        return WandbService(project)
-    raise UsageError.one(
-        "--to", f"{to} is unknown; use wandb or mlflow{did_you_mean(to, SERVICES)}", code="unknown-value"
-    )
+    return WandbService(project)
 
 
 def fail(error: SyncError) -> None:
     """Print what is wrong with the service and exit with code 1."""
-    from engine.utils.errors import Problem
 
     print_error(Problem("", str(error), code=error.code))
     if error.temporary:
@@ -130,11 +109,11 @@ def fail(error: SyncError) -> None:
     raise typer.Exit(1) from error
 
 
-def to_json(sync: RunSync, to: str) -> dict[str, Any]:
+def to_json(sync: RunSync, service: str) -> dict[str, Any]:
     return {
         "run": sync.folder.name,
         "state": sync.run_state.value,
-        "to": to,
+        "to": service,
         "location": sync.state.location,
         "steps": sync.state.sent_step,
         "sent": sync.steps_sent,
@@ -171,7 +150,6 @@ class Progress:
 
     def report(self, sync: RunSync, complete: bool) -> None:
         """Print where a run is when that is known or changes, its problems, and its end."""
-        from engine.utils.text import printable
 
         name = printable(sync.folder.name)
         if sync.state.location and self._locations.get(name) != sync.state.location:
@@ -189,7 +167,6 @@ class Progress:
 
     def report_unfinished(self, syncs: Sequence[RunSync]) -> None:
         """Print which runs have more to send than was sent."""
-        from engine.utils.text import printable
 
         for sync in syncs:
             name = printable(sync.folder.name)
@@ -198,7 +175,6 @@ class Progress:
 
     def report_lost_service(self, error: SyncError) -> None:
         """Print once why nothing can be sent for now."""
-        from engine.utils.errors import Problem
 
         if str(error) not in self._problems:
             self._problems.add(str(error))
@@ -206,6 +182,5 @@ class Progress:
 
 
 def _sent(sync: RunSync) -> str:
-    from engine.utils.text import pluralize
 
     return f"{pluralize(sync.steps_sent, 'step')} sent" if sync.steps_sent else "nothing new"

@@ -10,93 +10,58 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tui.cli.arguments import (
-    AfterAnyOption,
-    ConfigArguments,
+from tui.cli.command import command
+from tui.cli.config_arguments import ConfigArguments, code_trust, resolve_arguments, split_arguments, trust_option
+from tui.cli.config_flags import FlagOverrides, config_flags
+from tui.cli.console import print_warning
+from tui.cli.options import (
     DetachedOption,
     DetachOption,
     EventsJsonOption,
     HeadlessOption,
-    NgpuOption,
     RunsDirOption,
     TakeOverOption,
     TrustCodeOption,
     TrustOwnerOption,
-    after_flags,
-    announce_watch,
-    code_trust,
-    exit_on_usage_error,
-    print_warning,
-    resolve_arguments,
-    run_flags,
-    split_arguments,
-    trust_option,
+    dry_run_option,
 )
-from tui.cli.help import TRAIN, ConfigCommand, make_epilog
+from tui.cli.run_options import announce_watch
 
 if TYPE_CHECKING:
     from engine.config.loader import ResolvedConfig
     from engine.launch.preflight import RunRequest
     from engine.utils.errors import Problem
 
-app = typer.Typer()
+EXIT_CODES = {
+    0: "finished, or the screen was closed, or started with --detach",
+    3: "stopped on request; resume with gputrain resume",
+}
 
 
-@app.command(
-    cls=ConfigCommand,
-    rich_help_panel=TRAIN,
-    epilog=make_epilog(
-        [
-            "gputrain run --headless digits --epochs 5 optim.lr=0.1",
-            "gputrain run flowers.yaml --gpus 0,1 --amp bf16",
-            "gputrain run flowers.yaml --gpus free:2 --wait --detach",
-            "gputrain run flowers.yaml --detach --after flowers-3",
-            "gputrain run flowers.yaml --dry-run",
-        ],
-        "All config keys: gputrain config --describe",
-        exit_codes={
-            0: "finished, or the screen was closed, or started with --detach",
-            1: "failed",
-            2: "usage or config error",
-            3: "stopped on request; resume with gputrain resume",
-        },
-    ),
+@command(
+    [
+        "gputrain run --headless digits --epochs 5 optim.lr=0.1",
+        "gputrain run flowers.yaml --gpus 0,1 --amp bf16",
+        "gputrain run flowers.yaml --gpus free:2 --queue --detach",
+        "gputrain run flowers.yaml --detach --after flowers-3",
+        "gputrain run flowers.yaml --dry-run",
+    ],
+    "All config keys: gputrain config describe",
+    exit_codes=EXIT_CODES,
 )
+@config_flags()
 def run(
+    *,
     arguments: ConfigArguments = None,
     headless: HeadlessOption = False,
     detach: DetachOption = False,
     detached: DetachedOption = False,
-    gpus: Annotated[str | None, typer.Option("--gpus")] = None,
-    ngpu: NgpuOption = None,
-    wait: Annotated[bool, typer.Option("--wait")] = False,
-    ranks: Annotated[str | None, typer.Option("--ranks")] = None,
-    epochs: Annotated[str | None, typer.Option("--epochs")] = None,
-    batch_size: Annotated[str | None, typer.Option("--batch-size")] = None,
-    lr: Annotated[str | None, typer.Option("--lr")] = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer")] = None,
-    scheduler: Annotated[str | None, typer.Option("--scheduler")] = None,
-    amp: Annotated[str | None, typer.Option("--amp")] = None,
-    workers: Annotated[str | None, typer.Option("--workers")] = None,
-    model: Annotated[str | None, typer.Option("--model")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset")] = None,
-    data_path: Annotated[str | None, typer.Option("--data-path")] = None,
-    seed: Annotated[str | None, typer.Option("--seed")] = None,
-    name: Annotated[str | None, typer.Option("--name")] = None,
-    launcher: Annotated[str | None, typer.Option("--launcher")] = None,
-    priority: Annotated[str | None, typer.Option("--priority")] = None,
-    after: Annotated[list[str] | None, typer.Option("--after")] = None,
-    after_any: AfterAnyOption = None,
-    share: Annotated[str | None, typer.Option("--share")] = None,
-    resume: Annotated[bool, typer.Option("--resume")] = False,
+    flags: FlagOverrides,
     runs_dir: RunsDirOption = None,
     take_over: TakeOverOption = False,
     trust_owner: TrustOwnerOption = False,
     as_json: EventsJsonOption = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print the plan and train one batch per rank; keep no files."),
-    ] = False,
+    dry_run: Annotated[bool, dry_run_option(" and train one batch per rank; keep no files.")] = False,
     trust_code: TrustCodeOption = False,
 ) -> None:
     """Train a model.
@@ -107,35 +72,27 @@ def run(
     """
     from engine.utils.errors import UsageError
 
-    flag_values = {
-        "gpus": gpus, "ranks": ranks, "epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer,
-        "scheduler": scheduler, "amp": amp, "workers": workers, "model": model, "dataset": dataset,
-        "data_path": data_path, "seed": seed, "name": name, "launcher": launcher, "priority": priority, "share": share,
-    }  # fmt: skip
-    with exit_on_usage_error():
-        flags = run_flags(flag_values, {"resume": resume, "wait": wait}, ngpu) | after_flags(after, after_any)
-        file, _ = split_arguments(arguments)
-        request = build_request(
-            lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
-            None,
-            runs_dir,
-            base=file or None,
-            dry_run=dry_run,
-            trust_owner=trust_owner,
-            trust_code=trust_code,
-            take_over=take_over,
-            detached=detached,
-        )
-        if detach and (as_json or dry_run):
-            raise UsageError.one(
-                "--detach", f"cannot be combined with {'--json' if as_json else '--dry-run'}", code="conflict"
-            )
-        if detach:
-            start_in_background(request, sys.argv[1:], runs_dir)
-        elif should_open_screen(headless=headless or as_json or dry_run):
-            run_with_screen(request, sys.argv[1:], runs_dir)
-        else:
-            run_headless(request, as_json=as_json)
+    file, _ = split_arguments(arguments)
+    request = build_request(
+        lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
+        None,
+        runs_dir,
+        base=file or None,
+        dry_run=dry_run,
+        trust_owner=trust_owner,
+        trust_code=trust_code,
+        take_over=take_over,
+        detached=detached,
+    )
+    if detach and (as_json or dry_run):
+        other = "--json" if as_json else "--dry-run"
+        raise UsageError.one("--detach", f"cannot be combined with {other}", code="conflict")
+    if detach:
+        start_in_background(request, sys.argv[1:], runs_dir)
+    elif should_open_screen(headless=headless or as_json or dry_run):
+        run_with_screen(request, sys.argv[1:], runs_dir)
+    else:
+        run_headless(request, as_json=as_json)
 
 
 def should_open_screen(*, headless: bool) -> bool:
@@ -153,7 +110,8 @@ def start_in_background(request: RunRequest, arguments: list[str], runs_dir: str
     Exits with the code of the command if it refuses the request. Raises UsageError if the config is invalid."""
     from engine.distributed.rank_env import detect_launcher
     from engine.launch.queue_resume import wait_until_queued
-    from engine.runs.folder import RunFolder, runs_root
+    from engine.runs.folder import RunFolder
+    from engine.runs.root import runs_root
     from engine.utils.errors import UsageError
     from engine.utils.text import printable
     from tui.launcher import launch_run
@@ -192,7 +150,7 @@ def run_with_screen(request: RunRequest, arguments: list[str], runs_dir: str | N
     raise_problems(request)
     # The preflight of the started command checks it too, but the screen would hide what --trust-code reports.
     request.code_trust.check(request.config)
-    from engine.runs.folder import runs_root
+    from engine.runs.root import runs_root
     from tui.cli.open_tui import open_screen
     from tui.launcher import launch_run
 
@@ -223,7 +181,7 @@ def build_request(
     from engine.config.loader import ConfigError
     from engine.config.run_name import name_from_stem, run_stem, stem_of_numbered
     from engine.launch.preflight import RunRequest
-    from engine.runs.folder import runs_root
+    from engine.runs.root import runs_root
 
     problems: tuple[Problem, ...] = ()
     typed = frozenset[str]()
@@ -258,7 +216,8 @@ def build_request(
 def repeats_stored_run(resolved: ResolvedConfig, root: Path) -> bool:
     """Return whether a config has its name, which is in use, from the config that a run folder stores, and does not
     resume that run."""
-    from engine.runs.folder import RunFolder, is_run_folder
+    from engine.runs.folder import RunFolder
+    from engine.runs.root import is_run_folder
 
     run, source = resolved.config.run, Path(resolved.sources["run.name"])
     if run.name is None or run.resume or run.requeue or "run.name" in resolved.typed:

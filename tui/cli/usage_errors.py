@@ -5,13 +5,15 @@ The command classes of `tui.cli.help` parse their arguments within `one_line_usa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tui.cli.arguments import exit_on_usage_error
+from tui.cli.console import exit_on_usage_error
+from tui.cli.tree import COMMANDS, GUESSES, OPTION_GUESSES, RESULTS, RUNS, WORDS
 from tui.flags import FLAG_TO_KEY
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 # typer exports only this subclass of the error.
 TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+NOT_A_CHOICE = re.compile("'(.*)' is not one of (.*)")
 
 
 @contextmanager
@@ -46,14 +50,38 @@ def _to_problem(error: Any) -> Problem:
         location = param.metavar.split()[0] if param.param_type_name == "argument" else param.opts[0]
         if not error.message:
             return Problem(location, "is missing", advice, code="missing-value")
+        if (refused := NOT_A_CHOICE.search(error.message)) is not None:
+            word, choices = refused[1], re.findall("'(.*?)'", refused[2])
+            reason = f"{word} is not allowed: must be one of {', '.join(choices)}{did_you_mean(word, choices)}"
+            return Problem(location, reason, code="unknown-value")
         return Problem(location, _as_clause(error.message), advice, code="invalid-value")
     if hasattr(error, "possibilities"):
-        known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
-        hint = _key_option_hint(error.option_name, context.command, known) or did_you_mean(error.option_name, known)
-        return Problem(
-            error.option_name, f"there is no such option{hint}", "" if hint else advice, code="unknown-option"
-        )
+        return _unknown_option_problem(error.option_name, context, advice)
     return Problem("", _as_clause(error.format_message()), advice, code="invalid-value")
+
+
+def _unknown_option_problem(option: str, context: Any, advice: str) -> Problem:
+    """Return the problem of an option that a command does not have: what was meant, or what it sets elsewhere."""
+    from engine.utils.errors import Problem, did_you_mean
+
+    if meant := _guessed_option(option, context):
+        meant = f"`{meant}`" if meant.startswith("gputrain ") else meant
+        return Problem(option, f"there is no such option; did you mean {meant}?", code="unknown-option")
+    known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
+    key = FLAG_TO_KEY.get(option.removeprefix("--").replace("-", "_"))
+    word = context.command_path.split()[1:2]
+    if key is not None and (word == ["sweep"] or (word and WORDS[word[0]].panel in (RUNS, RESULTS))):
+        reason = f"has no effect on {context.command_path}: it sets {key} of a training"
+        return Problem(option, reason, advice, code="unknown-option")
+    hint = _key_option_hint(option, context.command, known) or did_you_mean(option, known)
+    return Problem(option, f"there is no such option{hint}", "" if hint else advice, code="unknown-option")
+
+
+def _guessed_option(option: str, context: Any) -> str:
+    """Return what an option of a command is called here, by its own name or that of its group."""
+    words = context.command_path.split()[1:]
+    names = [" ".join(words[:count]) for count in range(len(words), 0, -1)]
+    return next((OPTION_GUESSES[f"{name} {option}"] for name in names if f"{name} {option}" in OPTION_GUESSES), "")
 
 
 def _key_option_hint(option: str, command: Any, known: list[str]) -> str:
@@ -73,13 +101,14 @@ def takes_config_keys(command: Any) -> bool:
 
 
 def _help_advice(context: Any) -> str:
-    """Return where the help is. A hidden command, which a group runs by default, has that of the group."""
-    shown = context.parent if context.command.hidden else context
-    return f"see `{shown.command_path} --help`"
+    """Return where the help is: that of a group shows the options of its default command."""
+    is_default = getattr(getattr(context.parent, "command", None), "default", None) == context.info_name
+    return f"see `{(context.parent if is_default else context).command_path} --help`"
 
 
 def _as_clause(sentence: str) -> str:
     """Return a sentence of typer as a clause."""
+    sentence = sentence.removeprefix("Value error, ")
     return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
@@ -87,6 +116,11 @@ def unknown_command_problem(name: str, context: Any, commands: list[str]) -> Pro
     """Return the problem of a command that does not exist."""
     from engine.utils.errors import Problem, did_you_mean
 
-    nearest = did_you_mean(name, commands)
+    words = " ".join([*context.command_path.split()[1:], name])
+    if words in GUESSES:
+        return Problem(name, f"there is no such command; did you mean `{GUESSES[words]}`?", code="unknown-command")
+    # The command of a group: `gputrain tag` means `gputrain runs tag`.
+    inner = [f"gputrain {command}" for command in COMMANDS if command.endswith(f" {name}")]
+    nearest = f"; did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, commands)
     advice = "" if nearest else _help_advice(context)
     return Problem(name, f"there is no such command{nearest}", advice, code="unknown-command")

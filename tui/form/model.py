@@ -27,7 +27,7 @@ from engine.config.run_name import name_from_stem, run_stem
 from engine.config.schema import UNSTORED_KEYS, Config, as_dict, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.optim.lr_schedule import lr_factor, scaled_lr
-from engine.runs.folder import runs_root
+from engine.runs.root import runs_root
 from engine.runs.series import FloatArray
 from engine.utils import codec
 from engine.utils.codec import ENTRIES, FileRecord, find_valid_user_fields, write_user_record

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PROFILE_INTERVAL_SECONDS = 0.5
 # Reading the folders of thousands of runs takes longer than reading the queue.
 INTERRUPTED_INTERVAL_SECONDS = 10.0
-LIST_KEYS: tuple[ListKey, ...] = ("cell", "mistakes", "doubtful", "labels")
+LIST_KEYS: tuple[ListKey, ...] = ("cell", "mistakes", "uncertain", "label-issues")
 # Nobody reads more of a list, and an inspection may have millions of rows.
 MAX_LISTED = 1000
 

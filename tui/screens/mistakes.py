@@ -39,7 +39,7 @@ NO_IMAGES = "No image of this cell was evaluated"
 
 
 class MistakesScreen(GputrainScreen):
-    """Images of a cell of the confusion matrix, and the lists of confident mistakes, doubtful images and labels."""
+    """Images of a cell of the confusion matrix, and the lists of confident mistakes, uncertain images and labels."""
 
     CSS_PATH = "mistakes.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = MISTAKES_COMMANDS

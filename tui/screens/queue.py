@@ -28,7 +28,7 @@ from tui.tables.queue import describe_row, queue_status_line, queue_table
 from tui.widgets.lines import Lines, Row
 from tui.widgets.text_line import TextLine
 
-NOTHING_WAITS = "No run waits on this host. `gputrain run CONFIG --gpus free:2 --wait --detach` starts one."
+NOTHING_WAITS = "No run waits on this host. `gputrain run CONFIG --gpus free:2 --queue --detach` starts one."
 
 
 class QueueScreen(GputrainScreen):

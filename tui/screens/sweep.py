@@ -171,7 +171,7 @@ class SweepScreen(GputrainScreen):
         def launch() -> LaunchedRun:
             require_own(self.folder, trust_owner=False)
             root = self.folder.path.parent
-            return launch_run(["sweep", "--resume", self.folder.name, "--runs-dir", str(root)], root)
+            return launch_run(["sweep", "resume", self.folder.name, "--runs-dir", str(root)], root)
 
         def done(launched: LaunchedRun) -> None:
             self._launched = launched

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ from tui.charts.plot import Curve, PlotWindow, plot
 from tui.palette import series_style
 
 if TYPE_CHECKING:
-    from engine.bench.report import ScalingResult
+    from engine.bench.report import BenchRun, ScalingResult
+    from engine.bench.runner import BenchPlan
 
 MAX_CHART_COLUMNS, CHART_LINES = 72, 14
 MEASURED_STYLE, IDEAL_STYLE = series_style(1), series_style(8)
@@ -96,3 +98,27 @@ def chart_lines(speeds: Sequence[ScalingResult], width: int) -> list[Text]:
         "Speedup by ranks   ", (f"{POINT_MARKER} measured", MEASURED_STYLE), "   ", ("⠒⠒ ideal", IDEAL_STYLE)
     )
     return [Text(""), legend, *drawn.lines]
+
+
+def describe_bench_plan(plan: BenchPlan) -> str:
+    """Describe what a bench will run, in one line."""
+    data, scope = plan.config.data, "in total" if plan.strong else "per rank"
+    *others, last = (str(count) for count in plan.rank_counts)
+    ranks = f"{', '.join(others)} and {last} ranks" if others else pluralize(plan.rank_counts[0], "rank")
+    device = "free GPUs" if plan.on_gpu else "the CPU"
+    times = "" if plan.repeats == 1 else f", {plan.repeats} times, interleaved"
+    limit = ", each also without the input pipeline" if plan.limit else ""
+    return (
+        f"{plan.config.model.name} on {data.dataset}, batch {data.batch_size} {scope}, "
+        f"{pluralize(plan.epochs, 'epoch')}: {ranks} on {device}{times}{limit}"
+    )
+
+
+def describe_bench_run(run: BenchRun) -> str:
+    """Describe the result of one run: seconds per epoch and images/s, or its failure."""
+
+    name = pluralize(run.ranks, "rank") + (", without the input pipeline" if run.limit else "")
+    if run.message:
+        return printable(f"{name}: failed: {run.message}")
+    seconds, rate = (statistics.median(values) for values in zip(*run.epochs[1:], strict=True))
+    return f"{name}: {format_seconds(seconds)} per epoch, {format_rate(rate)} images/s"

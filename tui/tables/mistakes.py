@@ -1,4 +1,4 @@
-"""The images of an inspection, for `gputrain inspect` and the mistakes screen: columns, and facts about one image."""
+"""The images that `gputrain evaluate --list` and the mistakes screen list: columns, and facts about one image."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tui.palette import BAD, GOOD, MUTED, STRONG
 from tui.tables import wrap_text
 from tui.tables.confusion import ARROW, shorten_pair
 
-ListKey = Literal["cell", "mistakes", "doubtful", "labels"]
+ListKey = Literal["cell", "mistakes", "uncertain", "label-issues"]
 # The name of each list, and a short one for a narrow terminal.
 LIST_TITLES: dict[ListKey, tuple[str, str]] = {
     "cell": ("cell", "cell"),
     "mistakes": ("confident mistakes", "confident"),
-    "doubtful": ("most doubtful", "doubtful"),
-    "labels": ("suspected wrong labels", "labels?"),
+    "uncertain": ("most uncertain", "uncertain"),
+    "label-issues": ("suspected wrong labels", "labels?"),
 }
 CLASSES_HEADING = "true → predicted"
 FIGURE_COLUMNS = 8
@@ -63,11 +63,11 @@ MARGIN: Column[InspectedImage] = Column(
 )
 FIGURES = (LOSS, PREDICTED_PROBABILITY, LABEL_PROBABILITY, MARGIN)
 # The figure by which each list is sorted.
-SORT_FIGURES = {"cell": LOSS, "mistakes": PREDICTED_PROBABILITY, "doubtful": MARGIN, "labels": LABEL_PROBABILITY}
+SORT_FIGURES = {"cell": LOSS, "mistakes": PREDICTED_PROBABILITY, "uncertain": MARGIN, "label-issues": LABEL_PROBABILITY}
 
 
 def plain_columns(classes: Sequence[str]) -> list[Column[InspectedImage]]:
-    """Return the columns of `gputrain inspect`, whose cells are not shortened: paths are copied."""
+    """Return the columns of `gputrain evaluate --list`, whose cells are not shortened: paths are copied."""
     return [
         Column("image", "image", lambda image: image.name),
         Column("label", "label", lambda image: classes[image.label]),

@@ -1,10 +1,12 @@
-"""The tables of `gputrain models` and of `gputrain summary`: models, layers, parameter groups and feature maps."""
+"""The tables of `gputrain models` and of `gputrain models show`: models, layers, parameter groups and feature maps."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engine.models.catalog import filter_models
 from engine.show.table import Align, Column, plain_lines
 from engine.utils.units import UNKNOWN, format_bytes, format_count, format_large, format_number
 from tui.tables import fact_lines
@@ -106,3 +108,23 @@ def format_trainable(layer: LayerSummary) -> str:
 def format_shape(shape: Shape | None) -> str:
     """Format a shape as 1x64x8x8."""
     return UNKNOWN if shape is None else "x".join(map(str, shape))
+
+
+MAX_SUGGESTIONS = 5
+
+
+def no_match_message(available: Sequence[CatalogModel], pattern: str | None, *, pretrained: bool) -> str:
+    """Return why no model matches, with the nearest names."""
+
+    if pretrained and filter_models(available, pattern):
+        return (
+            f"no model with {pattern!r} in its name has pretrained weights"
+            if pattern
+            else "no model has pretrained weights"
+        )
+    similar = difflib.get_close_matches(
+        (pattern or "").lower(), [model.name for model in available], MAX_SUGGESTIONS, 0.4
+    )
+    # Two sources can have a model of the same name.
+    hint = f"; similar names: {', '.join(dict.fromkeys(similar))}" if similar else ""
+    return f"no model has {pattern!r} in its name{hint}"

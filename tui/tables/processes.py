@@ -11,8 +11,9 @@ from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from engine.show.readings import READINGS
 from engine.show.table import Align, Column, Shorten, fit
 from engine.utils.units import UNKNOWN
-from tui.palette import MUTED
+from tui.palette import MUTED, STRONG
 from tui.tables import styled
+from tui.tables.gpus import gpu_lines, host_title_line
 
 GpuUse = tuple[Gpu, GpuProcess | None]
 """A process on a GPU; None if the processes of the GPU are unknown."""
@@ -96,3 +97,13 @@ def _command(use: GpuUse) -> str:
         return f"unknown: {gpu.processes.reason}"
     command = process.command.value or f"? {process.command.reason}"
     return command if process.run is None else f"{process.run} rank {process.rank}: {command}"
+
+
+def snapshot_lines(snapshot: Snapshot, width: int, *, instances: bool, processes: bool) -> list[Text]:
+    """Return the lines of `gputrain gpus`: the GPUs of a host, with their MIG instances and processes if wanted."""
+    if not snapshot.gpus:
+        return []
+    lines = [host_title_line(snapshot), *gpu_lines(snapshot, width, instances=instances)]
+    if processes:
+        lines += [Text(""), *process_lines(list_gpu_processes(snapshot), width, STRONG)]
+    return lines

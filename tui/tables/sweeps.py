@@ -1,5 +1,5 @@
-"""A sweep for `gputrain sweep show` and its screen: the trials as a table, the importance of each key, and the best
-results so far.
+"""Sweeps for `gputrain sweep` and the screen: the list of sweeps, and of one sweep its trials as a table, the
+importance of each key, and the best results so far.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.runs.folder import RunState
 from engine.runs.metrics import format_metric
 from engine.show.table import Align, Column, FittedTable, Shorten, cell_width, fit, plain_lines, shorten
 from engine.utils.text import pluralize, printable
-from engine.utils.units import UNKNOWN, format_duration, format_number, format_share
+from engine.utils.units import UNKNOWN, format_age, format_duration, format_number, format_share
 from tui.charts.meter import meter
 from tui.palette import BAD, GOOD, MUTED, STRONG, series_style
 from tui.phrases import state_symbol
@@ -49,6 +49,25 @@ NOTE: Column[TrialRow] = Column(
     "note", "", lambda row: "the config itself" if row.preset else row.reason if row.state == "failed" else "",
     width=MIN_NOTE_COLUMNS, flex=True, optional=True, style=lambda row: BAD if row.state == "failed" else MUTED,
 )  # fmt: skip
+
+
+def sweep_columns(now: float) -> list[Column[SweepStatus]]:
+    """Return the columns of `gputrain sweep list`. `now` is the time in Unix seconds."""
+
+    def best(row: SweepStatus) -> str:
+        return format_value(row.settings.objective, None if row.best is None else row.best.value)
+
+    def age(row: SweepStatus) -> str:
+        return UNKNOWN if row.started_at is None else format_age(max(now - row.started_at, 0.0))
+
+    return [
+        Column("name", "name", lambda row: row.name),
+        Column("state", "state", lambda row: row.state),
+        Column("trials", "trials", lambda row: f"{row.done}/{row.settings.trials}", Align.RIGHT),
+        Column("best", "best", best, Align.RIGHT),
+        Column("metric", "metric", lambda row: row.settings.objective.key),
+        Column("age", "age", age),
+    ]
 
 
 def value_column(status: SweepStatus) -> Column[TrialRow]:
@@ -154,10 +173,8 @@ def status_line(status: SweepStatus) -> Text:
     """Return the line below the title: whether the sweep runs, its trials by state, and the best value."""
     line = Text(no_wrap=True, overflow="ellipsis", end="")
     sign, style = SYMBOLS["running"] if status.running else SYMBOLS["stopped"]
-    done = sum(row.state not in ("running", "stopped") for row in status.trials)
-    state = "running" if status.running else "ended" if done >= status.settings.trials else "not running"
-    line.append(f" {sign} ", style).append(state, STRONG)
-    line.append(f"   {done} of {pluralize(status.settings.trials, 'trial')} done")
+    line.append(f" {sign} ", style).append(status.state, STRONG)
+    line.append(f"   {status.done} of {pluralize(status.settings.trials, 'trial')} done")
     line.append(f"   {', '.join(state_counts(status))}", MUTED)
     if status.best is not None:
         value = format_value(status.settings.objective, status.best.value)

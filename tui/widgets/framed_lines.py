@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.segment import Segment
+from rich.style import Style
 from textual._styles_cache import StylesCache
 from textual.color import Color
 from textual.css.styles import StylesBase
@@ -49,7 +50,8 @@ class FramedLines(StylesCache):
         if self._sides is not None and is_inside:
             (left, right), line, known = self._sides, render_content_line(y - 1), self._framed.get(y)
             if known is None or known[0] is not line:
-                framed = Strip([left, *line.adjust_cell_length(content_size.width), right], size.width)
+                inner = line.adjust_cell_length(content_size.width, Style.from_color(bgcolor=background.rich_color))
+                framed = Strip([left, *inner, right], size.width)
                 known = self._framed[y] = line, framed
             return known[1]
         strip = super().render_line(

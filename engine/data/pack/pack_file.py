@@ -75,7 +75,7 @@ CHUNK_ROWS = 1 << 14
 CHUNK_BYTES = 1 << 22
 UNKNOWN_NAME = "?"
 PACK_AGAIN = "pack it again"
-SET_TO_PACK = "set it to a file that gputrain pack wrote"
+SET_TO_PACK = "set it to a file that gputrain data pack wrote"
 # By the code of the error. For others: pack it again.
 _ADVICE = {"wrong-format": SET_TO_PACK, "unfinished": "run the command that packs it again, which continues"}
 
@@ -321,7 +321,7 @@ def reported_pack_errors(path: str, location: str) -> Iterator[None]:
         raise UsageError.one(location, f"{path} {error}", error.advice, code=error.code) from error
     except OSError as error:
         if Path(path).is_dir():
-            advice = f"set it to the file that `gputrain pack {shlex.quote(path)} -o FILE` writes"
+            advice = f"set it to the file that `gputrain data pack {shlex.quote(path)} -o FILE` writes"
             raise UsageError.one(location, f"{path} is a folder", advice, code="not-a-file") from error
         reason = f"{path} cannot be read: {error.strerror or error}"
         raise UsageError.one(location, reason, SET_TO_PACK, code="not-readable") from error

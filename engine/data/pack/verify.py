@@ -1,4 +1,4 @@
-"""Check every byte of a packed set. Called by `gputrain pack --verify`."""
+"""Check every byte of a packed set. Called by `gputrain data verify`."""
 
 from __future__ import annotations
 

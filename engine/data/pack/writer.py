@@ -1,4 +1,4 @@
-"""Pack an image folder into one file. Called by `gputrain pack`.
+"""Pack an image folder into one file. Called by `gputrain data pack`.
 
 The file is a function of the image files and the options, for any number of workers and interruptions. Threads read and
 re-encode ahead, because Pillow releases the GIL; one of them writes in order (`engine.data.pack.partial`).
@@ -35,8 +35,8 @@ from engine.data.sources.folder import ALLOW_EMPTY, FolderScan, OnProgress, scan
 from engine.data.sources.image import named_image
 from engine.data.sources.image_file import read_image_file
 from engine.utils.errors import Problem, UsageError
-from engine.utils.files import is_folder
 from engine.utils.host import available_cores
+from engine.utils.output_file import check_output
 from engine.utils.threads import CancellingPool
 
 # Images that are re-encoded ahead of the one that is written, per worker. They are in memory.
@@ -143,19 +143,8 @@ class PackPlan:
 def make_plan(request: PackRequest, on_progress: OnProgress = lambda _: None) -> PackPlan:
     """Scan the folder of a request. Raises UsageError, also if the output exists."""
     output = request.output
-    if is_folder(output):
-        raise UsageError.one(
-            "--output", f"{output} is a folder", f"name a file, such as {output / 'photos.gpk'}", code="not-a-file"
-        )
-    if os.path.lexists(output) and not request.force:
-        raise UsageError.one(
-            "--output", f"{output} exists; choose another file, or replace it with --force", code="name-in-use"
-        )
     # Now, because the scan of a large folder takes minutes.
-    if not is_folder(output.parent):
-        raise UsageError.one(
-            "--output", f"there is no folder {output.parent}", "create it, or choose another one", code="not-found"
-        )
+    check_output(output, "photos.gpk", force=request.force)
     if not os.access(output.parent, os.W_OK | os.X_OK):
         reason = f"nothing can be written to the folder {output.parent}"
         raise UsageError.one("--output", reason, "choose another one, or change its permissions", code="not-writable")

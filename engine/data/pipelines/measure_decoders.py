@@ -56,7 +56,7 @@ def measure_decoders(
     mean_bytes, pixel_bytes = len(encoded.data) / len(encoded.rows), pixels.images[0].numel()
     if mean_bytes > MAX_SIZE_RATIO * pixel_bytes:
         sizes = f"are {format_bytes(mean_bytes)} on average, the pixels of a crop {format_bytes(pixel_bytes)}"
-        return DecoderChoice("cpu", f"the first files {sizes}: gputrain pack makes them smaller")
+        return DecoderChoice("cpu", f"the first files {sizes}: gputrain data pack makes them smaller")
     try:
         check_nvjpeg(device)
     except DecoderUnavailableError as error:

@@ -172,7 +172,7 @@ def _find_parts(root: Path) -> tuple[dict[Part, Path], tuple[str, ...]]:
     """Return the folder of each part and the class names. Without a train folder, `root` itself holds the classes."""
     if not root.is_dir():
         if root.is_file():
-            others = ", or data.dataset to packed for a file of gputrain pack, or to webdataset for tar shards"
+            others = ", or data.dataset to packed for a file of gputrain data pack, or to webdataset for tar shards"
             raise UsageError.one("data.path", f"{root} is a file", CLASS_FOLDERS_ADVICE + others, code="not-a-folder")
         raise UsageError.one(
             "data.path", f"{root} does not exist or is not a folder", CLASS_FOLDERS_ADVICE, code="not-found"

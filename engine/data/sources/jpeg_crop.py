@@ -1,7 +1,7 @@
 """Cut the part of a JPEG file that shows a box, without decoding it: a small JPEG that is decoded instead of the file.
 
 A restart marker resets the entropy coding, so the segments between two markers can be copied to another file (ITU-T
-T.81, E.1.4). `gputrain pack` writes a marker every few MCUs. Of other files, the rows below the box are skipped.
+T.81, E.1.4). `gputrain data pack` writes a marker every few MCUs. Of other files, the rows below the box are skipped.
 `engine.data.sources.jpeg` decodes the result.
 """
 

@@ -61,7 +61,7 @@ class PackedSource(EncodedSource):
     pack: Pack
     format: ImageFormat
     rows: dict[Part, Rows]
-    # `gputrain pack` names the files that it skips.
+    # `gputrain data pack` names the files that it skips.
     skipped = ()
 
     @property

@@ -112,7 +112,9 @@ def _invalid_header(header: bytes, position: int) -> ShardError:
         if header.startswith(signature):
             reason = f"is compressed with {compression}; decompress it, because its images are read at random"
             return ShardError(reason, code="wrong-format")
-    return ShardError("is not a tar archive; a file of gputrain pack needs data.dataset=packed", code="wrong-format")
+    return ShardError(
+        "is not a tar archive; a file of gputrain data pack needs data.dataset=packed", code="wrong-format"
+    )
 
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)

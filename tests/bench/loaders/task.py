@@ -47,12 +47,12 @@ class Task:
 
     @property
     def packed(self) -> Path:
-        """The output of `gputrain pack --max-side 500`, which encodes the photos again."""
+        """The output of `gputrain data pack --max-side 500`, which encodes the photos again."""
         return self.root / "photos.gpk"
 
     @property
     def packed_as_is(self) -> Path:
-        """The output of `gputrain pack`: the same files."""
+        """The output of `gputrain data pack`: the same files."""
         return self.root / "photos-as-is.gpk"
 
     def beton(self, write_mode: str) -> Path:

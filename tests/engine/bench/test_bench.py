@@ -36,9 +36,10 @@ from engine.runs.events import RunFinished
 from engine.runs.history import History, history_from_events
 from engine.utils.host import available_cores
 from support.gputrain_command import Gputrain, wait_for
-from support.messages import raises_problem
+from support.messages import raises_problem, says
 from support.runs.factories import make_bench_run as make_run
-from tui.cli.bench import app, describe_bench_plan, describe_bench_run
+from tui.cli.main import app
+from tui.tables.bench import describe_bench_plan, describe_bench_run
 
 
 def make_plan(**keys: Any) -> BenchPlan:
@@ -78,13 +79,13 @@ def test_bench_pairs_each_run_with_limit_run(monkeypatch: pytest.MonkeyPatch) ->
         return make_run(ranks, 200.0 if limit else 150.0, repeat=repeat)
 
     monkeypatch.setattr(runner, "_run_once", fake)
-    arguments = ["digits", "--ranks-list", "1", "--repeats", "2", "--gpus", "cpu", "--limit"]
+    arguments = ["bench", "digits", "--ranks-list", "1", "--repeats", "2", "--gpus", "cpu", "--synthetic-data"]
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert bench_runs == [(1, 1, False), (1, 1, True), (1, 2, False), (1, 2, True)]
     values = json.loads(result.stdout)
-    assert values["limit"] is True
+    assert values["synthetic_data"] is True
     assert [(speed["limit_images_per_second"], speed["limit_share"]) for speed in values["speeds"]] == [(200, 0.75)]
-    assert [values_of_run["limit"] for values_of_run in values["runs"]] == [False, True, False, True]
+    assert [values_of_run["synthetic_data"] for values_of_run in values["runs"]] == [False, True, False, True]
     assert "4/4  1 rank, without the input pipeline: 5.00 s per epoch, 200 images/s" in result.stderr
     assert "share" in CliRunner().invoke(app, arguments).stdout
 
@@ -114,7 +115,12 @@ def test_batch_size_for_keeps_batch_size_per_rank_or_global_with_strong() -> Non
 @pytest.mark.parametrize(
     ("keys", "code", "location", "values"),
     [
-        ({"rank_counts": [1, 5], "strong": True}, "invalid-value", "data.batch_size", ["64", "5 ranks", "--strong"]),
+        (
+            {"rank_counts": [1, 5], "strong": True},
+            "invalid-value",
+            "data.batch_size",
+            ["64", "5 ranks", "--scaling strong"],
+        ),
         ({"rank_counts": [1], "epochs": 1}, "too-small", "run.epochs", ["1"]),
         ({"rank_counts": [0]}, "out-of-range", "--ranks-list", ["0 ranks"]),
         (
@@ -131,7 +137,7 @@ def test_plan_bench_rejects_unmeasurable_counts(
     config = Config(device=DeviceConfig(gpus="cpu"))
     with raises_problem(code, location, *values):
         plan_bench(**{"config": config, "epochs": 3, "repeats": 1, "strong": False, "on_wait": print} | keys)
-    with raises_problem("conflict", "data.batch_size", "auto", "--strong"):
+    with raises_problem("conflict", "data.batch_size", "auto", "--scaling strong"):
         plan_bench(
             config.model_copy(update={"data": DataConfig(batch_size="auto")}), [1], 3, 1, strong=True, on_wait=print
         )
@@ -218,7 +224,9 @@ def test_bench_interleaves_repeats_and_json_lists_every_run(monkeypatch: pytest.
         )
 
     monkeypatch.setattr(runner, "_run_once", fake)
-    result = CliRunner().invoke(app, ["digits", "--ranks-list", "2,1", "--repeats", "2", "--gpus", "cpu", "--json"])
+    result = CliRunner().invoke(
+        app, ["bench", "digits", "--ranks-list", "2,1", "--repeats", "2", "--gpus", "cpu", "--json"]
+    )
     assert bench_runs == [(1, 1), (2, 1), (1, 2), (2, 2)]
     assert result.exit_code == 1, "one failed"
     values = json.loads(result.stdout)
@@ -248,7 +256,7 @@ def test_bench_command_trains_and_removes_temporary_files(gputrain: Gputrain) ->
 
 @pytest.mark.nightly
 def test_bench_command_measures_limit(gputrain: Gputrain) -> None:
-    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1", "--limit")
+    done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1", "--synthetic-data")
     assert done.returncode == 0, done.stderr
     assert "1/2  1 rank:" in done.stderr
     assert "2/2  1 rank, without the input pipeline:" in done.stderr
@@ -281,3 +289,14 @@ def test_bench_command_on_signal_stops_its_run(gputrain: Gputrain, number: signa
     assert process.wait(30) == 1
     assert gputrain.processes() == []
     assert temporary_folders(gputrain) == []
+
+
+def test_bench_warns_of_typed_keys_that_it_does_not_use() -> None:
+    typed = ("--resume", "--name", "x", "--ranks", "3", "--launcher", "env", "--after", "a", "checkpoint.keep=4")
+    result = CliRunner().invoke(app, ["bench", "digits", "--gpus", "cpu", *typed, "--ranks-list", "99999"])
+    assert result.exit_code == 2
+    *warnings, error = result.stderr.splitlines()
+    assert says(error, "out-of-range", "--ranks-list", "99999")
+    assert {line.split()[1].partition("=")[0] for line in warnings if says(line, "no-effect")} == {
+        *("run.name", "run.resume", "device.ranks", "device.launcher", "queue.after", "checkpoint.keep")
+    }

@@ -48,7 +48,7 @@ def no_effect(*overrides: str, base: str | None = "digits") -> list[Problem]:
         (["optim.clip_norm_type=inf"], ["optim.clip_norm"]),
         (["optim.weight_decay=0", "optim.decay_norms=false"], ["optim.weight_decay"]),
         (["device.gpus=free:2", "device.ranks=3"], ["device.gpus"]),
-        (["queue.priority=3"], ["device.wait (--wait)"]),
+        (["queue.priority=3"], ["device.wait (--queue)"]),
         (["run.code=."], ["(module:name)"]),
     ],
 )
@@ -102,3 +102,18 @@ def test_typed_keys_without_effect_on_devices() -> None:
         assert [key for key, _ in found] == ["device.wait"] * external
     assert preset.config.device.ranks == 2
     assert keys_without_effect_on_devices(preset.config, preset.typed, 4, on_gpu=True) == []
+
+
+def test_unused_keys_keep_their_defaults_and_warn_if_typed(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("run: {resume: true, epochs: 7}\nschedule: {name: step}\n")
+    unused = dict.fromkeys(("run.resume", "run.name", "run.seed", "schedule.name"), "in a test")
+    flags = {"run.resume": ("--resume", True), "run.seed": ("--seed", "0"), "run.epochs": ("--epochs", "8")}
+    resolved = resolve_config(str(file), ["run.name=x"], flags, unused=unused)
+    run = resolved.config.run
+    assert (run.resume, run.name, run.epochs, resolved.config.schedule.name) == (False, None, 8, "constant")
+    assert resolved.typed == {"run.epochs"}
+    # A key with its default counts for nothing, as one of a file does.
+    warnings = {part.key: part.warning for part in resolved.no_effect}
+    assert has_problem([warnings["run.resume"]], "no-effect", "", "run.resume=true", "in a test")
+    assert warnings.keys() == {"run.resume", "run.name"}

@@ -143,7 +143,7 @@ def test_runs_that_wait_for_cpu_get_it_one_after_the_other(
 def test_reserved_gpus_are_named_with_their_user() -> None:
     warning = describe_cpu_fallback(EIGHT_GPUS, [RESERVED], {})
     assert warning is not None
-    assert has_problem([warning], "gpu-fallback", "", "(GPU 0: reserved by run a (user b))", "--wait", "--gpus")
+    assert has_problem([warning], "gpu-fallback", "", "(GPU 0: reserved by run a (user b))", "--queue", "--gpus")
 
 
 def test_claimed_gpus_can_be_shared_by_index() -> None:
@@ -151,7 +151,7 @@ def test_claimed_gpus_can_be_shared_by_index() -> None:
     warning = describe_cpu_fallback(EIGHT_GPUS, [RESERVED, queued], {})
     assert warning is not None
     reasons = "(GPU 0: reserved by run a (user b); GPU 1: run c (user d) is ahead)"
-    assert has_problem([warning], "gpu-fallback", "", reasons, "--gpus 1", "--wait")
+    assert has_problem([warning], "gpu-fallback", "", reasons, "--gpus 1", "--queue")
 
 
 def test_summary_contains_reason_until_run_resumes_on_gpus() -> None:

@@ -112,7 +112,7 @@ def test_reservation_gives_each_gpu_to_one_run(gputrain: Gputrain, four_gpus: Fa
     reserved = [index for message in messages for index in message.get("took", [])]
     assert sorted(reserved) == [0, 1, 2, 3]
     [refused] = [message["refused"] for message in messages if "refused" in message]
-    values = ("2 free GPUs", " 0 ", ": reserved by run run-", "--wait")
+    values = ("2 free GPUs", " 0 ", ": reserved by run run-", "--queue")
     assert has_problem(convert(refused, list[Problem]), "gpu-in-use", "device.gpus", *values)
     for holder in holders:
         holder.release()
@@ -295,7 +295,7 @@ def test_waiting_run_exits_on_sigterm_and_leaves_nothing(gputrain: Gputrain, fou
     holder = Holder(gputrain, four_gpus, "all")
     holder.wait_for_gpus()
     environment = gputrain.environment | four_gpus.environment | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-    run = gputrain.start("run", "--headless", "digits", "--gpus", "free:1", "--wait", env=environment)
+    run = gputrain.start("run", "--headless", "digits", "--gpus", "free:1", "--queue", env=environment)
     assert run.stderr is not None
     values = ("waiting: 1 free GPU", " 0 ", "4 GPUs (0, 1, 2, 3): reserved by run run (user ")
     assert says(run.stderr.readline(), "gpu-in-use", *values)

@@ -59,7 +59,7 @@ def test_select_resolves_selection(selection: str, uuids: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("selection", "advised"),
-    [("free:2", ["--gpus 0,2", "--wait"]), ("free:3", ["--wait"])],
+    [("free:2", ["--gpus 0,2", "--queue"]), ("free:3", ["--queue"])],
 )
 def test_select_advises_sharing_of_claimed_gpus(selection: str, advised: list[str]) -> None:
     claimed = replace(GPUS[2], unavailable=Unavailable(Obstacle.QUEUED, "run a (user b) is ahead in the queue"))

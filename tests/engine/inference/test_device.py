@@ -13,7 +13,7 @@ from engine.gpus.reservation_reader import read_reservations
 from engine.inference.device import reserve_device
 from engine.utils.errors import Problem
 from support.gpu.fake_gpu_host import UNKNOWN_PID, FakeGpuHost, gpu_line, gpu_uuid
-from support.messages import has_problem
+from support.messages import has_problem, raises_problem
 
 
 @pytest.fixture
@@ -26,40 +26,64 @@ def two_gpus(loaded_gpu_host: FakeGpuHost, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 @pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_reserve_device_chooses_free_gpu_until_the_end(name: str) -> None:
+@pytest.mark.parametrize("selection", ["auto", "free:1", "1", gpu_uuid(1)])
+def test_reserve_device_shows_chosen_gpu_until_the_end(selection: str) -> None:
     notes: list[Problem] = []
-    with reserve_device(name, "digits", notes.append) as device:
+    with reserve_device(selection, "digits", notes.append) as device:
         [reservation] = read_reservations()
         assert (reservation.run, reservation.gpus) == ("digits", (gpu_uuid(1),))
         assert [(rank.pid, rank.uuid) for rank in reservation.ranks] == [(os.getpid(), gpu_uuid(1))]
-        assert (device, os.environ["CUDA_VISIBLE_DEVICES"]) == (name, gpu_uuid(1))
+        assert (device, os.environ["CUDA_VISIBLE_DEVICES"]) == ("cuda", gpu_uuid(1))
     assert (notes, read_reservations()) == ([], [])
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "code", "used"),
-    [("auto", "cpu", "gpu-fallback", "CPU"), ("cuda", "cuda", "gpu-in-use", "GPU 0")],
+    ("selection", "device", "code", "used"),
+    [("auto", "cpu", "gpu-fallback", "CPU"), ("0", "cuda", "gpu-in-use", "GPU 0")],
 )
-def test_reserve_device_without_free_gpu(name: str, device: str, code: str, used: str, two_gpus: FakeGpuHost) -> None:
+def test_reserve_device_without_free_gpu(
+    selection: str, device: str, code: str, used: str, two_gpus: FakeGpuHost
+) -> None:
     two_gpus.set_scene([gpu_line(0), f"process 0 {UNKNOWN_PID} 4096 compute"])
     notes: list[Problem] = []
-    with reserve_device(name, "digits", notes.append) as reserved:
+    with reserve_device(selection, "digits", notes.append) as reserved:
         assert reserved == device
-        assert bool(read_reservations()) == (name == "cuda")
+        assert bool(read_reservations()) == (selection == "0")
     assert len(notes) == 1 and has_problem(notes, code, "", UNKNOWN_PID, used)
     assert read_reservations() == []
 
 
+@pytest.mark.parametrize(
+    ("selection", "code", "location", "value"),
+    [
+        ("free:1", "gpu-in-use", "device.gpus", "1 free GPU requested, 0 available"),
+        ("7", "gpu-not-found", "device.gpus", "'7'"),
+        ("0,1", "not-supported", "--gpus", "0,1 "),
+        ("all", "not-supported", "--gpus", "all "),
+        ("free:2", "not-supported", "--gpus", "free:2 "),
+        ("cuda:1", "unknown-value", "--gpus", "did you mean --gpus 1?"),
+        ("cuda", "unknown-value", "--gpus", "did you mean --gpus free:1?"),
+    ],
+)
+def test_reserve_device_refuses_several_gpus_and_those_it_cannot_have(
+    selection: str, code: str, location: str, value: str, two_gpus: FakeGpuHost
+) -> None:
+    two_gpus.set_scene([gpu_line(0), f"process 0 {UNKNOWN_PID} 4096 compute"])
+    with raises_problem(code, location, value), reserve_device(selection, "digits", print):
+        pass
+    assert read_reservations() == [] and os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
 @pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_reserve_device_without_reservation_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserve_device_without_reservation_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTRAIN_RESERVATIONS", str(tmp_path / "missing"))
     notes: list[Problem] = []
-    with reserve_device(name, "digits", notes.append) as device:
-        assert (device, os.environ["CUDA_VISIBLE_DEVICES"]) == (name, "0,1")
+    with reserve_device("auto", "digits", notes.append) as device:
+        assert (device, os.environ["CUDA_VISIBLE_DEVICES"]) == ("auto", "0,1")
     [note] = notes
     assert has_problem([note], "not-writable", "", tmp_path / "missing", "No such file")
+    with raises_problem("not-writable"), reserve_device("1", "digits", notes.append):
+        pass
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -70,7 +94,7 @@ def test_reserve_device_while_reservations_are_locked(tmp_path: Path, monkeypatc
     with (tmp_path / "gputrain.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with reserve_device("auto", "digits", notes.append) as device:
-            assert device == "auto"
+            assert device == "cuda"
             assert [reservation.gpus for reservation in read_reservations()] == [(gpu_uuid(1),)]
     [note] = notes
     assert has_problem([note], "not-writable", "", f"{tmp_path}/")
@@ -89,8 +113,7 @@ def test_reserve_device_passes_over_waiting_run_that_never_reserves(monkeypatch:
 
 
 @pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("name", ["cpu", "cuda:1", "gpu"])
-def test_reserve_device_leaves_other_devices_as_they_are(name: str) -> None:
-    with reserve_device(name, "digits", print) as device:
-        assert (device, read_reservations()) == (name, [])
+def test_reserve_device_reserves_nothing_for_the_cpu() -> None:
+    with reserve_device("cpu", "digits", print) as device:
+        assert (device, read_reservations()) == ("cpu", [])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"

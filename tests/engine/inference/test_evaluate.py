@@ -20,7 +20,7 @@ from engine.runs.folder import RunFolder
 from support.gputrain_command import FinishedRun, read_events
 from support.messages import raises_problem, says
 from support.runs.trained_run import DIGITS, call, saved_run
-from tui.cli.trained import evaluation_lines
+from tui.tables.evaluation import evaluation_lines
 
 
 def test_evaluate_command_reproduces_best_epoch(short_run: FinishedRun) -> None:
@@ -29,7 +29,7 @@ def test_evaluate_command_reproduces_best_epoch(short_run: FinishedRun) -> None:
     result = json.loads(done.stdout)
     epochs = [event for event in read_events(short_run.path) if event["type"] == "epoch"]
     best = max(epochs, key=lambda epoch: epoch["val_accuracy"])
-    assert result["top1"] == best["val_accuracy"]
+    assert (result["split"], result["top1"]) == ("val", best["val_accuracy"])
     assert result["loss"] == pytest.approx(best["val_loss"], rel=1e-6)
     assert (
         result["images"]
@@ -59,7 +59,7 @@ def test_evaluate_command_prints_classes_and_confusion_matrix(run: RunFolder) ->
     done = call("evaluate", run.path)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert lines[0] == "best.pt on digits, part val"
+    assert lines[0] == "best.pt on digits, split val"
     assert lines[1].startswith("359 images  loss 0.")
     of_three = next(line for line in lines if line.startswith("3 ")).split()
     assert of_three[:2] == ["3", "37"]
@@ -109,14 +109,14 @@ def test_evaluation_names_shards_of_part(run: RunFolder) -> None:
     result = replace(result, config=result.config.model_copy(update={"data": data}))
     for part in ("train", "val"):
         first = evaluation_lines(result, saved, part)[0]
-        assert first == f"best.pt on webdataset in /{part}.tar, part {part}"
+        assert first == f"best.pt on webdataset in /{part}.tar, split {part}"
 
 
 def test_evaluate_command_evaluates_other_sizes(run: RunFolder) -> None:
     done = call("evaluate", run.path, "data.val_resize=10", "data.interpolation=bicubic")
     assert done.exit_code == 0, done.stderr
     first, second, *_ = done.stdout.splitlines()
-    assert first.endswith("part val, images: resize 10 crop 8 bicubic")
+    assert first.endswith("split val, images: resize 10 crop 8 bicubic")
     assert second != call("evaluate", run.path).stdout.splitlines()[1]
     refused = call("evaluate", run.path, "data.val_crop=10", "data.val_resize=9")
     assert refused.stderr.startswith("error: data.val_resize: 9 ")
@@ -183,9 +183,9 @@ def test_model_of_float_tensors_is_evaluated_on_them_and_refuses_images(tmp_path
     run = saved_run(tmp_path / "run", data=data, model=model, run={"code": str(tmp_path)})
     (tmp_path / "run" / "config.yaml").write_text(f"data: {data}\nmodel: {model}\nrun: {{code: {tmp_path}}}\n")
     assert np.sum(evaluate_checkpoint(read_trained_checkpoint(run), device="cpu").evaluation.confusion) == 6
-    for command in (["predict"], ["features", "-o", tmp_path / "features.npz"]):
+    for command in (["predict"], ["predict", "--features", "auto", "-o", tmp_path / "features.npz"]):
         done = call(*command, run.path, tmp_path)
         assert done.exit_code == 2
         assert says(done.stderr, "not-supported", "best.pt", "(7 x 4 x 4)")
-    inspected = call("inspect", run.path)
+    inspected = call("evaluate", run.path, "--list", "mistakes")
     assert inspected.exit_code == 0 and "6 images" in inspected.stdout

@@ -98,7 +98,7 @@ def test_export_command_overwrites_export_of_another_format_only_with_force(run:
     path.write_text(json.dumps({"format": 2, "gputrain": "0.1.0", "run": run.name}))
     done = call("export", run.path, "--output", tmp_path)
     assert says(done.stderr, "wrong-version", path, "format 2", "reads format 1", "--force")
-    assert call("export", run.path, "--output", tmp_path, "--images", "0", "--force").exit_code == 0
+    assert call("export", run.path, "--output", tmp_path, "--check-images", "0", "--force").exit_code == 0
     assert json.loads(path.read_text())["format"] == 1
 
 

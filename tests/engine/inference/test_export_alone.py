@@ -93,7 +93,7 @@ def test_export_agrees_with_predict_without_gputrain(
     (tmp_path / "kinds").mkdir()
     photos = sorted((shared_gputrain.folder / "rgba" / "val").rglob("*.png"))[:30]
     files = [str(file) for file in (*photos, *write_sample_images(tmp_path / "kinds"))]
-    predicted = shared_gputrain("predict", "rgba", *files, "--json", "--device", "cpu")
+    predicted = shared_gputrain("predict", "rgba", *files, "--json", "--gpus", "cpu")
     assert predicted.returncode == 0, predicted.stderr
     python = environment_without_gputrain(tmp_path / "alone", with_torch=file_format != "onnx")
     [code] = re.findall(r"```python\n(.*?)```", (tmp_path / "export" / "README.md").read_text(), re.DOTALL)

@@ -67,7 +67,7 @@ def test_export_of_data_dependent_model_fails_in_one_sentence(tmp_path: Path, mo
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
 def test_program_applies_tta_and_activation_of_the_run(loss: str, tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run", eval={"tta": "flip"}, loss={"name": loss})
-    done = call("export", run.path, "--images", "4")
+    done = call("export", run.path, "--check-images", "4")
     assert done.exit_code == 0, done.stderr
     description = read_record(run.export / "model.json", ModelDescription)
     assert (description.tta, description.output) == ("flip", "sigmoid" if loss == "bce" else "softmax")
@@ -81,16 +81,18 @@ def test_export_keeps_files_of_same_weights_and_refuses_those_of_others(tmp_path
     run = saved_run(tmp_path / "run")
     other = saved_run(tmp_path / "other" / "run")
     output = tmp_path / "out"
-    done = call("export", run.path, "--output", output, "--images", "0")
+    done = call("export", run.path, "--output", output, "--check-images", "0")
     assert done.exit_code == 0
-    assert says(done.stderr, "not-proved", "`gputrain export run --images N`")
-    assert call("export", run.path, "--output", output, "--images", "0", "--format", "torch-export").exit_code == 0
+    assert says(done.stderr, "not-proved", "`gputrain export run --check-images N`")
+    assert (
+        call("export", run.path, "--output", output, "--check-images", "0", "--format", "torch-export").exit_code == 0
+    )
     assert len(json.loads((output / "model.json").read_text())["files"]) == 2
-    done = call("export", other.path, "--output", output, "--images", "0")
+    done = call("export", other.path, "--output", output, "--check-images", "0")
     assert done.exit_code == 2 and says(done.stderr, "name-in-use", output / "model.pt2", "run")
-    assert call("export", other.path, "--output", output, "--images", "0", "--force").exit_code == 0
+    assert call("export", other.path, "--output", output, "--check-images", "0", "--force").exit_code == 0
     assert not (output / "model.pt2").exists()
     (output / "README.md").write_text("my own notes")
-    done = call("export", other.path, "--output", output, "--images", "0")
+    done = call("export", other.path, "--output", output, "--check-images", "0")
     assert done.exit_code == 2 and says(done.stderr, "name-in-use", output / "README.md")
     assert (output / "README.md").read_text() == "my own notes"

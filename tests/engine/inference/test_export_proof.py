@@ -211,7 +211,7 @@ def test_export_command_exits_with_1_if_an_image_gets_another_class(
         return load_export(path, *arguments)
 
     monkeypatch.setattr(export_proof, "load_export", load_damaged)
-    done = call("export", short_run.path, "--output", tmp_path / "out", "--images", "100", "--json")
+    done = call("export", short_run.path, "--output", tmp_path / "out", "--check-images", "100", "--json")
     assert done.exit_code == 1
     assert says(done.stderr, "export-differs", "of 100 ", "`gputrain predict`", "validation image ")
     proof = json.loads(done.stdout)["proof"]

@@ -1,4 +1,4 @@
-"""`gputrain features`: features of a layer for the images of a folder."""
+"""`gputrain predict --features`: features of a layer for the images of a folder."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_features_are_outputs_of_the_layer(
     run: RunFolder, photos: Path, tmp_path: Path, options: list[str], pooled: bool
 ) -> None:
     target = tmp_path / "f.npz"
-    arguments = ("-o", target, "--runs-dir", run.path.parent, "--layer", "layer2", "--json", *options)
-    done = call("features", "a", photos, *arguments)
+    arguments = ("-o", target, "--runs-dir", run.path.parent, "--features", "layer2", "--json", *options)
+    done = call("predict", "a", photos, *arguments)
     assert done.exit_code == 0, done.output
     assert says(done.stderr, "bad-image", "cut.png") and "notes.txt" in done.stderr
     result = json.loads(done.stdout)
@@ -73,7 +73,7 @@ def test_features_are_outputs_of_the_layer(
 
 def test_features_default_to_last_stage_and_keep_existing_file(run: RunFolder, photos: Path, tmp_path: Path) -> None:
     target = tmp_path / "f.npz"
-    arguments = ("features", "a", photos, "-o", target, "--runs-dir", run.path.parent)
+    arguments = ("predict", "a", photos, "--features", "auto", "-o", target, "--runs-dir", run.path.parent)
     done = call(*arguments)
     assert done.stdout.startswith(f"{target}: 70 images, 16 features each of layer layer4, 2 class folders")
     before = target.read_bytes()
@@ -86,14 +86,14 @@ def test_features_default_to_last_stage_and_keep_existing_file(run: RunFolder, p
 
 def test_features_rejects_unknown_layer_and_folder_without_images(run: RunFolder, photos: Path, tmp_path: Path) -> None:
     target, runs = tmp_path / "f.npz", run.path.parent
-    refused = call("features", "a", photos, "-o", target, "--runs-dir", runs, "--layer", "layer5")
+    refused = call("predict", "a", photos, "-o", target, "--runs-dir", runs, "--features", "layer5")
     assert refused.exit_code == 2
-    assert refused.stderr.startswith("error: --layer: resnet18-small ")
-    assert says(refused.stderr, "not-found", "'layer5'", "layer1", "`gputrain summary`")
+    assert refused.stderr.startswith("error: --features: resnet18-small ")
+    assert says(refused.stderr, "not-found", "'layer5'", "layer1", "`gputrain models show`")
     shutil.rmtree(photos)
     photos.mkdir()
-    refused = call("features", "a", photos, "-o", target, "--runs-dir", runs)
-    assert refused.exit_code == 2 and says(refused.stderr, "no-images", "FOLDER")
+    refused = call("predict", "a", photos, "--features", "auto", "-o", target, "--runs-dir", runs)
+    assert refused.exit_code == 2 and says(refused.stderr, "no-images", "PATH")
     assert not target.exists()
 
 
@@ -101,7 +101,8 @@ def test_features_that_do_not_fit_on_disk_are_refused(
     run: RunFolder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.inference.features.shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    refused = call("features", "a", photos, "-o", tmp_path / "f.npz", "--runs-dir", run.path.parent, "--no-pool")
+    options = ("--features", "auto", "-o", tmp_path / "f.npz", "--runs-dir", run.path.parent, "--no-pool")
+    refused = call("predict", "a", photos, *options)
     assert refused.exit_code == 2 and says(refused.stderr, "disk-full", tmp_path / "f.npz", "--no-pool", "--output")
     assert not (tmp_path / "f.npz").exists()
 

@@ -26,6 +26,8 @@ from support.messages import says
 from support.runs.inspections import make_inspection
 from support.runs.trained_run import DIGITS, call, saved_run
 
+ALL_LISTS = ("--list", "mistakes", "--list", "uncertain", "--list", "label-issues")
+
 
 def inspect(run: RunFolder, *overrides: str, part: Any = "val") -> Inspection:
     request = InspectionRequest("", False, overrides, part)
@@ -138,27 +140,30 @@ def test_stored_inspection_runs_no_code(tmp_path: Path, run: RunFolder) -> None:
     assert not (tmp_path / "hostile.ran").exists()
 
 
-def test_inspect_command_evaluates_once(tmp_path: Path) -> None:
+def test_evaluate_list_evaluates_once(tmp_path: Path) -> None:
     run = folder_run(tmp_path)
-    first = call("inspect", run.path, "--part", "all", "--json")
+    first = call("evaluate", run.path, "--split", "all", *ALL_LISTS, "--json")
     assert first.exit_code == 0, first.output
     values = json.loads(first.stdout)
-    assert (values["images"], list(values["lists"])) == (16, ["mistakes", "doubtful", "labels"])
+    assert (values["images"], list(values["lists"])) == (16, ["mistakes", "uncertain", "label-issues"])
     worst = values["lists"]["mistakes"][0]
     assert Path(worst["path"]).is_file() and {worst["label"], worst["predicted"]} == {"cat", "dog"}
     written = run.inspection.stat().st_mtime_ns
-    table = call("inspect", run.path, "--part", "all", "--list", "mistakes", "--limit", "1")
+    table = call("evaluate", run.path, "--split", "all", "--list", "mistakes", "-n", "1")
     assert table.exit_code == 0 and run.inspection.stat().st_mtime_ns == written
     lines = table.stdout.splitlines()
     assert lines[1].startswith("16 images, ") and lines[3] == "Most confident mistakes"
     assert lines[5].split()[:3] == [f"{worst['label']}/{Path(worst['path']).name}", worst["label"], worst["predicted"]]
     assert len(lines) == 6
-    assert call("inspect", run.path, "--again").exit_code == 0 and run.inspection.stat().st_mtime_ns != written
+    assert (
+        call("evaluate", run.path, "--list", "uncertain", "--again").exit_code == 0
+        and run.inspection.stat().st_mtime_ns != written
+    )
 
 
-def test_inspect_command_lists_a_cell_by_name_or_index(tmp_path: Path) -> None:
+def test_evaluate_lists_a_cell_by_name_or_index(tmp_path: Path) -> None:
     run = folder_run(tmp_path)
-    by_name, by_index = (call("inspect", run.path, "--json", "--cell", *cell) for cell in (("cat", "dog"), (0, 1)))
+    by_name, by_index = (call("evaluate", run.path, "--json", "--cell", *cell) for cell in (("cat", "dog"), (0, 1)))
     assert by_name.exit_code == 0, by_name.output
     assert by_name.stdout == by_index.stdout
     losses = [image["loss"] for image in json.loads(by_name.stdout)["lists"]["cell"]]
@@ -168,19 +173,24 @@ def test_inspect_command_lists_a_cell_by_name_or_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "location", "values"),
     [
-        (["--part", "test"], "unknown-value", "--part", ["test ", "val, train, all"]),
-        (["--list", "label"], "unknown-value", "--list", ["label ", "mistakes, doubtful, labels", "labels?"]),
+        (["--split", "test"], "unknown-value", "--split", ["test ", "train, val, all"]),
+        (
+            ["--list", "mistake"],
+            "unknown-value",
+            "--list",
+            ["mistake ", "mistakes, uncertain, label-issues", "mistakes?"],
+        ),
         (["--cell", "cat", "dg"], "unknown-value", "--cell", [" dg", "dog?"]),
         (["--cell", "cat", "9"], "unknown-value", "--cell", [" 9", "cat, dog"]),
-        (["--cell", "0", "1", "--list", "labels"], "conflict", "--cell", ["labels"]),
-        (["data.size=3"], "unknown-key", "data.size", []),
-        (["--checkpoint", "none.pt"], "not-a-file", "--checkpoint", ["none.pt"]),
+        (["--cell", "0", "1", "--list", "uncertain"], "conflict", "--cell", ["uncertain"]),
+        (["--list", "mistakes", "data.size=3"], "unknown-key", "data.size", []),
+        (["--list", "mistakes", "--checkpoint", "none.pt"], "not-a-file", "--checkpoint", ["none.pt"]),
     ],
 )
-def test_inspect_command_refuses_invalid_arguments_in_one_sentence(
+def test_evaluate_list_refuses_invalid_arguments_in_one_sentence(
     small_run: RunFolder, arguments: list[str], code: str, location: str, values: list[str]
 ) -> None:
-    done = call("inspect", small_run.path, *arguments)
+    done = call("evaluate", small_run.path, *arguments)
     assert done.exit_code == 2
     assert done.stderr.startswith(f"error: {location}: ") and len(done.stderr.splitlines()) == 1
     assert says(done.stderr, code, *values)
@@ -191,29 +201,29 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder_run(tmp_path_factory.mktemp("refusals"))
 
 
-def test_inspect_command_names_damaged_checkpoint(tmp_path: Path) -> None:
+def test_evaluate_list_names_damaged_checkpoint(tmp_path: Path) -> None:
     run = folder_run(tmp_path)
     shutil.copyfile(run.checkpoints / "best.pt", tmp_path / "cut.pt")
     with (tmp_path / "cut.pt").open("r+b") as file:
         file.truncate(1000)
-    done = call("inspect", run.path, "--checkpoint", tmp_path / "cut.pt")
+    done = call("evaluate", run.path, "--list", "mistakes", "--checkpoint", tmp_path / "cut.pt")
     assert done.exit_code == 2 and says(done.stderr, "damaged", "cut.pt", "--checkpoint last")
 
 
-def test_inspect_command_replaces_damaged_inspection(tmp_path: Path) -> None:
+def test_evaluate_list_replaces_damaged_inspection(tmp_path: Path) -> None:
     run = folder_run(tmp_path)
     run.inspection.write_bytes(b"no archive")
-    assert call("inspect", run.path).exit_code == 0
+    assert call("evaluate", run.path, "--list", "mistakes").exit_code == 0
     assert read_inspection(run) is not None
 
 
-def test_inspect_command_shows_lists_of_a_folder_that_cannot_be_written(
+def test_evaluate_list_shows_lists_of_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("engine.runs.inspection_file.write_inspection", refuse)
-    done = call("inspect", folder_run(tmp_path).path)
+    monkeypatch.setattr("engine.inference.stored_inspection.write_inspection", refuse)
+    done = call("evaluate", folder_run(tmp_path).path, *ALL_LISTS)
     assert done.exit_code == 0 and "Suspected wrong labels" in done.stdout
     assert says(done.stderr, "not-writable", "(Read-only file system)")

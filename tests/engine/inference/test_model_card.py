@@ -31,7 +31,7 @@ def test_code_span_in_table_escapes_pipes() -> None:
 
 def test_model_card_names_data_recipe_figures_and_commands(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "flowers", optim={"lr": 0.25})
-    assert call("export", run.path, "--images", "4").exit_code == 0
+    assert call("export", run.path, "--check-images", "4").exit_code == 0
     card = (run.export / "README.md").read_text()
     for part in (
         "# `flowers`",

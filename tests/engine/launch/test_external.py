@@ -33,8 +33,8 @@ from engine.launch.node import (
 )
 from engine.launch.preflight import RunRequest
 from engine.runs.events import Event, WarningEvent
-from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
+from engine.utils.exit_codes import ExitCode
 from engine.utils.process import SignalHandler
 from support.gputrain_command import Gputrain
 from support.messages import has_problem, raises_problem, says

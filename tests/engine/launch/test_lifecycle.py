@@ -32,8 +32,9 @@ from engine.runs.folder import list_runs
 from engine.runs.history import history_from_events
 from engine.runs.journal import to_line
 from engine.runs.records import RankDevice
-from engine.training.job import ExitCode, RunResult
+from engine.training.job import RunResult
 from engine.utils.errors import Problem, UsageError
+from engine.utils.exit_codes import ExitCode
 from support.messages import has_problem, says
 from support.replace import replace
 from support.runs.event_factories import make_run_started

@@ -20,8 +20,8 @@ from engine.runs.event_lines import event_line
 from engine.runs.events import RunFinished, WaitingForGpus
 from engine.runs.folder import list_runs
 from engine.runs.run_record import read_run_record
-from engine.training.job import ExitCode
 from engine.utils.codec import or_none
+from engine.utils.exit_codes import ExitCode
 from support.messages import says
 from support.replace import replace
 from support.runs.event_factories import make_run_started

@@ -10,7 +10,7 @@ import pytest
 import torch.multiprocessing as mp
 
 from engine.launch.rank_process import Inherited, InheritedFd, run_spawned_rank
-from engine.training.job import ExitCode
+from engine.utils.exit_codes import ExitCode
 
 
 def test_spawned_rank_prints_error_of_job_that_cannot_be_loaded(

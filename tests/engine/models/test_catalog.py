@@ -31,7 +31,7 @@ from engine.optim.timm_optimizers import timm_optimizer_problems
 from engine.utils.codec import write_record
 from engine.utils.errors import UsageError, not_installed
 from support.messages import has_problem, raises_problem, says
-from tui.cli.models import app
+from tui.cli.main import app
 
 
 @pytest.fixture(scope="module", autouse=True)

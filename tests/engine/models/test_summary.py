@@ -19,7 +19,7 @@ from engine.config.schema import Config
 from engine.config.training_sections import ModelConfig
 from engine.models.summary import ModelSummary, feature_maps, input_spec, layer_summaries, summarize_model, trace_model
 from support.messages import raises_problem
-from tui.cli.models import app
+from tui.cli.main import app
 from tui.tables.models import feature_lines, layer_lines, total_lines
 
 
@@ -252,13 +252,21 @@ def test_images_of_folder_reads_only_class_names(tmp_path: Path) -> None:
         (["--model", "cnn"], [1, 3, 224, 224], 1000),
         (["--model", "cnn", "data.channels=1", "data.num_classes=7", "data.image_size=32"], [1, 1, 32, 32], 7),
         (["digits", "--model", "cnn"], [1, 1, 8, 8], 10),
+        (["cnn"], [1, 3, 224, 224], 1000),
+        (["cnn", "--dataset", "digits"], [1, 1, 8, 8], 10),
     ],
 )
 def test_summary_command_without_dataset_counts_imagenet_input(
     arguments: list[str], images: list[int], classes: int
 ) -> None:
-    result = json.loads(CliRunner().invoke(app, ["summary", *arguments, "--json"]).stdout)
+    result = json.loads(CliRunner().invoke(app, ["models", "show", *arguments, "--json"]).stdout)
     assert (result["images"], result["classes"]) == (images, classes)
+
+
+def test_summary_command_names_the_nearest_model_and_keeps_the_advice_for_files(tmp_path: Path) -> None:
+    for word, hint in (("resnet5", "resnet50?"), (str(tmp_path / "my.yaml"), "presets: "), (str(tmp_path), "a folder")):
+        result = CliRunner().invoke(app, ["models", "show", word])
+        assert result.exit_code == 2 and result.stderr.startswith(f"error: {word}: ") and hint in result.stderr
 
 
 def test_images_of_user_dataset_reads_image_format(tmp_path: Path) -> None:
@@ -288,7 +296,9 @@ def test_summary_table_folds_deep_layers() -> None:
 
 
 def test_summary_command_json_lists_every_layer() -> None:
-    result = CliRunner().invoke(app, ["summary", "digits", "--model", "linear", "--batch-size", "4", "--json"])
+    result = CliRunner().invoke(
+        app, ["models", "show", "digits", "--model", "linear", "--forward-batch", "4", "--json"]
+    )
     values = json.loads(result.stdout)
     assert (values["format"], values["parameters"], values["multiply_adds"]) == (1, 650, 4 * 640)
     assert values["layers"][-1] | {"path": "1"} == {

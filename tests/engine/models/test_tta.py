@@ -39,7 +39,7 @@ def test_training_evaluate_and_predict_agree_with_flip(tmp_path: Path) -> None:
     run.lock.touch()
 
     def evaluated(*overrides: str) -> tuple[str, float]:
-        done = call("evaluate", run.path, "--device", "cpu", "--json", *overrides)
+        done = call("evaluate", run.path, "--gpus", "cpu", "--json", *overrides)
         assert done.exit_code == 0, done.output
         result = json.loads(done.stdout)
         return result["tta"], result["loss"]
@@ -56,8 +56,8 @@ def test_evaluate_command_rejects_unknown_key_and_value_of_eval(tmp_path: Path) 
     run = RunFolder(tmp_path / "run")
     train_in_process(run.path, "run.epochs=1", "model.name=linear")
     run.lock.touch()
-    assert call("evaluate", run.path, "eval.tta=flip", "--device", "cpu").stdout.startswith(
-        "best.pt on digits, part val, eval.tta=flip\n"
+    assert call("evaluate", run.path, "eval.tta=flip", "--gpus", "cpu").stdout.startswith(
+        "best.pt on digits, split val, eval.tta=flip\n"
     )
     done = call("evaluate", run.path, "eval.ttta=flip")
     assert done.exit_code == 2 and done.stderr.count("\n") == 1

@@ -12,7 +12,7 @@ def test_output_replaces_files_of_the_same_runs_only(tmp_path: Path) -> None:
     path, mark = tmp_path / "report.html", make_mark("report", ["a"])
     write_output(path, mark.encode(), mark, force=False)
     write_output(path, mark.encode() + b"2", mark, force=False)
-    with raises_problem("name-in-use", str(path), "--force"):
+    with raises_problem("name-in-use", "--output", str(path), "--force"):
         write_output(path, b"", make_mark("report", ["b"]), force=False)
     assert path.read_bytes().endswith(b"2")
     write_output(path, b"forced", make_mark("report", ["b"]), force=True)
@@ -20,9 +20,9 @@ def test_output_replaces_files_of_the_same_runs_only(tmp_path: Path) -> None:
 
 
 def test_output_refuses_folder_and_missing_folder(tmp_path: Path) -> None:
-    with raises_problem("not-a-file", str(tmp_path), tmp_path / "report.html"):
+    with raises_problem("not-a-file", "--output", tmp_path / "report.html"):
         write_output(tmp_path, b"", "", force=True)
-    with raises_problem("not-found", str(tmp_path / "missing")):
+    with raises_problem("not-found", "--output", str(tmp_path / "missing")):
         write_output(tmp_path / "missing" / "a.html", b"", "", force=True)
     with raises_problem("not-writable", None, "File name too long"):
         write_output(tmp_path / f"{'a' * 300}.html", b"", "", force=False)

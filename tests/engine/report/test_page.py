@@ -94,7 +94,7 @@ def test_page_of_one_run_is_complete_and_reproducible(kept_run: RunFolder) -> No
     for part in (
         started["versions"]["torch"],
         "stop by SIGTERM",
-        "gputrain inspect kept",
+        "gputrain evaluate kept --list mistakes",
         "schedule.warmup_epochs=1.0",
     ):
         assert part in text

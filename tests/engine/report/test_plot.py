@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from engine.report.lines import isolated_points, make_line
-from engine.report.plot import PlotOptions, column_labels, file_format, find_axis, find_panel, make_plot, parse_width
+from engine.report.plot import PlotOptions, column_labels, file_format, find_panel, make_plot, parse_width
 from engine.runs.comparison import compare_runs, read_run
 from engine.runs.metrics import Better
 from engine.runs.reduced_curves import BlockSeries
@@ -124,7 +124,7 @@ def test_plot_arguments() -> None:
     assert (find_panel("Val-Top5"), find_panel("throughput")) == ("val_top5", "images_per_second")
     aliases = {"learning-rate": "lr", "optim.lr": "lr", "top5": "val_top5", "acc": "best_val_accuracy"}
     assert {name: find_panel(name) for name in aliases} == aliases
-    assert (find_axis("Epochs"), file_format(Path("a.PDF"))) == ("epoch", "pdf")
+    assert file_format(Path("a.PDF")) == "pdf"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,6 @@ def test_plot_arguments() -> None:
     [
         (parse_width, "0.1", "out-of-range", "--width"),
         (parse_width, "wide", "out-of-range", "--width"),
-        (find_axis, "time", "unknown-value", "--x"),
         (find_panel, "f1", "unknown-value", "--metric"),
         (file_format, Path("a.jpg"), "wrong-format", "-o"),
     ],

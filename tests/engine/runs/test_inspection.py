@@ -25,8 +25,8 @@ def test_mistakes_are_ranked_by_probability_of_the_wrong_class() -> None:
     assert list(IMAGES.confident_mistakes()) == [2, 1, 5, 3]
 
 
-def test_doubtful_images_are_ranked_by_the_gap_between_their_best_classes() -> None:
-    assert list(IMAGES.doubtful(limit=3)) == [5, 3, 1]
+def test_uncertain_images_are_ranked_by_the_gap_between_their_best_classes() -> None:
+    assert list(IMAGES.uncertain(limit=3)) == [5, 3, 1]
 
 
 def test_suspected_labels_prefer_images_above_the_threshold_of_the_predicted_class() -> None:
@@ -48,7 +48,7 @@ def test_suspected_labels_have_a_threshold_for_each_part() -> None:
 
 def test_lists_accept_numbers_that_are_not_finite() -> None:
     images = make_inspection([[np.nan] * 3, [0.1, 0.9, 0.0]], [1, 0])
-    for name in ("mistakes", "doubtful", "labels"):
+    for name in ("mistakes", "uncertain", "label-issues"):
         assert list(images.ranked(name)) == [0, 1]
     assert np.isnan(images.image(0).loss)
 

@@ -143,7 +143,7 @@ def test_runs_of_one_name_are_numbered_in_the_trash(root: Path) -> None:
     assert (second.name, second.entry) == ("run-1", "run-1~2")
     assert sorted(run.entry for run in list_trash(root)) == ["run-1", "run-1~2"]
     assert restore_run(root, find_in_trash(root, "run-1~2")).name == "run-1"
-    with raises_problem("name-in-use", "run-1", "`gputrain runs restore run-1 --name NAME`"):
+    with raises_problem("name-in-use", "run-1", "`gputrain runs restore run-1 NAME`"):
         restore_run(root, find_in_trash(root, "run-1"))
     assert restore_run(root, find_in_trash(root, "run-1"), "older").name == "older"
 
@@ -172,7 +172,7 @@ def test_run_named_last_is_renamed_and_restored_under_another_name(root: Path) -
     assert rename_run(find_own_run(root, str(root / "last")), "found").name == "found"
     (root / "found").rename(root / "last")
     trashed = move_to_trash(RunFolder(root / "last"))
-    with raises_problem("invalid-name", "last", "--name NAME"):
+    with raises_problem("invalid-name", "last", "runs restore last NAME"):
         restore_run(root, trashed)
     assert restore_run(root, trashed, "found").name == "found"
     with raises_problem("unknown-run", "run-1", root):

@@ -25,8 +25,8 @@ from engine.sweeps.start import create_sweep, load_sweep, run_sweep
 from engine.sweeps.status import SweepReader, SweepStatus
 from engine.sweeps.study import SweepStudy, open_study
 from engine.sweeps.trial_run import TrialRun
-from engine.training.job import ExitCode
 from engine.utils.errors import UsageError
+from engine.utils.exit_codes import ExitCode
 from support.gputrain_command import ROOT, wait_for
 from support.messages import raises_problem, says
 
@@ -187,7 +187,7 @@ def test_stopped_sweep_continues_its_trials_and_a_trial_stopped_by_hand_is_prune
         study = open_study(folder, plan.settings, create=True)
         assert Controller(folder, plan, study, COMMAND, [], on_line).run() is ExitCode.STOPPED
     assert status(folder).counts == {"stopped": 2}
-    assert any("`gputrain sweep --resume s`" in line for line in lines)
+    assert any("`gputrain sweep resume s`" in line for line in lines)
     behave(tmp_path, s_001="wait")
 
     def stop_by_hand(line: str) -> None:

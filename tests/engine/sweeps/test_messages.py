@@ -9,7 +9,7 @@ import pytest
 from engine.config.loader import resolve_config
 from engine.sweeps.folder import SweepFolder
 from engine.sweeps.messages import send_end, trial_override
-from engine.training.job import ExitCode
+from engine.utils.exit_codes import ExitCode
 from support.servers.notify_server import gone_server, notify_server
 
 

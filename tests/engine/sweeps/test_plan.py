@@ -49,7 +49,7 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
     assert len(found) == 7
     for code, location, value in (
         ("out-of-range", "--trials", "0"),
-        ("unknown-value", "--metric", "'x'"),
+        ("unknown-value", "metric", "'x'"),
         ("out-of-range", "optim.lr", "-1.0"),
         ("unknown-value", "optim.name", "'adamax2'"),
         ("unknown-key", "run.epoch", ""),
@@ -57,8 +57,8 @@ def test_plan_reports_every_problem_of_every_end_and_choice_at_once(tmp_path: Pa
         ("out-of-range", "data.val_split", "2"),
     ):
         assert has_problem(found, code, location, value), (location, [(it.code, str(it)) for it in found])
-    assert has_problem(found, "unknown-value", "--metric", "val_accuracy, val_loss")
-    assert has_problem(found, "unknown-value", "--metric", "best_val_accuracy, best_val_loss")
+    assert has_problem(found, "unknown-value", "metric", "val_accuracy, val_loss")
+    assert has_problem(found, "unknown-value", "metric", "best_val_accuracy, best_val_loss")
 
 
 def test_plan_reports_values_that_conflict_only_together(tmp_path: Path) -> None:
@@ -115,9 +115,7 @@ def test_settings_survive_their_file_and_the_same_command_means_the_same_sweep(t
     assert choose_folder(tmp_path, None, planned.settings) == folder
     other = replace(planned.settings, seed=1)
     assert choose_folder(tmp_path, None, other).name == "digits-sweep-2"
-    with raises_problem(
-        "conflict", "--name", "digits-sweep", tmp_path, "seed", "`gputrain sweep --resume digits-sweep`"
-    ):
+    with raises_problem("conflict", "--name", "digits-sweep", tmp_path, "seed", "`gputrain sweep resume digits-sweep`"):
         choose_folder(tmp_path, "digits-sweep", other)
     (tmp_path / "taken-007").mkdir()
     with raises_problem("name-in-use", "--name", "taken-007"):
@@ -129,6 +127,8 @@ def test_paths_of_a_sweep_are_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     space, fixed = split_space([("data.path", "a,/b"), ("model.weights", "pretrained,w.pt"), ("run.code", "code")])
     assert space == {"data.path": f"{tmp_path}/a,/b", "model.weights": f"pretrained,{tmp_path}/w.pt"}
     assert fixed == {"run.code": f"{tmp_path}/code"}
+    shards = "train-{000..146}.tar"
+    assert split_space([], [("data.path", shards)]) == ({}, {"data.path": f"{tmp_path}/{shards}"})
 
 
 def test_interrupted_creation_of_a_sweep_is_completed(tmp_path: Path) -> None:

@@ -241,19 +241,22 @@ KILLED_AT = {
 }
 
 
+def train_until_killed(function: str, folder: Path) -> None:
+    """Write a checkpoint, and another one in whose background thread a function kills this process."""
+    with single_rank_trainer(*SMALL, folder=folder) as trainer:
+        take_steps(trainer, 1)
+        trainer._checkpoint_writer.write()
+        with patch(function, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)):
+            take_steps(trainer, 1)
+            trainer._checkpoint_writer.write(background=True)
+            take_steps(trainer, 10)
+            trainer.finish_checkpoint()
+
+
 @pytest.mark.parametrize("function", KILLED_AT)
 def test_kill_while_the_thread_writes_leaves_an_intact_checkpoint(function: str, tmp_path: Path) -> None:
-    def train() -> None:
-        with single_rank_trainer(*SMALL, folder=tmp_path) as trainer:
-            take_steps(trainer, 1)
-            trainer._checkpoint_writer.write()
-            with patch(function, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)):
-                take_steps(trainer, 1)
-                trainer._checkpoint_writer.write(background=True)
-                take_steps(trainer, 10)
-                trainer.finish_checkpoint()
-
-    rank = multiprocessing.get_context("fork").Process(target=train)
+    # Not a fork of this process: autograd refuses to work in one if it has worked here.
+    rank = multiprocessing.get_context("forkserver").Process(target=train_until_killed, args=(function, tmp_path))
     rank.start()
     rank.join(60)
     assert rank.exitcode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""A server that speaks as much of W&B's protocol as `gputrain sync --to wandb` needs: runs, their history, resuming.
+"""A server that speaks what `gputrain runs sync --service wandb` needs of W&B's protocol: runs, history, resuming.
 
 It keeps history lines as the real one does: each upload names the line that it begins with.
 """

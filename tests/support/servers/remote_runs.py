@@ -1,4 +1,4 @@
-"""Read what `gputrain sync` wrote: metrics of MLflow runs, records of an offline run of Weights & Biases."""
+"""Read what `gputrain runs sync` wrote: metrics of MLflow runs, records of an offline run of Weights & Biases."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_compare_notes_other_datasets_on_stderr(three_runs: Path) -> None:
     ("arguments", "code", "value"),
     [
         (("alpha", "nothing"), "unknown-run", "nothing"),
-        (("alpha", "--screen"), "no-terminal", "--headless"),
+        (("alpha", "--screen"), "unknown-option", "gputrain attach RUN RUN"),
         (("alpha", "--baseline", "gamma"), "unknown-value", "error: --baseline: gamma"),
     ],
 )

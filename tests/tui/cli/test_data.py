@@ -59,7 +59,7 @@ def test_data_writes_images_as_network_sees_them(photos: Path, tmp_path: Path, m
     sheets = {}
     for name, extra in {"plain": [], "flipped": ["--augmented", "augment.flip=true"]}.items():
         path = tmp_path / "sheet.png"
-        done = call("data", *options(photos), "--images", "6", "-o", path, "--force", *extra)
+        done = call("data", *options(photos), "--per-class", "6", "-o", path, "--force", *extra)
         assert done.exit_code == 0, done.output
         sheets[name] = np.asarray(Image.open(path))
     assert sheets["plain"].shape == (2 * (16 + GAP) + GAP, LABEL_COLUMN + 6 * (16 + GAP), 3)
@@ -80,7 +80,7 @@ def test_data_breaks_rows_of_a_wide_sheet(photos: Path, tmp_path: Path, monkeypa
     for width, columns in ((1600, 6), (200, 2)):
         monkeypatch.setattr(dataset, "MAX_SHEET_WIDTH", width)
         sheet = tmp_path / f"{width}.png"
-        done = call("data", *options(photos), "--images", "6", "-o", sheet)
+        done = call("data", *options(photos), "--per-class", "6", "-o", sheet)
         assert done.exit_code == 0, done.output
         pixels = np.asarray(Image.open(sheet))
         assert pixels.shape[:2] == (12 // columns * (16 + GAP) + GAP, LABEL_COLUMN + columns * (16 + GAP))
@@ -103,15 +103,15 @@ def test_data_overwrites_no_file_without_force(photos: Path) -> None:
 
 
 def test_data_refuses_augmented_validation_images(photos: Path) -> None:
-    done = call("data", *options(photos), "--augmented", "--part", "val")
+    done = call("data", *options(photos), "--augmented", "--split", "val")
     assert done.exit_code == 2
-    assert says(done.stderr, "no-effect", "error: --augmented: ", "--part val")
+    assert says(done.stderr, "no-effect", "error: --augmented: ", "--split val")
 
 
 def test_data_imports_transform_only_to_augment(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "my_transform.py").write_text("raise RuntimeError('imported')\n")
     own = [f"run.code={tmp_path}", "augment.transform=my_transform:change", "-o", str(tmp_path / "sheet.png")]
-    plain = call("data", *options(photos), "--images", "1", *own)
+    plain = call("data", *options(photos), "--per-class", "1", *own)
     assert plain.exit_code == 0, plain.output
-    augmented = call("data", *options(photos), "--images", "1", *own, "--augmented", "--force")
+    augmented = call("data", *options(photos), "--per-class", "1", *own, "--augmented", "--force")
     assert augmented.exit_code == 2 and "imported" in augmented.stderr

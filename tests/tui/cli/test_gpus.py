@@ -70,7 +70,7 @@ def test_gpus_links_measures_pcie_throughput_without_gpm(gputrain: Gputrain, gpu
 
 def test_gpus_watch_json_prints_one_line_per_sample(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(eight_gpu_lines())
-    done = gputrain("gpus", "--watch", "--json", "--interval", "0.25", "--samples", "3", **gpu_host.environment)
+    done = gputrain("gpus", "--watch", "--json", "--interval", "0.25", "--count", "3", **gpu_host.environment)
     samples = [json.loads(line) for line in done.stdout.splitlines()]
     assert [len(sample["gpus"]) for sample in samples] == [8, 8, 8]
     assert samples[0]["time"] < samples[1]["time"] < samples[2]["time"]
@@ -106,7 +106,7 @@ def test_gpus_watch_redraws_in_place_and_quits_on_q(gputrain: Gputrain, gpu_host
 
 def test_gpus_recording_replays_samples(gputrain: Gputrain, gpu_host: FakeGpuHost) -> None:
     gpu_host.set_scene(eight_gpu_lines())
-    record = ("gpus", "--record", "seen.jsonl", "--samples", "2", "--interval", "0.25")
+    record = ("gpus", "--record", "seen.jsonl", "--count", "2", "--interval", "0.25")
     done = gputrain(*record, **gpu_host.environment)
     assert (done.returncode, done.stdout) == (0, "")
     assert "Recording to seen.jsonl" in done.stderr

@@ -11,19 +11,20 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from engine.config.code_trust import CodeTrust
 from engine.config.schema import fields
 from engine.sweeps.plan import plan_sweep
 from engine.sweeps.settings import SweepSettings, split_space
-from tui.cli.help import MACHINE, RESULTS, RUNS, TRAIN, join_key_options
+from support.command_lines import parse_line
+from tui.cli.help import MACHINE, PREPARE, RESULTS, RUNS, TRAIN, join_key_options
 from tui.cli.main import app
+from tui.cli.tree import WORDS, subcommands
 
 ROOT = Path(__file__).parents[3]
-CLI = get_command(app)
-COMMANDS = sorted(CLI.commands)  # type: ignore[attr-defined]
+PANELS = [TRAIN, PREPARE, RUNS, RESULTS, MACHINE]
+SUBCOMMANDS = [(word, name) for word in WORDS for name in subcommands(word) if name != WORDS[word].default]
 
 
 @cache
@@ -34,17 +35,14 @@ def help_page(*arguments: str) -> str:
 
 
 def test_main_help_lists_every_command_once_on_one_line() -> None:
-    groups = re.split(rf"^({TRAIN}|{RUNS}|{RESULTS}|{MACHINE}):$", help_page().partition("Options:")[0], flags=re.M)[1:]
-    assert groups[::2] == [TRAIN, RUNS, RESULTS, MACHINE]
+    groups = re.split(rf"^({'|'.join(PANELS)}):$", help_page().partition("Options:")[0], flags=re.M)[1:]
+    assert groups[::2] == PANELS
     rows = [line for group in groups[1::2] for line in group.splitlines() if line]
-    assert sorted(row.split()[0] for row in rows) == COMMANDS
+    assert [row.split()[0] for row in rows] == [*WORDS]
     assert all(re.fullmatch(r"  [\w-]+ +[A-Z].*\.", row) for row in rows)
 
 
-SUBCOMMANDS = [(name, sub) for name in COMMANDS for sub in getattr(CLI.commands[name], "commands", ())]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("command", "subcommand"), [pair for pair in SUBCOMMANDS if pair[1] != "list"])
+@pytest.mark.parametrize(("command", "subcommand"), SUBCOMMANDS)
 def test_subcommand_is_listed_on_one_line_and_has_example_in_80_columns(command: str, subcommand: str) -> None:
     assert re.search(rf"^  {subcommand} +[A-Z].*\.$", help_page(command), flags=re.M)
     page = help_page(command, subcommand)
@@ -72,17 +70,17 @@ def test_join_key_options_keeps_other_arguments() -> None:
     assert join_key_options(words) == words
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", WORDS)
 def test_command_help_has_example_and_fits_80_columns(command: str) -> None:
     page = help_page(command)
     usage = page.splitlines()[0]
-    arguments = r"(RUN(\.\.\.)?|FOLDER|IMAGE\.\.\.|COMMAND|\[[A-Z=]+\](\.\.\.)?)"
+    arguments = r"(RUN(\.\.\.)?|PATH\.\.\.|\[[A-Z=]+\](\.\.\.)?)"
     assert re.fullmatch(rf"Usage: \w+ {command} \[OPTIONS\]( {arguments})*", usage)
     assert f"    gputrain {command}" in page.partition("Examples:")[2]
     assert max(map(len, page.splitlines())) <= 80
 
 
-PAGES = [(), *((name,) for name in COMMANDS), *(pair for pair in SUBCOMMANDS if pair[1] != "list")]
+PAGES = [(), *((name,) for name in WORDS), *SUBCOMMANDS]
 
 
 def examples(*page: str) -> list[list[str]]:
@@ -94,16 +92,7 @@ def examples(*page: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=" ".join)
 def test_help_examples_parse(page: tuple[str, ...]) -> None:
     assert examples(*page)
-    for words in examples(*page):
-        command, context = CLI, None
-        while words and (commands := getattr(command, "commands", None)):
-            # Raises or exits if an option does not exist.
-            context = command.make_context("gputrain", words, parent=context)
-            words = [*context._protected_args, *context.args]
-            if words:
-                command, words = commands[words[0]], words[1:]
-        if context is not None and not hasattr(command, "commands"):
-            command.make_context(command.name, words, parent=context)
+    assert [words for words in examples(*page) if parse_line(words) != 0] == []
 
 
 def test_sweep_examples_name_values_that_the_config_accepts(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`gputrain notify`: its help explains the set-up, and a URL in place of a config is not repeated."""
+"""`gputrain doctor --send-test-message`: the help explains the set-up, and a URL as config is not repeated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tui.cli.main import app
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["notify", "test", f"slack://{PASSWORD}"],
-        ["notify", "test", f"notify.urls=slack://{PASSWORD}"],
+        ["doctor", "--send-test-message", f"slack://{PASSWORD}"],
+        ["doctor", f"slack://{PASSWORD}"],
+        ["doctor", "--send-test-message", f"notify.urls=slack://{PASSWORD}"],
         ["config", f"notify.urls=slack://{PASSWORD}"],
     ],
 )
@@ -25,6 +26,6 @@ def test_url_on_command_line_is_refused_without_showing_it(arguments: list[str])
 
 
 def test_help_explains_set_up() -> None:
-    page = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["notify", "--help"], terminal_width=80).output
-    for words in ("pip install apprise", "notify.urls=env:NTFY", "chmod 600", "gputrain notify test"):
+    page = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["doctor", "--help"], terminal_width=80).output
+    for words in ("pip install apprise", "notify.urls=env:NTFY", "chmod 600", "gputrain doctor --send-test-message"):
         assert words in page

@@ -1,4 +1,4 @@
-"""`gputrain pack` in a shell: output, refusals, and the end by a signal."""
+"""`gputrain data pack` in a shell: output, refusals, and the end by a signal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def invoke(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["pack", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["data", *map(str, arguments)], prog_name="gputrain")
     return result.exit_code, result.stdout, result.stderr
 
 
 def test_pack_prints_summary(photos: Path, tmp_path: Path) -> None:
-    code, out, err = invoke(photos, "-o", tmp_path / "a.gpk", "--max-side", 40)
+    code, out, err = invoke("pack", photos, "-o", tmp_path / "a.gpk", "--max-side", 40)
     assert code == 0
     assert err.splitlines() == [
         "Checking the image files",
@@ -38,7 +38,7 @@ def test_pack_prints_summary(photos: Path, tmp_path: Path) -> None:
 
 
 def test_pack_prints_json_summary(photos: Path, tmp_path: Path) -> None:
-    code, out, _ = invoke(photos, "-o", tmp_path / "a.gpk", "--json")
+    code, out, _ = invoke("pack", photos, "-o", tmp_path / "a.gpk", "--json")
     summary = json.loads(out)
     assert code == 0
     assert summary["images"] == {"train": NUM_PHOTOS, "val": 0}
@@ -46,7 +46,7 @@ def test_pack_prints_json_summary(photos: Path, tmp_path: Path) -> None:
 
 
 def test_dry_run_writes_nothing(photos: Path, tmp_path: Path) -> None:
-    code, out, _ = invoke(photos, "-o", tmp_path / "a.gpk", "--quality", 80, "--dry-run", "--json")
+    code, out, _ = invoke("pack", photos, "-o", tmp_path / "a.gpk", "--quality", 80, "--dry-run", "--json")
     assert code == 0
     assert json.loads(out)["expected_bytes"] > NUM_PHOTOS * 500
     assert list(tmp_path.iterdir()) == []
@@ -56,10 +56,10 @@ def test_verify_lists_damaged_names_and_exits_with_one(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos")
     (photos / "cat" / "\x1b[31m.png").write_bytes((photos / "cat" / "0.png").read_bytes())
     pack_photos(photos, tmp_path / "a.gpk")
-    assert invoke("--verify", tmp_path / "a.gpk")[0] == 0
+    assert invoke("verify", tmp_path / "a.gpk")[0] == 0
     content = (photos / "cat" / "0.png").read_bytes()
     (tmp_path / "a.gpk").write_bytes((tmp_path / "a.gpk").read_bytes().replace(content, content[:-1] + b"x"))
-    code, out, err = invoke("--verify", tmp_path / "a.gpk")
+    code, out, err = invoke("verify", tmp_path / "a.gpk")
     assert (code, out) == (1, "")
     assert says(err, "bad-image", "cat/0.png (image 1)")
     assert "\\x1b[31m.png (image" in err
@@ -80,7 +80,7 @@ def test_verify_of_damaged_header_index_or_length_exits_with_one(
     else:
         content[position] ^= 1
     (tmp_path / "a.gpk").write_bytes(content)
-    exit_code, out, err = invoke("--verify", tmp_path / "a.gpk", "--json")
+    exit_code, out, err = invoke("verify", tmp_path / "a.gpk", "--json")
     assert (exit_code, json.loads(out)["images"], len(json.loads(out)["damaged"])) == (1, None, 1)
     assert says(err, code, "error: ", tmp_path / "a.gpk")
 
@@ -96,12 +96,11 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.mark.parametrize(
     ("arguments", "code", "location", "value"),
     [
-        ([], "missing-value", "FOLDER", "FOLDER -o FILE"),
-        (["photos"], "missing-value", "--output", "photos -o FILE"),
-        (["/nowhere", "-o", "/tmp/a.gpk"], "not-found", "FOLDER", "/nowhere"),
-        (["photos", "--verify", "a.gpk"], "conflict", "--verify", "FOLDER"),
-        (["--verify", "a", "-o", "b", "--force"], "conflict", "--verify", "--output, --force"),
-        (["--verify", "/nowhere"], "not-readable", "--verify", "/nowhere"),
+        (["pack"], "missing-value", "FOLDER", "`gputrain data pack --help`"),
+        (["pack", "photos"], "missing-value", "--output", "photos -o FILE"),
+        (["pack", "/nowhere", "-o", "/tmp/a.gpk"], "not-found", "FOLDER", "/nowhere"),
+        (["verify"], "missing-value", "FILE", "`gputrain data verify --help`"),
+        (["verify", "/nowhere"], "not-readable", "FILE", "/nowhere"),
     ],
 )
 def test_invalid_arguments_are_one_sentence(arguments: list[str], code: str, location: str, value: str) -> None:
@@ -120,7 +119,7 @@ def test_signal_ends_pack_with_sentence_and_it_continues(
         if progress.done == 9:
             signal.raise_signal(number)
 
-    arguments = (photos, "-o", tmp_path / "a.gpk", "--max-side", 40)
+    arguments = ("pack", photos, "-o", tmp_path / "a.gpk", "--max-side", 40)
     with monkeypatch.context() as patch:
         patch.setattr(pack._Progress, "show_pack", lambda _, progress: show(progress))
         code, out, err = invoke(*arguments)
@@ -132,7 +131,7 @@ def test_signal_ends_pack_with_sentence_and_it_continues(
 
 def test_scan_and_pack_show_progress(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "PLAIN_SECONDS", 0.0)
-    code, _, err = invoke(photos, "-o", tmp_path / "a.gpk")
+    code, _, err = invoke("pack", photos, "-o", tmp_path / "a.gpk")
     assert code == 0
     lines = re.sub(r"  [\d,]+ images/s.*", "", err).splitlines()
     assert lines[0] == "Checking the image files"

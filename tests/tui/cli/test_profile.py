@@ -1,4 +1,4 @@
-"""`gputrain profile`: what it prints, and what it says if there is no profile to take."""
+"""`gputrain runs profile`: what it prints, and what it says if there is no profile to take."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def live_run(run: RunFolder) -> Iterator[RunFolder]:
 
 
 def profile(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["profile", "a", *arguments])
+    return CliRunner().invoke(app, ["runs", "profile", "a", *arguments])
 
 
 def answer_request(run: RunFolder, answer: Profiled) -> Thread:
@@ -84,7 +84,7 @@ def test_run_that_has_ended_is_not_asked(run: RunFolder) -> None:
 def test_missing_stored_profile_is_one_sentence(run: RunFolder) -> None:
     result = profile("--stored")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert says(result.output, "not-recorded", "error: a ", "`gputrain profile a`")
+    assert says(result.output, "not-recorded", "error: a ", "`gputrain runs profile a`")
 
 
 def test_reason_of_a_missing_profile_is_printed(live_run: RunFolder) -> None:

@@ -58,13 +58,13 @@ def test_background_printer_delivers_events_in_order_before_close(tmp_path: Path
 @pytest.mark.parametrize(
     ("runs", "name", "expected"),
     [
-        (".", "a", ["next: `gputrain plot a`, `gputrain evaluate a`, `gputrain export a`"]),
+        (".", "a", ["next: `gputrain report a`, `gputrain evaluate a`, `gputrain export a`"]),
         (
             ".",
             "a" * 12,
-            [f"next: `gputrain plot {'a' * 12}`, `gputrain evaluate {'a' * 12}`", f"`gputrain export {'a' * 12}`"],
+            [f"next: `gputrain report {'a' * 12}`, `gputrain evaluate {'a' * 12}`", f"`gputrain export {'a' * 12}`"],
         ),
-        ("my runs", "a", ["next: `gputrain plot '{}'`", "`gputrain evaluate '{}'`", "`gputrain export '{}'`"]),
+        ("my runs", "a", ["next: `gputrain report '{}'`", "`gputrain evaluate '{}'`", "`gputrain export '{}'`"]),
     ],
     ids=["short", "long", "another folder"],
 )

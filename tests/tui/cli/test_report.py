@@ -1,4 +1,4 @@
-"""`gputrain report` and `gputrain plot`, and the page in a browser."""
+"""`gputrain report`, and its page in a browser."""
 
 from __future__ import annotations
 
@@ -29,9 +29,32 @@ def test_report_and_plot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     make_compared_run(tmp_path / "runs", "a")
     assert json.loads(invoke("report", "a", "--json"))["file"] == "report.html"
     assert "<!DOCTYPE html>" in (tmp_path / "report.html").read_text()
-    assert invoke("plot", "a", "--metric", "lr", "-o", "lr.svg").strip() == "lr.svg"
+    assert invoke("report", "a", "--metric", "lr", "-o", "lr.svg").strip() == "lr.svg"
     make_compared_run(tmp_path / "runs", "b")
-    assert says(invoke("plot", "b", "-o", "lr.svg", code=2), "name-in-use", "error: lr.svg: ", "--force")
+    assert says(invoke("report", "b", "-o", "lr.svg", code=2), "name-in-use", "error: --output: lr.svg ", "--force")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "location", "value"),
+    [
+        (["--x", "step"], "no-effect", "--x", "the page report.html"),
+        (["--log", "-o", "seeds.html"], "no-effect", "--log", "-o curves.pdf"),
+        (["--smooth", "0", "-o", "a.HTM"], "no-effect", "--smooth", "a.HTM"),
+        (["-o", "curves.jpg"], "wrong-format", "-o", ".html"),
+        (["-o", "curves"], "wrong-format", "-o", "curves has no ending"),
+        (["--smooth", "2", "-o", "a.pdf"], "out-of-range", "--smooth", "2 "),
+        (["--x", "epochs", "-o", "a.pdf"], "unknown-value", "--x", "did you mean epoch?"),
+    ],
+)
+def test_suffix_decides_which_options_a_report_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: str, location: str, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_compared_run(tmp_path / "runs", "a")
+    refusal = invoke("report", "a", *arguments, code=2)
+    assert refusal.startswith(f"error: {location}: ") and refusal.count("\n") == 1
+    assert says(refusal, code, value)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 @pytest.mark.nightly

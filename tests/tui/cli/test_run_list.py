@@ -48,10 +48,10 @@ def test_runs_lists_matching_runs_in_order(root: Path) -> None:
     assert listed() == [f"run-{number}" for number in reversed(range(8))]
     assert listed("failed") == ["run-7", "run-0"]
     assert listed("optim.name=adamw", "-failed") == ["run-5", "run-3", "run-1"]
-    assert listed("--limit", "2", "model=cnn") == ["run-6", "run-3"]
-    assert listed("--sort", "lr", "--limit", "2") == ["run-7", "run-3"]
-    assert listed("--sort=-lr", "--limit", "1") == listed("--sort", "lr", "--reverse", "--limit", "1") == ["run-4"]
-    assert listed("--reverse", "--limit", "1") == ["run-0"]
+    assert listed("-n", "2", "model=cnn") == ["run-6", "run-3"]
+    assert listed("--sort", "lr", "-n", "2") == ["run-7", "run-3"]
+    assert listed("--sort=-lr", "-n", "1") == listed("--sort", "lr", "--reverse", "-n", "1") == ["run-4"]
+    assert listed("--reverse", "-n", "1") == ["run-0"]
     assert listed("--sort", "-name", "-model=cnn", "!run-7") == ["run-5", "run-4", "run-2", "run-1"]
 
 
@@ -116,7 +116,7 @@ def test_runs_lists_trials_of_sweep_as_one_row_that_a_condition_opens(
         runs("rename", f"run-{number + 4}", f"night-{number:03d}")
     # One run at a time, so that the list could end before the second trial is read.
     monkeypatch.setattr(run_list, "READ_SECONDS", 0.0)
-    result = runs("--limit", "2")
+    result = runs("-n", "2")
     assert [line.split()[:3] for line in result.stdout.splitlines()[1:]] == [
         ["run-7", "failed", "3/3"],
         ["night", "finished", "3"],
@@ -139,7 +139,7 @@ def test_runs_without_match_says_so_and_unknown_key_is_refused(root: Path) -> No
 def test_runs_first_word_decides_between_command_and_query(root: Path) -> None:
     make_run_folder(root, "archive-me")
     assert listed("--", "archive") == ["archive-me"]
-    assert listed("--limit", "5", "--", "archive", "-tag=x") == ["archive-me"]
+    assert listed("-n", "5", "--", "archive", "-tag=x") == ["archive-me"]
     result = runs("--json", "archive", "run-1")
     assert result.exit_code == 2 and "archive is a command: write `gputrain runs archive …`" in result.stderr
     assert not read_labels(RunFolder(root / "run-1")).archived
@@ -167,7 +167,7 @@ def test_note_is_set_shown_escaped_and_removed(root: Path) -> None:
 
 def test_archived_runs_are_listed_only_on_request(root: Path) -> None:
     assert runs("archive", "run-1", "run-2").exit_code == 0
-    result = runs("--limit", "20")
+    result = runs("-n", "20")
     assert "run-1" not in result.stdout and result.stderr == "2 archived runs are not listed; --all lists them too.\n"
     assert listed("archived=yes") == ["run-2", "run-1"] and len(listed("--all")) == 8
     runs("unarchive", "run-1")
@@ -199,6 +199,8 @@ def test_delete_without_terminal_needs_yes(root: Path) -> None:
     assert runs("delete", "run-1", "run-2", "--yes").exit_code == 0
     assert len(listed()) == 6 and len(list_trash(root)) == 2
     assert runs("restore", "run-2").stderr == "run-2 is restored.\n"
+    assert runs("delete", "run-2", "-y").exit_code == 0
+    assert runs("restore", "run-2", "again").stderr == "again is restored.\n"
     assert [line.split()[0] for line in runs("trash").stdout.splitlines()] == ["name", "run-1"]
     assert json.loads(runs("trash", "--json").stdout)["runs"][0]["files"] == 5
     assert runs("trash", "--empty").exit_code == 2 and len(list_trash(root)) == 1
@@ -261,12 +263,12 @@ def test_runs_escapes_name_of_sweep_that_someone_made(root: Path) -> None:
 @pytest.mark.soak
 def test_runs_lists_10000_runs_within_a_second_when_warm(tmp_path: Path) -> None:
     make_ended_runs(tmp_path / "runs", 10_000)
-    parts = {"cold page": ["--limit", "100"], "cold": [], "warm": [], "warm sort": ["--sort", "lr"]}
+    parts = {"cold page": ["-n", "100"], "cold": [], "warm": [], "warm sort": ["--sort", "lr"]}
     for label, arguments in parts.items():
         start = time.monotonic()
         count = len(listed("--runs-dir", str(tmp_path / "runs"), *arguments))
         seconds = time.monotonic() - start
         print(f"\n{label}: {seconds:.2f} s")
-        assert count == (100 if "--limit" in arguments else 10_000)
+        assert count == (100 if "-n" in arguments else 10_000)
         # Three times the target, as other programs may run.
         assert seconds < 3 or label == "cold"

@@ -1,4 +1,4 @@
-"""The command `gputrain sync` in a process of its own: MLflow in a database, offline runs of W&B, errors, kills."""
+"""`gputrain runs sync` in a process of its own: MLflow in a database, offline runs of W&B, errors, kills."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_sync_sends_several_runs_to_mlflow(gputrain: Gputrain, mlflow: None) -> 
     make_run(gputrain, "a-1", make_run_started(), make_losses(1, 12), make_epoch(1))
     make_run(gputrain, "b", make_run_started(), make_losses(1, 5), RunFinished(time=12.0, state="failed"))
     environment = gputrain.environment | {"MLFLOW_TRACKING_URI": uri}
-    arguments = ["sync", "a", "b", "a-1", "--to", "mlflow", "--experiment", "flowers", "--json"]
+    arguments = ["runs", "sync", "a", "b", "a-1", "--service", "mlflow", "--experiment", "flowers", "--json"]
     done = CliRunner().invoke(app, arguments, env=environment)
     assert (done.exit_code, done.stderr) == (0, "a-1: crashed, 12 steps sent.\nb: failed, 5 steps sent.\n")
     syncs = json.loads(done.stdout)["syncs"]
@@ -89,14 +89,14 @@ def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputra
     folder = make_run(gputrain, "a-1", make_run_started(5.0), make_losses(1, 12))
     command: dict[str, Any] = {"env": gputrain.environment | OFFLINE}
     with owned(folder):
-        killed = gputrain.start("sync", "a-1", "--to", "wandb", "--follow", **command)
+        killed = gputrain.start("runs", "sync", "a-1", "--service", "wandb", "--follow", **command)
         wait_for(lambda: stored_step(folder, "wandb") == 11, "the first steps")
         killed.kill()
         killed.communicate()
         [incomplete] = offline_folders(gputrain)
         assert exit_codes(incomplete) == []
 
-        followed = gputrain.start("sync", "a-1", "--to", "wandb", "--follow", **command)
+        followed = gputrain.start("runs", "sync", "a-1", "--service", "wandb", "--follow", **command)
         wait_for(lambda: incomplete not in offline_folders(gputrain), "the removal of the incomplete folder")
         wait_for(lambda: stored_step(folder, "wandb") == 11, "the first steps")
         # This resume voids step 11, which was sent.
@@ -112,7 +112,7 @@ def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputra
         assert errors.endswith("a-1: running, 26 steps sent; repeat the command to send the rest.\n")
     write_labels(folder, RunLabels(tags=("night",), note="keep"))
     append_events(folder, make_losses(17, 20, loss=0.25, time=31.0), make_epoch(2), FINISHED)
-    done = gputrain("sync", "a-1", "--to", "wandb", **OFFLINE)
+    done = gputrain("runs", "sync", "a-1", "--service", "wandb", **OFFLINE)
     assert (done.returncode, done.stderr) == (0, "a-1: finished, 20 steps sent.\n")
     [complete] = offline_folders(gputrain)
     rows = wandb_history(complete)
@@ -133,7 +133,7 @@ def test_followed_offline_run_of_wandb_survives_kill_interrupt_and_resume(gputra
     # What `wandb sync` has uploaded stays, and its ID is not used again.
     next(complete.glob("*.wandb")).with_suffix(".wandb.synced").touch()
     write_labels(folder, RunLabels())
-    assert gputrain("sync", "a-1", "--to", "wandb", **OFFLINE).returncode == 0
+    assert gputrain("runs", "sync", "a-1", "--service", "wandb", **OFFLINE).returncode == 0
     [successor] = set(offline_folders(gputrain)) - {complete}
     assert complete.exists()
     assert len(wandb_history(successor)) == 20
@@ -145,18 +145,18 @@ def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_step
     pytest.importorskip("wandb")
     folder = make_run(gputrain, "a", make_run_started(), make_losses(1, 12))
     with fake_wandb_server() as server:
-        assert gputrain("sync", "a", "--to", "wandb", **server.environment).returncode == 0
+        assert gputrain("runs", "sync", "a", "--service", "wandb", **server.environment).returncode == 0
         [first] = server.runs
         assert (len(server.runs[first].lines), server.runs[first].exit_code) == (12, 1)
 
         append_events(folder, make_run_resumed(12, time=20.0), make_losses(13, 18, time=21.0))
-        done = gputrain("sync", "a", "--to", "wandb", **server.environment)
+        done = gputrain("runs", "sync", "a", "--service", "wandb", **server.environment)
         assert done.stderr == "a: crashed, 6 steps sent.\n"
         assert list(server.runs) == [first]
         assert server.runs[first].losses == [(step, 0.5) for step in range(1, 19)]
 
         append_events(folder, make_run_resumed(10, time=30.0), make_losses(11, 20, loss=0.25, time=31.0), FINISHED)
-        done = gputrain("sync", "a", "--to", "wandb", **server.environment)
+        done = gputrain("runs", "sync", "a", "--service", "wandb", **server.environment)
         assert done.stderr == "a: finished, 20 steps sent.\n"
         [successor] = set(server.runs) - {first}
         assert done.stdout == f"a  {server.environment['WANDB_BASE_URL']}/me/gputrain/runs/{successor}\n"
@@ -164,7 +164,7 @@ def test_online_run_of_wandb_continues_and_gets_successor_when_resume_voids_step
         assert (server.runs[successor].exit_code, server.runs[first].tags) == (0, ["void"])
 
         server.refuses = True
-        refused = gputrain("sync", "a", "--to", "wandb", "--project", "other", **server.environment)
+        refused = gputrain("runs", "sync", "a", "--service", "wandb", "--project", "other", **server.environment)
         assert refused.returncode == 1
         assert refused.stderr.startswith("error: W&B at http://127.0.0.1:")
         assert API_KEY not in refused.stderr + refused.stdout
@@ -174,11 +174,11 @@ def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrai
     pytest.importorskip("wandb")
     folder = make_run(gputrain, "a", make_run_started(), make_losses(1, 5), FINISHED)
     server = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "1", "WANDB_MODE": "online"}
-    nameless = gputrain("sync", "a", "--to", "wandb", WANDB_API_KEY="", **server)
+    nameless = gputrain("runs", "sync", "a", "--service", "wandb", WANDB_API_KEY="", **server)
     assert nameless.returncode == 1
     assert says(nameless.stderr, "service-failed", "error: W&B at http://127.0.0.1:9 ")
     assert "api" in nameless.stderr.lower()
-    gone = gputrain("sync", "a", "--to", "wandb", WANDB_API_KEY="0123456789" * 4, **server)
+    gone = gputrain("runs", "sync", "a", "--service", "wandb", WANDB_API_KEY="0123456789" * 4, **server)
     assert gone.returncode == 1
     assert len(gone.stderr.splitlines()) == 2
     assert gone.stderr.startswith("error: W&B at http://127.0.0.1:9 ") and "WANDB_MODE=offline" in gone.stderr
@@ -187,10 +187,10 @@ def test_services_that_cannot_be_used_are_told_in_one_sentence(gputrain: Gputrai
 
 def test_sync_refuses_unknown_service_and_run(gputrain: Gputrain) -> None:
     make_run(gputrain, "a", make_run_started())
-    unknown = CliRunner().invoke(app, ["sync", "a", "--to", "wand"], env=gputrain.environment)
+    unknown = CliRunner().invoke(app, ["runs", "sync", "a", "--service", "wand"], env=gputrain.environment)
     assert (unknown.exit_code, unknown.stderr.count("\n")) == (2, 1)
-    assert says(unknown.stderr, "unknown-value", "error: --to: wand ", "did you mean wandb?")
-    missing = CliRunner().invoke(app, ["sync", "b", "--to", "wandb"], env=gputrain.environment)
+    assert says(unknown.stderr, "unknown-value", "error: --service: wand ", "did you mean wandb?")
+    missing = CliRunner().invoke(app, ["runs", "sync", "b", "--service", "wandb"], env=gputrain.environment)
     assert (missing.exit_code, missing.stdout) == (2, "")
 
 
@@ -241,4 +241,4 @@ def test_training_and_syncs_killed_at_random_leave_each_step_once(gputrain: Gput
 
 
 def follow(gputrain: Gputrain, to: str, variables: dict[str, str]) -> subprocess.Popen[str]:
-    return gputrain.start("sync", "d", "--to", to, "--follow", env=gputrain.environment | variables)
+    return gputrain.start("runs", "sync", "d", "--service", to, "--follow", env=gputrain.environment | variables)

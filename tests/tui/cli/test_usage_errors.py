@@ -15,16 +15,23 @@ from tui.cli.main import app, screen_app
         ("runs --nosuch", "unknown-option", "--nosuch", "; see `gputrain runs --help`"),
         ("runs --runs-dri x", "unknown-option", "--runs-dri", "; did you mean --runs-dir?"),
         ("rnu digits", "unknown-command", "rnu", "; did you mean run?"),
-        ("notify tset", "unknown-command", "tset", "; did you mean test?"),
+        ("notify tset", "unknown-command", "notify", "; did you mean `gputrain doctor --send-test-message`?"),
         ("xyzzy", "unknown-command", "xyzzy", "; see `gputrain --help`"),
         ("--verison", "unknown-option", "--verison", "; did you mean --version?"),
         ("run --bogus", "unknown-option", "--bogus", "; see `gputrain run --help`"),
         ("run --loss mse", "unknown-option", "--loss", "; did you mean --loss.name?"),
         ("run --learning-rate 1", "unknown-option", "--learning-rate", "; did you mean --lr?"),
-        ("sweep digits --epochs 3", "unknown-option", "--epochs", "; did you mean --run.epochs?"),
+        ("sweep digits --epoch 3", "unknown-option", "--epoch", "; did you mean --epochs?"),
+        ("sweep digits --queue", "unknown-option", "--queue", "of a training; see `gputrain sweep --help`"),
+        ("evaluate a --lr 3", "unknown-option", "--lr", "of a training; see `gputrain evaluate --help`"),
+        ("doctor --lr 3", "unknown-option", "--lr", "; did you mean --optim.lr?"),
+        ("config --describe", "unknown-option", "--describe", "; did you mean `gputrain config describe`?"),
+        ("queue hlod x", "unknown-command", "hlod", "; did you mean hold?"),
+        ("data pakc x", "unknown-command", "pakc", "; did you mean pack?"),
+        ("runs stop a", "unknown-command", "stop", "; did you mean `gputrain stop RUN`?"),
         ("config --optim.lr", "missing-value", "optim.lr", " optim.lr=VALUE"),
-        ("stop", "missing-value", "RUN", "; see `gputrain stop --help`"),
-        ("sync a", "missing-value", "--to", "; see `gputrain sync --help`"),
+        ("stop", "missing-value", "RUN...", "; see `gputrain stop --help`"),
+        ("runs sync a", "missing-value", "--service", "; see `gputrain runs sync --help`"),
     ],
 )
 def test_usage_error_takes_one_line(arguments: str, code: str, location: str, advice: str) -> None:
@@ -37,8 +44,13 @@ def test_usage_error_takes_one_line(arguments: str, code: str, location: str, ad
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("stop a b\x1b[31m", r"got unexpected extra argument(s) (b\x1b[31m); see `gputrain stop --help`"),
+        ("logs a b\x1b[31m", r"got unexpected extra argument(s) (b\x1b[31m); see `gputrain logs --help`"),
+        ("queue --json hold x", "hold is a command: write `gputrain queue hold …`; see `gputrain queue --help`"),
         ("run --epochs", "option '--epochs' requires an argument"),
+        (
+            "lr-find --pick low",
+            "--pick: low is not allowed: must be one of valley, steepest",
+        ),
     ],
 )
 def test_usage_error_in_words_of_typer_takes_one_line(arguments: str, message: str) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from pydantic import Field
+from typer.testing import CliRunner
 
 from engine.config.loader import presets, resolve_config
 from engine.config.rules import DEPENDS_ON
@@ -397,3 +398,21 @@ def test_run_arguments_write_keys_without_flag_as_key_value() -> None:
     before = resolve_config("digits").config
     after = resolve_config("digits", ["data.mean=[0.5]", "run.epochs=3"]).config
     assert run_arguments("digits", before, after) == ["run", "digits", "--epochs", "3", "data.mean=[0.5]"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("device.wait=true", ["--queue"]),
+        ('queue.after=["a","b:any"]', ["--after", "a,b:any"]),
+        ("data.workers=0", ["--workers", "0"]),
+    ],
+)
+def test_run_arguments_resolve_to_the_config_with_flags(change: str, words: list[str]) -> None:
+    before = resolve_config("digits").config
+    after = resolve_config("digits", [change]).config
+    assert run_arguments("digits", before, after) == ["run", "digits", *words]
+    typed, expected = (
+        CliRunner().invoke(app, ["config", "digits", "--json", *args]).stdout for args in (words, [change])
+    )
+    assert json.loads(typed) == json.loads(expected)

@@ -171,18 +171,19 @@ def inspect_processes() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE and "inspect" in child.cmdline():
+            if child.status() != psutil.STATUS_ZOMBIE and "evaluate" in child.cmdline():
                 found.append(child)
     return found
 
 
 def test_mistakes_screen_evaluates_images_in_child_process(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child process of the test moves an inspection into place, as `gputrain inspect` does."""
+    """The child process of the test moves an inspection into place, as `gputrain evaluate --list` does."""
     ready = run.path / "ready.npz"
     run.inspection.rename(ready)
     program = (
         "import os, sys\n"
-        f"assert sys.argv[1:6] == ['inspect', {str(run.path)!r}, '--checkpoint', 'best', '--json'], sys.argv\n"
+        f"expected = ['evaluate', {str(run.path)!r}, '--list', 'mistakes', '--checkpoint', 'best', '--json']\n"
+        "assert sys.argv[1:8] == expected, sys.argv\n"
         f"os.rename({str(ready)!r}, {str(run.inspection)!r})\n"
     )
     monkeypatch.setattr(inspect_command, "CHILD_PROGRAM", program)

@@ -129,7 +129,7 @@ def test_queue_screen_without_runs_shows_how_to_add_one(tmp_path: Path, monkeypa
 
     async def act(pilot: Pilot[None], screen: QueueScreen) -> None:
         assert "0 runs waiting for GPUs, 0 of yours listed" in visible_text(pilot, "#queue-status")
-        assert "gputrain run CONFIG --gpus free:2 --wait --detach" in visible_text(pilot, "#queue")
+        assert "gputrain run CONFIG --gpus free:2 --queue --detach" in visible_text(pilot, "#queue")
 
     drive(tmp_path / "runs", act)
 

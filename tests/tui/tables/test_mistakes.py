@@ -23,14 +23,14 @@ def test_image_lines_fit_width_and_escape_names() -> None:
     inspection = make_inspection(
         [[0.2, 0.5, 0.3], [math.nan] * 3], [0, 2], paths=["a/犬.jpg", "b/long\x1b name.jpg"], info={"classes": NAMES}
     )
-    keys: tuple[ListKey, ...] = ("cell", "mistakes", "doubtful", "labels")
+    keys: tuple[ListKey, ...] = ("cell", "mistakes", "uncertain", "label-issues")
     for width in (38, 60, 83, 140):
         for key in keys:
             table = fit(image_columns(key, NAMES, width), [], width)
             shown = [line_text(line) for line in (table.header(), *map(table.line, inspection.images(range(2))))]
             assert all(cell_len(line) <= width and line.isprintable() for line in shown)
             assert "ame.jpg" in shown[2]
-    wide = line_text(fit(image_columns("doubtful", NAMES, 140), [], 140).line(inspection.image(0)))
+    wide = line_text(fit(image_columns("uncertain", NAMES, 140), [], 140).line(inspection.image(0)))
     assert wide.split()[:4] == ["0.2000", "1.6094", "50.00%", "20.00%"]
     assert "a class with a long name → 犬の種類" in wide
 

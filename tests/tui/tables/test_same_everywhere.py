@@ -63,6 +63,11 @@ def shown_by_preview(row: RunRow) -> Mapping[str, str]:
     return dict(re.findall(rf"(?:^|   )({labels}) +(\S+)", text, re.MULTILINE))
 
 
+def shown_by_show(run: RunFolder) -> Mapping[str, str]:
+    lines = call("runs", "show", run.path).stdout.splitlines()
+    return dict(parts for line in lines if len(parts := re.split(r"  +", line.strip())) == 2)
+
+
 def shown_by_compare(run: RunFolder) -> Mapping[str, str]:
     lines = call("compare", "a", "--runs-dir", run.path.parent).stdout.splitlines()
     return dict(parts for line in lines if len(parts := re.split(r"  +", line.strip())) == 2)
@@ -78,6 +83,7 @@ def test_metric_has_one_label_and_one_text_in_all_places(run: RunFolder, row: Ru
         "runs": shown_by_command(run),
         "list": shown_by_list(row),
         "preview": shown_by_preview(row),
+        "show": shown_by_show(run),
         "compare": shown_by_compare(run),
         "report": shown_by_report(run),
     }
@@ -87,6 +93,8 @@ def test_metric_has_one_label_and_one_text_in_all_places(run: RunFolder, row: Ru
     }
     shown = {name: texts.keys() & labels for name, labels in places.items()}
     assert shown["runs"] == shown["list"] == texts.keys()
+    known = {label for label, (_, value) in values.items() if value is not None}
+    assert shown["show"] == known
     assert len(shown["preview"]) >= 8 and len(shown["compare"]) >= 10 and len(shown["report"]) >= 12, shown
     for name, labels in shown.items():
         for label in labels:

@@ -158,7 +158,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_folder_is_refused_with_command_that_packs_it(tmp_path: Path) -> None:
-    with raises_problem("not-a-file", "data.path", f"{tmp_path} ", f"`gputrain pack {tmp_path} -o FILE`"):
+    with raises_problem("not-a-file", "data.path", f"{tmp_path} ", f"`gputrain data pack {tmp_path} -o FILE`"):
         open_pack(str(tmp_path), "data.path")
 
 

@@ -212,4 +212,4 @@ def test_measure_decoders_takes_cpu_for_files_larger_than_their_pixels(
     monkeypatch.setattr(measuring, "MAX_SIZE_RATIO", 0.1)
     choice = measure(photos, monkeypatch, 1.0, 0.2, 0.1)
     assert choice.decoder == "cpu"
-    assert "gputrain pack makes them smaller" in choice.reason
+    assert "gputrain data pack makes them smaller" in choice.reason

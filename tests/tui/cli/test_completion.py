@@ -1,0 +1,177 @@
+"""Completion in shells: bash in a pseudo-terminal, the words that other shells get, and what they cost."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config.schema import sections
+from engine.config.training_sections import BUILTIN_MODELS
+from support.gputrain_command import GPUTRAIN, wait_for
+from support.screen.pseudo_terminal import PseudoTerminal
+
+TAB, SHOW_LINE, CLEAR_LINE = "\t", "\x14", "\x15"
+# Modules that take more time to import than the rest of a completion.
+HEAVY_MODULES = {"torch", "pydantic", "rich", "textual"}
+
+
+class Bash:
+    """A bash in a pseudo-terminal that completes `gputrain`."""
+
+    def __init__(self, terminal: PseudoTerminal) -> None:
+        self._terminal = terminal
+        self.type('bind \'set bell-style none\'; bind -x \'"\\C-t": printf "\\n<%s>\\n" "$READLINE_LINE"\'\n')
+        self.type('eval "$(gputrain --show-completion bash)"\n')
+        # The prompt that follows.
+        assert self.type(SHOW_LINE) == ""
+
+    def type(self, keys: str) -> str:
+        """Press keys, and return the line that the shell shows for Ctrl-T."""
+        start = len(self._terminal.output)
+        self._terminal.press(keys)
+        if not keys.endswith(SHOW_LINE):
+            return ""
+        shown: list[str] = []
+
+        def appeared() -> bool:
+            self._terminal.read(0.02)
+            seen = b"".join(data for _, data in self._terminal.output[start:]).decode()
+            shown[:] = re.findall(r"\n<(.*)>\r", seen)
+            return bool(shown)
+
+        wait_for(appeared, "the line of the shell")
+        return shown[-1]
+
+    def complete(self, line: str) -> str:
+        """Return what TAB makes of a line."""
+        completed = self.type(f"{line}{TAB}{SHOW_LINE}")
+        self._terminal.press(CLEAR_LINE)
+        return completed
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with configs and runs, in which the test works."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("flock-1", "flock-2", "night", "night-1 $(touch hacked)", ".trash"):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "lock").touch()
+    for name in ("petals.yaml", "petals.csv", "my config.yaml"):
+        (tmp_path / name).touch()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "cats.yml").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def bash(work: Path) -> Iterator[Bash]:
+    path = f"{Path(GPUTRAIN).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HOME": str(work), "PS1": "ready> ", "HISTFILE": "/dev/null"}
+    with PseudoTerminal(["bash", "--norc", "--noprofile", "-i"], 120, 40, environment) as terminal:
+        yield Bash(terminal)
+
+
+@pytest.mark.expensive("starts gputrain for each line")
+def test_bash_completes_words(bash: Bash, work: Path) -> None:
+    lines = {
+        "gputrain eva": "gputrain evaluate ",
+        "gputrain runs unar": "gputrain runs unarchive ",
+        "gputrain run --heada": "gputrain run --heada",
+        "gputrain run --headl": "gputrain run --headless ",
+        "gputrain run pet": "gputrain run petals.yaml ",
+        "gputrain run my": r"gputrain run my\ config.yaml ",
+        "gputrain run conf": "gputrain run configs/",
+        "gputrain run configs/": "gputrain run configs/cats.yml ",
+        "gputrain run digits opt": "gputrain run digits optim.",
+        "gputrain run digits optim.nes": "gputrain run digits optim.nesterov=",
+        "gputrain run digits optim.nesterov=t": "gputrain run digits optim.nesterov=true ",
+        "gputrain run digits data.path=pet": "gputrain run digits data.path=petals.",
+        "gputrain run --optimizer=adamw": "gputrain run --optimizer=adamw ",
+        "gputrain run --launcher sl": "gputrain run --launcher slurm ",
+        "gputrain run --after fl": "gputrain run --after flock-",
+        "gputrain run --after ni": "gputrain run --after night ",
+        "true; gputrain run --after flock-1 --model lin": "true; gputrain run --after flock-1 --model linear ",
+        "CUDA_VISIBLE_DEVICES= gputrain run --amp bf": "CUDA_VISIBLE_DEVICES= gputrain run --amp bf16 ",
+    }
+    assert {line: bash.complete(line) for line in lines} == lines
+    assert not (work / "hacked").exists()
+
+
+def completions(line: str, shell: str = "bash", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Return what the scripts of the shells get for a line."""
+    asked = {
+        "_GPUTRAIN_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    return subprocess.run([GPUTRAIN], env=os.environ | asked | variables, capture_output=True, text=True)
+
+
+def words(line: str) -> list[str]:
+    done = completions(line)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_config_completes_presets_files_and_sections(work: Path) -> None:
+    found = words("gputrain run ")
+    assert found[:2] == ["cifar10", "cifar10-fast"]
+    assert found[-len(sections()) :] == [f"{name}." for name in sections()]
+    assert {"configs/", "petals.yaml"} < {*found}
+    assert not {"petals.csv", "runs/flock-1"} & {*found}
+
+
+def test_models_complete_without_catalogs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(work / "none"))
+    assert words("gputrain run --model ") == [*BUILTIN_MODELS]
+    assert words("gputrain run model.name=cn") == ["cnn"]
+    assert not (work / "none").exists()
+
+
+@pytest.mark.parametrize("line", ["gputrain stop ", "gputrain runs tag ", "gputrain run --after "])
+def test_runs_complete_without_heavy_modules(work: Path, line: str) -> None:
+    assert words(f"{line}fl") == ["flock-1", "flock-2"]
+    assert words(line) == ["flock-1", "flock-2", "night", "last"]
+    trace = completions(line, PYTHONPROFILEIMPORTTIME="1").stderr
+    assert not {name.strip().partition(".")[0] for name in re.findall(r"\|([^|\n]+)$", trace, re.M)} & HEAVY_MODULES
+
+
+@pytest.mark.parametrize(
+    ("shell", "shown"),
+    [("zsh", '"flock-1"\n"flock-2"'), ("fish", "flock-1\nflock-2\n")],
+)
+def test_other_shells_get_runs(work: Path, shell: str, shown: str) -> None:
+    assert shown in completions("gputrain run --after fl", shell).stdout
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_help_of_options_as_it_is(work: Path, shell: str) -> None:
+    assert "[default" in completions("gputrain run --runs-d", shell).stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gputrain run --runs-dir ~nobody/x --after ",
+        "gputrain run --runs-dir petals.yaml --after ",
+        "gputrain run /proc/1/fd/",
+        "gputrain run ~nobody-at-all/",
+        "gputrain nonsense ",
+        "gputrain run nosuch.key=",
+        "gputrain run 'unfinished ",
+        "gputrain queue cancel ",
+        "gputrain runs failed tag ",
+        "",
+    ],
+)
+def test_completion_of_what_is_not_there_is_silent(work: Path, line: str) -> None:
+    (work / "closed").mkdir(mode=0)
+    done = completions(line)
+    assert done.stderr == ""
+    assert "Traceback" not in done.stdout

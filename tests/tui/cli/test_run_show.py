@@ -1,0 +1,75 @@
+"""`gputrain runs show`: what is printed of a run, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.runs.events import RunFinished
+from engine.runs.folder import RunFolder
+from engine.runs.labels import RunLabels
+from engine.runs.ownership import Ownership
+from support.runs.event_factories import make_run_started
+from support.runs.factories import append_events, make_ended_runs, make_run_folder, write_labels
+from support.runs.trained_run import call
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path))
+    return make_ended_runs(tmp_path, 2)[1]
+
+
+def facts(text: str) -> dict[str, str]:
+    """Map the names of the first lines to their values."""
+    lines = text.partition("\n\n")[0].splitlines()
+    return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in lines)}
+
+
+def test_show_prints_state_results_labels_checkpoints_and_changes(run: RunFolder) -> None:
+    write_labels(run, RunLabels(tags=("night", "small"), note="twice\nthe batch"))
+    run.checkpoints.mkdir(exist_ok=True)
+    (run.checkpoints / "last.pt").write_bytes(b"x" * (200 << 10))
+    result = call("runs", "show", "run-1")
+    assert (result.exit_code, result.stderr) == (0, "")
+    shown = facts(result.stdout)
+    assert (
+        shown.items()
+        >= {
+            "name": "run-1",
+            "state": "finished",
+            "epochs": "3",
+            "best val acc": "0.3000",
+            "duration": "3m00s",
+            "folder": str(run.path),
+            "tags": "night small",
+            "note": "twice the batch",
+            "checkpoints": "last.pt (200 KiB)",
+        }.items()
+    )
+    assert "started" in shown and "owner" not in shown
+    changes = result.stdout.partition("\n\n")[2].splitlines()
+    assert changes[0] == "Changed config keys" and "model.name  resnet18  (cnn)" in changes
+
+
+def test_show_as_json_is_the_row_of_runs(run: RunFolder) -> None:
+    shown = json.loads(call("runs", "show", "run-1", "--json").stdout)
+    [listed] = json.loads(call("runs", "--json", "run-1").stdout)["runs"]
+    for values in (shown, listed):
+        del values["age_seconds"]
+    assert shown == {"format": 1} | listed
+
+
+def test_show_names_the_cause_and_escapes_it(run: RunFolder) -> None:
+    append_events(run, RunFinished(state="failed", message="rank 1 was killed \x1b[2J"))
+    assert facts(call("runs", "show", "run-1").stdout)["reason"] == "rank 1 was killed \\x1b[2J"
+
+
+def test_show_names_the_owner_of_a_live_run(run: RunFolder) -> None:
+    live = make_run_folder(run.path.parent, "live", make_run_started())
+    ownership = Ownership(live)
+    shown = facts(call("runs", "show", "live").stdout)
+    ownership.release()
+    assert (shown["state"], shown["owner"].split()[0]) == ("running", "process")

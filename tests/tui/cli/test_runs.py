@@ -1,0 +1,75 @@
+"""`gputrain attach` and `gputrain logs`: the lines of a log that are printed, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.runs.folder import RunFolder
+from support.gputrain_command import GPUTRAIN, Gputrain
+from support.messages import says
+from support.runs.factories import make_ended_runs
+from support.runs.trained_run import call
+from support.screen.terminal import Terminal
+from tui.cli import open_tui
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path))
+    make_ended_runs(tmp_path, 2)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        ((), "first\nsecond\nthird"),
+        (("-n", "2"), "second\nthird"),
+        (("--count", "1", "--follow"), "third"),
+        (("-f", "-n", "1000000000"), "first\nsecond\nthird"),
+    ],
+)
+def test_logs_prints_the_last_lines_of_an_ended_run(root: Path, options: tuple[str, ...], printed: str) -> None:
+    RunFolder(root / "run-0").log.write_text("first\nsecond\nthird")
+    result = call("logs", "run-0", *options)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, printed, "")
+
+
+def test_logs_names_run_without_log(root: Path) -> None:
+    result = call("logs", "run-0", "-n", "2")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "run-0 has no log yet.\n")
+    assert call("logs", "run-0", "-n", "0").exit_code == 2
+
+
+@pytest.mark.parametrize("runs", [(), ("run-0", "run-1"), ("nothing",)])
+def test_attach_without_terminal_refuses(root: Path, runs: tuple[str, ...]) -> None:
+    result = call("attach", *runs)
+    assert result.exit_code == 2
+    assert says(result.stderr, "no-terminal", "--headless")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "value"),
+    [
+        (("run-0", "nothing"), "unknown-run", "nothing"),
+        (("run-0", "--baseline", "run-1"), "unknown-value", "error: --baseline: run-1 "),
+    ],
+)
+def test_attach_refuses_runs_and_baseline(
+    root: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: str, value: str
+) -> None:
+    monkeypatch.setattr(open_tui, "require_terminal", lambda: None)
+    result = call("attach", *arguments)
+    assert result.exit_code == 2
+    assert says(result.stderr, code, value)
+
+
+def test_attach_of_several_runs_opens_their_comparison(gputrain: Gputrain) -> None:
+    make_ended_runs(gputrain.runs, 2)
+    terminal = Terminal(gputrain, GPUTRAIN, "attach", "run-0", "run-1", "--baseline", "run-1")
+    terminal.wait_for("differences from B")
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    terminal.hang_up()

@@ -1,0 +1,146 @@
+"""`gputrain sweep`: what it refuses, the list of sweeps, and which sweep a name means."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from engine.config.loader import resolve_config
+from engine.config.schema import as_stored
+from engine.config.yaml_io import to_yaml
+from engine.sweeps.folder import SweepFolder
+from engine.sweeps.settings import read_settings
+from support.gputrain_command import Gputrain
+from support.messages import says
+from support.runs.sweeps import SETTINGS, make_finished_trials, make_sweep
+from tui.cli.completions import complete_sweeps
+from tui.cli.main import app
+
+SEARCHED = ("digits", "optim.lr=0.1,0.2", "--gpus", "cpu")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPUTRAIN_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def sweep(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["sweep", *arguments], prog_name="gputrain")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "location", "values"),
+    [
+        (["--minimize", "best_val_accuracy"], "conflict", "--minimize", ["--maximize best_val_accuracy"]),
+        (["--maximize", "val_loss"], "conflict", "--maximize", ["--minimize val_loss"]),
+        (["--maximize", "metrics.f1=low"], "conflict", "--maximize", ["--minimize metrics.f1"]),
+        (["--minimize", "best_val_los"], "unknown-value", "--minimize", ["metrics.NAME", "best_val_loss?"]),
+        (["--maximize", "val_loss", "--minimize", "val_loss"], "conflict", "--maximize", ["--minimize"]),
+        (["--sampler-seed", "-1"], "out-of-range", "--sampler-seed", ["-1"]),
+        (["--epochs", "0"], "out-of-range", "run.epochs", ["0"]),
+        (["--epochs", "2..3"], "invalid-value", "run.epochs", ["run.epochs=2..3"]),
+        (["--lr", "0.3"], "duplicate-key", "optim.lr", []),
+        (["--seed", "3"], "unknown-option", "--seed", ["--sampler-seed", "run.seed"]),
+        (["--metric", "val_loss"], "unknown-option", "--metric", ["--minimize"]),
+        (["--resume", "s"], "unknown-option", "--resume", ["gputrain sweep resume NAME"]),
+    ],
+)
+def test_sweep_run_refuses_option(root: Path, options: list[str], code: str, location: str, values: list[str]) -> None:
+    result = sweep(*SEARCHED, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {location}: ") and says(result.stderr, code, *values)
+    assert not root.exists()
+
+
+def test_sweep_run_reports_metric_with_other_problems(root: Path) -> None:
+    result = sweep(*SEARCHED, "--minimize", "best_val_accuracy", "--trials", "0", "--batch-size", "0")
+    locations = [line.split(": ")[1] for line in result.stderr.splitlines()]
+    assert locations == ["--minimize", "--trials", "data.batch_size"]
+
+
+def test_sweep_list_shows_latest_result_first(root: Path) -> None:
+    older, _ = make_finished_trials(root, name="older")
+    make_sweep(root, SETTINGS, "planned")
+    newer, _ = make_finished_trials(root, name="newer")
+    os.utime(older.journal, (1e9, 1e9))
+    result = sweep("list")
+    assert (result.exit_code, result.stderr) == (0, "")
+    header, *rows = (line.split() for line in result.stdout.splitlines())
+    assert header == ["name", "state", "trials", "best", "metric", "age"]
+    # The last of nine trials has not ended.
+    assert [row[:5] for row in rows[:2]] == [
+        [name, "not", "running", "8/12", "0.9500"] for name in (newer.name, older.name)
+    ]
+    assert rows[2] == ["planned", "not", "running", "0/12", "–", "best_val_accuracy", "–"]
+    first = json.loads(sweep("list", "--json").stdout)["sweeps"][0]
+    shown = json.loads(sweep("show", "--json").stdout)
+    assert (
+        (first["name"], first["best"]) == (shown["name"], shown["best"]["value"]) == ("newer", shown["best"]["value"])
+    )
+
+
+def test_sweep_list_warns_of_sweeps_that_cannot_be_read(root: Path) -> None:
+    make_finished_trials(root, count=2)
+    make_sweep(root, SETTINGS, "damaged").settings.write_text("format: 1")
+    open_to_all = make_sweep(root, SETTINGS, "shared")
+    open_to_all.path.chmod(0o777)
+    result = sweep("list")
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["name", "s"]
+    assert says(result.stderr, "damaged", "warning: ") and says(result.stderr, "foreign-writable", "shared")
+    assert len(json.loads(sweep("list", "--json", "--trust-owner").stdout)["sweeps"]) == 2
+
+
+def test_sweep_list_without_sweeps_says_how_to_start_one(root: Path) -> None:
+    result = sweep("list")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "`gputrain sweep CONFIG KEY=SPACE`" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "stop", "resume"])
+def test_sweep_commands_refuse_unknown_name(root: Path, command: str) -> None:
+    make_sweep(root)
+    result = sweep(command, "t")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: t: ") and result.stderr.endswith(", only s\n")
+
+
+def test_sweep_stop_without_name_means_last_sweep(root: Path) -> None:
+    make_finished_trials(root, count=1)
+    result = sweep("stop")
+    assert (result.exit_code, result.stderr) == (0, "s is not running.\n")
+
+
+def test_sweep_resume_refuses_what_cannot_change(root: Path) -> None:
+    folder: SweepFolder = make_sweep(root)
+    for option in ("--sampler", "--epochs"):
+        result = sweep("resume", option, "1")
+        assert result.exit_code == 2 and says(result.stderr, "unknown-option", f"error: {option}: ")
+    assert says(sweep("resume", "--trials", "0").stderr, "out-of-range", "--trials")
+    assert not folder.journal.exists()
+
+
+def test_sweep_resume_stores_number_of_trials_and_ends_without_trials_left(gputrain: Gputrain) -> None:
+    folder, study = make_finished_trials(gputrain.runs)
+    study.complete(8, 0.5)
+    folder.config.write_text(to_yaml(as_stored(resolve_config("digits").config)))
+    done = gputrain("sweep", "resume", "--trials", "9")
+    assert done.returncode == 0, done.stderr
+    assert "best: trial " in done.stderr and read_settings(folder.settings).trials == 9
+    detached = gputrain("sweep", "resume", "s", "--parallel", "3", "--detach")
+    assert (detached.returncode, detached.stdout) == (0, "s\n"), detached.stderr
+    assert "`gputrain sweep show s`" in detached.stderr and read_settings(folder.settings).parallel == 3
+
+
+def test_complete_sweeps_returns_names_and_last(root: Path) -> None:
+    for name in ("long", "short"):
+        make_sweep(root, SETTINGS, name)
+    context = SimpleNamespace(params={"runs_dir": str(root)})
+    assert complete_sweeps(context, "l") == ["long", "last"]
+    assert complete_sweeps(context, "x") == complete_sweeps(SimpleNamespace(params={"runs_dir": "~nobody9"}), "s") == []

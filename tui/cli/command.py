@@ -1,0 +1,72 @@
+"""A command before typer builds it, and the decorators' way to give a function the options that belong together.
+
+`tui.cli.tree` says where each command is, `tui.cli.help` builds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+from tui.cli.help import HelpCommand, make_epilog
+
+Callback = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A function whose parameters are the arguments and options of a command, its class, and the end of its help."""
+
+    callback: Callback
+    kind: type[HelpCommand]
+    epilog: str
+
+
+def command(
+    examples: Sequence[str],
+    *notes: str,
+    exit_codes: Mapping[int, str] | None = None,
+    kind: type[HelpCommand] = HelpCommand,
+) -> Callable[[Callback], Command]:
+    """Make a function a command. Its docstring is the help; it may raise UsageError, which becomes exit code 2."""
+    return lambda callback: Command(callback, kind, make_epilog(examples, *notes, exit_codes=exit_codes))
+
+
+def expand_parameter(
+    function: Callback,
+    name: str,
+    parameters: Mapping[str, tuple[Any, Any]],
+    combine: Callable[[dict[str, Any]], Any],
+) -> Callback:
+    """Return a function with these parameters, by annotation and default, in place of `name`.
+
+    It calls `function` with what `combine` makes of their values.
+    """
+
+    @functools.wraps(function)
+    def expanded(**values: Any) -> None:
+        combined = combine({key: values.pop(key) for key in parameters})
+        function(**values, **{name: combined})
+
+    kind, shown = inspect.Parameter.KEYWORD_ONLY, list[inspect.Parameter]()
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name != name:
+            shown.append(parameter.replace(kind=kind, annotation=_annotation(function, parameter)))
+            continue
+        for key, (annotation, default) in parameters.items():
+            shown.append(inspect.Parameter(key, kind, annotation=annotation, default=default))
+    expanded.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # typer reads it
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return expanded
+
+
+def _annotation(function: Callback, parameter: inspect.Parameter) -> Any:
+    """Return the annotation of a parameter; those of other parameters may be imported for type checks only."""
+    if not isinstance(parameter.annotation, str):
+        return parameter.annotation
+    own = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    return get_type_hints(own, function.__globals__, include_extras=True)[parameter.name]

@@ -1,0 +1,284 @@
+"""`gputrain evaluate`: how good a trained model is, and the single images that it gets wrong or doubts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tui.cli.command import command
+from tui.cli.completions import complete_evaluation_keys
+from tui.cli.config_flags import FlagOverrides, config_flags
+from tui.cli.console import print_warning
+from tui.cli.options import JsonOption, Split, count_option, split_option
+from tui.cli.run_options import ModelOptions, takes_model, takes_run
+
+if TYPE_CHECKING:
+    from engine.inference.evaluate import CheckpointEvaluation
+    from engine.inference.stored_inspection import InspectionRequest
+    from engine.inference.trained_model import TrainedCheckpoint
+    from engine.runs.folder import RunFolder
+    from engine.runs.inspection import InspectedImage, Inspection
+
+DEFAULT_COUNT = 20
+MEMORIZED = (
+    "the model has trained on some of these images and may have learned their wrong labels; list images that it has "
+    "not trained on (--split val), or use an early checkpoint (checkpoint.keep, --checkpoint FILE)"
+)
+
+
+class ListName(StrEnum):
+    """The lists of single images. typer takes no list of Literals."""
+
+    MISTAKES = "mistakes"
+    UNCERTAIN = "uncertain"
+    LABEL_ISSUES = "label-issues"
+
+
+@command(
+    [
+        "gputrain evaluate last",
+        "gputrain evaluate last data.path=~/other-photos --split all",
+        "gputrain evaluate last --list mistakes --list label-issues -n 40",
+        "gputrain evaluate last --cell cat dog --json",
+    ],
+    "Suspected wrong labels: confident learning (Northcutt et al. 2021). A model agrees with a wrong label that it "
+    "has memorized, so a list of training images misses some. Every image is in the validation set of some "
+    "run.seed: train a few runs with other seeds, and list the issues of each with --split val. Or use a checkpoint of "
+    "an early epoch: models learn the right labels first (checkpoint.every_epochs=1, checkpoint.keep).",
+)
+@config_flags("dataset", "data_path", "batch_size", "workers")
+@takes_model
+@takes_run
+def evaluate(
+    *,
+    folder: RunFolder,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Other data, such as data.path=~/photos, or eval.tta=flip.",
+            autocompletion=complete_evaluation_keys,
+        ),
+    ] = None,
+    split: Annotated[Split, split_option("evaluate")] = "val",
+    lists: Annotated[
+        list[ListName] | None,
+        typer.Option(
+            "--list",
+            metavar="<mistakes|uncertain|label-issues>",
+            help="List single images instead; repeat for more lists.",
+        ),
+    ] = None,
+    cell: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--cell", metavar="TRUE PREDICTED", help="List the images of one cell of the confusion matrix."),
+    ] = None,
+    count: Annotated[int | None, count_option(f"images of each list [default: {DEFAULT_COUNT}]")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Evaluate again, although nothing has changed.")] = False,
+    model: ModelOptions,
+    flags: FlagOverrides,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate a trained model on its validation set.
+
+    Prints the loss, top-1 and top-5 accuracy, the accuracy of each class and the confusion matrix. data.KEY=VALUE
+    evaluates on other data, whose classes are matched by name; eval.tta=flip averages the logits of each image and its
+    mirror image. Every image is evaluated once, in float32.
+
+    With --list, prints single images instead: the most confident mistakes, the most uncertain images, or those whose
+    label the model contradicts; with --cell, those of one cell of the confusion matrix by descending loss. The result
+    is kept in the folder of the run, for the screen and the report, and used again while checkpoint and data are the
+    same.
+    """
+    from engine.inference.stored_inspection import InspectionRequest, checkpoint_digest, find_stored
+    from engine.runs.checkpoint_files import find_checkpoint
+
+    names = [name.value for name in lists or []]
+    overrides = evaluation_overrides(changes or [], flags)
+    check_list_options(names, cell, {"--count": count is not None, "--again": again})
+    if not names and cell is None:
+        print_evaluation(folder, model, overrides, split, as_json=as_json)
+        return
+    digest = checkpoint_digest(find_checkpoint(folder, model.checkpoint))
+    request = InspectionRequest(digest, model.raw, tuple(overrides), split)
+    inspection = (None if again else find_stored(folder, request)) or evaluate_and_store(folder, model, request)
+    shown = choose_lists(inspection, split, names, cell, count or DEFAULT_COUNT)
+    print_unread(inspection.info.unread, inspection.info.unread_count)
+    if as_json:
+        typer.echo(json.dumps(inspection_json(inspection, folder, split, shown), indent=2))
+        return
+    from tui.tables.evaluation import inspection_lines
+
+    typer.echo("\n".join(inspection_lines(inspection, split, shown)))
+    if split != "val" and "label-issues" in shown:
+        typer.echo(f"note: {MEMORIZED}", err=True)
+
+
+def evaluation_overrides(changes: Sequence[str], flags: FlagOverrides) -> list[str]:
+    """Return the overrides of an evaluation. Raises UsageError for a key that a flag and an override both set."""
+    from engine.utils.errors import UsageError
+
+    for change in changes:
+        key = change.partition("=")[0].strip()
+        if key in flags:
+            raise UsageError.one(key, f"is set by {flags[key][0]} and {change}; keep one", code="conflict")
+    return [*changes, *(f"{key}={value}" for key, (_, value) in flags.items())]
+
+
+def check_list_options(lists: Sequence[str], cell: tuple[str, str] | None, given: Mapping[str, bool]) -> None:
+    """Raise UsageError for --cell with --list, and for options that are `given` without any of both."""
+    from engine.utils.errors import UsageError
+
+    if lists and cell is not None:
+        raise UsageError.one(
+            "--cell", f"lists the images of a cell, not the list {lists[0]}; keep one of both", code="conflict"
+        )
+    option = next((name for name, is_given in given.items() if is_given), None)
+    if option is not None and not lists and cell is None:
+        raise UsageError.one(option, "has no effect without --list or --cell", code="no-effect")
+
+
+def print_evaluation(
+    folder: RunFolder, model: ModelOptions, overrides: Sequence[str], split: Split, *, as_json: bool
+) -> None:
+    """Evaluate a checkpoint and print the result. Raises UsageError."""
+    from engine.inference.device import reserve_device
+    from engine.inference.evaluate import evaluate_checkpoint
+    from engine.inference.trained_model import read_trained_checkpoint
+
+    trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
+    with reserve_device(model.gpus, folder.name, print_warning) as reserved:
+        result = evaluate_checkpoint(trained, overrides, split, reserved)
+    print_unread(result.unread, len(result.unread))
+    if as_json:
+        typer.echo(json.dumps(evaluation_json(result, trained, folder, split), indent=2))
+    else:
+        from tui.tables.evaluation import evaluation_lines
+
+        typer.echo("\n".join(evaluation_lines(result, trained, split)))
+
+
+def evaluate_and_store(folder: RunFolder, model: ModelOptions, request: InspectionRequest) -> Inspection:
+    """Evaluate a checkpoint and store the inspection in the folder of the run. Raises UsageError.
+
+    An inspection that cannot be stored is only a warning.
+    """
+    from engine.inference.device import reserve_device
+    from engine.inference.inspect import inspect_checkpoint
+    from engine.inference.stored_inspection import keep_inspection
+    from engine.inference.trained_model import read_trained_checkpoint
+
+    trained = read_trained_checkpoint(folder, model.checkpoint, raw=model.raw, code_trust=model.trust)
+    with reserve_device(model.gpus, folder.name, print_warning) as reserved:
+        inspection = inspect_checkpoint(folder, trained, request, reserved)
+    if (problem := keep_inspection(folder, inspection)) is not None:
+        print_warning(problem)
+    return inspection
+
+
+def print_unread(files: Iterable[str], count: int) -> None:
+    """Name the images that could not be read on stderr."""
+    from engine.utils.text import pluralize, printable
+
+    for file in files:
+        typer.echo(f"skipped: {printable(file)}", err=True)
+    if count:
+        typer.echo(f"{pluralize(count, 'image')} could not be read", err=True)
+
+
+def evaluation_json(
+    result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, run: RunFolder, split: Split
+) -> dict[str, Any]:
+    """Return the output of `gputrain evaluate --json`."""
+    evaluation, data = result.evaluation, result.config.data
+    return {
+        "format": 1,
+        "run": run.name,
+        "checkpoint": str(checkpoint.path),
+        "dataset": data.dataset,
+        "path": data.path,
+        "split": split,
+        "tta": result.config.eval.tta,
+        "input": {key: getattr(data, key) for key in ("val_resize", "val_crop", "fit", "interpolation")},
+        "images": evaluation.metrics.images,
+        "unread": len(result.unread),
+        "loss": evaluation.metrics.loss if math.isfinite(evaluation.metrics.loss) else None,
+        "top1": evaluation.metrics.accuracy,
+        "top5": evaluation.top5,
+        "classes": [
+            {"name": name, "images": images, "accuracy": accuracy}
+            for name, images, accuracy in zip(
+                checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True
+            )
+        ],
+        "confusion": evaluation.confusion,
+        "metrics": {name: value if math.isfinite(value) else None for name, value in evaluation.own.items()},
+    }
+
+
+def choose_lists(
+    inspection: Inspection, split: Split, lists: Sequence[str], cell: tuple[str, str] | None, limit: int
+) -> dict[str, list[InspectedImage]]:
+    """Return the images of each list to print, by the name of the list. Raises UsageError for an unknown class."""
+    from engine.runs.inspection import LIST_NAMES
+
+    if cell is not None:
+        true, predicted = (class_index(inspection.info.classes, name) for name in cell)
+        return {"cell": inspection.images(inspection.cell(true, predicted, split, limit))}
+    return {name: inspection.images(inspection.ranked(name, split, limit)) for name in LIST_NAMES if name in lists}
+
+
+def class_index(classes: Sequence[str], name: str) -> int:
+    """Return the index of a class, which is typed as its name or as its index. Raises UsageError."""
+    from engine.utils.errors import UsageError, did_you_mean
+    from engine.utils.text import list_names
+
+    if name in classes:
+        return classes.index(name)
+    if name.isascii() and name.isdigit() and int(name) < len(classes):
+        return int(name)
+    hint = did_you_mean(name, classes) or f"; its classes are {list_names(classes, 10)}"
+    raise UsageError.one("--cell", f"the model has no class {name}{hint}", code="unknown-value")
+
+
+def inspection_json(
+    inspection: Inspection, run: RunFolder, split: Split, lists: Mapping[str, Sequence[InspectedImage]]
+) -> dict[str, Any]:
+    """Return the output of `gputrain evaluate --list LIST --json`."""
+    info = inspection.info
+    return {
+        "format": 1,
+        "run": run.name,
+        "checkpoint": info.checkpoint,
+        "step": info.step,
+        "epoch": info.epoch,
+        "dataset": info.dataset,
+        "folder": info.root,
+        "split": split,
+        "images": inspection.count(split),
+        "wrong": len(inspection.confident_mistakes(split)),
+        "unread": info.unread_count,
+        "classes": list(info.classes),
+        "lists": {name: [image_json(image, inspection) for image in images] for name, images in lists.items()},
+    }
+
+
+def image_json(image: InspectedImage, inspection: Inspection) -> dict[str, Any]:
+    """Return an image for JSON, with class names and the full path of its file; without a file, its name."""
+    info = inspection.info
+    # JSON has no NaN.
+    values = {
+        name: None if isinstance(value, float) and not -1e300 < value < 1e300 else value
+        for name, value in asdict(image).items()
+        if name != "row"
+    }
+    path = image.path if image.path is None or info.root is None else str(Path(info.root, image.path))
+    names = {name: info.classes[getattr(image, name)] for name in ("label", "predicted", "second")}
+    return values | {"path": path} | names

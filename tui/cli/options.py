@@ -1,0 +1,78 @@
+"""Options and arguments that several commands share: each has one type, one metavar and one beginning of its help.
+
+`tui.cli.config_flags` has those of config keys, `tui.cli.run_options` those that a run and a trained model need.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from tui.cli.completions import complete_runs
+
+RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
+Split = Literal["train", "val", "all"]
+
+RunsDirOption = Annotated[
+    str | None, typer.Option("--runs-dir", metavar="DIR", help="Folder of the runs [default: $GPUTRAIN_RUNS or ./runs]")
+]
+TrustCodeOption = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run user code (module:name) that another user names or can change."),
+]
+TrustOwnerOption = Annotated[
+    bool, typer.Option("--trust-owner", help="Use a run that another user owns or can change.")
+]
+TakeOverOption = Annotated[
+    bool,
+    typer.Option("--take-over", help="Take over a run of another host whose heartbeat does not move for 30 s."),
+]
+HeadlessOption = Annotated[bool, typer.Option("--headless", help="Run without a screen; print progress to stderr.")]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", help="Start in the background, print the name, and return; with --queue, it waits.")
+]
+# Set by --detach for the command that it starts.
+DetachedOption = Annotated[bool, typer.Option("--detached", hidden=True)]
+LowBandwidthOption = Annotated[bool, typer.Option("--low-bandwidth", help="Refresh every 5 s instead of every second.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+EventsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one event per line; implies --headless.")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the runs end, or Ctrl-C.")]
+NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the answer.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
+BetterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--better", metavar="NAME=low", help="Which values of one of your own metrics are better: low or high."
+    ),
+]
+BaselineOption = Annotated[
+    str | None,
+    typer.Option("--baseline", metavar="RUN", help="Show the differences from this run.", autocompletion=complete_runs),
+]
+
+
+def output_option(what: str, **settings: Any) -> Any:
+    """Return `-o PATH`. `what` says what is written."""
+    return typer.Option("--output", "-o", metavar="PATH", help=f"Write to PATH: {what}", **settings)
+
+
+def count_option(what: str) -> Any:
+    """Return `-n N`. `what` names the lines that are printed."""
+    return typer.Option("--count", "-n", metavar="N", min=1, help=f"Print at most N {what}.")
+
+
+def dry_run_option(what: str) -> Any:
+    """Return `--dry-run`. `what` says what happens besides."""
+    return typer.Option("--dry-run", help=f"Print the plan{what}")
+
+
+def split_option(what: str) -> Any:
+    """Return `--split`. `what` names what is done with the images."""
+    return typer.Option("--split", help=f"Images to {what}.")
+
+
+def run_argument(metavar: str = "RUN", more: str = "") -> Any:
+    """Return the argument of a run, which the shell completes. `more` follows its help."""
+    return typer.Argument(metavar=metavar, help=f"{RUN_HELP}{more}", autocompletion=complete_runs)

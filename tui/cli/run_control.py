@@ -1,0 +1,235 @@
+"""`gputrain stop`, `gputrain runs pause`, `continue` and `checkpoint`: requests to live runs, and their answers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from engine.runs.root import runs_root
+from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
+from engine.utils.text import list_names, printable
+from tui.cli.command import command
+from tui.cli.options import NoWaitOption, RunsDirOption, TrustOwnerOption, run_argument
+from tui.cli.run_options import for_each, takes_runs, watch_other_hosts
+
+if TYPE_CHECKING:
+    from engine.runs.control import RequestName
+    from engine.runs.folder import RunFolder, RunState
+    from engine.runs.sent_request import SentRequest
+
+T = TypeVar("T")
+Answer = str | Problem | None
+"""What a run did as the end of a sentence, why it did not, or None as long as it has not answered."""
+POLL_SECONDS = 0.2
+# After this time without an answer, it is said what is awaited.
+PATIENCE_SECONDS = 10.0
+ANSWER_CODES = {0: "all runs answered, or --no-wait", 1: "a run is not live, or did not do it", 2: "usage error"}
+
+
+@command(["gputrain stop last", "gputrain stop fashion-17 fashion-18 --no-wait"])
+def stop(
+    *,
+    runs: Annotated[list[str], run_argument("RUN...")],
+    no_wait: NoWaitOption = False,
+    runs_dir: RunsDirOption = None,
+    trust_owner: TrustOwnerOption = False,
+) -> None:
+    """Stop runs at their next step and save checkpoints.
+
+    Waits until all have stopped. A waiting run leaves the queue: its folder stays, as a stopped run, and runs that wait
+    for it are held. `gputrain resume RUN` starts it after all.
+    """
+    from engine.queue.edit import cancel_interrupted
+    from engine.runs.folder import RunState
+    from engine.runs.run_row import claim_message
+
+    waiting: set[RunFolder] = set()
+
+    def refuse(folder: RunFolder, state: RunState) -> Answer:
+        if state is RunState.INTERRUPTED and folder.is_own and cancel_interrupted(folder):
+            return "is cancelled"
+        waiting.update([folder] * (state is RunState.WAITING))
+        return None if state.live else f"is not running: it is {state}"
+
+    def answer(sent: SentRequest) -> Answer:
+        if sent.state is RunState.STOPPED and sent.folder in waiting:
+            return "is cancelled"
+        why = claim_message(sent.folder, sent.state) if sent.state is RunState.CRASHED else ""
+        return None if sent.state.live else f"is {sent.state}{f': {why}' if why else ''}"
+
+    found = for_each(runs, lambda name: _find_stoppable(name, runs_dir, trust_owner=trust_owner))
+    _send([*{folder.path: folder for folder in found}.values()], "stop", answer, no_wait=no_wait, refuse=refuse)
+
+
+def _find_stoppable(name: str, runs_dir: str | None, *, trust_owner: bool) -> RunFolder:
+    """Return a run, or one in another runs folder that `gputrain queue` lists. Raises UsageError."""
+    from engine.queue.edit import find_own_row
+    from engine.runs.find import find_run
+    from engine.runs.folder import RunFolder
+
+    root = runs_root(runs_dir)
+    try:
+        return find_run(root, name, trust_owner=trust_owner)
+    except UsageError as error:
+        if error.problems[0].code != "unknown-run":
+            raise
+        row = find_own_row(name, root)
+        if name not in (row.name, row.folder):
+            # The beginning of a name means runs of this folder only.
+            raise
+        typer.echo(f"{printable(row.name)} is in {printable(row.folder)}.", err=True)
+        return RunFolder(Path(row.folder))
+
+
+@command(["gputrain runs pause last", "gputrain runs pause fashion-17 fashion-18 --no-wait"], exit_codes=ANSWER_CODES)
+@takes_runs
+def pause(*, folders: list[RunFolder], no_wait: NoWaitOption = False) -> None:
+    """Pause live runs at their next step.
+
+    Waits until all are paused. They keep their processes and GPUs.
+    """
+    from engine.runs.events import RunPaused
+    from engine.runs.folder import RunState
+
+    def answer(sent: SentRequest) -> Answer:
+        # Somebody may continue it at once.
+        if sent.was_received and (sent.state is RunState.PAUSED or sent.has_answered(RunPaused)):
+            return "is paused"
+        return _revoked(sent, "continue")
+
+    _send(folders, "pause", answer, no_wait=no_wait)
+
+
+@command(["gputrain runs continue last", "gputrain runs continue fashion-17 fashion-18"], exit_codes=ANSWER_CODES)
+@takes_runs
+def continue_runs(*, folders: list[RunFolder], no_wait: NoWaitOption = False) -> None:
+    """Continue paused runs.
+
+    Waits until none is paused.
+    """
+    from engine.runs.events import RunContinued
+    from engine.runs.folder import RunState
+
+    def answer(sent: SentRequest) -> Answer:
+        if sent.has_answered(RunContinued):
+            return "is running"
+        if sent.was_received and sent.state.live and sent.state is not RunState.PAUSED:
+            return f"is {sent.state}"
+        return _revoked(sent, "pause")
+
+    _send(folders, "continue", answer, no_wait=no_wait)
+
+
+def _revoked(sent: SentRequest, request: RequestName) -> Problem | None:
+    """Return who revoked a request with the opposite one before the run could do it; None if nobody did."""
+    later = sent.find_later(request)
+    if later is None:
+        return None
+    reason = f"{sent.folder.name} did not {sent.request}: {later.by} sent a {request} request"
+    return Problem("", reason, code="wrong-state")
+
+
+@command(["gputrain runs checkpoint last", "gputrain runs checkpoint fashion-17 --no-wait"], exit_codes=ANSWER_CODES)
+@takes_runs
+def checkpoint(*, folders: list[RunFolder], no_wait: NoWaitOption = False) -> None:
+    """Save checkpoints of live runs now.
+
+    Each is saved at the next step, and of a paused run at once. Waits until all are written.
+    """
+    from engine.runs.events import CheckpointSaved, WarningEvent
+
+    def answer(sent: SentRequest) -> Answer:
+        for event in sent.events:
+            if isinstance(event, CheckpointSaved) and event.requested:
+                return f"saved {event.path} at step {event.step}"
+            if isinstance(event, WarningEvent) and event.code == "not-writable":
+                return Problem("", event.message, code=event.code)
+        return None
+
+    _send(folders, "checkpoint", answer, no_wait=no_wait)
+
+
+def _not_running(folder: RunFolder, state: RunState) -> Problem | None:
+    from engine.runs.folder import RunState
+
+    if state.live and state is not RunState.WAITING:
+        return None
+    return Problem("", f"{folder.name} is not running: it is {state}", code="not-running")
+
+
+def _send(
+    folders: Sequence[RunFolder],
+    request: RequestName,
+    answer: Callable[[SentRequest], Answer],
+    *,
+    no_wait: bool,
+    refuse: Callable[[RunFolder, RunState], Answer] = _not_running,
+) -> None:
+    """Send a request to runs, and print what `answer` makes of each, or `refuse` of one that gets no request.
+
+    Exits with code 1 if one is refused, ends or does not do it. Raises UsageError if this user may not control one.
+    """
+    from engine.runs.record_completion import open_run
+    from engine.runs.sent_request import SentRequest
+    from tui.cli.console import print_error
+
+    def show(folder: RunFolder, found: str | Problem) -> bool:
+        """Return whether it is a problem."""
+        if isinstance(found, Problem):
+            print_error(found)
+        else:
+            typer.echo(f"{printable(folder.name)} {found}.", err=True)
+        return isinstance(found, Problem)
+
+    def answer_or_end(sent: SentRequest) -> Answer:
+        if (found := answer(sent)) is not None or sent.state.live:
+            return found
+        return Problem("", f"{sent.folder.name} did not {request}: it is {sent.state}", code="not-running")
+
+    watch_other_hosts(folders)
+    problems, sent, has_failed = list[Problem](), list[SentRequest](), False
+    for folder in folders:
+        with collect_problems(problems):
+            if (refused := refuse(folder, open_run(folder).state)) is not None:
+                has_failed |= show(folder, refused)
+                continue
+            sent.append(SentRequest(folder, request))
+            if no_wait:
+                typer.echo(f"Sent the {request} request to {printable(folder.name)}.", err=True)
+    found_answers: Iterator[tuple[SentRequest, str | Problem]] = answers([] if no_wait else sent, answer_or_end)
+    for each, found in found_answers:
+        has_failed |= show(each.folder, found)
+    raise_if_any(problems)
+    if has_failed:
+        raise typer.Exit(1)
+
+
+def answers(
+    sent: list[SentRequest], answer: Callable[[SentRequest], T | None], timeout_s: float = math.inf
+) -> Iterator[tuple[SentRequest, T]]:
+    """Yield each request once `answer` finds something, with that, until the timeout. Says so if it takes long."""
+    start, is_told = time.monotonic(), False
+    while sent and (waited := time.monotonic() - start) < timeout_s:
+        if waited > PATIENCE_SECONDS and not is_told:
+            is_told = True
+            typer.echo(describe_wait(sent), err=True)
+        time.sleep(POLL_SECONDS)
+        for each in sent.copy():
+            each.poll()
+            if (found := answer(each)) is not None:
+                sent.remove(each)
+                yield each, found
+
+
+def describe_wait(sent: Sequence[SentRequest]) -> str:
+    """Return what is awaited: first that all runs receive the request."""
+    silent = [each for each in sent if not each.was_received]
+    names = printable(list_names([each.folder.name for each in silent or sent]))
+    if silent:
+        return f"Waiting for {names} to receive the request; the supervisor is suspended, or the host is busy."
+    return f"Waiting for {names} to {sent[0].request}."

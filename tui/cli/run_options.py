@@ -1,0 +1,182 @@
+"""Options that belong together: those of a command on runs, and those of one that uses a trained model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from tui.cli.command import Callback, expand_parameter
+from tui.cli.config_arguments import trust_option
+from tui.cli.options import RunsDirOption, TrustCodeOption, TrustOwnerOption, run_argument
+
+if TYPE_CHECKING:
+    from engine.config.code_trust import CodeTrust
+    from engine.runs.folder import RunFolder
+
+REQUIRED = inspect.Parameter.empty
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def takes_run(function: Callback) -> Callback:
+    """Replace the parameter `folder: RunFolder` by RUN, --runs-dir and --trust-owner."""
+    parameters = {
+        "run": (Annotated[str, run_argument()], REQUIRED),
+        "runs_dir": (RunsDirOption, None),
+        "trust_owner": (TrustOwnerOption, False),
+    }
+
+    def find(values: dict[str, Any]) -> RunFolder:
+        return find_runs([values["run"]], values["runs_dir"], trust_owner=values["trust_owner"])[0]
+
+    return expand_parameter(function, "folder", parameters, find)
+
+
+def takes_runs(function: Callback) -> Callback:
+    """Replace the parameter `folders: list[RunFolder]` by RUN..., --runs-dir and --trust-owner; each run once."""
+    parameters = {
+        "runs": (Annotated[list[str], run_argument("RUN...")], REQUIRED),
+        "runs_dir": (RunsDirOption, None),
+        "trust_owner": (TrustOwnerOption, False),
+    }
+
+    def find(values: dict[str, Any]) -> list[RunFolder]:
+        return find_runs(values["runs"], values["runs_dir"], trust_owner=values["trust_owner"])
+
+    return expand_parameter(function, "folders", parameters, find)
+
+
+def takes_own_runs(function: Callback) -> Callback:
+    """Replace the parameter `folders: list[RunFolder]` by RUN... and --runs-dir, of runs that the user may change."""
+    parameters = {"runs": (Annotated[list[str], run_argument("RUN...")], REQUIRED), "runs_dir": (RunsDirOption, None)}
+    return expand_parameter(
+        function, "folders", parameters, lambda values: find_own_runs(values["runs"], values["runs_dir"])
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which weights of a run are used, on which device, and whose code may run."""
+
+    checkpoint: str
+    raw: bool
+    gpus: str
+    trust: CodeTrust
+
+
+def takes_model(function: Callback) -> Callback:
+    """Replace the parameter `model: ModelOptions` by --checkpoint, --ema, --gpus and --trust-code."""
+    return expand_parameter(function, "model", {**WEIGHTS, **DEVICE, **TRUST}, _model_options)
+
+
+def takes_weights(function: Callback) -> Callback:
+    """Replace the parameter `model: ModelOptions` as `takes_model` does, without --gpus: for the CPU."""
+    return expand_parameter(function, "model", {**WEIGHTS, **TRUST}, _model_options)
+
+
+WEIGHTS = {
+    "checkpoint": (
+        Annotated[
+            str, typer.Option("--checkpoint", metavar="CHECKPOINT", help="Checkpoint to load: best, last, or a file.")
+        ],
+        "best",
+    ),
+    "ema": (
+        Annotated[bool, typer.Option("--ema/--no-ema", help="Use the EMA weights, if the checkpoint has them.")],
+        True,
+    ),
+}
+DEVICE = {
+    "gpus": (
+        Annotated[
+            str,
+            typer.Option(
+                "--gpus",
+                metavar="GPUS",
+                help="GPUs to use: auto (one that is free, else the CPU), cpu, free:1, an index or a UUID.",
+            ),
+        ],
+        "auto",
+    ),
+}
+TRUST = {"trust_code": (TrustCodeOption, False)}
+
+
+def _model_options(values: dict[str, Any]) -> ModelOptions:
+    trust = trust_option(granted=values["trust_code"])
+    return ModelOptions(values["checkpoint"], not values["ema"], values.get("gpus", "auto"), trust)
+
+
+def find_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bool) -> list[RunFolder]:
+    """Return runs by name, each once. Raises UsageError with a problem for each that cannot be used."""
+    from engine.runs.find import find_run
+    from engine.runs.root import runs_root
+
+    root = runs_root(runs_dir)
+    found = for_each(names, lambda name: find_run(root, name, trust_owner=trust_owner))
+    return list({folder.path: folder for folder in found}.values())
+
+
+def find_baseline(
+    name: str | None, folders: Sequence[RunFolder], runs_dir: str | None, *, trust_owner: bool
+) -> int | None:
+    """Return the place among compared runs of the one that --baseline names. Raises UsageError."""
+    from engine.utils.errors import UsageError
+
+    if name is None:
+        return None
+    [baseline] = find_runs([name], runs_dir, trust_owner=trust_owner)
+    paths = [folder.path for folder in folders]
+    if baseline.path not in paths:
+        reason = f"{baseline.name} is not among the compared runs; name it as a RUN, too"
+        raise UsageError.one("--baseline", reason, code="unknown-value")
+    return paths.index(baseline.path)
+
+
+def find_own_runs(names: Sequence[str], runs_dir: str | None) -> list[RunFolder]:
+    """Return runs of the user by name, each once. Raises UsageError with a problem for each that cannot be changed."""
+    from engine.runs.manage import find_own_run
+    from engine.runs.root import runs_root
+
+    root = runs_root(runs_dir)
+    found = for_each(names, lambda name: find_own_run(root, name))
+    return list({folder.path: folder for folder in found}.values())
+
+
+def for_each(items: Sequence[T], act: Callable[[T], R]) -> list[R]:
+    """Do something with each item, and return the results. Raises UsageError with all problems at the end."""
+    from engine.utils.errors import Problem, UsageError, collect_problems
+
+    problems, results = list[Problem](), list[R]()
+    for item in items:
+        with collect_problems(problems):
+            results.append(act(item))
+    if problems:
+        raise UsageError(problems)
+    return results
+
+
+def watch_other_hosts(folders: Sequence[RunFolder], *, take_over: bool = False) -> None:
+    """Watch the heartbeats of runs that other hosts claim, until it is known whether those live. Says so on stderr."""
+    from engine.runs.claim import watch_claims
+
+    if announce_watch(folders, take_over=take_over):
+        watch_claims([folder.owner for folder in folders], take_over=take_over)
+
+
+def announce_watch(folders: Sequence[RunFolder], *, take_over: bool = False) -> bool:
+    """Say on stderr that heartbeats of other hosts are to be watched. Return whether there are any."""
+    from engine.runs.claim import uncertain_claims
+    from engine.utils.text import pluralize, printable
+
+    owners = {folder.owner: folder for folder in folders}
+    waits = uncertain_claims([*owners], take_over=take_over)
+    if not waits:
+        return False
+    of_runs = printable(owners[next(iter(waits))].name) if len(waits) == 1 else pluralize(len(waits), "run")
+    typer.echo(f"Watching the heartbeat of {of_runs} on another host for up to {max(waits.values()):g} s.", err=True)
+    return True

@@ -1,0 +1,46 @@
+"""`gputrain runs show`: what is known about one run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+from engine.utils.text import printable
+from tui.cli.command import command
+from tui.cli.options import JsonOption
+from tui.cli.run_options import takes_run
+
+if TYPE_CHECKING:
+    from engine.runs.folder import RunFolder
+
+
+@command(["gputrain runs show last", "gputrain runs show fashion-17 --json"])
+@takes_run
+def show(*, folder: RunFolder, as_json: JsonOption = False) -> None:
+    """Print what is known about a run.
+
+    Its state and why it ended, the metrics of the last and best epoch, hardware, owner, checkpoints, labels, and the
+    config keys that it changed.
+    """
+    from engine.runs.metric_directions import read_directions
+    from engine.runs.record_completion import open_run
+    from engine.runs.run_row import make_row
+    from tui.cli.console import table_console
+    from tui.tables import fact_lines
+    from tui.tables.config import config_changes
+    from tui.tables.preview import change_lines
+    from tui.tables.run_facts import run_facts
+
+    row = make_row(folder, *open_run(folder))
+    if as_json:
+        typer.echo(json.dumps({"format": 1} | row.to_dict(), indent=2))
+        return
+    console = table_console()
+    facts = {"name": printable(row.name)} | run_facts(row, folder, read_directions(folder.path.parent))
+    for line in fact_lines(facts):
+        typer.echo(line)
+    typer.echo()
+    for changed in change_lines(config_changes(row.record.config or {}), console.width):
+        console.print(changed, soft_wrap=True)

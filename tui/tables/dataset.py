@@ -1,0 +1,40 @@
+"""The report of `gputrain data`, as text and as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.show.table import plain_lines
+from engine.utils.text import pluralize, printable
+from tui.tables import fact_lines
+from tui.tables.classes import ClassCount, count_columns
+
+if TYPE_CHECKING:
+    from engine.doctor.dataset import Dataset
+
+
+MAX_LISTED_FILES = 10
+
+
+def dataset_lines(dataset: Dataset) -> list[str]:
+    """Return the report of `gputrain data`: a bar per class, image files, input of the network, skipped files."""
+    train, val = dataset.counts["train"], dataset.counts["val"]
+    rows = [ClassCount(*counts) for counts in zip(dataset.source.classes, train, val, strict=True)]
+    total = ClassCount("all", sum(train), sum(val), is_total=True)
+    lines = [*plain_lines(count_columns(max((*train, 1))), [*rows, total]), ""]
+    facts: dict[str, object] = {}
+    if (files := dataset.files) is not None:
+        smallest, median, largest = (f"{width} x {height}" for width, height in files.sizes)
+        modes = ", ".join(f"{mode} {count:,}" for mode, count in files.modes.items())
+        differ = len(set(files.sizes)) > 1
+        facts["image files"] = f"{smallest} to {largest}, median {median}" if differ else median
+        facts["modes"] = f"{modes} of {pluralize(files.examined, 'examined file')}"
+    facts["input"] = f"{dataset.image_format.describe()}, channels {dataset.image_format.channels}"
+    skipped = dataset.source.skipped
+    if skipped:
+        facts["skipped"] = f"{pluralize(len(skipped), 'file')}:"
+    lines += fact_lines(facts)
+    lines += [f"  {printable(name)}" for name in skipped[:MAX_LISTED_FILES]]
+    if len(skipped) > MAX_LISTED_FILES:
+        lines.append(f"  and {len(skipped) - MAX_LISTED_FILES} more")
+    return lines

@@ -1,0 +1,86 @@
+"""The reports of `gputrain evaluate`: of all images, and of lists of single ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from engine.show.table import plain_lines
+from engine.utils.text import printable
+from engine.utils.units import format_count, format_score
+from tui.tables.confusion import CLASS_COLUMNS, ClassRow, matrix_lines
+from tui.tables.mistakes import format_probability, plain_columns
+
+if TYPE_CHECKING:
+    from engine.inference.evaluate import CheckpointEvaluation
+    from engine.inference.trained_model import TrainedCheckpoint
+    from engine.runs.inspection import InspectedImage, Inspection, PartName
+
+
+# A larger confusion matrix does not fit a terminal.
+MAX_MATRIX_CLASSES = 20
+
+
+TITLES = {
+    "cell": "Images of the cell, by loss",
+    "mistakes": "Most confident mistakes",
+    "uncertain": "Most uncertain images (the two best classes are close)",
+    "label-issues": "Suspected wrong labels",
+}
+
+
+def evaluation_lines(result: CheckpointEvaluation, checkpoint: TrainedCheckpoint, split: PartName) -> list[str]:
+    """Return the report of `gputrain evaluate`: totals, accuracy per class, confusion matrix."""
+    # Imports torch.
+    from engine.inference.evaluate import evaluation_format
+
+    evaluation, metrics, data = result.evaluation, result.evaluation.metrics, result.config.data
+    path = data.val_path if split == "val" and data.val_path is not None else data.path
+    source = data.dataset if path is None else f"{data.dataset} in {path}"
+    tta = "" if result.config.eval.tta == "none" else f", eval.tta={result.config.eval.tta}"
+    image_format = evaluation_format(checkpoint, result.config)
+    changed = "" if image_format == checkpoint.image_format else f", images: {image_format.describe_evaluation()}"
+    images_of = "all splits" if split == "all" else f"split {split}"
+    own = [f"{name} {format_score(value)}" for name, value in evaluation.own.items()]
+    rows = [
+        ClassRow(name, math.nan if accuracy is None else accuracy, images)
+        for name, images, accuracy in zip(
+            checkpoint.classes, result.images_per_class, evaluation.per_class, strict=True
+        )
+    ]
+    lines = [
+        f"{checkpoint.path.name} on {printable(source)}, {images_of}{tta}{changed}",
+        f"{format_count(metrics.images)} images  loss {format_score(metrics.loss)}  "
+        f"top-1 {format_score(metrics.accuracy)}  top-5 {format_score(evaluation.top5)}",
+        *(["  ".join(own)] if own else []),
+        "",
+        *plain_lines(CLASS_COLUMNS, rows),
+    ]
+    if len(checkpoint.classes) <= MAX_MATRIX_CLASSES:
+        lines += ["", "confusion matrix (rows: true class, columns: predicted class)"]
+        lines += matrix_lines([printable(name) for name in checkpoint.classes], evaluation.confusion)
+    return lines
+
+
+def inspection_lines(
+    inspection: Inspection, split: PartName, lists: Mapping[str, Sequence[InspectedImage]]
+) -> list[str]:
+    """Return the report of `gputrain evaluate --list LIST`: what was inspected, then a table for each list."""
+    info, count = inspection.info, inspection.count(split)
+    wrong = len(inspection.confident_mistakes(split))
+    epoch = "" if info.epoch is None else f" of epoch {info.epoch}"
+    splits = "all splits" if split == "all" else f"split {split}"
+    source = info.dataset if info.root is None else f"{info.dataset} {info.root}"
+    lines = [
+        f"{info.checkpoint}{epoch} on {printable(source)}, {splits}",
+        f"{count:,} images, {wrong:,} of them wrong ({format_probability(wrong / max(count, 1))})",
+    ]
+    for name, images in lists.items():
+        lines += ["", TITLES[name], *image_table(images, info.classes)]
+    return lines
+
+
+def image_table(images: Sequence[InspectedImage], classes: Sequence[str]) -> list[str]:
+    """Return a table of images."""
+    return plain_lines(plain_columns(classes), images) if images else ["(none)"]

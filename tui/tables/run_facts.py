@@ -1,0 +1,50 @@
+"""What is known about one run, as names and values: state, results, hardware, owner, labels and checkpoints.
+
+`gputrain runs show` prints them with `tui.tables.fact_lines`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.runs.checkpoint_files import list_checkpoints
+from engine.runs.claim import read_claim
+from engine.runs.folder import RunFolder, RunState
+from engine.runs.metrics import Better, format_metric, own_metrics, recorded_metrics
+from engine.runs.run_row import RunRow
+from engine.utils.text import printable
+from engine.utils.trust import name_of_user
+from engine.utils.units import format_age, format_bytes, format_count, format_date
+from tui.phrases import ENDED_BADLY
+
+
+def run_facts(row: RunRow, folder: RunFolder, directions: Mapping[str, Better]) -> dict[str, str]:
+    """Return names and printable values; what is not known has no name. `directions` are those of the user's metrics.
+
+    Raises OSError if the run was deleted.
+    """
+    record, is_live, claim = row.record, row.live, read_claim(folder.owner)
+    facts = {"state": row.state}
+    facts["reason" if is_live or RunState(row.state) in ENDED_BADLY else "result"] = row.message
+    facts["foreign"] = f"This run {row.foreign}" if row.foreign else ""
+    facts["problem"] = record.problem if is_live and record.problem not in row.message else ""
+    if record.started_at is not None:
+        facts["started"] = f"{format_date(record.started_at)}, {format_age(row.age_seconds)} ago"
+    for metric in recorded_metrics(own_metrics([record], directions)):
+        if (value := metric.of_run(record)) is not None:
+            facts[metric.label] = format_metric(metric, value)
+    if record.train_images is not None:
+        counts = map(format_count, (record.train_images, record.val_images or 0, record.classes or 0))
+        facts["data"] = "{} training images, {} validation images, {} classes".format(*counts)
+    facts["limit"] = "" if record.bottleneck is None else record.bottleneck.message
+    facts["devices"], facts["on CPU"], facts["host"] = record.devices, record.cpu_fallback, record.host
+    facts["owner"] = claim.process if is_live and claim is not None else ""
+    facts["user"] = name_of_user(folder.root.stat().st_uid)
+    facts["versions"] = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    facts["folder"] = str(folder.path)
+    facts["sweep"] = row.sweep
+    checkpoints = [(path.name, path.stat().st_size) for path in list_checkpoints(folder.checkpoints)]
+    facts["checkpoints"] = ", ".join(f"{name} ({format_bytes(size)})" for name, size in checkpoints)
+    facts["tags"], facts["note"] = " ".join(row.tags), " ".join(row.note.split())
+    facts["archived"] = "yes" if row.archived else ""
+    return {printable(name): printable(value) for name, value in facts.items() if value}
