@@ -16,7 +16,7 @@ from tui.cli.config_arguments import ConfigArguments, resolve_arguments, split_a
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.console import print_error
 from tui.cli.options import TrustCodeOption
-from tui.cli.train import build_request
+from tui.cli.train import StartOptions, build_request
 
 if TYPE_CHECKING:
     from engine.optim.lr_range import LossCurve, LrRange, LrSuggestion
@@ -65,9 +65,8 @@ def lr_find(
     path = editable_config(file) if write else None
     request = build_request(
         lambda: resolve_arguments(arguments, flags, trust_code=trust_code, unused=UNUSED_KEYS),
-        "lr-find",
-        None,
-        trust_code=trust_code,
+        StartOptions(trust_code=trust_code),
+        stem="lr-find",
     )
     tested = LrRange(low, high, steps)
     report = JsonReport() if as_json else TextReport(tested)

@@ -110,7 +110,7 @@ def doctor(
     Checks CPU cores, memory, disk, driver, GPUs and PyTorch. Then checks a run of CONFIG, and runs an all-reduce.
     """
     from engine.doctor.examine import examine
-    from tui.cli.train import build_request, raise_problems
+    from tui.cli.train import StartOptions, build_request, raise_problems
 
     refuse_urls(arguments or [])
     if send_test_message:
@@ -118,10 +118,8 @@ def doctor(
         raise typer.Exit(send_test(config.notify.urls, as_json=as_json))
     request = build_request(
         lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
-        None,
-        runs_dir,
+        StartOptions(runs_dir=runs_dir, trust_code=trust_code),
         dry_run=True,
-        trust_code=trust_code,
     )
     raise_problems(request)
     raise typer.Exit(show_checks(examine(request), as_json=as_json))

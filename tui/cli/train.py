@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tui.cli.command import command
+from tui.cli.command import Callback, command, expand_parameter
 from tui.cli.config_arguments import ConfigArguments, code_trust, resolve_arguments, split_arguments, trust_option
 from tui.cli.config_flags import FlagOverrides, config_flags
 from tui.cli.console import print_warning
@@ -38,6 +39,31 @@ EXIT_CODES = {
 }
 
 
+@dataclass(frozen=True)
+class StartOptions:
+    """How a run starts: in the background or on a terminal, in which folder, and what it may use."""
+
+    headless: bool = False
+    detach: bool = False
+    detached: bool = False
+    runs_dir: str | None = None
+    as_json: bool = False
+    take_over: bool = False
+    trust_owner: bool = False
+    trust_code: bool = False
+
+
+def takes_start(function: Callback) -> Callback:
+    """Replace the parameter `start: StartOptions` by its options."""
+    options: dict[str, Any] = {
+        "headless": HeadlessOption, "detach": DetachOption, "detached": DetachedOption, "runs_dir": RunsDirOption,
+        "as_json": EventsJsonOption, "take_over": TakeOverOption, "trust_owner": TrustOwnerOption,
+        "trust_code": TrustCodeOption,
+    }  # fmt: skip
+    parameters = {name: (option, getattr(StartOptions, name)) for name, option in options.items()}
+    return expand_parameter(function, "start", parameters, lambda values: StartOptions(**values))
+
+
 @command(
     [
         "gputrain run --headless digits --epochs 5 optim.lr=0.1",
@@ -50,19 +76,13 @@ EXIT_CODES = {
     exit_codes=EXIT_CODES,
 )
 @config_flags()
+@takes_start
 def run(
     *,
     arguments: ConfigArguments = None,
-    headless: HeadlessOption = False,
-    detach: DetachOption = False,
-    detached: DetachedOption = False,
     flags: FlagOverrides,
-    runs_dir: RunsDirOption = None,
-    take_over: TakeOverOption = False,
-    trust_owner: TrustOwnerOption = False,
-    as_json: EventsJsonOption = False,
+    start: StartOptions,
     dry_run: Annotated[bool, dry_run_option(" and train one batch per rank; keep no files.")] = False,
-    trust_code: TrustCodeOption = False,
 ) -> None:
     """Train a model.
 
@@ -70,29 +90,26 @@ def run(
     --headless, --json or --dry-run, the run stays in the foreground: Ctrl-C saves a checkpoint and stops at the next
     step, a second Ctrl-C kills the run.
     """
-    from engine.utils.errors import UsageError
-
     file, _ = split_arguments(arguments)
     request = build_request(
-        lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
-        None,
-        runs_dir,
-        base=file or None,
-        dry_run=dry_run,
-        trust_owner=trust_owner,
-        trust_code=trust_code,
-        take_over=take_over,
-        detached=detached,
+        lambda: resolve_arguments(arguments, flags, trust_code=start.trust_code), start, base=file, dry_run=dry_run
     )
-    if detach and (as_json or dry_run):
-        other = "--json" if as_json else "--dry-run"
+    start_run(request, start)
+
+
+def start_run(request: RunRequest, start: StartOptions) -> None:
+    """Start a run in the background, on the screen or in the foreground. Raises UsageError if it is refused."""
+    from engine.utils.errors import UsageError
+
+    if start.detach and (start.as_json or request.dry_run):
+        other = "--json" if start.as_json else "--dry-run"
         raise UsageError.one("--detach", f"cannot be combined with {other}", code="conflict")
-    if detach:
-        start_in_background(request, sys.argv[1:], runs_dir)
-    elif should_open_screen(headless=headless or as_json or dry_run):
-        run_with_screen(request, sys.argv[1:], runs_dir)
+    if start.detach:
+        start_in_background(request, sys.argv[1:], start.runs_dir)
+    elif should_open_screen(headless=start.headless or start.as_json or request.dry_run):
+        run_with_screen(request, sys.argv[1:], start.runs_dir)
     else:
-        run_headless(request, as_json=as_json)
+        run_headless(request, as_json=start.as_json)
 
 
 def should_open_screen(*, headless: bool) -> bool:
@@ -162,15 +179,11 @@ def run_with_screen(request: RunRequest, arguments: list[str], runs_dir: str | N
 
 def build_request(
     resolve: Callable[[], ResolvedConfig],
-    stem: str | None,
-    runs_dir: str | None,
+    start: StartOptions,
     *,
+    stem: str | None = None,
     base: str | None = None,
     dry_run: bool = False,
-    trust_owner: bool = False,
-    trust_code: bool = False,
-    take_over: bool = False,
-    detached: bool = False,
 ) -> RunRequest:
     """Return the request to run a config. Unless the config names its run, `stem` does, else `base`, the config as
     typed, or the data folder.
@@ -186,12 +199,12 @@ def build_request(
     problems: tuple[Problem, ...] = ()
     typed = frozenset[str]()
     warnings: tuple[Problem, ...] = ()
-    trust = trust_option(granted=trust_code)
+    trust, root = trust_option(granted=start.trust_code), runs_root(start.runs_dir)
     try:
         resolved = resolve()
-        config, trust = resolved.config, code_trust(resolved, granted=trust_code)
+        config, trust = resolved.config, code_trust(resolved, granted=start.trust_code)
         typed, warnings = resolved.typed, tuple(part.warning for part in resolved.no_effect)
-        if repeats_stored_run(resolved, runs_root(runs_dir)):
+        if repeats_stored_run(resolved, root):
             # `claim_run` gives it the next free number.
             stem = stem_of_numbered(str(config.run.name))
             config = config.model_copy(update={"run": config.run.model_copy(update={"name": None})})
@@ -200,14 +213,14 @@ def build_request(
     name = name_from_stem(stem) if stem else run_stem(base, config, typed)
     return RunRequest(
         config,
-        runs_root(runs_dir),
+        root,
         name,
         dry_run,
         problems=problems,
-        trust_owner=trust_owner,
-        take_over=take_over,
+        trust_owner=start.trust_owner,
+        take_over=start.take_over,
         code_trust=trust,
-        detached=detached,
+        detached=start.detached,
         typed=typed,
         warnings=warnings,
     )
