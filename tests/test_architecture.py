@@ -26,6 +26,8 @@ LIGHT = [
     "distributed.flight_recorder",
     "distributed.rank_env",
     "doctor.examine",
+    "foreign.folders",
+    "foreign.parameters",
     "gpus.allocation",
     "gpus.monitor",
     "gpus.peak_flops",

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+from foreign_readers import FOREIGN_READERS
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from inputs import large_json_files
@@ -31,16 +32,17 @@ MAX_BYTES = 1_000_000_000
 # Hypothesis remembers the examples of a batch.
 BATCH = 2000
 SPARSE_BYTES = 1 << 32
+ALL_READERS = [*READERS, *FOREIGN_READERS]
 # Large files take minutes.
 MIN_EXAMPLES_FOR_LARGE_FILES = 10_000
 
 
 def main(examples: int, names: list[str]) -> int:
     limit_memory(0)
-    wanted = [reader for reader in READERS if reader.name in names or not names]
+    wanted = [reader for reader in ALL_READERS if reader.name in names or not names]
     failed = [not report(reader.name, partial(fuzz_in_folder, reader, examples)) for reader in wanted]
     # The ordinary suite decodes records in its own process, where other tests have imported torch.
-    if examples >= MIN_EXAMPLES_FOR_LARGE_FILES or set(names) - {reader.name for reader in READERS}:
+    if examples >= MIN_EXAMPLES_FOR_LARGE_FILES or set(names) - {reader.name for reader in ALL_READERS}:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         records = {record_name(kind): kind for kind in record_classes() if record_name(kind) in names or not names}
         limit_memory(psutil.Process().memory_info().vms)

@@ -1,0 +1,114 @@
+"""Read metrics from CSV files that grow, or that are rewritten whole.
+
+The first line names the columns. Lightning's `CSVLogger` leaves cells empty and rewrites `metrics.csv` when a column is
+added, ultralytics' `results.csv` has blanks around names and numbers, timm's `summary.csv` repeats its heading when a
+run is resumed, and Keras' `CSVLogger` may separate with any character (https://keras.io/api/callbacks/csv_logger/).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+from engine.foreign.growing_file import GrowingFile, read_head
+from engine.foreign.reading import (
+    MAX_ROW_VALUES,
+    POLL_BYTES,
+    Columns,
+    Listing,
+    Log,
+    MetricNames,
+    Reading,
+    parse_number,
+    row_points,
+)
+
+# Of other CSV files the heading decides: a data set is no log.
+KNOWN_NAMES = frozenset({"metrics.csv", "results.csv", "summary.csv", "training.csv", "progress.csv"})
+HEADING_BYTES = 1 << 14
+MAX_SNIFFED_FILES = 20  # per folder
+_DELIMITERS = ",;\t"
+
+
+def find(listing: Listing) -> list[Log]:
+    """Return a log for each CSV file that has a known name, or a column with steps or epochs."""
+    named = [name for name in listing.files if name.endswith((".csv", ".tsv"))]
+    known = [name for name in named if name in KNOWN_NAMES]
+    others = [name for name in named if name not in KNOWN_NAMES][:MAX_SNIFFED_FILES]
+    paths = [listing.folder / name for name in known]
+    paths += [path for path in (listing.folder / name for name in others) if is_log(path)]
+    return [_log(path) for path in paths]
+
+
+def _log(path: Path) -> Log:
+    return Log("csv", (path,), lambda: CsvFile(path))
+
+
+def is_log(path: Path) -> bool:
+    """Whether the heading of a CSV file has a column with steps or epochs, and another one."""
+    heading = split_row(read_head(path, HEADING_BYTES).partition(b"\n")[0])[0]
+    columns = Columns.find(heading)
+    return len(heading) > 1 and bool(columns.step or columns.epoch)
+
+
+def split_row(line: bytes, delimiter: str = "") -> tuple[list[str], str]:
+    """Return the cells of a line without the blanks around them, and the delimiter.
+
+    Without a `delimiter`, it is the one of comma, semicolon and tab that the line has most of.
+    """
+    text = line.decode(errors="replace").removeprefix("\ufeff")
+    delimiter = delimiter or max(_DELIMITERS, key=text.count)
+    if '"' in text:
+        try:
+            cells = next(csv.reader([text], delimiter=delimiter), [])
+        except csv.Error:
+            cells = []
+    else:
+        cells = text.split(delimiter)
+    return [cell.strip() for cell in cells[:MAX_ROW_VALUES]], delimiter
+
+
+class CsvFile:
+    """Follows one CSV file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
+        self._names = MetricNames()
+        self._heading: list[str] = []
+        self._columns = Columns(None, None, None)
+        self._delimiter = ""
+        self._num_rows = 0
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        """Read the complete rows of at most about `max_bytes`."""
+        reading = Reading()
+        try:
+            with self._file.opened() as was_replaced:
+                if was_replaced:
+                    reading.drop_from = -math.inf
+                    self._heading, self._num_rows = [], 0
+                for line in self._file.read_lines(max_bytes):
+                    self._read_row(line, reading)
+        except OSError as error:
+            reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
+        reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size
+        reading.problem = reading.problem or self._names.problem
+        return reading
+
+    def _read_row(self, line: bytes, reading: Reading) -> None:
+        if not self._heading:
+            self._heading, self._delimiter = split_row(line)
+            self._columns = Columns.find(self._heading)
+            return
+        cells, _ = split_row(line, self._delimiter)
+        row = {}
+        for name, cell in zip(self._heading, cells, strict=False):
+            if cell and (number := parse_number(cell)) is not None:
+                row[name] = number
+        if row:
+            reading.points += row_points(row, self._columns, self._num_rows, self._names)
+            self._num_rows += 1
+        elif any((columns := Columns.find(cells))[:2]):
+            # A resumed run writes a heading again, maybe with other columns.
+            self._heading, self._columns = cells, columns

@@ -1,0 +1,111 @@
+"""Read what is appended to a file, and notice that it was truncated, replaced or rewritten.
+
+The readers of files in this package use it. A file is open only during a poll.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.utils.files import open_regular_file
+
+# A rewritten file that begins with the same bytes, and has the same bytes before the position, has only grown.
+HEAD_BYTES = 4096
+TAIL_BYTES = 256
+# A longer line is skipped.
+MAX_LINE_BYTES = 1 << 18
+# A last line without a line break counts as complete if nothing was written for this time.
+SETTLED_SECONDS = 10.0
+
+
+class GrowingFile:
+    """A regular file and the position up to which it has been read. Links, pipes and devices are never opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = self.size = 0
+        self._fd = -1
+        self._stamp = (0, 0)
+        self._head = self._tail = b""
+        self._is_shrunk = self._skips_line = False
+
+    @contextmanager
+    def opened(self) -> Iterator[bool]:
+        """Open the file for reading. Yield whether it was replaced, which sets the position to 0. Raises OSError."""
+        with open_regular_file(self.path) as file:
+            self._fd = file.fileno()
+            status = os.fstat(self._fd)
+            stamp = (status.st_ino, status.st_mtime_ns)
+            self.size = status.st_size
+            was_replaced = self._was_replaced(stamp)
+            if was_replaced:
+                self.offset, self._head, self._is_shrunk, self._skips_line = 0, b"", False, False
+            try:
+                yield was_replaced
+            finally:
+                if self.offset <= self.size:
+                    self._stamp = stamp
+                    self._remember()
+                self._fd = -1
+
+    def _was_replaced(self, stamp: tuple[int, int]) -> bool:
+        if self.size < self.offset:
+            # A file that is rewritten is short for a moment.
+            was_shrunk, self._is_shrunk = self._is_shrunk, True
+            return was_shrunk
+        self._is_shrunk = False
+        if stamp == self._stamp or not self.offset:
+            return False
+        head = os.pread(self._fd, len(self._head), 0)
+        return head != self._head or os.pread(self._fd, len(self._tail), self.offset - len(self._tail)) != self._tail
+
+    def _remember(self) -> None:
+        if len(self._head) < min(self.offset, HEAD_BYTES) or self.offset < len(self._head):
+            self._head = os.pread(self._fd, min(self.offset, HEAD_BYTES), 0)
+        length = min(self.offset, TAIL_BYTES)
+        self._tail = os.pread(self._fd, length, self.offset - length)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Number of bytes after the position when the file was opened."""
+        return max(self.size - self.offset, 0)
+
+    def read(self, max_bytes: int) -> bytes:
+        """Return at most `max_bytes` from the position on, and keep the position."""
+        return os.pread(self._fd, min(max_bytes, self.unread_bytes), self.offset)
+
+    def read_lines(self, max_bytes: int) -> list[bytes]:
+        """Return complete lines of at most `max_bytes`, and move the position behind them.
+
+        A line of more than `MAX_LINE_BYTES` is skipped.
+        """
+        data = self.read(max(max_bytes, MAX_LINE_BYTES))
+        end = data.rfind(b"\n") + 1
+        is_last = len(data) == self.unread_bytes
+        if end == 0 and len(data) >= MAX_LINE_BYTES:
+            self._skips_line = True
+            self.offset += len(data)
+            return []
+        if is_last and end < len(data) and time.time() - os.fstat(self._fd).st_mtime > SETTLED_SECONDS:
+            end = len(data)
+        self.offset += end
+        lines = data[:end].split(b"\n")
+        if lines[-1] == b"":
+            lines.pop()
+        if self._skips_line and lines:
+            self._skips_line = False
+            lines = lines[1:]
+        return [line for line in lines if len(line) <= MAX_LINE_BYTES]
+
+
+def read_head(path: Path, num_bytes: int) -> bytes:
+    """Return the beginning of a regular file, b"" if it is inaccessible or something else."""
+    try:
+        with open_regular_file(path) as file:
+            return os.pread(file.fileno(), num_bytes, 0)
+    except OSError:
+        return b""

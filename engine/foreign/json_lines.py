@@ -1,0 +1,79 @@
+"""Read metrics from files with a JSON object per line.
+
+Such files are written by trainers of their own, by MMEngine (`scalars.json`), Detectron2 (`metrics.json`) and those
+that follow DeiT (`log.txt`). Format: https://jsonlines.org
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from engine.foreign.growing_file import MAX_LINE_BYTES, GrowingFile, read_head
+from engine.foreign.reading import (
+    POLL_BYTES,
+    Columns,
+    Listing,
+    Log,
+    MetricNames,
+    Reading,
+    flat_numbers,
+    parse_json_object,
+    row_points,
+)
+
+ENDINGS = (".jsonl", ".ndjson", ".log.json")
+KNOWN_NAMES = frozenset({"metrics.json", "scalars.json", "log.json", "log.txt"})
+MAX_SNIFFED_FILES = 20  # per folder
+SNIFFED_BYTES = 1 << 14
+
+
+def find(listing: Listing) -> list[Log]:
+    """Return a log for each file whose first line is an object with a step or an epoch, and another number."""
+    names = [name for name in listing.files if name.endswith(ENDINGS) or name in KNOWN_NAMES]
+    paths = [listing.folder / name for name in names[:MAX_SNIFFED_FILES]]
+    return [_log(path) for path in paths if is_log(path)]
+
+
+def _log(path: Path) -> Log:
+    return Log("json", (path,), lambda: JsonLines(path))
+
+
+def is_log(path: Path) -> bool:
+    """Whether one of the first two lines has a step or an epoch, and another number.
+
+    MMEngine's first line may be the configuration.
+    """
+    for line in read_head(path, SNIFFED_BYTES).split(b"\n")[:2]:
+        numbers = flat_numbers(parse_json_object(line) or {})
+        columns = Columns.find(numbers)
+        if len(numbers) > 1 and (columns.step or columns.epoch):
+            return True
+    return False
+
+
+class JsonLines:
+    """Follows one file of JSON lines. Lines that are no JSON objects are passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
+        self._names = MetricNames()
+        self._num_rows = 0
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        """Read the complete lines of at most about `max_bytes`, which is at least the longest line that is read."""
+        reading = Reading()
+        try:
+            with self._file.opened() as was_replaced:
+                if was_replaced:
+                    reading.drop_from, self._num_rows = -math.inf, 0
+                for line in self._file.read_lines(max(max_bytes, MAX_LINE_BYTES)):
+                    row = flat_numbers(parse_json_object(line) or {})
+                    if row:
+                        reading.points += row_points(row, Columns.find(row), self._num_rows, self._names)
+                        self._num_rows += 1
+        except OSError as error:
+            reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
+        reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size
+        reading.problem = reading.problem or self._names.problem
+        return reading

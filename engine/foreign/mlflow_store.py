@@ -1,0 +1,141 @@
+"""Read runs in MLflow's file store, `mlruns/EXPERIMENT/RUN`.
+
+`metrics/NAME` has a line per value: time in milliseconds, value, and step, which old versions leave out. `params/NAME`
+has the value as text. Names may have slashes, which make subfolders. Format: `FileStore` in
+https://github.com/mlflow/mlflow/blob/master/mlflow/store/tracking/file_store.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.foreign.growing_file import GrowingFile
+from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, parse_scalar
+from engine.foreign.reading import (
+    MAX_METRICS,
+    POLL_BYTES,
+    Listing,
+    Log,
+    MetricNames,
+    Point,
+    Reading,
+    parse_number,
+    to_step,
+    to_unix_time,
+)
+from engine.utils.files import read_bytes
+
+METRICS, PARAMS, META = "metrics", "params", "meta.yaml"
+MAX_PARAM_BYTES = 1 << 14  # MLflow allows 6000 characters
+MAX_DEPTH = 6
+
+
+def find(listing: Listing) -> list[Log]:
+    """Return the log of a run's folder in a file store."""
+    if META not in listing.files or METRICS not in listing.folders:
+        return []
+    folder = listing.folder
+    files = tuple(path for _, path in _files_below(folder / METRICS, MAX_METRICS))
+    if not files:
+        return []
+    return [Log("mlflow", files, lambda: MlflowRun(folder), owned_folders=(METRICS, PARAMS, "tags"))]
+
+
+def _files_below(folder: Path, max_files: int) -> Iterator[tuple[str, Path]]:
+    """Yield the name and path of at most `max_files` regular files below a folder. Links are passed over."""
+    pending, num_files = [("", folder)], 0
+    while pending:
+        prefix, path = pending.pop()
+        try:
+            with os.scandir(path) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in found:
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False) and name.count("/") < MAX_DEPTH and len(pending) < max_files:
+                pending.append((f"{name}/", Path(entry.path)))
+            elif entry.is_file(follow_symlinks=False):
+                yield name, Path(entry.path)
+                num_files += 1
+                if num_files == max_files:
+                    return
+
+
+class MlflowRun:
+    """Follows the files of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names = MetricNames()
+        self._files: dict[str, _MetricFile] = {}
+        self._params: set[str] = set()
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        """Read the complete lines of at most about `max_bytes`, and the parameters that are new."""
+        reading = Reading(parameters=self._new_parameters())
+        for name, path in _files_below(self._folder / METRICS, MAX_METRICS):
+            if name not in self._files and (known := self._names.get(name)) is not None:
+                self._files[name] = _MetricFile(known, path)
+        left = max_bytes
+        for file in self._files.values():
+            try:
+                num_read, was_replaced = file.poll(left, reading)
+            except OSError as error:
+                reading.problem = f"{METRICS}/{file.name} cannot be read: {error.strerror}"
+                continue
+            if was_replaced:
+                # `drop_from` voids the points of all metrics.
+                self._files.clear()
+                return Reading(drop_from=-math.inf, total_bytes=1)
+            left -= num_read
+        reading.read_bytes = sum(file.file.offset for file in self._files.values())
+        reading.total_bytes = sum(file.file.size for file in self._files.values())
+        reading.problem = reading.problem or self._names.problem
+        return reading
+
+    def _new_parameters(self) -> dict[str, bool | int | float | str | None]:
+        found = {}
+        for name, path in _files_below(self._folder / PARAMS, MAX_PARAMETERS):
+            if name in self._params or len(name) > MAX_KEY_LENGTH:
+                continue
+            try:
+                text = read_bytes(path, MAX_PARAM_BYTES).decode(errors="replace")
+            except OSError:
+                continue
+            if text:
+                self._params.add(name)
+                found[name] = parse_scalar(text.strip())
+        return found
+
+
+class _MetricFile:
+    """The file of one metric."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.file = name, GrowingFile(path)
+        self._num_rows = 0
+
+    def poll(self, max_bytes: int, reading: Reading) -> tuple[int, bool]:
+        """Add the points of new lines, and return the bytes read and whether the file was replaced. Raises OSError."""
+        with self.file.opened() as was_replaced:
+            if was_replaced or max_bytes <= 0:
+                return 0, was_replaced
+            before = self.file.offset
+            for line in self.file.read_lines(max_bytes):
+                self._read_line(line, reading)
+            return self.file.offset - before, False
+
+    def _read_line(self, line: bytes, reading: Reading) -> None:
+        parts = [parse_number(part) for part in line.decode(errors="replace").split(" ")]
+        if not 2 <= len(parts) <= 3 or (value := parts[1]) is None:
+            return
+        step = to_step(parts[2]) if len(parts) == 3 else self._num_rows
+        time_ms = parts[0]
+        self._num_rows += 1
+        if step is not None:
+            time = to_unix_time(time_ms / 1000) if time_ms is not None else None
+            reading.points.append(Point(self.name, step, value, None, time))

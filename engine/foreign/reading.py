@@ -1,0 +1,261 @@
+"""What every reader of a foreign format returns, and the one interface of all readers.
+
+A log is a file, or several files of one folder, in one format. `folders` finds the logs of a run and opens a `Source`
+for each. The caller polls it: each poll reads a bounded number of bytes and returns a `Reading`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from engine.utils.text import printable
+
+# 10,000 TensorBoard events take 50 ms of CPU time, as many values of W&B 250 ms.
+POLL_BYTES = 1 << 19
+# A folder of a data set may have millions of files.
+MAX_ENTRIES = 20_000
+MAX_METRICS = 2000  # per log
+MAX_NAME_LENGTH = 300
+MAX_ROW_VALUES = 2000
+MAX_ROW_DEPTH = 6
+MAX_STEP = (1 << 63) - 1
+MAX_NUMBER_DIGITS = 400
+# Unix seconds of 2001 and 5138: a `time` column of seconds since the start lies below.
+UNIX_TIMES = (1e9, 1e11)
+
+# Names of the columns that are not metrics, the best first, in lower case.
+STEP_NAMES = ("step", "global_step", "trainer/global_step", "_step", "iteration", "iter", "num_updates")
+EPOCH_NAMES = ("epoch", "epochs", "train/epoch")
+TIME_NAMES = ("_timestamp", "timestamp", "wall_time", "time")
+_NUMBER_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+IGNORED_NAMES = frozenset({"_runtime"})
+
+Scalar = bool | int | float | str | None
+"""Value of a parameter."""
+
+
+class Point(NamedTuple):
+    """One value of one metric. `epoch` and `time` (Unix seconds) are None where the format does not have them."""
+
+    name: str
+    step: int
+    value: float
+    epoch: float | None = None
+    time: float | None = None
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one poll found.
+
+    `drop_from` voids the earlier points of this source from that step on, before `points` are added: a file was
+    replaced (`-inf`: all points), or its writer restarted. `parameters` are those that this poll found.
+    `problem` is why a part cannot be read.
+    """
+
+    points: list[Point] = field(default_factory=list)
+    parameters: dict[str, Scalar] = field(default_factory=dict)
+    drop_from: float | None = None
+    read_bytes: int = 0
+    total_bytes: int = 0
+    problem: str | None = None
+
+    @property
+    def share(self) -> float:
+        """Part of the bytes that has been read, from 0 to 1."""
+        return min(self.read_bytes / self.total_bytes, 1.0) if self.total_bytes else 1.0
+
+
+class Source(Protocol):
+    """Follows one log. It keeps its position, opens its files only during a poll, and never raises OSError."""
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        """Read at most about `max_bytes` of what is new."""
+        ...
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log of a folder: its format, its files, and the function that opens it.
+
+    `run` names one of several runs in the file. `owned_folders` are subfolders that belong to the log and hold no
+    run of their own.
+    """
+
+    format: str
+    files: tuple[Path, ...]
+    open: Callable[[], Source]
+    run: str = ""
+    owned_folders: tuple[str, ...] = ()
+
+
+class Listing(NamedTuple):
+    """The regular files and the folders of a folder by name, sorted and without links.
+
+    `is_partial` tells that it has more than `MAX_ENTRIES` entries.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    folders: tuple[str, ...]
+    is_partial: bool = False
+
+
+def list_folder(folder: Path) -> Listing:
+    """List a folder; an inaccessible one is empty."""
+    files, folders, num_entries = [], [], 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in islice(entries, MAX_ENTRIES):
+                num_entries += 1
+                if entry.is_file(follow_symlinks=False):
+                    files.append(entry.name)
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+    except OSError:
+        pass
+    return Listing(folder, tuple(sorted(files)), tuple(sorted(folders)), num_entries == MAX_ENTRIES)
+
+
+class MetricNames:
+    """The names of a log's metrics, one string each. Names beyond `MAX_METRICS` and too long ones are refused."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self.num_refused = 0
+
+    def get(self, name: str) -> str | None:
+        """Return the name with unprintable characters escaped, or None if it is refused."""
+        known = self._names.get(name)
+        if known is not None:
+            return known
+        if len(self._names) >= MAX_METRICS or not 0 < len(name) <= MAX_NAME_LENGTH:
+            self.num_refused += 1
+            return None
+        self._names[name] = known = printable(name)
+        return known
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the log has had no metric so far."""
+        return not self._names
+
+    @property
+    def problem(self) -> str | None:
+        """Why some metrics are missing; None if none is."""
+        return f"only the first {MAX_METRICS:,} metrics are read" if self.num_refused else None
+
+
+def to_number(value: object) -> float | None:
+    """Return a JSON value as a number, None for text, booleans, lists and objects.
+
+    `NaN` and `Infinity` may be text, because JSON has no such numbers.
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        return value
+    if isinstance(value, int):
+        return float(value) if value.bit_length() < 1000 else None
+    return _NUMBER_NAMES.get(value) if isinstance(value, str) else None
+
+
+def parse_number(text: str) -> float | None:
+    """Return a number of a text format; None if the text is no number. Blanks around it are ignored."""
+    if len(text) > MAX_NUMBER_DIGITS:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def parse_json_object(text: bytes | str) -> dict[str, Any] | None:
+    """Return a JSON object; None for anything else."""
+    try:
+        value = json.loads(text)
+    # Integers of more than 4300 digits are a ValueError, deep nesting is a RecursionError.
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def flat_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a JSON object, those of nested objects under names with dots."""
+    return dict(_numbers(row, "", MAX_ROW_DEPTH, [MAX_ROW_VALUES]))
+
+
+def _numbers(row: Mapping[str, Any], prefix: str, depth: int, left: list[int]) -> Iterator[tuple[str, float]]:
+    # W&B and trackio describe an image, a table or a histogram by an object with the key `_type`.
+    if "_type" in row:
+        return
+    for key, value in row.items():
+        if left[0] <= 0 or len(prefix) + len(key) > MAX_NAME_LENGTH:
+            return
+        left[0] -= 1
+        if isinstance(value, dict):
+            if depth > 1:
+                yield from _numbers(value, f"{prefix}{key}.", depth - 1, left)
+        elif (number := to_number(value)) is not None:
+            yield f"{prefix}{key}", number
+
+
+def first_column(names: Iterable[str], wanted: tuple[str, ...]) -> str | None:
+    """Return the name that comes first in `wanted`, compared in lower case; None if there is none."""
+    by_key = {name.lower(): name for name in names}
+    return next((by_key[key] for key in wanted if key in by_key), None)
+
+
+class Columns(NamedTuple):
+    """Which columns of a row are not metrics. Each may be missing."""
+
+    step: str | None
+    epoch: str | None
+    time: str | None
+
+    @classmethod
+    def find(cls, names: Iterable[str]) -> Columns:
+        """Find the columns by their names."""
+        return _find_columns(tuple(names))
+
+
+# The rows of a log have few different sets of names.
+@lru_cache(maxsize=512)
+def _find_columns(names: tuple[str, ...]) -> Columns:
+    return Columns(*(first_column(names, wanted) for wanted in (STEP_NAMES, EPOCH_NAMES, TIME_NAMES)))
+
+
+def row_points(row: Mapping[str, float], columns: Columns, number: int, names: MetricNames) -> Iterator[Point]:
+    """Yield the points of one row.
+
+    Its step is the step column, else a whole epoch, else the `number` of the row.
+    """
+    epoch = row.get(columns.epoch) if columns.epoch else None
+    epoch = epoch if epoch is not None and math.isfinite(epoch) else None
+    step = to_step(row.get(columns.step) if columns.step else None)
+    if step is None:
+        step = int(epoch) if epoch is not None and epoch == int(epoch) and abs(epoch) < MAX_STEP else number
+    time = to_unix_time(row.get(columns.time) if columns.time else None)
+    for key, value in row.items():
+        if key in (columns.step, columns.epoch) or key in IGNORED_NAMES or (key == columns.time and time is not None):
+            continue
+        if (name := names.get(key)) is not None:
+            yield Point(name, step, value, epoch, time)
+
+
+def to_step(value: float | None) -> int | None:
+    """Return a step, None if it is not a finite number in the range of 64 bits."""
+    return int(value) if value is not None and math.isfinite(value) and abs(value) < MAX_STEP else None
+
+
+def to_unix_time(value: float | None) -> float | None:
+    """Return a time in Unix seconds, None if the number cannot be one."""
+    return value if value is not None and UNIX_TIMES[0] <= value <= UNIX_TIMES[1] else None

@@ -1,0 +1,341 @@
+"""Read the scalars and hyperparameters of TensorBoard event files.
+
+An event file has TFRecord framing around `Event` protocol buffers:
+https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details and `event.proto`, `summary.proto`,
+`tensor.proto` and `hparams/plugin_data.proto` in https://github.com/tensorflow/tensorboard.
+
+The checksum of a record's length is verified, that of its data is not: CRC-32C of 50 bytes takes longer in Python than
+all else. Damaged data is no message, or reads as a message without scalars.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from engine.foreign.growing_file import GrowingFile
+from engine.foreign.parameters import flatten
+from engine.foreign.protobuf import ProtobufError, fields, packed_varints, text_of, to_signed
+from engine.foreign.reading import (
+    MAX_STEP,
+    POLL_BYTES,
+    Listing,
+    Log,
+    MetricNames,
+    Point,
+    Reading,
+    Scalar,
+    list_folder,
+    to_unix_time,
+)
+
+MAX_RECORD_BYTES = 1 << 18  # larger records hold images, audio or a graph
+MAX_READ_BYTES = 1 << 20
+# After a skipped record the next one is likely to be skipped, too.
+MIN_READ_BYTES = 1 << 14
+MAX_FILES = 1000
+
+_FRAME = struct.Struct("<QI")
+_FRAME_BYTES = _FRAME.size
+_DOUBLE, _FLOAT = struct.Struct("<d"), struct.Struct("<f")
+# An event with one `simple_value`: wall time, step, and the lengths of summary, value and tag.
+_SCALAR_EVENT = re.compile(
+    rb"\x09(.{8})(?:\x10([\x80-\xff]{0,9}[\x00-\x7f]))?\x2a([\x00-\x7f])\x0a([\x00-\x7f])\x0a([\x00-\x7f])", re.DOTALL
+)
+_VALUE_KEY = 0x15
+# `SummaryWriter.add_hparams` of torch writes to a subfolder named for the time.
+_HPARAMS_FOLDER = re.compile(r"\d{9,11}\.\d+")
+_SESSION_START = 1
+# Length of what follows a damaged length: no file has as many bytes. A file server may still write it.
+_DAMAGED = 1 << 64
+# DataType in `types.proto`: the number of the field with the values, and the format of one value.
+_TENSOR_TYPES = {1: (5, "<f"), 2: (6, "<d"), 3: (7, "<i"), 9: (10, "<q"), 19: (13, "<e")}
+_HALF_TYPE = 19
+
+
+def find(listing: Listing) -> list[Log]:
+    """Return the log of a folder with event files. All of its files are one log, as in TensorBoard."""
+    files = [listing.folder / name for name in event_files(listing.files)]
+    if not files:
+        return []
+    owned = tuple(name for name in listing.folders if _HPARAMS_FOLDER.fullmatch(name))
+    folder = listing.folder
+    return [Log("tensorboard", tuple(files), lambda: EventFolder(folder), owned_folders=owned)]
+
+
+def event_files(names: Iterable[str]) -> list[str]:
+    """Return the names of event files, in the order in which they were begun."""
+    return sorted(name for name in names if ".tfevents." in name or name.endswith(".tfevents"))[:MAX_FILES]
+
+
+class EventFolder:
+    """Follows the event files of one folder, and of its subfolders with hyperparameters."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[Path, _EventFile] = {}
+        self._names = MetricNames()
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        """Read at most about `max_bytes` of new records, from the oldest file on."""
+        reading = Reading()
+        for path in self._paths():
+            if path not in self._files:
+                self._files[path] = _EventFile(path, self._names)
+        for file in self._files.values():
+            left = max_bytes - reading.read_bytes
+            try:
+                num_read, was_replaced = file.poll(left, reading)
+            except OSError as error:
+                reading.problem = f"{file.name} cannot be read: {error.strerror}"
+                continue
+            if was_replaced:
+                # The points of the files cannot be told apart, so that all files are read again.
+                self._files.clear()
+                return Reading(drop_from=-math.inf, total_bytes=1)
+            reading.read_bytes += num_read
+            if file.is_held:
+                break
+        reading.read_bytes = sum(file.offset for file in self._files.values())
+        reading.total_bytes = sum(file.size for file in self._files.values())
+        reading.problem = reading.problem or self._names.problem
+        return reading
+
+    def _paths(self) -> Iterator[Path]:
+        listing = list_folder(self._folder)
+        inner = [name for name in listing.folders if _HPARAMS_FOLDER.fullmatch(name)][:MAX_FILES]
+        for part in (listing, *(list_folder(self._folder / name) for name in inner)):
+            yield from (part.folder / name for name in event_files(part.files))
+
+
+class _EventFile:
+    """One event file and the position of the first unread record."""
+
+    def __init__(self, path: Path, names: MetricNames) -> None:
+        self._file = GrowingFile(path)
+        self._names = names
+        self._tags: dict[bytes, str | None] = {}
+        self.is_held = False
+
+    @property
+    def name(self) -> str:
+        return self._file.path.name
+
+    @property
+    def offset(self) -> int:
+        return self._file.offset
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def poll(self, max_bytes: int, reading: Reading) -> tuple[int, bool]:
+        """Add the points of new records, and return the number of bytes read and whether the file was replaced.
+
+        `is_held` then tells that the next record begins a session, which the next poll reads. Raises OSError.
+        """
+        self.is_held, num_read, wanted = False, 0, MIN_READ_BYTES * 4
+        with self._file.opened() as was_replaced:
+            while not was_replaced and not self.is_held and num_read < max_bytes and self._file.unread_bytes:
+                data = self._file.read(wanted)
+                num_read += len(data)
+                used, next_record = self._parse(data, reading)
+                self._file.offset += used
+                if next_record > self._file.unread_bytes or (used == 0 and len(data) < wanted):
+                    break  # the last record is incomplete
+                if next_record > MAX_RECORD_BYTES:
+                    self._file.offset += next_record
+                    wanted = MIN_READ_BYTES
+                else:
+                    wanted = max(min(wanted * 2, MAX_READ_BYTES), next_record)
+        return num_read, was_replaced
+
+    def _parse(self, data: bytes, reading: Reading) -> tuple[int, int]:
+        """Parse the complete records at the beginning of `data`.
+
+        Return the number of bytes used, and the length of the incomplete record that follows, 0 if it is unknown.
+        """
+        position, end, points = 0, len(data), reading.points
+        unpack_frame, match_scalar, tags = _FRAME.unpack_from, _SCALAR_EVENT.match, self._tags
+        unpack_double, unpack_float = _DOUBLE.unpack_from, _FLOAT.unpack_from
+        while end - position >= _FRAME_BYTES:
+            length, checksum = unpack_frame(data, position)
+            if checksum != masked_crc32c(length):
+                reading.problem = f"{self.name} is damaged at byte {self._file.offset + position:,}"
+                return position, _DAMAGED
+            start = position + _FRAME_BYTES
+            after = start + length + 4
+            if after > end:
+                return position, after - position
+            match = match_scalar(data, start)
+            if match is not None:
+                tag_start = match.end()
+                tag_length = data[tag_start - 1]
+                value_at = tag_start + tag_length
+                if (
+                    value_at + 5 == after - 4
+                    and data[value_at] == _VALUE_KEY
+                    and data[tag_start - 3] == tag_length + 7
+                    and data[tag_start - 5] == tag_length + 9
+                ):
+                    tag = data[tag_start:value_at]
+                    try:
+                        name = tags[tag]
+                    except KeyError:
+                        name = self._name_of(tag)
+                    step_bytes = match[2]
+                    if name is not None and (step_bytes is None or len(step_bytes) < 9):
+                        step = 0
+                        for byte in reversed(step_bytes or b""):
+                            step = step << 7 | byte & 0x7F
+                        wall_time = to_unix_time(unpack_double(data, start + 1)[0])
+                        points.append(Point(name, step, unpack_float(data, value_at + 1)[0], None, wall_time))
+                    position = after
+                    continue
+            if length <= MAX_RECORD_BYTES and not self._read_event(data[start : start + length], reading):
+                self.is_held = True
+                return position, 0
+            position = after
+        return position, 0
+
+    def _name_of(self, tag: bytes) -> str | None:
+        name = self._names.get(tag.decode(errors="replace"))
+        if name is not None:
+            self._tags[tag] = name
+        return name
+
+    def _read_event(self, data: bytes, reading: Reading) -> bool:
+        """Add the points of any event. Return whether it was read: the start of a session ends a reading before it."""
+        wall_time, step, summary = None, 0, b""
+        starts_session = False
+        try:
+            for number, value in fields(data):
+                if number == 1 and isinstance(value, bytes) and len(value) == 8:
+                    wall_time = to_unix_time(_DOUBLE.unpack(value)[0])
+                elif number == 2 and isinstance(value, int):
+                    step = to_signed(value)
+                elif number == 5 and isinstance(value, bytes):
+                    summary = value
+                elif number == 7 and isinstance(value, bytes):
+                    starts_session = (1, _SESSION_START) in fields(value)
+            if starts_session and not self._names.is_empty:
+                if reading.points or reading.drop_from is not None:
+                    return False
+                reading.drop_from = step
+            for number, value in fields(summary):
+                if number == 1 and isinstance(value, bytes):
+                    self._read_value(value, step, wall_time, reading)
+        except ProtobufError:
+            pass  # the checksum of the data is not verified
+        return True
+
+    def _read_value(self, data: bytes, step: int, wall_time: float | None, reading: Reading) -> None:
+        """Add one `Summary.Value`: a scalar, a tensor with one number, or hyperparameters."""
+        tag, number, metadata, tensor = b"", None, b"", b""
+        for key, value in fields(data):
+            if isinstance(value, int):
+                continue
+            if key == 1:
+                tag = value
+            elif key == 2 and len(value) == 4:
+                number = _FLOAT.unpack(value)[0]
+            elif key == 8:
+                tensor = value
+            elif key == 9:
+                metadata = value
+        if metadata:
+            plugin, content = _plugin_data(metadata)
+            if plugin == "hparams":
+                reading.parameters |= _hyperparameters(content)
+                return
+            if plugin not in ("", "scalars"):
+                return
+        if number is None and tensor:
+            number = _tensor_number(tensor)
+        name = self._name_of(tag)
+        if number is not None and name is not None and abs(step) <= MAX_STEP:
+            reading.points.append(Point(name, step, number, None, wall_time))
+
+
+def _plugin_data(metadata: bytes) -> tuple[str, bytes]:
+    """Return `plugin_name` and `content` of a `SummaryMetadata`."""
+    name, content = "", b""
+    for number, value in fields(metadata):
+        if number == 1 and isinstance(value, bytes):
+            for key, part in fields(value):
+                if key == 1:
+                    name = text_of(part)
+                elif key == 2 and isinstance(part, bytes):
+                    content = part
+    return name, content
+
+
+def _tensor_number(tensor: bytes) -> float | None:
+    """Return the only number of a `TensorProto`, None if it has none or several."""
+    kind, content, num_values = 0, b"", 1
+    parts: dict[int, int | bytes] = {}
+    for number, value in fields(tensor):
+        if number == 1 and isinstance(value, int):
+            kind = value
+        elif number == 2 and isinstance(value, bytes):
+            for key, size in fields(value):
+                if key == 2 and isinstance(size, bytes):
+                    num_values *= next((to_signed(part) for _, part in fields(size) if isinstance(part, int)), 0)
+        elif number == 4 and isinstance(value, bytes):
+            content = value
+        else:
+            parts[number] = value
+    if num_values != 1 or kind not in _TENSOR_TYPES:
+        return None
+    field_number, code = _TENSOR_TYPES[kind]
+    value = content or parts.get(field_number, b"")
+    if isinstance(value, bytes):
+        if content or code in ("<f", "<d"):
+            return float(struct.unpack(code, value)[0]) if len(value) == struct.calcsize(code) else None
+        # Integers and float16 are varints, packed or not.
+        value = next(packed_varints(value), 0)
+    if kind == _HALF_TYPE:
+        return float(struct.unpack("<e", (value & 0xFFFF).to_bytes(2, "little"))[0])
+    return float(to_signed(value))
+
+
+def _hyperparameters(content: bytes) -> dict[str, Scalar]:
+    """Return the hyperparameters of an `HParamsPluginData`, whose `session_start_info` has a map of them."""
+    found: dict[str, object] = {}
+    for number, info in fields(content):
+        if number != 3 or not isinstance(info, bytes):
+            continue
+        for key, entry in fields(info):
+            if key == 1 and isinstance(entry, bytes):
+                parts = dict(fields(entry))
+                found[text_of(parts.get(1, b""))] = _json_value(parts.get(2, b""))
+    return flatten(found)
+
+
+def _json_value(data: int | bytes) -> Scalar:
+    """Return a scalar `google.protobuf.Value`, None for a list or an object."""
+    for number, value in fields(data) if isinstance(data, bytes) else ():
+        if number == 2 and isinstance(value, bytes) and len(value) == 8:
+            number_value = float(_DOUBLE.unpack(value)[0])
+            return int(number_value) if number_value.is_integer() else number_value
+        if number == 3:
+            return text_of(value)
+        if number == 4:
+            return bool(value)
+    return None
+
+
+@lru_cache(maxsize=4096)
+def masked_crc32c(length: int) -> int:
+    """Return the masked CRC-32C of a length of 64 bits, as TFRecord defines it."""
+    crc = 0xFFFF_FFFF
+    for byte in length.to_bytes(8, "little"):
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F6_3B78 if crc & 1 else 0)
+    crc ^= 0xFFFF_FFFF
+    return ((crc >> 15 | crc << 17) + 0xA282_EAD8) & 0xFFFF_FFFF

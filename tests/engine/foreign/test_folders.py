@@ -1,0 +1,162 @@
+"""Runs below a path: names, nesting, links, pipes, pickles, and many runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.foreign import folders, reading
+from engine.foreign.folders import RunFollower, find_runs
+from engine.foreign.reading import Point
+from support.foreign import event, event_file, scalar
+from support.gputrain_command import ROOT
+
+RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
+
+
+def write_events(folder: Path, *values: float, tag: str = "loss") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    records = (event(step, scalar(tag, value)) for step, value in enumerate(values))
+    (folder / "events.out.tfevents.1.host").write_bytes(event_file(*records))
+
+
+def names_below(path: Path) -> list[str]:
+    found = find_runs(path)
+    assert not found.is_partial
+    return [run.name for run in found.runs]
+
+
+def test_find_runs_names_folders_by_relative_path() -> None:
+    assert names_below(RECORDINGS) == ["keras", "lightning/csv", "lightning/tb", "tensorboardx", "timm", "trainer"]
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_find_runs_names_path_itself_for_its_folder(tmp_path: Path, through_link: bool) -> None:
+    write_events(tmp_path / "experiment", 1.0)
+    path = tmp_path / "experiment"
+    if through_link:
+        path = tmp_path / "latest"
+        path.symlink_to("experiment")
+    assert names_below(path) == ["experiment"]
+
+
+def test_find_runs_takes_a_file(tmp_path: Path) -> None:
+    write_events(tmp_path, 1.0)
+    shutil.copy(RECORDINGS / "keras/history.csv", tmp_path)
+    (run,) = find_runs(tmp_path / "history.csv").runs
+    assert (run.name, run.formats, len(run.logs)) == ("history", ("csv",), 1)
+
+
+def test_find_runs_skips_links_pipes_hidden_folders_and_runs_of_gputrain(tmp_path: Path) -> None:
+    write_events(tmp_path / "runs/real", 1.0)
+    write_events(tmp_path / ".cache/hidden", 1.0)
+    own = tmp_path / "runs/own"
+    write_events(own / "tensorboard/train", 1.0)
+    (own / "events.jsonl").touch()
+    (own / "owner.json").touch()
+    (tmp_path / "runs/latest-run").symlink_to("real")
+    (tmp_path / "runs/up").symlink_to(tmp_path)
+    for name in ("events.out.tfevents.1.host", "metrics.csv", "log.jsonl", "p.db", "a.wandb", "trainer_state.json"):
+        pipes = tmp_path / "pipes" / name.partition(".")[0]
+        pipes.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(pipes / name)
+    assert names_below(tmp_path) == ["runs/real"]
+
+
+def test_find_runs_of_pipe_or_missing_path_returns_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.csv")
+    assert names_below(tmp_path / "metrics.csv") == names_below(tmp_path / "missing") == []
+
+
+def test_find_runs_joins_hyperparameters_of_torch_to_their_run(tmp_path: Path) -> None:
+    write_events(tmp_path / "run", 1.0)
+    write_events(tmp_path / "run/1800000000.123", 2.0, tag="final")
+    (run,) = find_runs(tmp_path).runs
+    assert [point.name for point in RunFollower(run).poll()[0].points] == ["loss", "final"]
+
+
+def test_find_runs_opens_no_pickle(tmp_path: Path) -> None:
+    write_events(tmp_path, 1.0)
+    for name in ("training_args.bin", "model.pt", "args.pkl"):
+        (tmp_path / name).write_bytes(pickle.dumps([1]))
+    program = (
+        "import sys; from pathlib import Path\n"
+        "opened = []\n"
+        "sys.addaudithook(lambda name, values: opened.append(str(values[0])) if name == 'open' else None)\n"
+        "from engine.foreign.folders import RunFollower, find_runs\n"
+        "from engine.foreign.parameters import read_parameters\n"
+        "for run in find_runs(Path(sys.argv[1])).runs:\n"
+        "    assert RunFollower(run).poll()[0].points\n"
+        "    read_parameters(run.folder)\n"
+        "print([name for name in opened if name.endswith(('.bin', '.pt', '.pkl'))], 'pickle' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[] False\n"
+
+
+def test_finder_imports_no_large_library() -> None:
+    modules = "engine.foreign.folders, engine.foreign.parameters"
+    program = f"import {modules}, json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    for name in ("torch", "pydantic", "msgspec", "numpy", "yaml", "tensorboard", "wandb"):
+        assert f'"{name}"' not in done.stdout
+
+
+def test_find_runs_finds_2000_runs_within_2_s(tmp_path: Path) -> None:
+    for number in range(2000):
+        folder = tmp_path / f"sweep-{number % 10}" / f"run-{number}" / "logs"
+        if number % 2:
+            write_events(folder, 1.0)
+        else:
+            folder.mkdir(parents=True)
+            (folder / "history.csv").write_text("epoch,loss\n1,0.5\n")
+    started = time.process_time()
+    assert len(names_below(tmp_path)) == 2000
+    assert time.process_time() - started < 6  # three times the target
+
+
+def test_find_runs_bounds_runs_entries_and_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        write_events(tmp_path / f"run-{number}", 1.0)
+    write_events(tmp_path.joinpath(*["d"] * (folders.MAX_DEPTH + 1)), 1.0)
+    assert len(names_below(tmp_path)) == 5
+    monkeypatch.setattr(folders, "MAX_RUNS", 3)
+    found = find_runs(tmp_path)
+    assert (len(found.runs), found.is_partial) == (3, True)
+    monkeypatch.setattr(reading, "MAX_ENTRIES", 2)
+    found = find_runs(tmp_path)
+    assert (len(found.runs) <= 2, found.is_partial) == (True, True)
+
+
+def test_run_changed_at_is_time_of_its_newest_file(tmp_path: Path) -> None:
+    write_events(tmp_path, 1.0)
+    csv_path = tmp_path / "metrics.csv"
+    csv_path.write_text("epoch,loss\n")
+    os.utime(csv_path, (2e9, 2e9))
+    (run,) = find_runs(tmp_path).runs
+    assert run.formats == ("tensorboard", "csv")
+    assert run.changed_at() == 2e9
+
+
+def test_run_follower_takes_each_metric_from_one_log(tmp_path: Path) -> None:
+    write_events(tmp_path, 0.5, 0.25)
+    (tmp_path / "metrics.csv").write_text("step,loss,accuracy\n0,0.5,1\n1,0.25,2\n")
+    (run,) = find_runs(tmp_path).runs
+    events, rows = RunFollower(run).poll()
+    assert [point.value for point in events.points] == [0.5, 0.25]
+    assert rows.points == [Point("accuracy", 0, 1.0), Point("accuracy", 1, 2.0)]
+
+
+def test_names_of_runs_and_metrics_are_printable(tmp_path: Path) -> None:
+    write_events(tmp_path / "\x1b[2J\udcff", 1.0, tag="loss\x1b]0;x\x07")
+    (run,) = find_runs(tmp_path).runs
+    (reading,) = RunFollower(run).poll()
+    assert (run.name, reading.points[0].name) == ("\\x1b[2J\\udcff", "loss\\x1b]0;x\\x07")

@@ -1,0 +1,164 @@
+"""Databases of trackio: its schema, several runs, a writer that is at work, and crafted databases."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.foreign import trackio
+from engine.foreign.folders import find_runs
+from engine.foreign.reading import Point, list_folder
+from engine.foreign.trackio import TrackioRun
+from support.foreign import points_of, values_of
+
+# The two tables that trackio 0.43 makes; the first versions had no `run_id`.
+METRICS = """CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, timestamp TEXT NOT NULL,
+run_name TEXT NOT NULL, step INTEGER NOT NULL, metrics TEXT NOT NULL, log_id TEXT, space_id TEXT)"""
+CONFIGS = """CREATE TABLE configs (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, run_name TEXT NOT NULL,
+config TEXT NOT NULL, created_at TEXT NOT NULL, UNIQUE(run_id))"""
+RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
+TIME = "2027-01-15T08:00:00+00:00"
+UNIX_TIME = 1800000000.0
+
+
+def make_database(path: Path) -> Path:
+    with opened(path) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute(METRICS)
+        database.execute(CONFIGS)
+    return path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path)) as database:
+        yield database
+        database.commit()
+
+
+def log(database: sqlite3.Connection, run: str, step: int, values: dict[str, Any]) -> None:
+    row = (run, TIME, run, step, json.dumps(values).encode())
+    database.execute("INSERT INTO metrics (run_id, timestamp, run_name, step, metrics) VALUES (?, ?, ?, ?, ?)", row)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_find_returns_each_run_of_project(tmp_path: Path) -> None:
+    with opened(make_database(tmp_path / "flowers.db")) as database:
+        for run in ("warm-sky-1", "cold-sea-2"):
+            log(
+                database, run, 3, {"loss": 0.5, "val": {"acc": 0.25}, "bad": "NaN", "image": {"_type": "trackio.image"}}
+            )
+            config = json.dumps({"lr": 0.1, "model": {"width": 8}, "_Username": None, "_Created": TIME})
+            database.execute("INSERT INTO configs VALUES (NULL, ?, ?, ?, ?)", (run, run, config, TIME))
+    runs = find_runs(tmp_path).runs
+    assert [run.name for run in runs] == [f"{tmp_path.name}/flowers/{name}" for name in ("cold-sea-2", "warm-sky-1")]
+    reading = runs[0].logs[0].open().poll()
+    assert reading.parameters == {"lr": 0.1, "model.width": 8}
+    assert reading.points[:2] == [Point("loss", 3, 0.5, None, UNIX_TIME), Point("val.acc", 3, 0.25, None, UNIX_TIME)]
+    assert [point.name for point in reading.points[2:]] == ["bad"]
+
+
+def test_find_reads_recording_of_trackio(tmp_path: Path) -> None:
+    (tmp_path / "proj.db").write_bytes(gzip.decompress((RECORDINGS / "trackio/proj.db.gz").read_bytes()))
+    (run,) = find_runs(tmp_path).runs
+    reading = run.logs[0].open().poll()
+    assert run.name.endswith("/proj/one")
+    assert reading.parameters == {"lr": 0.1, "m.a": 1}
+    assert values_of(reading.points, "loss") == [(0, 1.0), (1, 0.5), (2, 1 / 3), (3, 0.25)]
+
+
+def test_trackio_run_follows_growth_and_creates_no_file(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    source = TrackioRun(path, "a")
+    for step in range(3):
+        with opened(path) as database:
+            log(database, "a", step, {"loss": step})
+        assert source.poll().points == [Point("loss", step, float(step), None, UNIX_TIME)]
+        assert list(contents(tmp_path)) == ["p.db"]
+    assert source.poll().points == []
+
+
+def test_trackio_run_reads_open_database_after_checkpoint(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    source = TrackioRun(path, "a")
+    with opened(path) as database:
+        log(database, "a", 1, {"loss": 1})
+        database.commit()
+        assert source.poll().points == []
+        files = contents(tmp_path)
+        source.poll()
+        assert contents(tmp_path) == files
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert values_of(source.poll().points, "loss") == [(1, 1.0)]
+
+
+def test_trackio_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step in range(5000):
+            log(database, "a", step, {"loss": step})
+            log(database, "b", step, {"loss": -step})
+    source = TrackioRun(path, "a")
+    first = source.poll(100_000)
+    assert 0.1 < first.share < 0.3
+    points = first.points + points_of(source, 100_000)
+    assert values_of(points, "loss") == [(step, float(step)) for step in range(5000)]
+
+
+def test_trackio_run_starts_over_when_run_is_repeated(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step in range(3):
+            log(database, "a", step, {"loss": 1})
+    source = TrackioRun(path, "a")
+    source.poll()
+    path.unlink()
+    with opened(make_database(path)) as database:
+        log(database, "a", 0, {"loss": 2})
+    reading = source.poll()
+    assert (reading.drop_from, values_of(reading.points, "loss")) == (-math.inf, [(0, 2.0)])
+
+
+def test_crafted_database_neither_hangs_nor_runs_view(tmp_path: Path) -> None:
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
+    columns = "x AS id, '' AS timestamp, 0 AS step, '{}' AS metrics, 'a' AS run_name"
+    path = tmp_path / "view.db"
+    with opened(path) as database:
+        database.execute(f"CREATE VIEW metrics AS SELECT {columns} FROM ({endless})")  # noqa: S608
+    started = time.monotonic()
+    assert trackio.find(list_folder(tmp_path)) == []
+    assert TrackioRun(path, "a").poll().problem
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" + bytes(200), b"text"])
+def test_damaged_database_is_reported(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "p.db"
+    path.write_bytes(content)
+    assert trackio.find(list_folder(tmp_path)) == []
+    assert TrackioRun(path, "a").poll().problem
+
+
+def test_trackio_run_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        log(database, "a", 1, {"loss": 1})
+    link, pipe = tmp_path / "link.db", tmp_path / "pipe.db"
+    link.symlink_to(path)
+    os.mkfifo(pipe)
+    for other in (link, pipe, tmp_path / "missing.db"):
+        reading = TrackioRun(other, "a").poll()
+        assert (reading.points, reading.problem is None) == ([], False)
