@@ -8,17 +8,14 @@ run is resumed, and Keras' `CSVLogger` may separate with any character (https://
 from __future__ import annotations
 
 import csv
-import math
 from pathlib import Path
 
-from engine.foreign.growing_file import GrowingFile, read_head
+from engine.foreign.growing_file import RowFile, read_head
 from engine.foreign.reading import (
     MAX_ROW_VALUES,
-    POLL_BYTES,
     Columns,
     Listing,
     Log,
-    MetricNames,
     Reading,
     parse_number,
     row_points,
@@ -69,32 +66,21 @@ def split_row(line: bytes, delimiter: str = "") -> tuple[list[str], str]:
     return [cell.strip() for cell in cells[:MAX_ROW_VALUES]], delimiter
 
 
-class CsvFile:
+class CsvFile(RowFile):
     """Follows one CSV file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
-        self._names = MetricNames()
+        super().__init__(path)
         self._heading: list[str] = []
         self._columns = Columns(None, None, None)
         self._delimiter = ""
-        self._num_rows = 0
 
-    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
-        """Read the complete rows of at most about `max_bytes`."""
-        reading = Reading()
-        try:
-            with self._file.opened() as was_replaced:
-                if was_replaced:
-                    reading.drop_from = -math.inf
-                    self._heading, self._num_rows = [], 0
-                for line in self._file.read_lines(max_bytes):
-                    self._read_row(line, reading)
-        except OSError as error:
-            reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
-        reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size
-        reading.problem = reading.problem or self._names.problem
-        return reading
+    def restart(self) -> None:
+        self._heading = []
+
+    def read(self, max_bytes: int, reading: Reading) -> None:
+        for line in self._file.read_lines(max_bytes):
+            self._read_row(line, reading)
 
     def _read_row(self, line: bytes, reading: Reading) -> None:
         if not self._heading:

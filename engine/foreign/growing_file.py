@@ -5,12 +5,14 @@ The readers of files in this package use it. A file is open only during a poll.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.foreign.reading import POLL_BYTES, MetricNames, Reading
 from engine.utils.files import open_regular_file
 
 # A rewritten file that begins with the same bytes, and has the same bytes before the position, has only grown.
@@ -100,6 +102,37 @@ class GrowingFile:
             self._skips_line = False
             lines = lines[1:]
         return [line for line in lines if len(line) <= MAX_LINE_BYTES]
+
+
+class RowFile:
+    """A source that follows one file. Its format restores its own state in `restart`, and reads in `read`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
+        self._names = MetricNames()
+        self._num_rows = 0
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        """Read the complete rows of at most about `max_bytes`."""
+        reading = Reading()
+        try:
+            with self._file.opened() as was_replaced:
+                if was_replaced:
+                    reading.drop_from, self._num_rows = -math.inf, 0
+                    self.restart()
+                self.read(max_bytes, reading)
+        except OSError as error:
+            reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
+        reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size
+        reading.problem = reading.problem or self._names.problem
+        return reading
+
+    def restart(self) -> None:
+        """Forget what was read before the file was replaced."""
+
+    def read(self, max_bytes: int, reading: Reading) -> None:
+        """Add what is new in the open file. Raises OSError."""
+        raise NotImplementedError
 
 
 def read_head(path: Path, num_bytes: int) -> bytes:

@@ -6,16 +6,13 @@ that follow DeiT (`log.txt`). Format: https://jsonlines.org
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
-from engine.foreign.growing_file import MAX_LINE_BYTES, GrowingFile, read_head
+from engine.foreign.growing_file import MAX_LINE_BYTES, RowFile, read_head
 from engine.foreign.reading import (
-    POLL_BYTES,
     Columns,
     Listing,
     Log,
-    MetricNames,
     Reading,
     flat_numbers,
     parse_json_object,
@@ -52,28 +49,13 @@ def is_log(path: Path) -> bool:
     return False
 
 
-class JsonLines:
+class JsonLines(RowFile):
     """Follows one file of JSON lines. Lines that are no JSON objects are passed over."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
-        self._names = MetricNames()
-        self._num_rows = 0
-
-    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
-        """Read the complete lines of at most about `max_bytes`, which is at least the longest line that is read."""
-        reading = Reading()
-        try:
-            with self._file.opened() as was_replaced:
-                if was_replaced:
-                    reading.drop_from, self._num_rows = -math.inf, 0
-                for line in self._file.read_lines(max(max_bytes, MAX_LINE_BYTES)):
-                    row = flat_numbers(parse_json_object(line) or {})
-                    if row:
-                        reading.points += row_points(row, Columns.find(row), self._num_rows, self._names)
-                        self._num_rows += 1
-        except OSError as error:
-            reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
-        reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size
-        reading.problem = reading.problem or self._names.problem
-        return reading
+    def read(self, max_bytes: int, reading: Reading) -> None:
+        # At least the longest line that is read.
+        for line in self._file.read_lines(max(max_bytes, MAX_LINE_BYTES)):
+            row = flat_numbers(parse_json_object(line) or {})
+            if row:
+                reading.points += row_points(row, Columns.find(row), self._num_rows, self._names)
+                self._num_rows += 1

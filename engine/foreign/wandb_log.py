@@ -8,23 +8,20 @@ https://github.com/wandb/wandb/blob/main/wandb/proto/wandb_internal.proto.
 from __future__ import annotations
 
 import json
-import math
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.foreign.growing_file import GrowingFile
+from engine.foreign.growing_file import RowFile
 from engine.foreign.parameters import flatten, without_wandb_keys
 from engine.foreign.protobuf import ProtobufError, fields, text_of
 from engine.foreign.reading import (
     MAX_ROW_VALUES,
-    POLL_BYTES,
     Columns,
     Listing,
     Log,
-    MetricNames,
     Reading,
     flat_numbers,
     row_points,
@@ -52,34 +49,23 @@ def _log(path: Path) -> Log:
     return Log("wandb", (path,), lambda: WandbLog(path))
 
 
-class WandbLog:
+class WandbLog(RowFile):
     """Follows one `.wandb` file. Records that are damaged or too large are passed over."""
 
     def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
-        self._names = MetricNames()
+        super().__init__(path)
         self._parts = b""
         self._is_joining = False
-        self._num_rows = 0
 
-    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
-        """Read the complete records of at most about `max_bytes`."""
-        reading = Reading()
-        try:
-            with self._file.opened() as was_replaced:
-                if was_replaced:
-                    reading.drop_from = -math.inf
-                    self._parts, self._is_joining, self._num_rows = b"", False, 0
-                data = self._file.read(max(max_bytes, 2 * BLOCK_BYTES))
-                if self._file.offset == 0 and len(data) >= len(FILE_HEADER) and not data.startswith(FILE_HEADER):
-                    reading.problem = f"{self._file.path.name} is no W&B file of version 0"
-                else:
-                    self._file.offset += self._parse(data, reading)
-        except OSError as error:
-            reading.problem = f"{self._file.path.name} cannot be read: {error.strerror}"
-        reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size
-        reading.problem = reading.problem or self._names.problem
-        return reading
+    def restart(self) -> None:
+        self._parts, self._is_joining = b"", False
+
+    def read(self, max_bytes: int, reading: Reading) -> None:
+        data = self._file.read(max(max_bytes, 2 * BLOCK_BYTES))
+        if self._file.offset == 0 and len(data) >= len(FILE_HEADER) and not data.startswith(FILE_HEADER):
+            reading.problem = f"{self._file.path.name} is no W&B file of version 0"
+        else:
+            self._file.offset += self._parse(data, reading)
 
     def _parse(self, data: bytes, reading: Reading) -> int:
         """Read the complete fragments at the beginning of `data`, and return their number of bytes."""

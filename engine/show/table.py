@@ -23,7 +23,7 @@ Line = tuple[Span, ...]
 Cell = str | Line
 GAP = "  "
 NO_LIMIT = 1 << 30
-"""Width of a table that nothing is cut from."""
+"""Width at which every cell is shown in full."""
 
 
 class Align(Enum):

@@ -21,7 +21,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Word:
-    """A first word: a command, or with `default` a group whose command of this name may be left out."""
+    """The first word of a command line: a command, or a group that runs its `default` unless another one is typed."""
 
     panel: str
     summary: str
