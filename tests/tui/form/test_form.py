@@ -1,13 +1,9 @@
-"""The form without widgets: values, config, command, LR curve and checks."""
+"""The form without widgets: values, config, command and LR curve."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -20,18 +16,13 @@ from engine.config.loader import presets, resolve_config
 from engine.config.rules import DEPENDS_ON
 from engine.config.schema import Config, as_dict, fields
 from engine.config.section import Section
-from engine.gpus.current_use import find_current_use
-from engine.gpus.snapshot import Reading, Snapshot
 from engine.launch.preflight import RunRequest
 from engine.optim.lr_schedule import lr_factor
-from engine.utils.errors import Problem, UsageError
-from support.gputrain_command import Gputrain, wait_for
-from support.messages import has_problem, raises_problem
-from support.replace import replace
-from support.screen.demo_app import FROZEN_NOW, demo_snapshot
+from engine.utils.errors import UsageError
+from support.gputrain_command import Gputrain
+from support.messages import raises_problem
 from tui.cli.main import app
 from tui.flags import run_arguments
-from tui.form.checks import FormChecker
 from tui.form.completions import Completer
 from tui.form.fields import form_fields, form_sections, help_text, is_relevant
 from tui.form.model import (
@@ -43,7 +34,6 @@ from tui.form.model import (
     save_last_form,
     validate_form,
 )
-from tui.form.plan import plan_text
 from tui.widgets.field_lines import LABEL_COLUMNS
 
 TYPED = {
@@ -60,12 +50,6 @@ TYPED = {
     "precision.amp": "bf16",
     "device.wait": "true",
 }
-
-
-@pytest.fixture(autouse=True)
-def isolated_xdg_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "GPUTRAIN_RESERVATIONS"):
-        monkeypatch.setenv(name, str(tmp_path / name))
 
 
 @pytest.mark.parametrize("base", [None, "digits"])
@@ -248,150 +232,6 @@ def test_form_of_run_picks_free_name(tmp_path: Path) -> None:
     again = form_from_run(tmp_path / "a-3" / "config.yaml")
     assert (again.config().run.name, again.config().optim.lr) == ("a-5", 0.7)
     assert form_from_run(tmp_path / "b" / "config.yaml").config().run.name == "b-2"
-
-
-@pytest.fixture
-def checker(tmp_path: Path) -> Iterator[FormChecker]:
-    checker = FormChecker(tmp_path / "runs")
-    yield checker
-    checker.cancel()
-
-
-def check(checker: FormChecker, snapshot: Snapshot | None = None, **typed: str) -> tuple[int, list[Problem]]:
-    form = Form("digits", {key.replace("__", "."): text for key, text in typed.items()})
-    config, invalid = validate_form(form)
-    assert config is not None
-    checked = checker.check(checker.begin(config), config, snapshot, invalid)
-    assert checked is not None
-    return checked.total_ranks, checked.problems
-
-
-def test_checker_counts_ranks_steps_and_images(checker: FormChecker) -> None:
-    config = Form("digits").config()
-    checked = checker.check(checker.begin(config), config, None)
-    assert checked is not None and checked.sampler is not None
-    assert (checked.total_ranks, checked.sampler.steps_per_epoch, checked.sampler.train_images) == (2, 22, 1438)
-    assert check(checker, demo_snapshot(FROZEN_NOW), device__gpus="2,3") == (2, [])
-    config = Form("digits", {"device.gpus": "cpu", "precision.amp": "O2"}).config()
-    warned = checker.check(checker.begin(config), config, None)
-    assert warned is not None and has_problem([*warned.warnings], "slow-precision", "precision.amp", "O2")
-    assert f"! {warned.warnings[0]}" in plan_text(config, [], warned).plain.splitlines()
-    config = Form(None, {"data.dataset": "fake", "data.fake_train": "20"}).config()
-    assert "global batch size 20" in plan_text(config, [], checker.check(checker.begin(config), config, None)).plain
-
-
-def test_plan_says_in_one_line_what_gpus_compute_in(checker: FormChecker) -> None:
-    config = Form("digits", {"device.gpus": "2,3", "precision.amp": "auto"}).config()
-    snapshot = demo_snapshot(FROZEN_NOW)
-    gpus = tuple(replace(gpu, compute_capability=Reading("9.0", 0.0)) for gpu in snapshot.gpus)
-    checked = checker.check(checker.begin(config), config, replace(snapshot, gpus=gpus))
-    assert "Precision: bf16 AMP (auto), TF32" in plan_text(config, [], checked).plain.splitlines()
-
-
-def test_checker_warns_of_keys_without_effect(checker: FormChecker) -> None:
-    form = Form("digits", {"schedule.power": "2", "device.empty_cache": "true", "device.gpus": "cpu"})
-    config = form.config()
-    checked = checker.check(checker.begin(config), config, None, typed=form.overrides, warnings=form.warnings())
-    assert checked is not None
-    power, empty_cache = checked.warnings
-    assert has_problem([power], "no-effect", "", "schedule.power=2.0", "schedule.name=cosine", "polynomial")
-    assert has_problem([empty_cache], "no-effect", "", "device.empty_cache=true")
-    assert {f"! {power}", f"! {empty_cache}"} <= {*plan_text(config, [], checked).plain.splitlines()}
-
-
-def test_checker_reports_missing_host_resources(checker: FormChecker) -> None:
-    snapshot = demo_snapshot(FROZEN_NOW)
-    assert has_problem(check(checker, snapshot, device__gpus="9")[1][:1], "gpu-not-found", "device.gpus", "'9'")
-    assert has_problem(check(checker, model__name="cnnn")[1][:1], "unknown-value", "model.name", "did you mean cnn?")
-    assert has_problem(check(checker, data__batch_size="2000")[1][:1], "too-large", "data.batch_size", "4000")
-    missing = check(checker, data__dataset="folder", data__path="/nowhere")[1][:1]
-    assert has_problem(missing, "not-found", "data.path", "/nowhere")
-
-
-@pytest.mark.usefixtures("preflight_in_process")
-def test_checker_reports_invalid_values_with_problems_of_host(checker: FormChecker, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "a").mkdir(parents=True)
-    _, problems = check(checker, optim__lr="-1", model__name="cnnn", run__name="a")
-    assert [problem.location for problem in problems] == ["optim.lr", "model.name", "run.name"]
-
-
-def test_checker_cancels_scan_of_other_data(checker: FormChecker) -> None:
-    config = Form("digits").config()
-    checker.check(checker.begin(config), config, None)
-    os.kill(checker._helpers["preflight"]._process.pid, signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as pool:
-        hanging = pool.submit(checker.check, checker.begin(config), config, None)
-        wait_for(lambda: checker._turns["preflight"].locked(), "the first check")
-        assert check(checker, data__dataset="fake", data__image_size="8")[1] == []
-        assert hanging.result() is None
-
-
-def test_checker_builds_model_unless_newer_check_begins(checker: FormChecker) -> None:
-    config = Form("digits", {"model.freeze": "[nothing]"}).config()
-    [problem] = checker.check_model(checker.begin(config), config, on_gpu=False).problems
-    assert has_problem([problem], "unknown-value", "model.freeze", "'nothing'")
-    with ThreadPoolExecutor(1) as pool:
-        delayed = pool.submit(checker.check_model, checker.begin(config), config, on_gpu=False)
-        checker.cancel()
-        assert delayed.result().problems == []
-
-
-def test_checker_starts_no_helper_for_canceled_check(checker: FormChecker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.form.checks.start_helper", lambda *_, **__: pytest.fail("started a process"))
-    config = Form("digits").config()
-    canceled = checker.begin(config)
-    # A newer check, which is not that of the thread whose model check comes late.
-    checker.begin(config)
-    assert checker.check(canceled, config, None) is None
-    assert checker.check_model(canceled, config, on_gpu=False).problems == []
-
-
-def test_checker_ends_threads_of_replaced_checks_while_helper_hangs(checker: FormChecker) -> None:
-    config = Form("digits").config()
-    checker.check(checker.begin(config), config, None)
-    os.kill(checker._helpers["preflight"]._process.pid, signal.SIGSTOP)
-    with ThreadPoolExecutor(4) as pool:
-        pool.submit(checker.check, checker.begin(config), config, None)
-        wait_for(lambda: checker._turns["preflight"].locked(), "the first check")
-        queued = [pool.submit(checker.check, checker.begin(config), config, None) for _ in range(3)]
-        assert [replaced.result(timeout=10) for replaced in queued[:-1]] == [None, None]
-        checker.cancel()
-
-
-def test_checker_answers_concurrent_requests_with_their_own_answers(checker: FormChecker) -> None:
-    canceled = checker.begin(Form("digits").config())
-    refused = [Form("digits", {"model.freeze": f"[nothing{number}]"}).config() for number in range(3)]
-    with ThreadPoolExecutor(3) as pool:
-        answers = pool.map(lambda config: checker.check_model(canceled, config, on_gpu=False).problems, refused)
-        for number, [problem] in enumerate(answers):
-            assert has_problem([problem], "unknown-value", "model.freeze", f"'nothing{number}'")
-
-
-def test_checker_gives_up_hanging_transform_for_other_transform(
-    checker: FormChecker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    program = "import time\n\n\ndef hang(image):\n    time.sleep(1000)\n\n\ndef same(image):\n    return image\n"
-    (tmp_path / "slow.py").write_text(program)
-    hanging = Form("digits", {"augment.transform": "slow:hang"}).config()
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(checker.check, checker.begin(hanging), hanging, None)
-        wait_for(lambda: checker._turns["preflight"].locked(), "the first check")
-        assert check(checker, augment__transform="slow:same")[1] == []
-        assert first.result() is None
-
-
-@pytest.mark.usefixtures("preflight_in_process")
-def test_checker_knows_no_devices_before_first_snapshot_or_while_run_waits(checker: FormChecker) -> None:
-    needs_gpus = {"model__sync_bn": "true", "model__name": "resnet18", "device__backend": "nccl"}
-    pending = replace(demo_snapshot(FROZEN_NOW), gpus=(), error="no answer yet", pending=True)
-    busy = demo_snapshot(FROZEN_NOW)
-    busy = replace(busy, gpus=tuple(gpu for gpu in busy.gpus if find_current_use(gpu) is not None))
-    assert check(checker, device__gpus="auto", **needs_gpus)[1] == []
-    assert check(checker, pending, device__gpus="auto", **needs_gpus)[1] == []
-    assert check(checker, busy, device__gpus="auto", device__wait="true", **needs_gpus)[1] == []
-    problems = check(checker, replace(pending, pending=False), device__gpus="auto", **needs_gpus)[1]
-    assert [problem.location for problem in problems] == ["device.backend"]
 
 
 def test_run_arguments_write_keys_without_flag_as_key_value() -> None:
