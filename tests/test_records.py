@@ -19,6 +19,9 @@ FOREIGN_JSON = {
     "engine/distributed/flight_recorder.py:collectives_of_dump",  # the flight recorder of torch
     "engine/data/sources/tar_index.py:_label",  # labels in a tar shard
     "engine/config/differences.py:_json_value",  # values of YAML as JSON, for comparisons
+    "engine/foreign/reading.py:parse_json_object",  # rows of other trainers
+    "engine/foreign/trainer_state.py:",
+    "engine/foreign/wandb_log.py:_parse_json",
 }
 
 

@@ -22,7 +22,7 @@ from engine.utils.errors import Problem
 from support.gputrain_command import GPUTRAIN, Gputrain, clean_environment
 from support.messages import has_problem, says
 from support.runs.factories import find_free_port
-from tui.cli.train import build_request
+from tui.cli.train import StartOptions, build_request
 from tui.form.checks import FormChecker
 from tui.form.model import Form, validate_form
 
@@ -148,13 +148,17 @@ def assert_messages(messages: list[str], expected: list[tuple[str, str, str]]) -
 def test_preflight_returns_all_problems(refusal: Refusal, workdir: Path) -> None:
     arguments, expected = in_folder(refusal, workdir)
     before = files(workdir)
-    request = build_request(lambda: resolve_config("digits", arguments), "digits", str(workdir / "runs"))
+    request = build_request(
+        lambda: resolve_config("digits", arguments), StartOptions(runs_dir=str(workdir / "runs")), base="digits"
+    )
     assert_problems(find_problems(request), expected)
     assert files(workdir) == before
 
 
 def test_preflight_refuses_unwritable_runs_folder(workdir: Path) -> None:
-    request = build_request(lambda: resolve_config("digits"), "digits", str(workdir / "mine.py" / "runs"))
+    request = build_request(
+        lambda: resolve_config("digits"), StartOptions(runs_dir=str(workdir / "mine.py" / "runs")), base="digits"
+    )
     [problem] = find_problems(request)
     assert has_problem([problem], "not-writable", None, f"{workdir}/mine.py/runs", "--runs-dir")
 

@@ -11,7 +11,7 @@ from engine.config.schema import Config, as_stored
 from engine.config.yaml_io import to_yaml
 from engine.runs.claimed_run import claim_run
 from support.runs.factories import make_run_folder
-from tui.cli.train import build_request
+from tui.cli.train import StartOptions, build_request
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,9 @@ def test_stored_config_repeats_its_run_under_next_free_name(
 ) -> None:
     run = make_run_folder(tmp_path, folder)
     run.config.write_text(to_yaml(as_stored(Config.model_validate({"run": {"name": stored}}))))
-    request = build_request(lambda: resolve_config(str(run.config), overrides), "config", str(tmp_path))
+    request = build_request(
+        lambda: resolve_config(str(run.config), overrides), StartOptions(runs_dir=str(tmp_path)), base="config"
+    )
     config = request.config.run
     claimed = claim_run(tmp_path, config.name, request.default_name, resume=config.resume or config.requeue)
     assert claimed.folder.name == started
@@ -41,4 +43,5 @@ def test_config_of_user_keeps_its_name_which_is_in_use(tmp_path: Path) -> None:
     make_run_folder(tmp_path, "a")
     file = tmp_path / "config.yaml"
     file.write_text("run: {name: a}")
-    assert build_request(lambda: resolve_config(str(file)), "config", str(tmp_path)).config.run.name == "a"
+    start = StartOptions(runs_dir=str(tmp_path))
+    assert build_request(lambda: resolve_config(str(file)), start, base="config").config.run.name == "a"
