@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from support.catalogs import fill_catalogs
 from support.gpu.fake_cuda import Rehearsal, build_fake_cuda, find_reason_to_skip
@@ -27,6 +28,10 @@ from support.gputrain_command import (
 )
 
 pytest_plugins = ["support.cpu_time"]
+
+# No test depends on the load of the machine.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def restore_signals() -> None:

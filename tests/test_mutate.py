@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-
-import mutate
 
 SOURCE = '''"""Add."""
 
@@ -42,8 +42,14 @@ def test_count():
 """
 
 
+@pytest.fixture(scope="module")
+def mutate() -> ModuleType:
+    """The tool. Its libraries take seconds to import, which every xdist worker would do while it collects."""
+    return importlib.import_module("mutate")
+
+
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(mutate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "engine").mkdir()
     (tmp_path / "tests" / "engine").mkdir(parents=True)
     (tmp_path / "engine" / "steps.py").write_text(SOURCE)
@@ -52,12 +58,12 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def find_diffs(count: int, seed: int = 1) -> list[str]:
+def find_diffs(mutate: ModuleType, count: int, seed: int = 1) -> list[str]:
     return [mutant.diff for mutant in mutate.find_mutants(mutate.find_files("engine.steps"), seed, count)]
 
 
-def test_mutants_leave_annotations_imports_and_texts(repository: Path) -> None:
-    diffs = find_diffs(99)
+def test_mutants_leave_annotations_imports_and_texts(mutate: ModuleType, repository: Path) -> None:
+    diffs = find_diffs(mutate, 99)
     assert len(diffs) > 10
     changed = [line[2:] for diff in diffs for line in diff.splitlines() if line.startswith("+")]
     assert "def grow(value: int | None, step: int = 4) -> float:" in changed
@@ -68,17 +74,17 @@ def test_mutants_leave_annotations_imports_and_texts(repository: Path) -> None:
     ]
 
 
-def test_mutants_are_chosen_by_seed_and_stay_when_other_lines_change(repository: Path) -> None:
-    chosen = find_diffs(5)
-    assert chosen == find_diffs(5)
-    assert chosen != find_diffs(5, seed=2)
+def test_mutants_are_chosen_by_seed_and_stay_when_other_lines_change(mutate: ModuleType, repository: Path) -> None:
+    chosen = find_diffs(mutate, 5)
+    assert chosen == find_diffs(mutate, 5)
+    assert chosen != find_diffs(mutate, 5, seed=2)
     (repository / "engine" / "steps.py").write_text(SOURCE.replace("Return the next", "Return the\n\n    next"))
-    assert find_diffs(5) == chosen
+    assert find_diffs(mutate, 5) == chosen
 
 
 @pytest.mark.nightly
-def test_mutants_are_killed_by_failing_tests_on_a_copy(repository: Path) -> None:
-    shutil.copy(Path(mutate.__file__), repository / "tests" / "mutate.py")
+def test_mutants_are_killed_by_failing_tests_on_a_copy(mutate: ModuleType, repository: Path) -> None:
+    shutil.copy(str(mutate.__file__), repository / "tests" / "mutate.py")
     (repository / "engine" / "__init__.py").touch()
     subprocess.run(["git", "init", "-q", repository], check=True)
     command = [sys.executable, "tests/mutate.py", "engine.steps", "--count", "99", "--jobs", "1"]

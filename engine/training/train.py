@@ -190,6 +190,7 @@ def _start_pipeline(
         workers,
         max_workers=max_workers,
         decoder_choice=choice.decoder,
+        devices_per_rank=plan.devices_per_rank,
     )
     warnings += pipeline.warnings
     return TrainingData(source, sampler, image_format, pipeline), warnings

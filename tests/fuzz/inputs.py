@@ -40,7 +40,7 @@ def changed(documents: Sequence[Any]) -> st.SearchStrategy[Any]:
 
 
 def _change(document: Any, draw: st.DrawFn) -> Any:
-    places = list(_places(document))
+    places = [(parent, key) for _, parent, key in _fields(document)]
     if not places:
         return copy.deepcopy(draw(VALUES))
     parent, key = draw(st.sampled_from(places))
@@ -57,19 +57,22 @@ def _change(document: Any, draw: st.DrawFn) -> Any:
     return document
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each container inside a value with each of its keys or indices."""
-    items = (
-        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
-    )
-    for key, part in items:
-        yield value, key
-        yield from _places(part)
+def _fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yield each container inside a value with each of its keys or indices, after its path, where [] is any index."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in list(items):
+        place = (*path, str(key) if isinstance(value, dict) else "[]")
+        yield place, value, key
+        yield from _fields(part, place)
 
 
 def odd_documents(document: Any) -> Iterator[Any]:
-    """Yield the document without each of its values, and with each odd value in its place. Changes it in between."""
-    for parent, key in list(_places(document)):
+    """Yield the document without each of its values, and with each odd value in its place. Changes it in between.
+
+    Of the items of a list, which have one type, the first that has a field stands for all.
+    """
+    first_places = {path: (parent, key) for path, parent, key in reversed(list(_fields(document)))}
+    for parent, key in first_places.values():
         value = parent[key]
         for odd in ODD_VALUES:
             parent[key] = odd

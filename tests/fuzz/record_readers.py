@@ -109,8 +109,8 @@ def damaged_documents(kind: type[Record]) -> st.SearchStrategy[tuple[dict[str, A
     return documents(kind).flatmap(damage)
 
 
-def fuzz_record(kind: type[Record], batches: int) -> int:
-    """Decode documents of a record class, hundreds in each of the first batches. Return how many."""
+def fuzz_record(kind: type[Record], batches: int, odd_batches: int = MAX_ODD_BATCHES) -> int:
+    """Decode documents of a record class, hundreds in each of the first `odd_batches`. Return how many."""
     checked, decoded, valid = 0, 0, False
 
     @seed(0)
@@ -132,7 +132,7 @@ def fuzz_record(kind: type[Record], batches: int) -> int:
             # A check in the class itself may refuse others that its types allow.
             valid = True
         checked += 1
-        if checked <= MAX_ODD_BATCHES:
+        if checked <= odd_batches:
             damaged += [json.dumps(odd).encode() for odd in odd_documents(copy.deepcopy(document))]
         for data in damaged:
             read_record(kind, data)

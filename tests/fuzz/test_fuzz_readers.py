@@ -35,7 +35,8 @@ def test_readers_raise_only_documented_exceptions() -> None:
 @pytest.mark.parametrize("part", range(6))
 def test_records_refuse_what_does_not_survive_encoding(part: int) -> None:
     for kind in sorted(record_classes(), key=lambda kind: (kind.__name__, kind.__module__))[part::6]:
-        fuzz_record(kind, batches=4)
+        # The first document has only the required fields.
+        fuzz_record(kind, batches=4, odd_batches=2)
 
 
 @pytest.mark.parametrize("kind", [KeyError, AssertionError])

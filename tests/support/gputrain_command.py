@@ -111,7 +111,7 @@ class Gputrain:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
             check=False,
         )
 

@@ -44,10 +44,13 @@ class BatchBuffers:
 
     A loader process takes buffers (`new_images`) and sends them to the rank (`send`). The rank receives them
     (`receive`); a buffer is free again when the last tensor that shares its memory is gone.
+
+    Each buffer has at least `num_bytes`. With those of the largest batch, none is ever replaced by a larger one, whose
+    memory would exist beside the smaller one until the rank receives it. Pages without images take no memory.
     """
 
-    def __init__(self, processes: int, per_process: int) -> None:
-        self._per_process = per_process
+    def __init__(self, processes: int, per_process: int, num_bytes: int) -> None:
+        self._per_process, self._num_bytes = per_process, num_bytes
         # One byte per buffer: 1 from when the loader process takes it until the rank has released it.
         self._in_use = mmap.mmap(-1, max(processes * per_process, 1))
         self._memory: dict[int, Tensor] = {}
@@ -63,7 +66,7 @@ class BatchBuffers:
         self._in_use[number] = 1
         memory = self._memory.get(number)
         if memory is None or len(memory) < prod(shape):
-            memory = self._memory[number] = shared_memory(prod(shape))
+            memory = self._memory[number] = shared_memory(max(self._num_bytes, prod(shape)))
             self._received.discard(number)
         return NewImages(_as_images(memory, shape), number)
 

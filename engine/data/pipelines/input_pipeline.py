@@ -32,8 +32,8 @@ class InputPipeline:
     """The chosen input pipeline: one batch per request. `warnings` are for the log.
 
     With `workers` > 0 the constructor forks the loader processes: create it before the process initializes CUDA or
-    starts threads. `max_workers` is that of `BatchLoader`. While the decoder of `decoder_choice` is None, they wait for
-    `set_decoder`.
+    starts threads. `max_workers` and `devices_per_rank` are those of `BatchLoader`. While the decoder of
+    `decoder_choice` is None, they wait for `set_decoder`.
 
     Raises UsageError if the user's transform cannot be loaded. With the memory pipeline, raises
     UnreadableImageError as `load_in_memory` does.
@@ -49,13 +49,14 @@ class InputPipeline:
         workers: int = 0,
         max_workers: int | None = None,
         decoder_choice: DecoderChoice = CPU_DECODER,
+        devices_per_rank: int = 1,
     ) -> None:
         self._source, self._config, self._format, self._requests = source, config, image_format, requests
         self.pipeline_choice, pipeline = pipeline_choice, pipeline_choice.pipeline
         self._in_memory = load_in_memory(source, config, image_format) if pipeline == "memory" else None
         self.decoder_choice, self._decoder = decoder_choice, DecoderSwitch(decoder_choice.decoder)
         self._loader = (
-            BatchLoader(source, config, image_format, requests, workers, max_workers, decoder=self._decoder)
+            BatchLoader(source, config, image_format, requests, workers, max_workers, self._decoder, devices_per_rank)
             if pipeline == "stream"
             else None
         )

@@ -19,7 +19,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from engine.config.schema import Config
-from engine.data.limits import BATCHES_IN_PROGRESS, buffers_per_process, loader_processes, uses_threads
+from engine.data.limits import (
+    BATCHES_IN_PROGRESS,
+    LoaderFootprint,
+    buffers_per_process,
+    loader_processes,
+    uses_threads,
+)
 from engine.data.pipelines.batch import Batch, BatchDataset
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
 from engine.data.pipelines.choose_decoder import DecoderSwitch
@@ -46,7 +52,8 @@ class BatchLoader:
     starts threads. The same processes serve the whole run. They are `workers` DataLoader workers, or few of them with
     `workers` decode threads in all (`engine.data.limits.uses_threads`). With `max_workers`, the number of threads
     follows the steps of the rank, at most to `max_workers`. With the `decoder` gpu, JPEG files are for
-    `engine.data.pipelines.gpu_decoder`; the processes load nothing before it is set.
+    `engine.data.pipelines.gpu_decoder`; the processes load nothing before it is set. A batch has at most
+    `data.batch_size` images for each of the `devices_per_rank`.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class BatchLoader:
         workers: int,
         max_workers: int | None = None,
         decoder: DecoderSwitch | None = None,
+        devices_per_rank: int = 1,
     ) -> None:
         decoder = decoder or DecoderSwitch("cpu")
         dataset = BatchDataset(source, config, image_format)
@@ -78,7 +86,9 @@ class BatchLoader:
             receive: Callable[[Any], Batch] = _as_received
             if uses_threads(config) and isinstance(source, EncodedSource):
                 self.thread_count = ThreadCount(workers, max_workers)
-                buffers = BatchBuffers(self.num_processes, buffers_per_process(config.data.prefetch))
+                footprint = LoaderFootprint.from_config(config, 1, workers, image_format, devices_per_rank)
+                per_process = buffers_per_process(config.data.prefetch)
+                buffers = BatchBuffers(self.num_processes, per_process, footprint.batch_bytes)
                 loaded = ThreadedBatches(source, dataset, requests, self.thread_count, self.counters, buffers, decoder)
                 receive = buffers.receive
                 sampler = None

@@ -44,7 +44,7 @@ def measure_decoders(
     sample = BatchRequest(request.part, request.epoch, request.indices[:SAMPLE_IMAGES])
     try:
         with single_torch_thread():
-            load_seconds, pixels = _load(lambda: PendingPixels(source, dataset, sample, BatchBuffers(1, 0), 0))
+            load_seconds, pixels = _load(lambda: PendingPixels(source, dataset, sample, BatchBuffers(1, 0, 0), 0))
             prepare_seconds, batch = _load(lambda: PendingEncodedBatch(source, dataset, sample))
     except Exception:
         # The error recurs during training, where it is reported with the failing image.

@@ -147,6 +147,16 @@ def test_doctor_command_expects_gpus_for_run_that_waits(gputrain: Gputrain, gpu_
     assert devices["state"] == "warning" and devices["code"] == "gpu-in-use" and str(UNKNOWN_PID) in devices["found"]
 
 
+def test_doctor_command_reports_run_that_would_be_refused(gputrain: Gputrain) -> None:
+    variables = gputrain.environment | {"PYTHONPATH": stub(gputrain.folder, "torch", "raise RuntimeError('no torch')")}
+    process = gputrain.start("doctor", "digits", "--json", "device.gpus=7", "run.name=last", env=variables)
+    checks = [check for check in json.loads(process.communicate(timeout=60)[0])["checks"] if check["area"] == "run"]
+    assert process.returncode == 2
+    problems = [check for check in checks if check["state"] == "problem"]
+    assert [check["code"] for check in problems] == ["invalid-name", "driver-unavailable"]
+    assert [check["found"].partition(":")[0] for check in problems] == ["run.name", "device.gpus"]
+
+
 def test_doctor_reports_hanging_driver_and_import_without_blocking(
     gpu_host: FakeGpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

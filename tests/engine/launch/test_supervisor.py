@@ -128,7 +128,7 @@ def open_files(pid: int) -> set[str]:
     return files
 
 
-@pytest.mark.parametrize("long_run", ["fork", "spawn"], indirect=True)
+@with_fork_and_nightly_spawn
 def test_store_of_one_host_is_an_anonymous_file_without_port_until_all_get_sigterm(
     gputrain: Gputrain, long_run: subprocess.Popen[str]
 ) -> None:

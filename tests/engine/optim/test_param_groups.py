@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import deepcopy
 
 import pytest
-import timm
 import torch
 from torch import nn
 from torchvision import models
@@ -115,8 +114,16 @@ def test_weight_decay_groups_reject_unknown_and_negative_values() -> None:
     assert [problem.location for problem in caught.value.problems] == ["optim.weight_decay_groups", "optim.decay_norms"]
 
 
+def timm_model(name: str, **options: int) -> nn.Module:
+    # It takes two seconds, which every xdist worker would spend while it collects.
+    import timm
+
+    model: nn.Module = timm.create_model(name, **options)
+    return model
+
+
 def test_decay_norms_false_exempts_parameters_named_by_model() -> None:
-    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
+    model = timm_model("vit_tiny_patch16_224", depth=1, num_classes=3)
     optimizer = build_optimizer(OptimConfig(weight_decay=0.1, decay_norms=False), model)
     free = next(group["param_names"] for group in optimizer.param_groups if group["weight_decay"] == 0)
     assert {"cls_token", "pos_embed", "norm.weight", "head.bias"} <= set(free)
@@ -157,7 +164,7 @@ def test_layer_ids_orders_blocks_from_stem_to_head(name: str) -> None:
     if name == "resnet18-small":
         model = SmallResNet18(1, 3)
     elif name.startswith("timm "):
-        model = timm.create_model(name.removeprefix("timm "))
+        model = timm_model(name.removeprefix("timm "))
     else:
         with torch.device("meta"):
             model = models.get_model(name, weights=None)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 
 from engine.config.effects import optimizer_keys_without_effect
@@ -33,6 +32,9 @@ from support.models.small_model import refused, resumes_identically, same, small
     ],
 )
 def test_timm_optimizer_matches_timm(name: str, values: dict[str, Any], arguments: dict[str, Any]) -> None:
+    # It takes two seconds, which every xdist worker would spend while it collects.
+    import timm
+
     config = OptimConfig(name=f"timm:{name}", lr=0.01, **values)
     assert timm_optimizer_problems(config) == []
     ours, theirs = small(), small()

@@ -258,7 +258,7 @@ def test_kill_while_the_thread_writes_leaves_an_intact_checkpoint(function: str,
     # Not a fork of this process: autograd refuses to work in one if it has worked here.
     rank = multiprocessing.get_context("forkserver").Process(target=train_until_killed, args=(function, tmp_path))
     rank.start()
-    rank.join(60)
+    rank.join(200)
     assert rank.exitcode == -signal.SIGKILL
     _, state, damaged = load_newest(tmp_path / "checkpoints")
     assert (state["step"], damaged) == (KILLED_AT[function], [])

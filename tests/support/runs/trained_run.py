@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from typer.testing import CliRunner, Result
 
 from engine.config.loader import validate_config
@@ -27,7 +28,7 @@ def call(*arguments: object) -> Result:
 
 
 def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) -> RunFolder:
-    """Create a run with only a checkpoint, of a model with random weights unless `state` contains others."""
+    """Create a run with only a checkpoint, of a model with the same random weights unless `state` contains others."""
     resolved = validate_config(
         {"data": {"dataset": "fake", "num_classes": 5, "image_size": 8}, "model": {"name": "linear"}} | config
     )
@@ -36,7 +37,11 @@ def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) 
     checkpoint: dict[str, Any] = dict.fromkeys(CHECKPOINT_KEYS)
     checkpoint |= {"step": 7, "best_epoch": 1, "best_accuracy": 0.5, "image_format": asdict(input_format)}
     checkpoint |= {"config": as_dict(resolved), "classes": list(classes)}
-    checkpoint["model"] = build_model(resolved, input_format.channels, len(classes), input_format.size).state_dict()
+    with torch.random.fork_rng(devices=[]):
+        # With some weights, the two best classes of an image are almost equally likely.
+        torch.manual_seed(0)
+        model = build_model(resolved, input_format.channels, len(classes), input_format.size)
+    checkpoint["model"] = model.state_dict()
     run = RunFolder(folder)
     folder.mkdir(parents=True)
     run.lock.touch()

@@ -236,7 +236,7 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-async def wait_until(pilot: Pilot[None], condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def wait_until(pilot: Pilot[None], condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "timed out"

@@ -12,7 +12,7 @@ import termios
 from support.gputrain_command import Gputrain, wait_for
 
 # Only detects a hang; no test measures time with it.
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 # The escape sequences that leave the alternate screen and show the cursor.
 LEAVE_ALTERNATE_SCREEN, SHOW_CURSOR = b"\x1b[?1049l", b"\x1b[?25h"
 

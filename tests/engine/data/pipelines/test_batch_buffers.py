@@ -15,6 +15,7 @@ from engine.data.pipelines.batch import Batch
 from engine.data.pipelines.batch_buffers import BatchBuffers, SentBatch
 
 COUNT, CHANNELS, SIZE = 2, 3, 4
+NUM_BYTES = COUNT * CHANNELS * SIZE**2
 
 
 def load_batch(buffers: BatchBuffers, value: int, *, size: int = SIZE, process: int = 0) -> SentBatch:
@@ -29,7 +30,7 @@ def constant(value: int, size: int = SIZE) -> Tensor:
 
 
 def test_buffers_return_the_images_that_were_sent() -> None:
-    buffers = BatchBuffers(1, 2)
+    buffers = BatchBuffers(1, 2, NUM_BYTES)
     sent = load_batch(buffers, 7)
     assert sent.memory is not None
     assert sent.memory.is_shared()
@@ -40,7 +41,7 @@ def test_buffers_return_the_images_that_were_sent() -> None:
 
 
 def test_buffers_keep_a_batch_while_a_view_of_it_exists() -> None:
-    buffers = BatchBuffers(1, 1)
+    buffers = BatchBuffers(1, 1, NUM_BYTES)
     view = buffers.receive(load_batch(buffers, 1)).images[1:, 0]
     others = [load_batch(buffers, value) for value in (2, 3)]
     assert [other.buffer for other in others] == [None, None]
@@ -48,7 +49,7 @@ def test_buffers_keep_a_batch_while_a_view_of_it_exists() -> None:
 
 
 def test_buffers_use_released_memory_again() -> None:
-    buffers = BatchBuffers(1, 1)
+    buffers = BatchBuffers(1, 1, NUM_BYTES)
     first = buffers.receive(load_batch(buffers, 1))
     address = first.images.data_ptr()
     del first
@@ -58,14 +59,24 @@ def test_buffers_use_released_memory_again() -> None:
 
 
 def test_buffers_grow_with_a_larger_batch() -> None:
-    buffers = BatchBuffers(1, 1)
+    buffers = BatchBuffers(1, 1, NUM_BYTES)
     buffers.receive(load_batch(buffers, 1))
     assert torch.equal(buffers.receive(load_batch(buffers, 2, size=9)).images, constant(2, 9))
     assert torch.equal(buffers.receive(load_batch(buffers, 3)).images, constant(3))
 
 
+def test_buffers_have_room_for_the_largest_batch_from_the_start() -> None:
+    buffers = BatchBuffers(1, 1, COUNT * CHANNELS * 9**2)
+    first = buffers.receive(load_batch(buffers, 1))
+    address = first.images.data_ptr()
+    del first
+    sent = load_batch(buffers, 2, size=9)
+    assert sent.memory is None, "another buffer would exist beside the first"
+    assert buffers.receive(sent).images.data_ptr() == address
+
+
 def test_buffers_are_free_after_a_batch_with_images_of_its_own() -> None:
-    buffers = BatchBuffers(1, 1)
+    buffers = BatchBuffers(1, 1, NUM_BYTES)
     images = buffers.new_images(0, COUNT, CHANNELS, SIZE)
     transformed = Batch(constant(9), torch.tensor([0, 1]), 1.0)
     assert torch.equal(buffers.receive(buffers.send(transformed, images)).images, constant(9))
@@ -73,7 +84,7 @@ def test_buffers_are_free_after_a_batch_with_images_of_its_own() -> None:
 
 
 def test_buffers_of_a_process_are_not_taken_by_another() -> None:
-    buffers = BatchBuffers(2, 1)
+    buffers = BatchBuffers(2, 1, NUM_BYTES)
     assert [load_batch(buffers, 0, process=process).buffer for process in (0, 1, 0)] == [0, 1, None]
 
 
@@ -107,7 +118,7 @@ def test_buffers_never_change_a_batch_that_the_rank_holds(
     start_loader: Callable[[BatchBuffers, list[int]], torch.multiprocessing.Queue[SentBatch]],
 ) -> None:
     values = np.random.default_rng(0).integers(0, 256, 60).tolist()
-    buffers = BatchBuffers(1, 3)
+    buffers = BatchBuffers(1, 3, NUM_BYTES)
     queue, held = start_loader(buffers, values), []
     for number in range(len(values)):
         held.append((number, buffers.receive(queue.get(timeout=30)).images))

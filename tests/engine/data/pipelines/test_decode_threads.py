@@ -62,7 +62,7 @@ def load_in_threads(config: Config, source: ImageSource) -> list[Batch]:
     sampler = DistributedBatchSampler(source.num_images("train"), source.num_images("val"), 4, 0, 1, True, 0)
     dataset, counters = BatchDataset(source, config, model_input_format(config, source)), LoaderCounters(1)
     counters.attach(0)
-    buffers = BatchBuffers(processes=1, per_process=3)
+    buffers = BatchBuffers(processes=1, per_process=3, num_bytes=0)
     threaded = ThreadedBatches(source, dataset, sampler.requests(2), ThreadCount(3), counters, buffers)
     return list(map(buffers.receive, threaded))
 
@@ -195,7 +195,7 @@ held = deque(maxlen=RANK_BATCHES)
 for number, batch in enumerate(loader):
     held.append(batch)
     if number == 3:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while used_bytes() < int(sys.argv[2]) and time.monotonic() < end:
             time.sleep(0.05)
         print(used_bytes())
