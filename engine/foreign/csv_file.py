@@ -11,15 +11,7 @@ import csv
 from pathlib import Path
 
 from engine.foreign.growing_file import RowFile, read_head
-from engine.foreign.reading import (
-    MAX_ROW_VALUES,
-    Columns,
-    Listing,
-    Log,
-    Reading,
-    parse_number,
-    row_points,
-)
+from engine.foreign.reading import MAX_ROW_VALUES, Columns, Listing, Log, Reading, parse_number
 
 # Of other CSV files the heading decides: a data set is no log.
 KNOWN_NAMES = frozenset({"metrics.csv", "results.csv", "summary.csv", "training.csv", "progress.csv"})
@@ -93,8 +85,8 @@ class CsvFile(RowFile):
             if cell and (number := parse_number(cell)) is not None:
                 row[name] = number
         if row:
-            reading.points += row_points(row, self._columns, self._num_rows, self._names)
-            self._num_rows += 1
+            self.add_row(row, self._columns, reading)
         elif any((columns := Columns.find(cells))[:2]):
             # A resumed run writes a heading again, maybe with other columns.
             self._heading, self._columns = cells, columns
+            self._restarts.expect()

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.foreign.reading import POLL_BYTES, MetricNames, Reading
+from engine.foreign.reading import POLL_BYTES, Columns, MetricNames, Reading, row_points
+from engine.foreign.restarts import Restarts
 from engine.utils.files import open_regular_file
 
 # A rewritten file that begins with the same bytes, and has the same bytes before the position, has only grown.
@@ -110,6 +111,7 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         self._file = GrowingFile(path)
         self._names = MetricNames()
+        self._restarts = Restarts()
         self._num_rows = 0
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
@@ -118,7 +120,7 @@ class RowFile:
         try:
             with self._file.opened() as was_replaced:
                 if was_replaced:
-                    reading.drop_from, self._num_rows = -math.inf, 0
+                    reading.drop_from, self._num_rows, self._restarts = -math.inf, 0, Restarts()
                     self.restart()
                 self.read(max_bytes, reading)
         except OSError as error:
@@ -126,6 +128,11 @@ class RowFile:
         reading.read_bytes, reading.total_bytes = self._file.offset, self._file.size
         reading.problem = reading.problem or self._names.problem
         return reading
+
+    def add_row(self, row: Mapping[str, float], columns: Columns, reading: Reading) -> None:
+        """Add the points of one row. The repeated steps of a resumed run void the earlier ones."""
+        self._restarts.add_row(list(row_points(row, columns, self._num_rows, self._names)), reading)
+        self._num_rows += 1
 
     def restart(self) -> None:
         """Forget what was read before the file was replaced."""

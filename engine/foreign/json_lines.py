@@ -9,15 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.foreign.growing_file import MAX_LINE_BYTES, RowFile, read_head
-from engine.foreign.reading import (
-    Columns,
-    Listing,
-    Log,
-    Reading,
-    flat_numbers,
-    parse_json_object,
-    row_points,
-)
+from engine.foreign.reading import Columns, Listing, Log, Reading, flat_numbers, parse_json_object
 
 ENDINGS = (".jsonl", ".ndjson", ".log.json")
 KNOWN_NAMES = frozenset({"metrics.json", "scalars.json", "log.json", "log.txt"})
@@ -57,5 +49,4 @@ class JsonLines(RowFile):
         for line in self._file.read_lines(max(max_bytes, MAX_LINE_BYTES)):
             row = flat_numbers(parse_json_object(line) or {})
             if row:
-                reading.points += row_points(row, Columns.find(row), self._num_rows, self._names)
-                self._num_rows += 1
+                self.add_row(row, Columns.find(row), reading)

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.foreign.reading import Scalar, parse_json_object
-from engine.foreign.trainer_state import newest_state
+from engine.foreign.reading import Scalar
+from engine.foreign.trainer_state import newest_state, read_state_scalars
 from engine.utils.files import read_bytes
 from engine.utils.text import printable
 
@@ -30,7 +30,6 @@ MAX_KEY_LENGTH = 200
 MAX_TEXT_LENGTH = 500
 MAX_DEPTH = 8
 MAX_FILE_BYTES = 1 << 18
-MAX_STATE_BYTES = 1 << 22  # with a history of 30,000 entries
 MAX_INTEGER_BITS = 64
 
 # Of a key that several files have, the first one counts.
@@ -156,7 +155,6 @@ def _read_state_parameters(folder: Path) -> Parameters:
     """Return the scalars of Hugging Face's `trainer_state.json`, such as `max_steps` and `train_batch_size`."""
     path, _ = newest_state(folder)
     try:
-        state = parse_json_object(read_bytes(path, MAX_STATE_BYTES)) if path is not None else None
+        return flatten(read_state_scalars(path)) if path is not None else {}
     except OSError:
         return {}
-    return flatten({key: value for key, value in (state or {}).items() if isinstance(value, bool | int | float | str)})

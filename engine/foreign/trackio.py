@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -45,8 +46,11 @@ MAX_INSTRUCTIONS = 100_000_000
 _INSTRUCTIONS_PER_CALL = 100_000
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN ('metrics', 'configs') LIMIT 2"
 _RUNS = "SELECT DISTINCT run_name FROM metrics LIMIT ?"
-_ROWS = "SELECT id, timestamp, step, metrics FROM metrics WHERE run_name = ? AND id > ? ORDER BY id LIMIT ?"
-_LAST_ROW = "SELECT max(id), count(*) FROM metrics WHERE run_name = ?"
+# Without an index of `run_name`, a scan by `id` reads the rows after the last one only.
+_NUM_ROWS = "SELECT count(*) FROM metrics WHERE run_name = ? AND id > ?"
+_HAS_ROW = "SELECT 1 FROM metrics WHERE run_name = ? AND id = ?"
+_ROW_IDS = "SELECT id FROM metrics WHERE run_name = ? AND id > ? ORDER BY id LIMIT ?"
+_ROW = "SELECT timestamp, step, metrics FROM metrics WHERE id = ?"
 _CONFIG = "SELECT config FROM configs WHERE run_name = ? ORDER BY id DESC LIMIT 1"
 
 
@@ -62,15 +66,26 @@ def find(listing: Listing) -> list[Log]:
 
 def _logs(path: Path) -> Iterator[Log]:
     try:
-        with opened_database(path) as database:
-            if "metrics" not in _tables(database):
-                return
-            names = [row[0] for row in database.execute(_RUNS, (MAX_RUNS,))]
+        names = _run_names(path, _stamp(path.lstat()))
     except (sqlite3.Error, OSError, ValueError):
         return
     for name in names:
-        if isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH:
-            yield Log("trackio", (path,), lambda name=name: TrackioRun(path, name), run=f"{path.stem}/{name}")  # type: ignore[misc]
+        yield Log("trackio", (path,), lambda name=name: TrackioRun(path, name), run=f"{path.stem}/{name}")  # type: ignore[misc]
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+# The names take a scan of the table, and a list of runs asks every few seconds.
+@lru_cache(maxsize=64)
+def _run_names(path: Path, stamp: tuple[int, int, int]) -> tuple[str, ...]:
+    """Return the names of the runs in a database as it was at `stamp`. Raises OSError, sqlite3.Error, ValueError."""
+    with opened_database(path) as database:
+        if "metrics" not in _tables(database):
+            return ()
+        names = [row[0] for row in database.execute(_RUNS, (MAX_RUNS,))]
+    return tuple(name for name in names if isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH)
 
 
 @contextmanager
@@ -109,10 +124,10 @@ class TrackioRun:
         """Read new rows, at most one for each `MIN_ROW_BYTES` of `max_bytes`. The share is that of the rows."""
         reading = Reading()
         try:
-            status = self._path.lstat()
-            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            stamp = _stamp(self._path.lstat())
             if stamp != self._stamp or self._num_rows < self._total_rows:
                 with opened_database(self._path) as database:
+                    self._restart_if_replaced(database, stamp, reading)
                     self._read(database, max(max_bytes // MIN_ROW_BYTES, 1), reading)
                 self._stamp = stamp
         except OSError as error:
@@ -124,21 +139,28 @@ class TrackioRun:
         reading.problem = reading.problem or self._names.problem
         return reading
 
+    def _restart_if_replaced(self, database: sqlite3.Connection, stamp: tuple[int, int, int], reading: Reading) -> None:
+        """Start over if the run was deleted, or the database replaced."""
+        if self._num_rows and (
+            stamp[0] != self._stamp[0] or database.execute(_HAS_ROW, (self._run, self._last_id)).fetchone() is None
+        ):
+            reading.drop_from = -math.inf
+            self._last_id, self._num_rows = -1, 0
+
     def _read(self, database: sqlite3.Connection, max_rows: int, reading: Reading) -> None:
         tables = _tables(database)
         if "metrics" not in tables:
             raise sqlite3.DatabaseError("the table metrics is missing")
-        last_id, self._total_rows = database.execute(_LAST_ROW, (self._run,)).fetchone()
-        if not isinstance(last_id, int) or last_id < self._last_id:
-            # The run was deleted, or the database was replaced.
-            if self._num_rows:
-                reading.drop_from = -math.inf
-            self._last_id, self._num_rows = -1, 0
+        self._total_rows = self._num_rows + database.execute(_NUM_ROWS, (self._run, self._last_id)).fetchone()[0]
         if "configs" in tables and self._last_id < 0:
             for (config,) in database.execute(_CONFIG, (self._run,)):
                 reading.parameters = flatten(without_wandb_keys(_json_object(config)))
         num_bytes = 0
-        for row_id, timestamp, step, metrics in database.execute(_ROWS, (self._run, self._last_id, max_rows)):
+        for (row_id,) in database.execute(_ROW_IDS, (self._run, self._last_id, max_rows)).fetchall():
+            try:
+                timestamp, step, metrics = database.execute(_ROW, (row_id,)).fetchone()
+            except sqlite3.DataError:  # longer than MAX_VALUE_BYTES
+                timestamp = step = metrics = None
             row = flat_numbers(_json_object(metrics))
             if isinstance(step, int) and (known := to_step(step)) is not None:
                 row["step"] = known

@@ -23,14 +23,19 @@ from engine.foreign.reading import (
     Reading,
     flat_numbers,
     list_folder,
+    parse_json_object,
     row_points,
 )
+from engine.utils.files import open_regular_file
 
 STATE_FILE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,18})")
 _HISTORY = re.compile(rb'"log_history"\s*:\s*\[')
+_HISTORY_END = re.compile(rb"\]\s*,(?=\s*\")")
+MAX_LIST_ENDS = 20
 _SEPARATORS = re.compile(r"[\s,]*")
 MAX_ENTRY_BYTES = 1 << 18
+MAX_EDGE_BYTES = 1 << 18  # before and after the history
 _DECODER = json.JSONDecoder()
 
 
@@ -69,6 +74,25 @@ def newest_state(folder: Path) -> tuple[Path | None, tuple[int, int, int]]:
         stamps.append(((status.st_mtime_ns, status.st_size, status.st_ino), path))
     stamp, newest_path = max(stamps, default=((0, 0, 0), None))
     return newest_path, stamp
+
+
+def read_state_scalars(path: Path) -> dict[str, bool | int | float | str]:
+    """Return the scalars of a state, such as `max_steps`. Its history, however long, is not read. Raises OSError."""
+    with open_regular_file(path) as file:
+        fd = file.fileno()
+        size = os.fstat(fd).st_size
+        head = os.pread(fd, MAX_EDGE_BYTES, 0)
+        history = _HISTORY.search(head)
+        if history is None:
+            values = parse_json_object(head) or {}
+        else:
+            values = parse_json_object(head[: history.start()].rstrip(b", \n\r\t") + b"}") or {}
+            tail = os.pread(fd, MAX_EDGE_BYTES, max(history.end(), size - MAX_EDGE_BYTES))
+            # The last list that is followed by the rest of the object is the history.
+            ends = list(_HISTORY_END.finditer(tail))[-MAX_LIST_ENDS:]
+            rests = (parse_json_object(b"{" + tail[end.end() :]) for end in reversed(ends))
+            values |= next((rest for rest in rests if rest is not None), {})
+    return {key: value for key, value in values.items() if isinstance(value, bool | int | float | str)}
 
 
 class TrainerStates:

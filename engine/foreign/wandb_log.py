@@ -17,15 +17,7 @@ from typing import Any
 from engine.foreign.growing_file import RowFile
 from engine.foreign.parameters import flatten, without_wandb_keys
 from engine.foreign.protobuf import ProtobufError, fields, text_of
-from engine.foreign.reading import (
-    MAX_ROW_VALUES,
-    Columns,
-    Listing,
-    Log,
-    Reading,
-    flat_numbers,
-    row_points,
-)
+from engine.foreign.reading import MAX_ROW_VALUES, Columns, Listing, Log, Reading, flat_numbers, row_points
 
 FILE_HEADER = b":W&B\xe1\xbe\x00"
 BLOCK_BYTES = 1 << 15

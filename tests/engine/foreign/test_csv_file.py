@@ -46,12 +46,19 @@ def test_csv_file_reads_keras_logger_with_semicolons() -> None:
     assert values_of(points, "loss")[-1] == (4, 0.4444974958896637)
 
 
-def test_csv_file_reads_padded_columns_of_ultralytics(tmp_path: Path) -> None:
+def test_csv_file_reads_padded_columns_of_older_ultralytics(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     path.write_text(ULTRALYTICS)
     points = points_of(CsvFile(path))
     assert values_of(points, "train/loss") == [(1, 2.30112), (2, 2.1)]
     assert values_of(points, "time") == [(1, 2.57034), (2, 4.90217)]
+
+
+def test_csv_file_reads_results_of_ultralytics() -> None:
+    points = points_of(CsvFile(RECORDINGS / "ultralytics/results.csv"))
+    assert [step for step, _ in values_of(points, "metrics/accuracy_top1")] == [1, 2, 3, 4, 5]
+    assert values_of(points, "train/loss")[0] == (1, 0.73022)
+    assert values_of(points, "lr/pg0")[-1] == (5, 0.000346736)
 
 
 def test_csv_file_reads_summary_of_timm() -> None:

@@ -34,7 +34,10 @@ def names_below(path: Path) -> list[str]:
 
 
 def test_find_runs_names_folders_by_relative_path() -> None:
-    assert names_below(RECORDINGS) == ["keras", "lightning/csv", "lightning/tb", "tensorboardx", "timm", "trainer"]
+    assert names_below(RECORDINGS) == [
+        *("accelerate", "keras", "keras-events/train", "keras-events/validation", "lightning/csv", "lightning/tb"),
+        *("tensorboardx", "timm", "trainer", "ultralytics"),
+    ]
 
 
 @pytest.mark.parametrize("through_link", [False, True])

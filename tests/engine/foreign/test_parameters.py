@@ -25,6 +25,12 @@ def test_read_parameters_reads_hparams_of_lightning() -> None:
     assert read_parameters(RECORDINGS / "lightning/csv") == {"layers": "[2, 1]", "lr": 0.1, "name": "tiny"}
 
 
+def test_read_parameters_reads_args_of_ultralytics() -> None:
+    found = read_parameters(RECORDINGS / "ultralytics")
+    expected = {"task": "classify", "epochs": 5, "imgsz": 32, "time": None, "lr0": 0.01, "amp": False, "device": "cpu"}
+    assert {key: found[key] for key in expected} == expected
+
+
 @pytest.mark.parametrize("name", [".hydra/config.yaml", "args.yaml", "config.yaml", "hparams.yaml"])
 def test_read_parameters_flattens_yaml(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -46,6 +52,13 @@ def test_read_parameters_takes_scalars_of_trainer_state(tmp_path: Path) -> None:
     state = {"max_steps": 100, "log_history": [{"step": 1}], "is_world_process_zero": True, "trial_name": None}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     assert read_parameters(tmp_path) == {"max_steps": 100, "is_world_process_zero": True}
+
+
+@pytest.mark.parametrize("history", [[], [{"step": 1, "sizes": [1, 2], "x": '], "y'}], [{"step": 1}] * 200_000])
+def test_read_parameters_takes_scalars_around_history_of_any_length(tmp_path: Path, history: list[object]) -> None:
+    state = {"epoch": 2.0, "log_history": history, "max_steps": 100, "stateful_callbacks": {"a": [[1], {"b": [2]}]}}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state, indent=2))
+    assert read_parameters(tmp_path) == {"epoch": 2.0, "max_steps": 100}
 
 
 def test_read_parameters_prefers_first_file(tmp_path: Path) -> None:

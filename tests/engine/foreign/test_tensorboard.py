@@ -59,6 +59,9 @@ def test_event_folder_reads_hyperparameters_of_torch(tmp_path: Path) -> None:
     ("folder", "parameters", "last"),
     [
         ("lightning/tb", {"lr": 0.1, "layers": "(2, 1)", "name": "tiny"}, ("val/loss", 23, 0.06940485537052155)),
+        ("accelerate", {"lr": 0.05, "batch_size": 4, "name": "tiny"}, ("train/loss", 11, 0.5517557)),
+        # With TensorFlow, as tensors.
+        ("keras-events/validation", {}, ("epoch_loss", 5, 2.0227067)),
         ("tensorboardx", {"lr": 0.1, "bs": 4, "opt": "sgd", "amp": True}, ("loss", 4, 0.2)),
     ],
 )

@@ -118,6 +118,31 @@ def test_trackio_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
     assert values_of(points, "loss") == [(step, float(step)) for step in range(5000)]
 
 
+def test_trackio_run_passes_over_huge_row(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step, note in enumerate(["", "x" * trackio.MAX_VALUE_BYTES, ""]):
+            log(database, "a", step, {"loss": step, "note": note})
+    reading = TrackioRun(path, "a").poll()
+    assert (reading.problem, reading.share, values_of(reading.points, "loss")) == (None, 1.0, [(0, 0.0), (2, 2.0)])
+
+
+def test_trackio_run_reads_new_rows_without_scan_of_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step in range(20_000):
+            log(database, "b" if step % 2 else "a", step, {"loss": step})
+    source = TrackioRun(path, "a")
+    points_of(source)
+    with opened(path) as database:
+        log(database, "a", 20_000, {"loss": 1})
+    # A scan takes 10 instructions per row.
+    monkeypatch.setattr(trackio, "MAX_INSTRUCTIONS", 10_000)
+    monkeypatch.setattr(trackio, "_INSTRUCTIONS_PER_CALL", 1000)
+    reading = source.poll()
+    assert (reading.problem, values_of(reading.points, "loss")) == (None, [(20_000, 1.0)])
+
+
 def test_trackio_run_starts_over_when_run_is_repeated(tmp_path: Path) -> None:
     path = make_database(tmp_path / "p.db")
     with opened(path) as database:

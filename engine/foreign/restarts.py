@@ -1,0 +1,58 @@
+"""Notice that a resumed run repeats steps in a file of rows, which has no mark where a session begins.
+
+Keras' `CSVLogger(append=True)`, ultralytics and trainers with JSON lines append the steps since the last checkpoint
+once more. TensorBoard drops the earlier ones, and so do the readers of this package.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from engine.foreign.reading import Point, Reading
+
+# Each restart voids points that were read. A run that is resumed more often shows both values of a step.
+MAX_RESTARTS = 100
+
+
+class Restarts:
+    """The steps that each metric of a file has had so far."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[str, tuple[int, int]] = {}
+        self._num_restarts = 0
+        self._is_expected = self._has_repeated_steps = False
+
+    def expect(self) -> None:
+        """Take the next row for the first one of a resumed run, because a heading is before it."""
+        self._is_expected = True
+
+    def add_row(self, points: Sequence[Point], reading: Reading) -> None:
+        """Add the points of a row, which have one step, to a reading. A row of a resumed run voids those before it."""
+        if not points:
+            return
+        step = points[0].step
+        if self._is_restart(points, step):
+            self._num_restarts += 1
+            reading.points = [point for point in reading.points if point.step < step]
+            reading.drop_from = step if reading.drop_from is None else min(reading.drop_from, step)
+            self._ranges = {name: (min(low, step), min(high, step)) for name, (low, high) in self._ranges.items()}
+        self._is_expected = False
+        for point in points:
+            low, high = self._ranges.get(point.name, (step, step))
+            self._ranges[point.name] = (low, max(high, step))
+        reading.points += points
+
+    def _is_restart(self, points: Sequence[Point], step: int) -> bool:
+        if self._num_restarts == MAX_RESTARTS:
+            return False
+        if self._is_expected:
+            return step <= max((high for _, high in self._ranges.values()), default=-math.inf)
+        # MMEngine numbers rows of validation by epochs and other rows by iterations: only some metrics go back.
+        ranges = [self._ranges.get(point.name, (-math.inf, -math.inf)) for point in points]
+        latest = min(high for _, high in ranges)
+        if step != latest:
+            return step < latest
+        if all(low == high for low, high in ranges):
+            self._has_repeated_steps = True  # several rows per step from the beginning on, such as one per batch
+        return not self._has_repeated_steps
