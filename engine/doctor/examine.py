@@ -24,6 +24,7 @@ from engine.doctor.software import (
     TorchInfo,
     compatibility_checks,
     no_answer_check,
+    no_training_check,
     python_check,
     torch_checks,
 )
@@ -46,6 +47,7 @@ from engine.launch.preflight import RunRequest, run_preflight
 from engine.launch.preflight_process import ModelCheck, ModelRequest
 from engine.utils.errors import Problem, UsageError
 from engine.utils.helper_process import HelperError, HelperProcess, start_helper
+from engine.utils.libraries import training_problem
 
 # Generous for a busy server, or torch on a network file system.
 DRIVER_TIMEOUT_SECONDS = 10.0
@@ -64,7 +66,8 @@ def examine(request: RunRequest) -> Iterator[list[Check]]:
         examination = _Examination(request, probe)
         yield examination.gpus()
         yield examination.torch()
-        yield examination.run()
+        if training_problem() is None:
+            yield examination.run()
 
 
 class _Examination:
@@ -116,6 +119,8 @@ class _Examination:
 
     def torch(self) -> list[Check]:
         checks = [python_check()]
+        if (missing := training_problem()) is not None:
+            return [*checks, no_training_check(missing.reason)]
         try:
             self._torch_info = self._probe.receive(TorchInfo, IMPORT_TIMEOUT_SECONDS)
         except HelperError as error:

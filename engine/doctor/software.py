@@ -67,6 +67,12 @@ def python_check() -> Check:
     return Check("torch", "gputrain", "ok", f"{version('gputrain')} on Python {platform.python_version()}")
 
 
+def no_training_check(reason: str) -> Check:
+    """Report that this installation does not train. It still monitors GPUs, and lists and compares runs."""
+    found = "this installation does not train; it monitors GPUs, and lists and compares runs"
+    return Check("torch", "training", "warning", found, reason, code="not-installed")
+
+
 def installed_versions() -> str:
     """Return the installed versions of torch and torchvision, without importing them."""
     versions = {name: installed_version(name) for name in ("torch", "torchvision")}

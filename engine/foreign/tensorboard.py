@@ -32,6 +32,7 @@ from engine.foreign.reading import (
     list_folder,
     to_unix_time,
 )
+from engine.utils.event_file import masked_crc32c
 
 MAX_RECORD_BYTES = 1 << 18  # larger records hold images, audio or a graph
 MAX_READ_BYTES = 1 << 20
@@ -164,7 +165,7 @@ class _EventFile:
         unpack_double, unpack_float = _DOUBLE.unpack_from, _FLOAT.unpack_from
         while end - position >= _FRAME_BYTES:
             length, checksum = unpack_frame(data, position)
-            if checksum != masked_crc32c(length):
+            if checksum != length_checksum(length):
                 reading.problem = f"{self.name} is damaged at byte {self._file.offset + position:,}"
                 return position, _DAMAGED
             start = position + _FRAME_BYTES
@@ -330,12 +331,6 @@ def _json_value(data: int | bytes) -> Scalar:
 
 
 @lru_cache(maxsize=4096)
-def masked_crc32c(length: int) -> int:
-    """Return the masked CRC-32C of a length of 64 bits, as TFRecord defines it."""
-    crc = 0xFFFF_FFFF
-    for byte in length.to_bytes(8, "little"):
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F6_3B78 if crc & 1 else 0)
-    crc ^= 0xFFFF_FFFF
-    return ((crc >> 15 | crc << 17) + 0xA282_EAD8) & 0xFFFF_FFFF
+def length_checksum(length: int) -> int:
+    """Return the checksum of the length of a record."""
+    return masked_crc32c(length.to_bytes(8, "little"))

@@ -60,6 +60,7 @@ from engine.runs.recorder import Listener
 from engine.utils.errors import Problem, UsageError, collect_problems, raise_if_any
 from engine.utils.files import shown_path
 from engine.utils.host import has_bfloat16_instructions, max_open_files
+from engine.utils.libraries import training_problem
 
 # Choose the GPUs of this host, none for the CPU; the argument is whether to wait for them. Raises UsageError.
 ChooseGpus = Callable[[bool], Sequence[CudaDevice]]
@@ -160,6 +161,8 @@ def run_preflight(
 
     `rank_info` is set for a rank that an external launcher started: the first rank of each host checks the host, the
     others only their data and devices, and rank 0 also checks the run folder."""
+    if (problem := training_problem()) is not None:
+        return Preflight([*request.problems, problem])
     config, preflight = request.config, Preflight()
     first_of_host = rank_info is None or rank_info.local_rank == 0
     if first_of_host:

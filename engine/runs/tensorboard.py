@@ -2,8 +2,7 @@
 the latest step event) and `top5`.
 
 `engine.runs.recorder` calls it after each epoch. Training, validation and EMA metrics are separate TensorBoard runs.
-An event file is a TFRecord file of `Event` protocol buffers:
-https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
+`engine.utils.event_file` encodes the records.
 """
 
 from __future__ import annotations
@@ -20,16 +19,12 @@ from pathlib import Path
 from engine.runs.events import EpochEvent, Scores, StepEvent
 from engine.utils.codec import UNSET
 from engine.utils.errors import Problem
+from engine.utils.event_file import scalars_record, session_start_record, version_record
 from engine.utils.files import append_to_file
-
-FILE_VERSION = "brain.Event:2"
 
 
 class TensorBoardWriter:
-    """Writes to `folder/train`, `folder/val` and, for the EMA weights, `folder/ema`.
-
-    TensorBoard is imported with the first epoch, because the import would slow down the start of the ranks.
-    """
+    """Writes to `folder/train`, `folder/val` and, for the EMA weights, `folder/ema`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -76,29 +71,14 @@ class TensorBoardWriter:
             self._write("ema", epoch, {})
 
     def _write(self, series: str, epoch: EpochEvent, values: Mapping[str, float | None]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
+        records = []
         if series not in self._files:
             self._files[series] = _EventFile(self._folder / series, next(self._file_numbers))
-            # SessionLog.START makes TensorBoard drop what an earlier session wrote for this epoch and later ones.
-            restart = SessionLog(status=SessionLog.START)
-            records = [
-                TensorBoardEvent(wall_time=epoch.time, file_version=FILE_VERSION),
-                TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, session_log=restart),
-            ]
-        else:
-            records = []
+            records += [version_record(epoch.time), session_start_record(epoch.time, epoch.epoch)]
         # A journal stores a number that is not finite as null.
-        scalars = [
-            Summary.Value(tag=tag, simple_value=math.nan if value is None else value) for tag, value in values.items()
-        ]
-        records.append(TensorBoardEvent(wall_time=epoch.time, step=epoch.epoch, summary=Summary(value=scalars)))
-        file = RecordWriter(self._files[series])
-        for record in records:
-            file.write(record.SerializeToString())
+        scalars = {tag: math.nan if value is None else value for tag, value in values.items()}
+        for record in (*records, scalars_record(epoch.time, epoch.epoch, scalars)):
+            self._files[series].write(record)
 
     def close(self) -> None:
         """Close all files. Raises OSError."""

@@ -9,8 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-# Libraries that only work in a combination of versions, which an extra of gputrain installs.
-EXTRAS = {"onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx", "torchcodec": "gpu-decode"}
+# Libraries that an extra of gputrain installs together: they work only in a combination of versions.
+EXTRAS = {
+    **dict.fromkeys(("torch", "torchvision", "safetensors"), "train"),
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    "torchcodec": "gpu-decode",
+}
 # Fewer letters begin too many words.
 MIN_PREFIX_LETTERS = 3
 
@@ -143,6 +147,7 @@ def _edit_distance(word: str, other: str, limit: int) -> int:
 
 
 def not_installed(library: str) -> str:
-    """Return the message for a missing optional library."""
-    package = f"'gputrain[{EXTRAS[library]}]'" if library in EXTRAS else library
-    return f"{library} is not installed: pip install {package}"
+    """Return the message for a missing optional library. gputrain is on no package index, so an extra needs a clone."""
+    if library in EXTRAS:
+        return f"{library} is not installed; in a clone of gputrain: pip install '.[{EXTRAS[library]}]'"
+    return f"{library} is not installed: pip install {library}"

@@ -1,4 +1,5 @@
-"""Optional libraries that may be missing or broken, such as timm: their versions, what they list, and their import."""
+"""Optional libraries that may be missing or broken, such as torch and timm: their versions, what they list, and their
+import."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from engine.utils.answers import Answer
 from engine.utils.codec import FileRecord, find_user_record, write_user_record
-from engine.utils.errors import UsageError, not_installed
+from engine.utils.errors import EXTRAS, Problem, UsageError, not_installed
 from engine.utils.files import cache_folder
 from engine.utils.helper_process import ask_helper
 
@@ -27,6 +28,19 @@ def installed_version(library: str) -> str | None:
         return version(library)
     except PackageNotFoundError:
         return None
+
+
+def training_problem(location: str = "") -> Problem | None:
+    """Return why this installation does not train and runs no trained model: the first library that is missing of the
+    extra `train`. `location` is the command that needs it."""
+    missing = (library for library, extra in EXTRAS.items() if extra == "train" and find_spec(library) is None)
+    return next((Problem(location, not_installed(library), code="not-installed") for library in missing), None)
+
+
+def check_training(location: str) -> None:
+    """Raise UsageError for the command `location` if this installation does not train."""
+    if (problem := training_problem(location)) is not None:
+        raise UsageError([problem])
 
 
 def cached_listing(name: str, kind: type[Listing], helper: str, request: object = None) -> Listing:

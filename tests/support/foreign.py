@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.foreign.reading import POLL_BYTES, Point, Source
-from engine.foreign.tensorboard import masked_crc32c
+from engine.foreign.tensorboard import length_checksum
 from engine.foreign.wandb_log import BLOCK_BYTES, FILE_HEADER
 
 
@@ -51,7 +51,7 @@ def session_start(step: int) -> bytes:
 
 def frame(record: bytes) -> bytes:
     """Frame a record as TFRecord does, without the checksum of its data."""
-    return struct.pack("<QI", len(record), masked_crc32c(len(record))) + record + bytes(4)
+    return struct.pack("<QI", len(record), length_checksum(len(record))) + record + bytes(4)
 
 
 def event_file(*records: bytes) -> bytes:

@@ -149,6 +149,9 @@ def print_evaluation(
     folder: RunFolder, model: ModelOptions, overrides: Sequence[str], split: Split, *, as_json: bool
 ) -> None:
     """Evaluate a checkpoint and print the result. Raises UsageError."""
+    from engine.utils.libraries import check_training
+
+    check_training("gputrain evaluate")
     from engine.inference.device import reserve_device
     from engine.inference.evaluate import evaluate_checkpoint
     from engine.inference.trained_model import read_trained_checkpoint
@@ -170,6 +173,9 @@ def evaluate_and_store(folder: RunFolder, model: ModelOptions, request: Inspecti
 
     An inspection that cannot be stored is only a warning.
     """
+    from engine.utils.libraries import check_training
+
+    check_training("gputrain evaluate")
     from engine.inference.device import reserve_device
     from engine.inference.inspect import inspect_checkpoint
     from engine.inference.stored_inspection import keep_inspection

@@ -34,10 +34,13 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 def build_command(name: str) -> Any:
     """Import a command of the tree and build it."""
-    module, _, target = COMMANDS[name].target.partition(":")
+    entry = COMMANDS[name]
+    module, _, target = entry.target.partition(":")
     found = getattr(importlib.import_module(f"tui.cli.{module}"), target)
     info = CommandInfo(name.rpartition(" ")[2], cls=found.kind, callback=found.callback, epilog=found.epilog)
-    return get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+    built: Any = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+    built.needs_torch = entry.needs_torch
+    return built
 
 
 class LazyGroup(TyperGroup):
@@ -168,6 +171,7 @@ class HelpCommand(TyperCommand):
 
     takes_any_word = False
     """Whether its arguments may be any text."""
+    needs_torch = False
 
     def make_context(self, *arguments: Any, **extra: Any) -> Any:
         with one_line_usage_errors():
@@ -175,6 +179,10 @@ class HelpCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         with exit_on_usage_error():
+            if self.needs_torch:
+                from engine.utils.libraries import check_training
+
+                check_training(ctx.command_path)
             return super().invoke(ctx)
 
     def check_words(self, ctx: Any, args: Sequence[str], commands: Sequence[str]) -> None:

@@ -110,12 +110,15 @@ def doctor(
     Checks CPU cores, memory, disk, driver, GPUs and PyTorch. Then checks a run of CONFIG, and runs an all-reduce.
     """
     from engine.doctor.examine import examine
+    from engine.utils.libraries import check_training
     from tui.cli.train import StartOptions, build_request, raise_problems
 
     refuse_urls(arguments or [])
     if send_test_message:
         config = resolve_arguments(arguments, flags, trust_code=trust_code).config
         raise typer.Exit(send_test(config.notify.urls, as_json=as_json))
+    if arguments or flags:
+        check_training("gputrain doctor CONFIG")
     request = build_request(
         lambda: resolve_arguments(arguments, flags, trust_code=trust_code),
         StartOptions(runs_dir=runs_dir, trust_code=trust_code),

@@ -35,7 +35,7 @@ Axis = Literal["epoch", "step", "images", "hours"]
     ],
     "Metrics: loss, accuracy, train_loss, val_loss, train_accuracy, val_accuracy, val_top5, ema_val_loss, "
     "ema_val_accuracy, lr, grad_norm, images_per_second, data_wait, seconds, and your own by their names.",
-    "Needs matplotlib and jinja2: pip install 'gputrain[report]'",
+    "Needs matplotlib and jinja2: pip install matplotlib jinja2",
 )
 def report(
     *,

@@ -13,10 +13,13 @@ TRAIN, PREPARE, RUNS, RESULTS, MACHINE = "Train", "Prepare", "Runs", "Results", 
 
 @dataclass(frozen=True)
 class Entry:
-    """A command: `module:name` of its `Command` in `tui.cli`, and the first sentence of its help."""
+    """A command: `module:name` of its `Command` in `tui.cli`, and the first sentence of its help.
+
+    With `needs_torch`, it is refused where the extra `train` is not installed."""
 
     target: str
     summary: str
+    needs_torch: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,22 +57,24 @@ WORDS = {
 """First words in the order of the help."""
 
 COMMANDS = {
-    "run": Entry("train:run", WORDS["run"].summary),
-    "resume": Entry("resume:resume", WORDS["resume"].summary),
-    "sweep run": Entry("sweep:run", "Search the best values of config keys with Optuna."),
+    "run": Entry("train:run", WORDS["run"].summary, needs_torch=True),
+    "resume": Entry("resume:resume", WORDS["resume"].summary, needs_torch=True),
+    "sweep run": Entry("sweep:run", "Search the best values of config keys with Optuna.", needs_torch=True),
     "sweep list": Entry("sweep:list_sweeps", "List sweeps, the latest result first."),
     "sweep show": Entry("sweep:show", "List the trials of a sweep, and what matters."),
     "sweep stop": Entry("sweep:stop", "Stop a sweep and its trials."),
-    "sweep resume": Entry("sweep:resume", "Continue a sweep with its settings."),
-    "lr-find": Entry("lr_find:lr_find", WORDS["lr-find"].summary),
-    "bench": Entry("bench:bench", WORDS["bench"].summary),
+    "sweep resume": Entry("sweep:resume", "Continue a sweep with its settings.", needs_torch=True),
+    "lr-find": Entry("lr_find:lr_find", WORDS["lr-find"].summary, needs_torch=True),
+    "bench": Entry("bench:bench", WORDS["bench"].summary, needs_torch=True),
     "config show": Entry("config:show", "Print the resolved config."),
     "config describe": Entry("config:describe", "Describe config keys: choices and default."),
-    "data show": Entry("data:show", "Show classes and images of a dataset before training."),
+    "data show": Entry("data:show", "Show classes and images of a dataset before training.", needs_torch=True),
     "data pack": Entry("pack:pack", "Pack an image folder into one file that loads fast."),
     "data verify": Entry("pack:verify", "Check every byte of a packed set."),
     "models list": Entry("models:list_models", "List the available models."),
-    "models show": Entry("models:show", "Print the layers of a model: shapes, parameters, multiply-adds."),
+    "models show": Entry(
+        "models:show", "Print the layers of a model: shapes, parameters, multiply-adds.", needs_torch=True
+    ),
     "runs list": Entry("run_list:list_runs", "List runs, newest first."),
     "runs show": Entry("run_show:show", "Print what is known about a run."),
     "runs tag": Entry("run_labels:tag", "Add or remove tags of runs; without tags, print them."),
@@ -96,10 +101,10 @@ COMMANDS = {
     "queue release": Entry("queue:release", "Let a held run start again."),
     "queue move": Entry("queue:move", "Change the order of your own waiting runs."),
     "queue priority": Entry("queue:priority", "Set the priority of a run among your own waiting runs."),
-    "queue resume": Entry("queue:resume", "Start the runs again that a reboot interrupted."),
+    "queue resume": Entry("queue:resume", "Start the runs again that a reboot interrupted.", needs_torch=True),
     "evaluate": Entry("evaluate:evaluate", WORDS["evaluate"].summary),
-    "predict": Entry("predict:predict", WORDS["predict"].summary),
-    "export": Entry("export:export", WORDS["export"].summary),
+    "predict": Entry("predict:predict", WORDS["predict"].summary, needs_torch=True),
+    "export": Entry("export:export", WORDS["export"].summary, needs_torch=True),
     "report": Entry("report:report", WORDS["report"].summary),
     "gpus": Entry("machine:gpus", WORDS["gpus"].summary),
     "doctor": Entry("machine:doctor", WORDS["doctor"].summary),

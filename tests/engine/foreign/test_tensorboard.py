@@ -14,7 +14,7 @@ from tensorboard.plugins.hparams import summary_v2
 from torch.utils.tensorboard import SummaryWriter
 
 from engine.foreign.reading import MAX_METRICS, Point, Reading
-from engine.foreign.tensorboard import MAX_RECORD_BYTES, EventFolder, masked_crc32c
+from engine.foreign.tensorboard import MAX_RECORD_BYTES, EventFolder, length_checksum
 from support.foreign import event, event_file, field, frame, points_of, scalar, session_start, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
@@ -132,7 +132,7 @@ def test_event_folder_reads_large_file_in_parts(tmp_path: Path) -> None:
 
 def test_event_folder_skips_large_record_unread(tmp_path: Path) -> None:
     image_bytes = 1 << 32
-    image = struct.pack("<QI", image_bytes, masked_crc32c(image_bytes))
+    image = struct.pack("<QI", image_bytes, length_checksum(image_bytes))
     with (tmp_path / FILE).open("wb") as file:
         file.write(event_file(event(1, scalar("loss", 1.0))) + image)
         file.seek(image_bytes + 4, os.SEEK_CUR)
