@@ -21,6 +21,7 @@ from textual.screen import Screen
 
 from engine.utils.errors import Problem, UsageError
 from tui.keymap import GLOBAL_COMMANDS, LIST_COMMANDS, CommandProvider, make_bindings
+from tui.phrases import resume_problem
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.runs import RunListPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
@@ -29,9 +30,14 @@ from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from engine.foreign.folders import ForeignRun
+    from engine.foreign.process import ProcessId
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
     from tui.pollers.compare import CompareCache
+    from tui.pollers.foreign_runs import Search
 
 MOUNT_POLL_SECONDS = 0.001
 # Keys wait so long for the first content of a screen; the runs folder may be on a file system that hangs.
@@ -51,16 +57,6 @@ def resume_garbage_collection() -> None:
         gc.freeze()
         gc.set_threshold(COLLECTED_OBJECTS)
         gc.enable()
-
-
-def resume_problem(folder: RunFolder, state: RunState) -> Problem:
-    """Return why a run that is live or has no checkpoint cannot be resumed."""
-    if state == "interrupted":
-        reason = f"{folder.name} was interrupted while it waited for GPUs; press Q, then u to start it again"
-        return Problem("", reason, code="interrupted")
-    if state.live:
-        return Problem("", f"{folder.name} is {state}", code="already-running")
-    return Problem("", f"{folder.name} has no checkpoint to resume from", code="no-checkpoint")
 
 
 class GputrainApp(TerminalApp):
@@ -85,11 +81,14 @@ class GputrainApp(TerminalApp):
         host_poller: HostPoller | None = None,
         demo_notice: str | None = None,
         launched_run: LaunchedRun | None = None,
-        compared: Sequence[Path] = (),
+        compared: Sequence[Path | ForeignRun] = (),
         baseline: int | None = None,
+        watched: Sequence[Path] = (),
+        process: ProcessId | None = None,
     ) -> None:
         """Open on `initial_run`, a run folder, or on `launched_run`, a run that is starting, or on the comparison
-        of the runs in the folders `compared` (see `open_compare`); else on the GPU monitor.
+        of the runs `compared` (see `open_compare`), or on the runs of other programs below the paths `watched`, or on
+        a `process`; else on the GPU monitor.
 
         `demo_notice` is shown on every screen and disables starting runs.
         """
@@ -98,7 +97,8 @@ class GputrainApp(TerminalApp):
         self.low_bandwidth = self.intervals == LOW_BANDWIDTH_INTERVALS
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
-        self._compared, self._baseline = compared, baseline
+        self._compared, self._baseline, self._watched = compared, baseline, watched
+        self._process = process
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
         self.host_poller = host_poller or HostPoller(
             runs_dir, self.intervals.poll_s, lambda: self.run_list_poller.cpu_ranks
@@ -156,6 +156,12 @@ class GputrainApp(TerminalApp):
             self.show_launch(self._launched_run)
         elif self._compared:
             self.open_compare(self._compared, self._baseline)
+        elif self._watched:
+            from tui.pollers.foreign_runs import search_paths
+
+            self.open_foreign_runs(search_paths(self._watched), ", ".join(map(str, self._watched)))
+        elif self._process is not None:
+            self.open_process(self._process)
         for poller in (self.gpu_poller, self.run_list_poller):
             poller.on_first_result = self._show_first_result
         # Its first snapshot may already wait in the pipe; the run list costs CPU time that the first frame needs.
@@ -185,21 +191,56 @@ class GputrainApp(TerminalApp):
             self.opened_runs.append(opened)
         self.push_screen(RunScreen(self, opened))
 
-    def open_compare(self, folders: Sequence[Path], baseline: int | None = None) -> None:
-        """Compare the runs in these folders; `baseline` is the index of the one that the others are compared with."""
+    def open_foreign_run(self, run: ForeignRun, status: Callable[[], Text | None] = lambda: None) -> None:
+        """Open the screen of a run that another program recorded. `status` returns a line about its process."""
+        from tui.screens.foreign_run import ForeignRunScreen
+
+        self.push_screen(ForeignRunScreen(self, run, status))
+
+    def open_foreign_runs(self, search: Search, place: str) -> None:
+        """Open the list of the runs of other programs that a search finds in a place."""
+        from tui.screens.foreign_runs import ForeignRunsScreen
+
+        self.push_screen(ForeignRunsScreen(self, search, place))
+
+    def open_process(self, process: ProcessId) -> None:
+        """Open the screen of a process, and of the run that it writes."""
+        from tui.screens.process import ProcessScreen
+
+        self.push_screen(ProcessScreen(self, process))
+
+    def watch_process(self, pid: int, nothing: str) -> None:
+        """Open the screen of a process if it writes runs, else say `nothing`. A thread looks for them."""
+
+        from tui.pollers.process import find_watched
+
+        def look() -> None:
+            if (found := None if self.demo_notice else find_watched(pid)) is None:
+                self.call_from_thread(self.show_toast, nothing)
+            elif isinstance(found, Path):
+                self.call_from_thread(self.open_run, str(found))
+            else:
+                self.call_from_thread(self.open_process, found)
+
+        self.run_worker(look, thread=True, group="process", exclusive=True)
+
+    def open_compare(self, runs: Sequence[Path | ForeignRun], baseline: int | None = None) -> None:
+        """Compare the runs in these folders, and foreign runs; `baseline` is the index of the one that the others are
+        compared with."""
         from engine.runs.comparison import require_comparable
         from engine.runs.folder import RunFolder
         from tui.pollers.compare import CompareCache
         from tui.screens.compare import CompareScreen
 
         try:
-            require_comparable(len(folders))
+            require_comparable(len(runs))
         except UsageError as error:
             self.show_toast(error)
             return
         if self._compare_cache is None:
             self._compare_cache = CompareCache()
-        self.push_screen(CompareScreen(self, [RunFolder(path) for path in folders], self._compare_cache, baseline))
+        opened = [RunFolder(run) if isinstance(run, Path) else run for run in runs]
+        self.push_screen(CompareScreen(self, opened, self._compare_cache, baseline))
 
     def open_sweep(self, run_name: str = "") -> None:
         """Open the sweep that a run is a trial of by its name, else the latest sweep of the runs folder."""

@@ -105,7 +105,7 @@ BACK_COMMAND = Command("escape", "back", "Return to the previous screen; runs co
 MONITOR_COMMANDS = (
     Command("space", "pick", "Pick this GPU for the next run, or mark this run; again, undo that.", "pick", 9),
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 9),
-    Command("enter", "open", "Open the GPU or the run under the cursor.", "open", 6),
+    Command("enter", "open", "Open the GPU, the run, or what the process under the cursor writes.", "open", 6),
     Command("r", "runs", "List all runs with their results.", "app.runs", 5),
     Command("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
     Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 6),
@@ -121,7 +121,7 @@ GPU_COMMANDS = (
     Command("right,right_square_bracket", "next", "Show the next GPU.", "gpu(1)", 7),
     Command("space", "pick", "Pick this GPU for the next run, or unpick it.", "pick", 9),
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 6),
-    Command("enter", "open run", "Open the run of the process under the cursor.", "open", 5),
+    Command("enter", "open run", "Open the run that the process under the cursor writes.", "open", 5),
     Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 4),
     Command("plus,equals_sign", "zoom in", "Show a shorter time in the graphs.", "zoom(-1)", 3),
     Command("minus", "zoom out", "Show a longer time in the graphs.", "zoom(1)", 3),
@@ -151,6 +151,17 @@ RUNS_COMMANDS = (
     Command("D,delete", "delete", "Move the marked runs, else this one, to the trash.", "delete", 3),
     Command("z", "trash", "Show the trash: restore runs, or delete them for good.", "trash", 2),
     Command("f", "full", "Show the list on the whole screen, or with the preview.", "full", 3),
+    BACK_COMMAND,
+)
+_FOREIGN_ACTIONS = ("open", "mark", "mark_all", "compare", "filter", "order", "columns", "full")
+# Of runs of other programs, which are only watched.
+FOREIGN_RUNS_COMMANDS = (
+    *(command for command in RUNS_COMMANDS if command.action in _FOREIGN_ACTIONS),
+    BACK_COMMAND,
+)
+PROCESS_COMMANDS = (
+    Command("enter", "open", "Open the run under the cursor, which this process writes.", "open", 9),
+    Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),
     BACK_COMMAND,
 )
 SWEEP_COMMANDS = (
@@ -205,6 +216,25 @@ RUN_COMMANDS = (
     Command("l", "log", "Show the end of the log with full lines.", "log", 1),
     BACK_COMMAND,
 )
+FOREIGN_RUN_COMMANDS = (
+    Command("c", "charts", "Choose the charts; the choice is remembered for this folder.", "charts", 9),
+    Command("x", "x axis", "Plot over steps, epochs or hours.", "x_axis", 7),
+    Command("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 6),
+    Command("L", "log scale", "Toggle the log scale of all charts but accuracies.", "log_scale", 5),
+    Command("plus,equals_sign", "zoom in", "Show half the x range.", "zoom(0.5)", 3),
+    Command("minus", "zoom out", "Show twice the x range.", "zoom(2.0)", 2),
+    Command("0", "all", "Show the whole run.", "zoom_all", 1),
+    Command("left", "cursor left", "Move the cursor that reads values to the left.", "cursor(-1)", 0),
+    Command("right", "cursor right", "Move the cursor that reads values to the right.", "cursor(1)", 0),
+    Command("comma,shift+left", "pan left", "Pan toward the start of the run.", "pan(-0.25)", 0),
+    Command("full_stop,shift+right", "pan right", "Pan toward the end of the run.", "pan(0.25)", 0),
+    Command("f", "full", "Toggle full screen for the focused chart.", "full", 5),
+    Command("tab", "next panel", "Focus the next panel. Charts that share a place take turns.", "next_panel(1)"),
+    Command("d", "parameters", "Show the parameters of this run.", "parameters", 6),
+    Command("l", "log", "Show the end of the log with full lines.", "log", 4),
+    Command("e", "export", "Save the focused chart as SVG and its data as CSV in the working directory.", "export", 3),
+    BACK_COMMAND,
+)
 PROFILE_COMMANDS = (
     Command("P", "profile again", "Profile ten more training steps of this run.", "profile", 9),
     Command("left,left_square_bracket", "newer", "Show the next newer profile.", "select(-1)", 6),
@@ -216,6 +246,7 @@ COMPARE_COMMANDS = (
     Command("P", "pin", "Show differences from the selected run or group, or from none.", "pin", 9),
     Command("B", "band", "Show runs that differ in the seed alone as one band, or each of them.", "seeds", 8),
     Command("enter", "open", "Open the run under the cursor.", "open", 4),
+    Command("c", "charts", "Choose the charts, among the metrics of runs of other programs.", "charts", 7),
     Command("x", "x axis", "Plot over epochs, steps, images or hours.", "x_axis", 6),
     Command("m", "smooth", "Cycle curve smoothing: light, strong, off.", "smooth", 5),
     Command("L", "log scale", "Toggle the log scale of all charts but the accuracy.", "log_scale", 4),

@@ -8,7 +8,7 @@ from engine.utils.codec import FileRecord, Meta, field, find_valid_user_fields, 
 from engine.utils.errors import UsageError
 from engine.utils.files import state_folder
 
-SETTINGS_FILE = "run-list.json"
+SETTINGS_FILE, FOREIGN_SETTINGS_FILE = "run-list.json", "foreign-run-list.json"
 
 ColumnName = Annotated[str, Meta(min_length=1, max_length=80)]
 
@@ -25,14 +25,14 @@ class ListSettings(FileRecord, frozen=True, kw_only=True, omit_defaults=True):
     reverse: bool = False
 
 
-def read_list_settings() -> ListSettings:
+def read_list_settings(file: str = SETTINGS_FILE) -> ListSettings:
     """Return the settings that the user chose last; the defaults for those that are missing or invalid."""
-    return find_valid_user_fields(state_folder(), SETTINGS_FILE, ListSettings) or ListSettings()
+    return find_valid_user_fields(state_folder(), file, ListSettings) or ListSettings()
 
 
-def save_list_settings(settings: ListSettings) -> None:
+def save_list_settings(settings: ListSettings, file: str = SETTINGS_FILE) -> None:
     """Remember the settings. Raises UsageError if they cannot be written."""
     try:
-        write_user_record(state_folder(), SETTINGS_FILE, settings)
+        write_user_record(state_folder(), file, settings)
     except OSError as error:
         raise UsageError.one("", f"The list cannot be remembered: {error.strerror}", code="not-writable") from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from engine.foreign.activity import Activity
 from engine.gpus.current_use import find_current_use
 from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
 from engine.gpus.unmonitored import torch_may_see_gpus
-from engine.runs.folder import RunState
+from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
@@ -13,7 +14,7 @@ from engine.utils.units import UNKNOWN, format_age, format_duration
 from tui.palette import BAD, GOOD, MUTED, WARNING
 
 # Symbol and style of each state; screens print the state's name next to them.
-STATE_SYMBOLS = {
+STATE_SYMBOLS: dict[str, tuple[str, str]] = {
     RunState.WAITING: ("◌", MUTED),
     RunState.STARTING: ("◌", WARNING),
     RunState.RUNNING: ("●", GOOD),
@@ -24,6 +25,9 @@ STATE_SYMBOLS = {
     RunState.FAILED: ("✗", BAD),
     RunState.CRASHED: ("✗", BAD),
     RunState.INTERRUPTED: ("◌", BAD),
+    Activity.GROWING: ("●", GOOD),
+    Activity.QUIET: ("◌", MUTED),
+    Activity.ENDED: ("○", ""),
 }
 ENDED_BADLY = (RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED)
 FAILED_STATES = (RunState.FAILED, RunState.CRASHED)
@@ -34,7 +38,7 @@ FOLD_SIGNS = {False: "▸", True: "▾"}
 
 def state_symbol(state: str) -> tuple[str, str]:
     """Return the symbol and style of a run state."""
-    return STATE_SYMBOLS[RunState(state)]
+    return STATE_SYMBOLS[state]
 
 
 def state_style(row: RunRow) -> str:
@@ -58,6 +62,16 @@ def note(row: RunRow) -> str:
     """Return why other users can change the run, how it ended, and why it trained on the CPU, as far as known."""
     parts = (f"This run {row.foreign}" if row.foreign else "", row.message, row.record.cpu_fallback)
     return printable("; ".join(part for part in parts if part))
+
+
+def resume_problem(folder: RunFolder, state: RunState) -> Problem:
+    """Return why a run that is live or has no checkpoint cannot be resumed."""
+    if state == "interrupted":
+        reason = f"{folder.name} was interrupted while it waited for GPUs; press Q, then u to start it again"
+        return Problem("", reason, code="interrupted")
+    if state.live:
+        return Problem("", f"{folder.name} is {state}", code="already-running")
+    return Problem("", f"{folder.name} has no checkpoint to resume from", code="no-checkpoint")
 
 
 # Vendor and brand, which the names of GPUs begin with.

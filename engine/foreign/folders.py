@@ -8,7 +8,8 @@ readers of this package do the reading.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,11 @@ FORMATS = (
     json_lines.find,
     csv_file.find,
 )
-MAX_DEPTH = 12
-MAX_RUNS = 10_000
-MAX_FOLDERS = 100_000
 MAX_LOGS = 50  # per folder
+# A folder that was changed less than this before it was listed may change again without another modification time.
+FRESH_SECONDS = 2.0
+# Of these files, the content decides, or a folder beside them.
+LATE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".db", ".yaml")
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 # A folder with both is a run of gputrain, which `engine.runs` reads.
 OWN_FILES = frozenset({"events.jsonl", "owner.json"})
@@ -50,7 +52,7 @@ class ForeignRun:
 
     def changed_at(self) -> float:
         """Return when one of its files was last written, in Unix seconds; 0 if all are gone."""
-        return max((_modified(path) for log in self.logs for path in log.files), default=0.0)
+        return max((_modified_ns(path) for log in self.logs for path in log.files), default=0) / 1e9
 
 
 @dataclass(frozen=True)
@@ -61,34 +63,88 @@ class FoundRuns:
     is_partial: bool = False
 
 
-def find_runs(path: Path) -> FoundRuns:
+@dataclass(frozen=True)
+class Limits:
+    """How much of a tree is searched: folders, how deep they are nested, and runs."""
+
+    depth: int = 12
+    folders: int = 100_000
+    runs: int = 10_000
+
+
+def find_runs(path: Path, limits: Limits = Limits()) -> FoundRuns:
     """Find the runs in and below a folder, or the one of a file. A missing or inaccessible path has none."""
-    root = Path(os.path.realpath(path))
-    if not root.is_dir():
-        if not root.is_file():
-            return FoundRuns(())
-        listing = Listing(root.parent, (root.name,), ())
-        return FoundRuns(tuple(_runs_in(listing, root.stem, _logs_in(listing))))
-    runs: list[ForeignRun] = []
-    pending, num_folders, is_partial = [(root, "", 0)], 0, False
-    while pending:
-        folder, name, depth = pending.pop()
-        num_folders += 1
-        if num_folders > MAX_FOLDERS or len(runs) >= MAX_RUNS:
-            return FoundRuns(_sorted(runs)[:MAX_RUNS], is_partial=True)
+    return merge_runs(RunFinder(path, limits).search())
+
+
+def merge_runs(parts: Iterable[FoundRuns]) -> FoundRuns:
+    """Return the runs of several searches, each once."""
+    runs, is_partial = dict[tuple[Path, str], ForeignRun](), False
+    for part in parts:
+        runs |= {(run.folder, run.name): run for run in part.runs}
+        is_partial = is_partial or part.is_partial
+    return FoundRuns(tuple(sorted(runs.values(), key=lambda run: run.name)), is_partial)
+
+
+class RunFinder:
+    """Searches one path, again and again. A folder with a log is listed again when its modification time has changed:
+    only then has it new files."""
+
+    def __init__(self, path: Path, limits: Limits = Limits()) -> None:
+        self._root = Path(os.path.realpath(path))
+        self._limits = limits
+        self._known: dict[Path, tuple[int, Listing, list[Log]]] = {}
+
+    def search(self) -> Iterator[FoundRuns]:
+        """Yield the runs of each folder, none for most."""
+        root = self._root
+        if not root.is_dir():
+            if root.is_file():
+                listing = Listing(root.parent, (root.name,), ())
+                yield FoundRuns(tuple(_runs_in(listing, root.stem, _logs_in(listing))))
+            return
+        num_runs, num_folders = 0, 0
+        pending = [(root, "", 0)]
+        while pending:
+            folder, name, depth = pending.pop()
+            num_folders += 1
+            if num_folders > self._limits.folders or num_runs >= self._limits.runs:
+                yield FoundRuns((), is_partial=True)
+                return
+            listing, logs = self._list(folder)
+            if OWN_FILES.issubset(listing.files):
+                continue
+            runs = tuple(_runs_in(listing, name or root.name, logs))[: self._limits.runs - num_runs]
+            num_runs += len(runs)
+            yield FoundRuns(runs, listing.is_partial)
+            if depth == self._limits.depth:
+                continue
+            owned = SKIPPED_FOLDERS.union(*(log.owned_folders for log in logs))
+            for inner in listing.folders:
+                if inner not in owned and not inner.startswith("."):
+                    pending.append((folder / inner, f"{name}/{inner}" if name else inner, depth + 1))
+
+    def _list(self, folder: Path) -> tuple[Listing, list[Log]]:
+        modified_ns = _modified_ns(folder)
+        known = self._known.get(folder)
+        if known is not None and known[0] == modified_ns:
+            return known[1:]
         listing = list_folder(folder)
-        is_partial = is_partial or listing.is_partial
-        if OWN_FILES.issubset(listing.files):
-            continue
-        logs = _logs_in(listing)
-        runs += _runs_in(listing, name or root.name, logs)
-        if depth == MAX_DEPTH:
-            continue
-        owned = SKIPPED_FOLDERS.union(*(log.owned_folders for log in logs))
-        for inner in listing.folders:
-            if inner not in owned and not inner.startswith("."):
-                pending.append((folder / inner, f"{name}/{inner}" if name else inner, depth + 1))
-    return FoundRuns(_sorted(runs), is_partial)
+        logs = [] if OWN_FILES.issubset(listing.files) else _logs_in(listing)
+        # A database gets runs without a new file.
+        is_final = not any(log.run for log in logs) if logs else not _may_get_log(listing)
+        if is_final and time.time() - modified_ns / 1e9 > FRESH_SECONDS:
+            self._known[folder] = modified_ns, listing, logs
+        else:
+            self._known.pop(folder, None)
+        return listing, logs
+
+
+def _may_get_log(listing: Listing) -> bool:
+    """Whether a log may appear in an unchanged folder: a file gets its first line, or an inner folder a file."""
+    return any(name.endswith(LATE_ENDINGS) for name in listing.files) or any(
+        name.startswith("checkpoint-") for name in listing.folders
+    )
 
 
 def _logs_in(listing: Listing) -> list[Log]:
@@ -104,15 +160,11 @@ def _runs_in(listing: Listing, name: str, logs: list[Log]) -> Iterator[ForeignRu
             yield ForeignRun(printable(f"{name}/{log.run}"), listing.folder, (log,))
 
 
-def _sorted(runs: list[ForeignRun]) -> tuple[ForeignRun, ...]:
-    return tuple(sorted(runs, key=lambda run: run.name))
-
-
-def _modified(path: Path) -> float:
+def _modified_ns(path: Path) -> int:
     try:
-        return path.lstat().st_mtime
+        return os.stat(path, follow_symlinks=False).st_mtime_ns  # noqa: PTH116 - a Path takes longer
     except OSError:
-        return 0.0
+        return 0
 
 
 class RunFollower:
@@ -131,6 +183,7 @@ class RunFollower:
         for index, source in enumerate(self._sources):
             reading = source.poll(max_bytes // len(self._sources))
             owners = self._owners
-            reading.points = [point for point in reading.points if owners.setdefault(point.name, index) == index]
+            if len(self._sources) > 1:
+                reading.points = [point for point in reading.points if owners.setdefault(point.name, index) == index]
             readings.append(reading)
         return readings

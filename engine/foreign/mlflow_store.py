@@ -1,7 +1,8 @@
 """Read runs in MLflow's file store, `mlruns/EXPERIMENT/RUN`.
 
 `metrics/NAME` has a line per value: time in milliseconds, value, and step, which old versions leave out. `params/NAME`
-has the value as text. Names may have slashes, which make subfolders. Format: `FileStore` in
+has the value as text, and `meta.yaml` the time of the end. Names may have slashes, which make subfolders. Format:
+`FileStore` in
 https://github.com/mlflow/mlflow/blob/master/mlflow/store/tracking/file_store.py.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from engine.utils.files import read_bytes
 METRICS, PARAMS, META = "metrics", "params", "meta.yaml"
 MAX_PARAM_BYTES = 1 << 14  # MLflow allows 6000 characters
 MAX_DEPTH = 6
+_END_TIME = re.compile(rb"^end_time: [1-9]", re.MULTILINE)
 
 
 def find(listing: Listing) -> list[Log]:
@@ -76,7 +79,7 @@ class MlflowRun:
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read the complete lines of at most about `max_bytes`, and the parameters that are new."""
-        reading = Reading(parameters=self._new_parameters())
+        reading = Reading(parameters=self._new_parameters(), has_ended=_has_end_time(self._folder / META))
         for name, path in _files_below(self._folder / METRICS, MAX_METRICS):
             if name not in self._files and (known := self._names.get(name)) is not None:
                 self._files[name] = _MetricFile(known, path)
@@ -110,6 +113,14 @@ class MlflowRun:
                 self._params.add(name)
                 found[name] = parse_scalar(text.strip())
         return found
+
+
+def _has_end_time(path: Path) -> bool:
+    """Whether the `meta.yaml` of a run says when it ended: `end_time: 1795795510000`, or `null` before."""
+    try:
+        return _END_TIME.search(read_bytes(path, MAX_PARAM_BYTES)) is not None
+    except OSError:
+        return False
 
 
 class _MetricFile:

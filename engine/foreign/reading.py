@@ -58,7 +58,7 @@ class Reading:
 
     `drop_from` voids the earlier points of this source from that step on, before `points` are added: a file was
     replaced (`-inf`: all points), or its writer restarted. `parameters` are those that this poll found.
-    `problem` is why a part cannot be read.
+    `problem` is why a part cannot be read. `has_ended` tells that the writer has recorded its end.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -67,6 +67,7 @@ class Reading:
     read_bytes: int = 0
     total_bytes: int = 0
     problem: str | None = None
+    has_ended: bool = False
 
     @property
     def share(self) -> float:

@@ -27,7 +27,7 @@ _HEADER = struct.Struct("<IHB")
 _HEADER_BYTES = _HEADER.size
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 # Fields of `Record`, `RunRecord` and of the items of history and configuration.
-_HISTORY, _CONFIG, _RUN = 2, 5, 17
+_HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18
 _RUN_CONFIG = 4
 _ITEM, _KEY, _NESTED_KEY, _VALUE_JSON = 1, 1, 2, 16
 
@@ -47,10 +47,10 @@ class WandbLog(RowFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._parts = b""
-        self._is_joining = False
+        self._is_joining = self._has_ended = False
 
     def restart(self) -> None:
-        self._parts, self._is_joining = b"", False
+        self._parts, self._is_joining, self._has_ended = b"", False, False
 
     def read(self, max_bytes: int, reading: Reading) -> None:
         data = self._file.read(max(max_bytes, 2 * BLOCK_BYTES))
@@ -58,6 +58,7 @@ class WandbLog(RowFile):
             reading.problem = f"{self._file.path.name} is no W&B file of version 0"
         else:
             self._file.offset += self._parse(data, reading)
+        reading.has_ended = self._has_ended
 
     def _parse(self, data: bytes, reading: Reading) -> int:
         """Read the complete fragments at the beginning of `data`, and return their number of bytes."""
@@ -106,7 +107,7 @@ class WandbLog(RowFile):
                 reading.problem = f"{self._file.path.name} has a record that is damaged"
 
     def _read_record(self, record: bytes, reading: Reading) -> None:
-        """Read a `Record`: a row of the history, or a part of the configuration. Raises ProtobufError."""
+        """Read a `Record`: a row of the history, a part of the configuration, or the exit. Raises ProtobufError."""
         for number, value in fields(record):
             if not isinstance(value, bytes):
                 continue
@@ -116,6 +117,8 @@ class WandbLog(RowFile):
                 self._num_rows += 1
             elif number == _CONFIG:
                 self._update_config(value, reading)
+            elif number == _EXIT:
+                self._has_ended = True
             elif number == _RUN:
                 for key, part in fields(value):
                     if key == _RUN_CONFIG and isinstance(part, bytes):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 RAW_OPACITY, BAND_OPACITY, FAINT_OPACITY = 0.3, 0.2, 0.65
 # More points are a line without markers.
 MAX_MARKED_POINTS = 30
+# The difference of two larger values may be infinite, which no axis of matplotlib has.
+MAX_DRAWN_VALUE = 1e300
 # Labels of a logarithmic axis, at most.
 MAX_LOG_LABELS = 8
 
@@ -66,13 +68,13 @@ def draw_lines(axes: Axes, lines: Sequence[Line], theme: Theme, *, log: bool = F
     for number, line in enumerate(lines):
         color, dash = theme.color(line.color), dashes(line.dash)
         if line.raw is not None:
-            raw = mask_nonpositive(line.raw) if log else line.raw
+            raw = _drawable(line.raw, log=log)
             axes.plot(raw.x, raw.y, color=color, alpha=RAW_OPACITY, linewidth=0.6 * width)
         if line.band is not None:
-            low, high = (mask_nonpositive(part) if log else part for part in line.band)
+            low, high = (_drawable(part, log=log) for part in line.band)
             known = np.isfinite(low.y) & np.isfinite(high.y)
             axes.fill_between(low.x, low.y, high.y, where=known.tolist(), color=color, alpha=BAND_OPACITY, linewidth=0)
-        series = mask_nonpositive(line.series) if log else line.series
+        series = _drawable(line.series, log=log)
         finite = np.isfinite(series.y)
         thickness, opacity = (0.6 * width, FAINT_OPACITY) if line.is_faint else (width, 1.0)
         (drawn,) = axes.plot(series.x, series.y, color=color, linewidth=thickness, alpha=opacity, label=line.label)
@@ -99,6 +101,14 @@ def draw_lines(axes: Axes, lines: Sequence[Line], theme: Theme, *, log: bool = F
     axes.margins(x=0.02)
     if log:
         _label_log_axis(axes)
+
+
+def _drawable(series: Series, *, log: bool) -> Series:
+    """Return a series with gaps at values that an axis cannot show."""
+    limits = series.y_limits()
+    if limits is not None and max(-limits[0], limits[1]) > MAX_DRAWN_VALUE:
+        series = Series(series.x, np.where(np.abs(series.y) <= MAX_DRAWN_VALUE, series.y, np.nan))
+    return mask_nonpositive(series) if log else series
 
 
 def _label_log_axis(axes: Axes) -> None:

@@ -14,16 +14,16 @@ from string import ascii_uppercase
 from typing import Any
 
 from engine.config.command_line import format_value
-from engine.report import sections
-from engine.report.charts import Group, PageChart, curve_charts
+from engine.report import foreign_sections, sections
+from engine.report.charts import Group, curve_charts
 from engine.report.output import make_mark
 from engine.report.results import ClassSection, ImageSection, class_section, image_section, short_name
-from engine.report.runs import ReportedRun, read_reported_run
+from engine.report.runs import OwnRun, ReportedRun, read_reported_run
 from engine.report.sections import Table
 from engine.report.style import COLORS, DARK_COLORS, dashes
 from engine.runs.comparison import Column as ComparedColumn
 from engine.runs.comparison import Comparison, compare_runs, require_comparable, spread_text
-from engine.runs.folder import RunFolder
+from engine.runs.find import OpenedRun
 from engine.runs.metrics import NO_METRICS, Better, Metric
 from engine.show.table import Column
 from engine.utils.libraries import import_library
@@ -38,9 +38,9 @@ PAGE_BLOCKS = 700
 MAX_TITLE_RUNS = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunView:
-    """One run on the page. `anchor` is its id, `letter` that of its line on the charts."""
+    """One run on the page, foreign or not. `anchor` is its id, `letter` that of its line on the charts."""
 
     anchor: str
     letter: str
@@ -48,10 +48,20 @@ class RunView:
     state: str
     is_good: bool
     subtitle: str
-    tags: tuple[str, ...]
-    note: str
+    tags: tuple[str, ...] = ()
+    note: str = ""
     notes: tuple[str, ...]
     figures: list[tuple[str, str]]
+    changes: Table[Any]
+    """The config keys that differ from their defaults, or the parameters of a foreign run."""
+    own: OwnView | None = None
+    """What only a run of gputrain has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnView:
+    """What a page says of a run of gputrain alone."""
+
     epochs: Table[Any]
     time: sections.TimeSection
     hardware: list[tuple[str, str]]
@@ -60,7 +70,6 @@ class RunView:
     messages: Table[Any]
     classes: ClassSection
     images: ImageSection
-    changes: Table[Any]
     config: list[str]
     command: str
 
@@ -75,16 +84,16 @@ class LegendEntry:
     text: str
 
 
-def make_page(folders: Sequence[RunFolder], directions: Mapping[str, Better] = NO_METRICS) -> str:
+def make_page(found: Sequence[OpenedRun], directions: Mapping[str, Better] = NO_METRICS) -> str:
     """Return the page about these runs. The same files give the same page.
 
     `directions` are the stored directions of the user's own metrics.
 
     Raises UsageError if there are too many runs, or if matplotlib or jinja2 is not installed.
     """
-    require_comparable(len(folders))
+    require_comparable(len(found))
     environment = _environment()
-    runs = [read_reported_run(folder, PAGE_BLOCKS) for folder in folders]
+    runs = [read_reported_run(run, PAGE_BLOCKS) for run in found]
     comparison = compare_runs([run.compared for run in runs], directions)
     columns = comparison.columns(grouped=True)
     groups = [
@@ -94,7 +103,7 @@ def make_page(folders: Sequence[RunFolder], directions: Mapping[str, Better] = N
     letters = {run.name: group.letter for group in groups for run in group.runs}
     names = [run.name for run in runs]
     title = ", ".join(names[:MAX_TITLE_RUNS]) if len(names) <= MAX_TITLE_RUNS else pluralize(len(names), "run")
-    charts: list[PageChart] = curve_charts(groups, COMMAND)
+    charts, more_charts = curve_charts(groups, COMMAND)
     page: str = environment.get_template(TEMPLATE).render(
         title=title,
         mark=make_mark(MARK_KIND, names),
@@ -103,10 +112,12 @@ def make_page(folders: Sequence[RunFolder], directions: Mapping[str, Better] = N
         version=version("gputrain"),
         runs=[_view(run, comparison.metrics, f"r{number}", letters[run.name]) for number, run in enumerate(runs)],
         charts=charts,
+        more_charts=more_charts,
         legend=_legend(groups),
         metrics=metric_table(comparison, columns),
         differences=difference_table(comparison),
         notes=tuple(map(str, comparison.notes)) if len(runs) > 1 else (),
+        has_configs=any(isinstance(run, OwnRun) for run in runs),
         has_groups=bool(comparison.seed_groups),
     )
     return page
@@ -128,6 +139,18 @@ def _environment() -> Any:
 
 
 def _view(run: ReportedRun, metrics: Sequence[Metric], anchor: str, letter: str) -> RunView:
+    if not isinstance(run, OwnRun):
+        return RunView(
+            anchor=anchor,
+            letter=letter,
+            name=run.name,
+            state=run.compared.state,
+            is_good=True,
+            subtitle=foreign_sections.subtitle(run),
+            notes=tuple(foreign_sections.notes(run)),
+            figures=foreign_sections.figures(run, metrics),
+            changes=foreign_sections.parameters(run),
+        )
     tags, note = sections.labels(run)
     history = run.history
     return RunView(
@@ -141,17 +164,19 @@ def _view(run: ReportedRun, metrics: Sequence[Metric], anchor: str, letter: str)
         note=note,
         notes=tuple(sections.notes(run)),
         figures=sections.figures(run, metrics),
-        epochs=sections.epoch_table(history.epochs, history.best),
-        time=sections.time_section(run, f"{anchor}-time", COMMAND),
-        hardware=sections.hardware(run),
-        gpus=sections.gpu_table(run),
-        sessions=sections.session_table(run),
-        messages=sections.message_table(run),
-        classes=class_section(run),
-        images=image_section(run),
         changes=sections.config_changes(run),
-        config=sections.config_lines(run),
-        command=sections.repeat_command(run),
+        own=OwnView(
+            epochs=sections.epoch_table(history.epochs, history.best),
+            time=sections.time_section(run, f"{anchor}-time", COMMAND),
+            hardware=sections.hardware(run),
+            gpus=sections.gpu_table(run),
+            sessions=sections.session_table(run),
+            messages=sections.message_table(run),
+            classes=class_section(run),
+            images=image_section(run),
+            config=sections.config_lines(run),
+            command=sections.repeat_command(run),
+        ),
     )
 
 
@@ -195,11 +220,11 @@ def metric_table(comparison: Comparison, columns: Sequence[ComparedColumn]) -> T
 def difference_table(comparison: Comparison) -> Table[int]:
     """Return the config keys that differ, with a row for each run. A row is the index of its run."""
 
-    def cell(values: Sequence[object], row: int) -> str:
-        if comparison.runs[row].config is None:
+    def cell(key: str, values: Sequence[object], row: int) -> str:
+        if not comparison.runs[row].has_key(key):
             return UNKNOWN
         return short_name(format_value(values[row]) or "none")
 
     heads = [Column[int]("name", "run", lambda row: comparison.runs[row].name)]
-    heads += [Column(each.key, each.key, partial(cell, each.values)) for each in comparison.differences]
+    heads += [Column(each.key, each.key, partial(cell, each.key, each.values)) for each in comparison.differences]
     return Table(heads, range(len(comparison.runs)))

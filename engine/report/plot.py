@@ -20,16 +20,18 @@ from engine.config.command_line import format_value
 from engine.config.differences import KeyDifference, is_neutral
 from engine.report.lines import FAINT_OPACITY, Line, draw_lines, make_line, whole_x_ticks
 from engine.report.output import make_mark
-from engine.report.runs import ReportedRun, read_reported_run
+from engine.report.results import short_name
+from engine.report.runs import ForeignReport, ReportedRun, read_reported_run
 from engine.report.style import PRINT, dashes, drawing
 from engine.runs.comparison import Column, Comparison, compare_runs, require_comparable
 from engine.runs.curves import XAxis
 from engine.runs.fields import ALIASES
-from engine.runs.folder import RunFolder
+from engine.runs.find import OpenedRun
 from engine.runs.keys import parse_key
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
 from engine.runs.reduced_curves import STEP_CURVES
 from engine.show.charts import Chart, Place, Source, charts_of, find_chart
+from engine.show.foreign_run import default_axis, further_keys
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.libraries import import_library
 from engine.utils.text import printable
@@ -50,6 +52,7 @@ PANEL_ASPECT = 0.68
 FONT_SIZE, LINE_WIDTH = 8.0, 1.1
 DEFAULT_SMOOTHING = 0.02
 X_LABELS: Mapping[XAxis, str] = {"epoch": "Epoch", "step": "Step", "images": "Training images", "hours": "Hours"}
+NO_KEYS: Mapping[str, str] = {}
 DEFAULT_METRICS = ("loss", "best_val_accuracy")
 # Of a legend above the panels: characters in an inch, for the line beside a label, and inches for a row.
 CHARACTERS_PER_IN, ENTRY_CHARACTERS, LEGEND_ROW_IN = 17, 10, 0.17
@@ -57,11 +60,12 @@ CHARACTERS_PER_IN, ENTRY_CHARACTERS, LEGEND_ROW_IN = 17, 10, 0.17
 
 @dataclass(frozen=True)
 class PlotOptions:
-    """What a figure shows. `metrics` are names for `find_panel`, `width_in` is in inches, `smoothing` a share of the
+    """What a figure shows. `metrics` are names for `find_panel`, by default those that the runs have of
+    `DEFAULT_METRICS`, and `axis` is the epoch if all runs have it. `width_in` is in inches, `smoothing` a share of the
     steps from 0 to 1."""
 
-    metrics: tuple[str, ...] = DEFAULT_METRICS
-    axis: XAxis = "epoch"
+    metrics: tuple[str, ...] = ()
+    axis: XAxis | None = None
     width_in: float = WIDTHS["page"]
     smoothing: float = DEFAULT_SMOOTHING
     log: bool = False
@@ -70,8 +74,9 @@ class PlotOptions:
     """The stored directions of the user's own metrics."""
 
 
-def find_panel(name: str, own: Collection[str] = ()) -> str:
-    """Return the id of the chart that a name means. `own` are the names of the user's own metrics.
+def find_panel(name: str, own: Collection[str] = (), foreign: Mapping[str, str] = NO_KEYS) -> str:
+    """Return the id of the chart that a name means. `own` are the names of the user's own metrics, and `foreign` the
+    keys of the metrics of foreign runs by their names there.
 
     Raises UsageError with the nearest known name.
     """
@@ -83,12 +88,14 @@ def find_panel(name: str, own: Collection[str] = ()) -> str:
         return wanted
     if (own_name := name.removeprefix(METRIC_PREFIX)) in own:
         return METRIC_PREFIX + own_name
+    if name in foreign:
+        return foreign[name]
     # `learning_rate` and `optim.lr` mean the curve `lr`, as `lr` means the config key elsewhere.
     meant = ALIASES.get(wanted, wanted)
     for key in curves:
         if meant in (key, ALIASES.get(key)):
             return key
-    known = [*curves, *own]
+    known = [*curves, *own, *foreign]
     advice = did_you_mean(wanted, known) or f"; choose one of {', '.join(known)}"
     raise UsageError.one("--metric", f"{name} is no metric of a curve{advice}", code="unknown-value")
 
@@ -131,7 +138,7 @@ def file_format(path: Path) -> str:
 
 
 def make_plot(
-    folders: Sequence[RunFolder],
+    found: Sequence[OpenedRun],
     options: PlotOptions,
     kind: str,
     warn: Callable[[Problem], object] = lambda warning: None,
@@ -140,10 +147,10 @@ def make_plot(
 
     Raises UsageError if a metric is unknown or has no value in any run, or if matplotlib is not installed.
     """
-    require_comparable(len(folders))
-    runs = [read_reported_run(folder) for folder in folders]
-    own = list(dict.fromkeys(name for run in runs for epoch in run.history.epochs for name in epoch.metrics))
-    keys = list(dict.fromkeys(find_panel(name, own) for name in options.metrics))
+    require_comparable(len(found))
+    runs = [read_reported_run(run) for run in found]
+    axis = _axis(runs, options.axis)
+    keys = _panel_keys(runs, options.metrics)
     comparison = compare_runs([run.compared for run in runs])
     for note in comparison.notes:
         warn(note)
@@ -151,13 +158,13 @@ def make_plot(
     labels = column_labels(comparison, columns, _legend_characters(options.width_in) - ENTRY_CHARACTERS)
     groups = [[runs[index] for index in column.runs] for column in columns]
     panels = [find_chart(key, options.directions) for key in keys]
-    lines = [_panel_lines(panel, groups, labels, options) for panel in panels]
+    lines = [_panel_lines(panel, groups, labels, options, axis) for panel in panels]
     for key, drawn in zip(keys, lines, strict=True):
         if not drawn:
             raise UsageError.one(
                 "--metric", f"no run has a value of {key}, so there is nothing to plot", code="not-recorded"
             )
-    mark = make_mark(MARK_KIND, [folder.name for folder in folders])
+    mark = make_mark(MARK_KIND, [run.name for run in found])
     with drawing(COMMAND, PRINT, FONT_SIZE) as figure_class, _glyph_warnings(kind, warn):
         height = options.width_in / len(panels) * PANEL_ASPECT + _legend_rows(lines, options.width_in) * LEGEND_ROW_IN
         figure = figure_class(figsize=(options.width_in, height), layout="constrained")
@@ -165,15 +172,40 @@ def make_plot(
         for axes, panel, drawn in zip(all_axes, panels, lines, strict=True):
             log = options.log and (panel.log or not _are_shares(drawn))
             draw_lines(axes, drawn, PRINT, log=log, width=LINE_WIDTH)
-            axes.set_xlabel(X_LABELS[options.axis])
-            whole_x_ticks(axes, options.axis)
-            axes.set_ylabel(printable(panel.title))
+            axes.set_xlabel(X_LABELS[axis])
+            whole_x_ticks(axes, axis)
+            axes.set_ylabel(printable(short_name(panel.title)))
             if len(panel.metrics) > 1:
                 _add_kind_legend(axes, panel)
         _add_run_legend(figure, lines)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=PNG_DPI, metadata=_metadata(kind, mark))
     return buffer.getvalue()
+
+
+def _axis(runs: Sequence[ReportedRun], wanted: XAxis | None) -> XAxis:
+    """Return the x axis: the wanted one, else epochs if all runs have them. Raises UsageError if a run does not."""
+    if wanted is None:
+        return default_axis(run.curves for run in runs)
+    for run in runs:
+        if isinstance(run, ForeignReport) and not run.curves.knows(wanted):
+            known = " or ".join(axis for axis in X_LABELS if all(other.curves.knows(axis) for other in runs))
+            raise UsageError.one("--x", f"{run.name} has no record of {wanted}", f"use {known}", code="not-recorded")
+    return wanted
+
+
+def _panel_keys(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[str]:
+    """Return the ids of the charts. Without names, foreign runs have what there is of the default, then their own."""
+    foreign_curves = [run.curves for run in runs if isinstance(run, ForeignReport)]
+    foreign = {name: key for curves in foreign_curves for name, key in curves.keys.items()}
+    if names or not foreign:
+        own = list(dict.fromkeys(name for run in runs for name in run.curves.own_names))
+        return list(dict.fromkeys(find_panel(name, own, foreign) for name in names or DEFAULT_METRICS))
+    shown = {key for name in DEFAULT_METRICS for key in find_chart(name).metrics}
+    keys = [
+        name for name in DEFAULT_METRICS if any(run.curves.has(key) for key in find_chart(name).metrics for run in runs)
+    ]
+    return [*keys, *further_keys(foreign_curves, shown)][: len(DEFAULT_METRICS)]
 
 
 def column_labels(comparison: Comparison, columns: Sequence[Column], max_characters: int) -> list[str]:
@@ -200,9 +232,13 @@ def _label(comparison: Comparison, column: Column, keys: Sequence[KeyDifference]
     first = column.runs[0]
     run = comparison.runs[first]
     name = f"{run.name} ({len(column.runs)} seeds)" if column.is_group else run.name
-    words = [f"{_key_name(difference.key)} {_value(difference.values[first])}" for difference in keys]
+    words = [
+        f"{_key_name(difference.key)} {_value(difference.values[first])}"
+        for difference in keys
+        if run.has_key(difference.key)
+    ]
     words += ["…"] if words and hidden else []
-    return printable(f"{name}: {', '.join(words)}" if words and run.config is not None else name)
+    return printable(f"{name}: {', '.join(words)}" if words else name)
 
 
 def _key_name(key: str) -> str:
@@ -228,14 +264,15 @@ def _rounded(value: object) -> object:
 
 
 def _panel_lines(
-    panel: Chart, groups: Sequence[Sequence[ReportedRun]], labels: Sequence[str], options: PlotOptions
+    panel: Chart, groups: Sequence[Sequence[ReportedRun]], labels: Sequence[str], options: PlotOptions, axis: XAxis
 ) -> list[Line]:
     """Return the curves of a panel that have a value. The second curve of each run is thin and pale."""
     lines, keys = [], plotted_curves(panel)
     for index, (runs, label) in enumerate(zip(groups, labels, strict=True)):
         for number, key in enumerate(keys):
-            smoothing = options.smoothing if panel.is_smoothed(key) else 0.0
-            line = make_line(label, [run.curves.over(key, options.axis) for run in runs], index, smoothing=smoothing)
+            is_short = any(isinstance(run, ForeignReport) and not run.curves.is_long(key) for run in runs)
+            smoothing = options.smoothing if panel.is_smoothed(key) and not is_short else 0.0
+            line = make_line(label, [run.curves.over(key, axis) for run in runs], index, smoothing=smoothing)
             # Raw values of several runs would hide each other.
             line = replace(line, is_faint=number > 0, raw=line.raw if len(groups) == len(keys) == 1 else None)
             if np.isfinite(line.series.y).any():

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from engine.report.pictures import Picture, matrix_levels, matrix_picture, thumbnail
-from engine.report.runs import ReportedRun, read_run_evaluations
+from engine.report.runs import OwnRun, read_run_evaluations
 from engine.runs.evaluations import EpochEvaluation, mistakes, worst_first
 from engine.runs.inspection import Inspection, PartName, Rows
 from engine.runs.inspection_file import read_inspection
@@ -55,7 +55,7 @@ class ClassSection:
     more: int = 0
 
 
-def class_section(run: ReportedRun) -> ClassSection:
+def class_section(run: OwnRun) -> ClassSection:
     """Return the confusion matrix and the accuracy per class of the best epoch."""
     evaluations, problem = read_run_evaluations(run.folder)
     if evaluations is None:
@@ -135,7 +135,7 @@ class ImageSection:
     more_mistakes: int = 0
 
 
-def image_section(run: ReportedRun) -> ImageSection:
+def image_section(run: OwnRun) -> ImageSection:
     """Return the most confident mistakes and the suspected wrong labels of the inspection of a run."""
     command = f"gputrain evaluate {run.name} --list mistakes"
     try:
@@ -161,7 +161,7 @@ def image_section(run: ReportedRun) -> ImageSection:
     )
 
 
-def _shown(run: ReportedRun, inspection: Inspection, rows: Rows) -> tuple[ShownImage, ...]:
+def _shown(run: OwnRun, inspection: Inspection, rows: Rows) -> tuple[ShownImage, ...]:
     classes = inspection.info.classes
     return tuple(
         ShownImage(

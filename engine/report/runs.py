@@ -9,41 +9,60 @@ from engine.report.timeline import Timeline
 from engine.runs.comparison import ComparedRun, describe_run, read_flat_config
 from engine.runs.curves import CurveData
 from engine.runs.evaluations import RunEvaluations, read_evaluations
+from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal_follower import JournalFollower
-from engine.runs.reduced_curves import MAX_BLOCKS, RunCurves, reduce_curves
+from engine.runs.reduced_curves import MAX_BLOCKS, Curves, reduce_curves
+from engine.show.foreign_run import ForeignData, KeyedCurves
 from engine.utils.codec import InvalidRecordError
 from engine.utils.files import read_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """One run: what a comparison needs of it, its history, its curves in blocks, and what happened when."""
+    """One run, of gputrain or foreign: what a comparison needs of it, and its curves in blocks."""
 
-    folder: RunFolder
     compared: ComparedRun
-    history: History
-    curves: RunCurves
-    timeline: Timeline
+    curves: Curves
 
     @property
     def name(self) -> str:
-        return self.folder.name
+        return self.compared.name
 
 
-def read_reported_run(folder: RunFolder, max_blocks: int = MAX_BLOCKS) -> ReportedRun:
+@dataclass(frozen=True, eq=False)
+class OwnRun(ReportedRun):
+    """A run of gputrain: also its folder, its history, and what happened when."""
+
+    folder: RunFolder
+    history: History
+    timeline: Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class ForeignReport(ReportedRun):
+    """A foreign run."""
+
+    curves: KeyedCurves
+
+
+def read_reported_run(run: OpenedRun, max_blocks: int = MAX_BLOCKS) -> ReportedRun:
     """Read a run. Its curves have at most `max_blocks` blocks each, so a long run takes no more space than a short one.
 
     A million `step` events take about 5 s. What cannot be read is a `problem` of `compared`.
     """
-    journal, history, data, timeline = JournalFollower(folder.journal), History(), CurveData(), Timeline()
+    if not isinstance(run, RunFolder):
+        foreign = ForeignData(run)
+        foreign.read()
+        return ForeignReport(foreign.describe(), foreign.curves(max_blocks))
+    journal, history, data, timeline = JournalFollower(run.journal), History(), CurveData(), Timeline()
     for event in journal.events():
         history.add(event)
         data.add(event)
         timeline.add(event, history)
-    compared = describe_run(folder, history.record(), read_flat_config(folder.config), journal.problem)
-    return ReportedRun(folder, compared, history, reduce_curves(data, max_blocks), timeline)
+    compared = describe_run(run, history.record(), read_flat_config(run.config), journal.problem)
+    return OwnRun(compared, reduce_curves(data, max_blocks), run, history, timeline)
 
 
 def read_run_evaluations(folder: RunFolder) -> tuple[RunEvaluations | None, str]:

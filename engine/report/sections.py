@@ -13,7 +13,7 @@ import numpy as np
 from engine.config.command_line import format_value, repeat_arguments
 from engine.config.differences import SESSION_KEYS
 from engine.report.charts import PageChart, time_chart
-from engine.report.runs import ReportedRun, read_config_text
+from engine.report.runs import OwnRun, read_config_text
 from engine.report.timeline import LimitedStretch, Message, Session, limit_shares
 from engine.runs.events import EpochEvent, RunStarted
 from engine.runs.folder import RunState
@@ -64,7 +64,7 @@ class Table(Generic[Row]):
         return text_cells(self.columns, row)
 
 
-def state_text(run: ReportedRun) -> str:
+def state_text(run: OwnRun) -> str:
     """Return the state of a run, with why it ended if it did not finish."""
     finished = run.history.finished
     if run.compared.state == RunState.CRASHED:
@@ -74,12 +74,12 @@ def state_text(run: ReportedRun) -> str:
     return f"{run.compared.state}: {finished.message}"
 
 
-def subtitle(run: ReportedRun) -> str:
+def subtitle(run: OwnRun) -> str:
     """Return what was trained, where and when, in one line."""
     started, config = run.history.started, run.compared.config or {}
     parts = []
     if config:
-        parts.append(f"{_text(config.get('model.name'))} on {_text(config.get('data.dataset'))}")
+        parts.append(f"{value_text(config.get('model.name'))} on {value_text(config.get('data.dataset'))}")
     if started is not None:
         devices = len(set(started.devices) - {"cpu"})
         where = pluralize(devices, "GPU") if devices else f"{pluralize(started.world_size, 'rank')} on the CPU"
@@ -90,7 +90,7 @@ def subtitle(run: ReportedRun) -> str:
     return ", ".join(parts)
 
 
-def figures(run: ReportedRun, metrics: Iterable[Metric]) -> list[tuple[str, str]]:
+def figures(run: OwnRun, metrics: Iterable[Metric]) -> list[tuple[str, str]]:
     """Return the key figures, the most important first."""
     started = run.history.started
     if started is None:
@@ -99,14 +99,15 @@ def figures(run: ReportedRun, metrics: Iterable[Metric]) -> list[tuple[str, str]
     for metric in metrics:
         value = metric.of_run(run.compared.record)
         if value is not None and metric.aggregate is not Aggregate.NOW:
-            values.append((_text(metric.label), format_metric(metric, value)))
+            values.append((value_text(metric.label), format_metric(metric, value)))
     values.append(("training images", format_count(started.train_images)))
     values.append(("validation images", format_count(started.val_images)))
     values.append(("classes", format_count(started.classes)))
     return values
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Return a config value, a parameter or a label as text of bounded length."""
     text = format_value(value) or "none"
     return text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + "…"
 
@@ -120,7 +121,7 @@ def epoch_table(epochs: Sequence[EpochEvent], best: EpochEvent | None) -> Table[
     metrics = [metric for metric in metrics if _is_shown(metric, map(metric.of_epoch, epochs))]
     metrics += map(own_metric, own)
     columns = [Column[EpochEvent]("epoch", "epoch", lambda epoch: str(epoch.epoch))]
-    columns += [Column(metric.key, _text(metric.label), partial(_epoch_cell, metric)) for metric in metrics]
+    columns += [Column(metric.key, value_text(metric.label), partial(_epoch_cell, metric)) for metric in metrics]
     rows = [epoch for index, epoch in enumerate(epochs) if index in kept or epoch is best]
     return Table(columns, rows, len(epochs) - len(rows), lambda epoch: epoch is best)
 
@@ -161,7 +162,7 @@ STRETCH_COLUMNS: tuple[Column[LimitedStretch], ...] = (
 )  # fmt: skip
 
 
-def time_section(run: ReportedRun, name: str, command: str) -> TimeSection:
+def time_section(run: OwnRun, name: str, command: str) -> TimeSection:
     """Return what limited the run, over its epochs."""
     timeline, current = run.timeline, run.history.bottleneck
     shares = [(kind or UNKNOWN_LIMIT, format_share(share)) for kind, share in limit_shares(timeline.epochs).items()]
@@ -171,7 +172,7 @@ def time_section(run: ReportedRun, name: str, command: str) -> TimeSection:
     return TimeSection(sentence, tuple(shares), table, time_chart(timeline.epochs, name, command))
 
 
-def hardware(run: ReportedRun) -> list[tuple[str, str]]:
+def hardware(run: OwnRun) -> list[tuple[str, str]]:
     """Return hosts, devices, processes and versions of the last session."""
     started = run.history.started
     if started is None:
@@ -212,7 +213,7 @@ def _pipeline(started: RunStarted) -> str:
     return f"{started.pipeline}{loaders} ({started.pipeline_reason}){decoder}"
 
 
-def gpu_table(run: ReportedRun) -> Table[tuple[str, GpuStats]]:
+def gpu_table(run: OwnRun) -> Table[tuple[str, GpuStats]]:
     """Return means and maxima of the readings of each GPU."""
     columns = [
         Column[tuple[str, GpuStats]]("uuid", "GPU", lambda row: row[0]),
@@ -235,7 +236,7 @@ def _highest_text(key: str, row: tuple[str, GpuStats]) -> str:
     return READINGS[key].text(row[1].maxima.get(key))
 
 
-def session_table(run: ReportedRun) -> Table[tuple[int, Session]]:
+def session_table(run: OwnRun) -> Table[tuple[int, Session]]:
     """Return when each session of the run began, on what, and how it ended."""
     sessions = list(enumerate(run.timeline.sessions, 1))
 
@@ -277,7 +278,7 @@ MESSAGE_COLUMNS: tuple[Column[Message], ...] = (
 )  # fmt: skip
 
 
-def message_table(run: ReportedRun) -> Table[Message]:
+def message_table(run: OwnRun) -> Table[Message]:
     """Return warnings, failures of ranks and requests, in their order."""
     messages = list(run.timeline.messages.values())
     more = len(messages) - MAX_MESSAGES
@@ -286,12 +287,12 @@ def message_table(run: ReportedRun) -> Table[Message]:
 
 CHANGE_COLUMNS: tuple[Column[tuple[str, Any, Any]], ...] = (
     Column("key", "key", lambda change: change[0]),
-    Column("value", "value", lambda change: _text(change[1])),
-    Column("default", "default", lambda change: _text(change[2])),
+    Column("value", "value", lambda change: value_text(change[1])),
+    Column("default", "default", lambda change: value_text(change[2])),
 )
 
 
-def config_changes(run: ReportedRun) -> Table[tuple[str, Any, Any]]:
+def config_changes(run: OwnRun) -> Table[tuple[str, Any, Any]]:
     """Return the config keys that differ from their defaults."""
     config, defaults = run.compared.config or {}, default_values()
     rows = [
@@ -302,12 +303,12 @@ def config_changes(run: ReportedRun) -> Table[tuple[str, Any, Any]]:
     return Table(CHANGE_COLUMNS, rows)
 
 
-def config_lines(run: ReportedRun) -> list[str]:
+def config_lines(run: OwnRun) -> list[str]:
     """Return the lines of the stored config."""
     return read_config_text(run.folder).splitlines()
 
 
-def repeat_command(run: ReportedRun) -> str:
+def repeat_command(run: OwnRun) -> str:
     """Return the command that trains the same again, for a shell; "" without a config."""
     config = run.compared.config
     if config is None:
@@ -317,7 +318,7 @@ def repeat_command(run: ReportedRun) -> str:
     return " \\\n    ".join(("gputrain run", *words))
 
 
-def notes(run: ReportedRun) -> Iterator[str]:
+def notes(run: OwnRun) -> Iterator[str]:
     """Yield what a reader should know before the figures."""
     if run.compared.problem is not None:
         yield run.compared.problem
@@ -329,7 +330,7 @@ def notes(run: ReportedRun) -> Iterator[str]:
         yield "The run is not over: this is its state when the report was made."
 
 
-def labels(run: ReportedRun) -> tuple[tuple[str, ...], str]:
+def labels(run: OwnRun) -> tuple[tuple[str, ...], str]:
     """Return tags and note that the user gave the run."""
     found = read_labels(run.folder)
     return found.tags, found.note

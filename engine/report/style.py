@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.utils.libraries import import_library
+from engine.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,7 +139,8 @@ def to_inline_svg(figure: Figure, name: str, title: str) -> str:
     # Groups of one element, now without an id.
     body = re.sub(r"\n\s*", "\n", re.sub(r"</?g>\s*", "", body)) if "<g " not in body else re.sub(r"\n\s*", "\n", body)
     box = view_box[1] if view_box else "0 0 1 1"
-    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{title}">{body.strip()}</svg>'
+    label = html.escape(printable(title))
+    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{label}">{body.strip()}</svg>'
 
 
 def _short_path(path: str) -> str:

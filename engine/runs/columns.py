@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.runs.fields import Field, as_text, field_names, find_field
-from engine.runs.metrics import METRICS, NO_METRICS, Better, own_metrics, recorded_metrics
+from engine.runs.fields import FOREIGN_FIELDS, Field, as_text, field_names, find_field
+from engine.runs.metrics import (
+    BEST_PREFIX,
+    METRIC_PREFIX,
+    METRICS,
+    NO_METRICS,
+    Better,
+    own_metrics,
+    recorded_metrics,
+)
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
@@ -27,12 +35,14 @@ class ColumnChoice:
     about: str = ""
 
 
-def known_columns(names: Iterable[str], own: Mapping[str, Better] = NO_METRICS) -> list[Field]:
+def known_columns(
+    names: Iterable[str], own: Mapping[str, Better] = NO_METRICS, parameters: Collection[str] | None = None
+) -> list[Field]:
     """Return the fields that are still known and printable: settings may be of another version, or damaged."""
     known: dict[str, Field] = {}
     for name in filter(str.isprintable, names):
         with suppress(UsageError):
-            field = find_field(name, own)
+            field = find_field(name, own, parameters)
             known[field.name] = field
     return list(known.values())
 
@@ -61,6 +71,21 @@ def column_choices(rows: Sequence[RunRow], first: Iterable[str]) -> list[ColumnC
     own = [key for key in metrics if key not in METRICS]
     shared = [name for name in (*own, *field_names()) if name not in OMITTED_FIELDS]
     names = dict.fromkeys([*first, *sorted(differing, key=list(defaults).index), *shared, *defaults])
+    return [ColumnChoice(name, about.get(name, "")) for name in names]
+
+
+def foreign_column_choices(rows: Sequence[RunRow], first: Iterable[str]) -> list[ColumnChoice]:
+    """Return all columns of runs of other programs: `first`, then parameters that differ, metrics, and all else."""
+    values: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for key, value in (row.record.config or {}).items():
+            values.setdefault(key, {})[as_text(value)] = None
+    about = {key: _about(list(found)) for key, found in values.items()}
+    differing = sorted(key for key, found in values.items() if len(found) > 1)
+    metrics = own_metrics(row.record for row in rows)
+    shared = [name for name in FOREIGN_FIELDS if name not in OMITTED_FIELDS]
+    keys = [key for name in metrics for key in (METRIC_PREFIX + name, BEST_PREFIX + name)]
+    names = dict.fromkeys([*first, *differing, *keys, *shared, *sorted(values)])
     return [ColumnChoice(name, about.get(name, "")) for name in names]
 
 

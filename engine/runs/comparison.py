@@ -5,22 +5,28 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from engine.config.differences import SEED_KEY, KeyDifference, differing_keys, flat_values, seed_group_key
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.metrics import NO_METRICS, Better, Metric, format_metric, own_metrics, recorded_metrics
+from engine.runs.metrics import NO_METRICS, Better, Metric, foreign_metric, format_metric, own_metrics, recorded_metrics
 from engine.runs.record_completion import open_run
 from engine.runs.run_record import RunRecord
 from engine.utils.errors import Problem, UsageError
 from engine.utils.files import read_bytes
+
+if TYPE_CHECKING:
+    from engine.foreign.activity import Activity
+    from engine.foreign.folders import ForeignRun
+    from engine.foreign.reading import Scalar
 
 COMPARISON_FORMAT = 1
 # Each run has a letter of its own.
@@ -43,6 +49,21 @@ class ComparedRun:
     config: Mapping[str, Any] | None
     record: RunRecord
     problem: str | None = None
+    formats: tuple[str, ...] = ()
+    """Formats of the logs of a foreign run, whose config has its parameters; empty for a run of gputrain."""
+
+    @property
+    def is_foreign(self) -> bool:
+        return bool(self.formats)
+
+    def has_key(self, key: str) -> bool:
+        """Whether the config has a value of a key. A foreign run has no key of the schema."""
+        return self.config is not None and key in self.config
+
+    def value(self, metric: Metric) -> float | None:
+        """Return the value of a metric; None if it is unknown or not finite."""
+        # No format tells how many epochs are complete: some count from 0, others write during an epoch.
+        return None if self.is_foreign and metric.key == "epochs" else metric.of_run(self.record)
 
     @property
     def dataset(self) -> tuple[int | None, ...]:
@@ -95,12 +116,12 @@ class Comparison:
         return [
             metric
             for metric in self.metrics
-            if metric.key not in OMITTED_KEYS and any(metric.of_run(run.record) is not None for run in self.runs)
+            if metric.key not in OMITTED_KEYS and any(run.value(metric) is not None for run in self.runs)
         ]
 
     def value(self, column: Column, metric: Metric) -> Spread | None:
         """Return the mean and spread of a metric over the runs of a column; None if it is unknown."""
-        return spread(metric.of_run(self.runs[run].record) for run in column.runs)
+        return spread(self.runs[run].value(metric) for run in column.runs)
 
     def best_columns(self, columns: Sequence[Column], metric: Metric) -> set[int]:
         """Return the indices of the columns with the best value. Empty if all are equal, or fewer than two are known.
@@ -121,11 +142,12 @@ class Comparison:
     def to_dict(self, baseline: int | None = None) -> dict[str, object]:
         """Return the comparison as JSON values, with differences from the run `baseline` if there is one."""
         columns = self.columns(grouped=False)
-        metrics = [{metric.key: metric.of_run(run.record) for metric in self.metrics} for run in self.runs]
+        metrics = [{metric.key: run.value(metric) for metric in self.metrics} for run in self.runs]
         best = {metric.key: sorted(self.best_columns(columns, metric)) for metric in self.metrics if metric.better}
         runs: list[dict[str, object]] = []
         for run, values in zip(self.runs, metrics, strict=True):
             entry: dict[str, object] = {"name": run.name, "folder": run.folder, "state": run.state}
+            entry |= {"formats": list(run.formats)} if run.is_foreign else {}
             entry |= {"figures": values, "problem": run.problem}
             if baseline is not None:
                 entry["difference"] = {
@@ -171,8 +193,12 @@ def compare_runs(runs: Sequence[ComparedRun], directions: Mapping[str, Better] =
     Raises UsageError as `require_comparable` does.
     """
     require_comparable(len(runs))
-    metrics = recorded_metrics(own_metrics((run.record for run in runs), directions))
-    differences = differing_keys([run.config for run in runs])
+    own = own_metrics((run.record for run in runs if not run.is_foreign), directions)
+    metrics = recorded_metrics(own)
+    foreign = own_metrics(run.record for run in runs if run.is_foreign)
+    for name in sorted(foreign.keys() - own.keys()):
+        metrics += _foreign_rows(name, directions.get(name))
+    differences = _differences(runs)
     notes = [Problem(run.name, run.problem, code="damaged") for run in runs if run.problem is not None]
     if _datasets_differ(runs, {difference.key for difference in differences}):
         reason = "The runs train on different datasets, so their accuracies and losses do not compare"
@@ -180,8 +206,34 @@ def compare_runs(runs: Sequence[ComparedRun], directions: Mapping[str, Better] =
     return Comparison(tuple(runs), tuple(metrics), tuple(differences), _seed_groups(runs), tuple(notes))
 
 
+def _foreign_rows(name: str, better: Better | None) -> list[Metric]:
+    """Return the best value of a foreign metric if its direction is known, and the last one."""
+    last = foreign_metric(name, better=better)
+    return [last] if last.better is Better.NEITHER else [foreign_metric(name, best=True, better=better), last]
+
+
+def _differences(runs: Sequence[ComparedRun]) -> list[KeyDifference]:
+    """Return the config keys in which runs differ, then the parameters of foreign runs.
+
+    A parameter that only some of the foreign runs have differs, too. A run of gputrain has all keys of the schema, so
+    what it lacks says nothing.
+    """
+    own = differing_keys([None if run.is_foreign else run.config for run in runs])
+    differences = {difference.key: difference for difference in own}
+    foreign = [run.config for run in runs if run.is_foreign and run.config is not None]
+    for key in sorted({key for config in foreign for key in config}):
+        values = [None if run.config is None else run.config.get(key) for run in runs]
+        known = [value for run, value in zip(runs, values, strict=True) if run.has_key(key)]
+        # True equals 1 in Python.
+        is_equal = all(value == known[0] and (value is True) == (known[0] is True) for value in known)
+        if not is_equal or any(key not in config for config in foreign):
+            differences[key] = KeyDifference(key, tuple(values))
+    return list(differences.values())
+
+
 def _datasets_differ(runs: Sequence[ComparedRun], keys: set[str]) -> bool:
-    names = {str(run.config["data.dataset"]) for run in runs if run.config is not None}
+    own = [run.config for run in runs if run.config is not None and not run.is_foreign]
+    names = {str(config["data.dataset"]) for config in own}
     sizes = {run.dataset for run in runs if run.dataset}
     paths_differ = not keys.isdisjoint(("data.path", "data.val_path"))
     return len(names) > 1 or len(sizes) > 1 or (paths_differ and not names <= DATASETS_WITHOUT_FILES)
@@ -199,16 +251,28 @@ def _seed_groups(runs: Sequence[ComparedRun]) -> tuple[tuple[int, ...], ...]:
     """Return the runs, by index, that differ in the seed alone. A group has at least two seeds."""
     alike: dict[object, list[int]] = {}
     for index, run in enumerate(runs):
-        if run.config is not None:
+        if run.config is not None and not run.is_foreign:
             size = (run.record.ranks, run.record.global_batch, run.dataset)
             alike.setdefault((seed_group_key(run.config), size), []).append(index)
-    seeds = [None if run.config is None else str(run.config[SEED_KEY]) for run in runs]
+    seeds = [None if run.config is None else str(run.config.get(SEED_KEY)) for run in runs]
     return tuple(tuple(group) for group in alike.values() if len({seeds[run] for run in group}) > 1)
 
 
 def read_run(folder: RunFolder) -> ComparedRun:
-    """Read one run for a comparison: its config and its record."""
+    """Read one run for a comparison: its config and its record. `engine.show.foreign_run` reads a foreign run."""
     return describe_run(folder, open_run(folder).record, read_flat_config(folder.config))
+
+
+def describe_foreign_run(
+    run: ForeignRun, record: RunRecord, parameters: Mapping[str, Scalar], activity: Activity, problem: str | None
+) -> ComparedRun:
+    """Return what a comparison needs of a foreign run that has been read."""
+    # JSON has no infinite numbers.
+    config = {
+        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in parameters.items()
+    } or None
+    return ComparedRun(run.name, str(run.folder), activity, config, record, problem, run.formats)
 
 
 def describe_run(

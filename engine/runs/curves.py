@@ -73,6 +73,17 @@ class StepAxes:
     sessions: Series
     """Global batch size (`y`) of the steps after step `x`: a resumed session may have another one."""
 
+    def knows(self, axis: XAxis) -> bool:
+        """Whether steps have positions on an axis."""
+        match axis:
+            case "epoch":
+                return self.steps_per_epoch > 0
+            case "hours":
+                return len(self.times.x) > 0
+            case "images":
+                return len(self.sessions.x) > 0
+        return True
+
     def positions(self, steps: FloatArray, axis: XAxis) -> FloatArray:
         """Return epochs, steps, images or hours of training; steps where the axis is unknown."""
         if axis == "epoch" and self.steps_per_epoch > 0:

@@ -6,16 +6,20 @@ The numbers are those of `engine.runs.metrics`. `engine.runs.query` filters and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from engine.foreign.activity import Activity
+from engine.runs.folder import RunState
 from engine.runs.keys import quote_key
 from engine.runs.metrics import BEST_PREFIX, METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, Unit, own_metric
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError, nearest
+from engine.utils.text import list_names
 
 
 class Kind(Enum):
@@ -33,6 +37,8 @@ class Kind(Enum):
     TAGS = "tags"
     CONFIG = "config"
     """A config value: number, text, flag or list."""
+    PARAMETER = "parameter"
+    """A value that another program was configured with."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,16 @@ class Field:
     value: Callable[[RunRow], Any]
     descending: bool = False
     metric: Metric | None = None
+    choices: tuple[str, ...] = ()
+    """All values that it can have; empty if there is no such list."""
+    title: str = ""
+    """Its heading in tables if it is not the usual one."""
 
     @property
     def label(self) -> str:
         """Its heading in tables: that of the metric, else a short name."""
+        if self.title:
+            return self.title
         return LABELS.get(self.name, _last_part(self.name)) if self.metric is None else self.metric.label
 
     @property
@@ -75,7 +87,7 @@ ROW_FIELDS: Mapping[str, Field] = {
     field.name: field
     for field in (
         Field("name", Kind.TEXT, lambda row: row.name),
-        Field("state", Kind.TEXT, lambda row: row.state),
+        Field("state", Kind.TEXT, lambda row: row.state, choices=tuple(RunState)),
         Field("tags", Kind.TAGS, lambda row: row.tags),
         Field("note", Kind.TEXT, lambda row: row.note),
         Field("archived", Kind.FLAG, lambda row: row.archived),
@@ -90,8 +102,15 @@ ROW_FIELDS: Mapping[str, Field] = {
         Field("foreign", Kind.FLAG, lambda row: row.foreign is not None),
         Field("live", Kind.FLAG, lambda row: row.live),
         Field("folder", Kind.TEXT, lambda row: row.folder),
+        Field("format", Kind.TEXT, lambda row: row.format),
     )
 }
+# Fields of runs of other programs, besides their metrics and parameters.
+FOREIGN_FIELDS = ("name", "state", "age", "updated_at", "step", "format", "message", "folder")
+_FOREIGN_ALIASES = {"run": "name", "updated": "updated_at", "changed": "age", "formats": "format"}
+_SYNONYMS = {"lr": "learning_rate", "learning_rate": "lr"}
+_LAST_PART = re.compile(r"[./]")
+_UNKNOWN = object()
 _KINDS = {Unit.SCORE: Kind.SHARE, Unit.SHARE: Kind.SHARE, Unit.SECONDS: Kind.DURATION}
 ALIASES: Mapping[str, str] = {
     "tag": "tags",
@@ -130,12 +149,15 @@ ALIASES: Mapping[str, str] = {
 }
 
 
-def find_field(name: str, own: Mapping[str, Better] = NO_METRICS) -> Field:
+def find_field(name: str, own: Mapping[str, Better] = NO_METRICS, parameters: Collection[str] | None = None) -> Field:
     """Return the field that a name means: a metric, a field of every row, an alias, a config key, the last part of one
     config key only, or one of the user's own metrics in `own`, as `own_metrics` returns them.
 
-    Raises UsageError, with the nearest known name.
+    Runs of other programs have `parameters` instead of config keys, whose names these are; it is None for runs of
+    gputrain. Raises UsageError, with the nearest known name.
     """
+    if parameters is not None:
+        return _find_foreign_field(name, own, parameters)
     wanted = name.casefold()
     wanted = ALIASES.get(wanted.replace("-", "_"), wanted)
     if (field := _find_shared_field(wanted.replace("-", "_"))) is not None:
@@ -170,16 +192,56 @@ def find_field(name: str, own: Mapping[str, Better] = NO_METRICS) -> Field:
     raise UsageError.one(name, "is no metric of a run and no config key", advice, code="unknown-key")
 
 
+def _find_foreign_field(name: str, own: Mapping[str, Better], parameters: Collection[str]) -> Field:
+    """Return a field of runs of other programs: one of every row, a parameter, a metric, or the last part of one of
+    these only. Raises UsageError."""
+    folded = name.casefold()
+    shared = _FOREIGN_ALIASES.get(folded, folded)
+    if shared in FOREIGN_FIELDS:
+        if shared == "state":
+            return replace(ROW_FIELDS[shared], choices=tuple(Activity))
+        if shared == "age":
+            return replace(ROW_FIELDS[shared], title="changed")
+        return _metric_field(METRICS[shared]) if shared in METRICS else ROW_FIELDS[shared]
+    for prefix in (METRIC_PREFIX, BEST_PREFIX):
+        if name.startswith(prefix) and name != prefix and name not in parameters:
+            return _own_field(name[len(prefix) :], own, best=prefix == BEST_PREFIX)
+    for wanted in (name, _SYNONYMS.get(folded, name)):
+        if wanted in parameters:
+            return _parameter_field(wanted)
+        if wanted in own:
+            return _own_field(wanted, own, best=False)
+        if (rest := wanted.removeprefix("best_")) != wanted and rest in own:
+            return _own_field(rest, own, best=True)
+        # `lr` of `optimizer.lr`, `loss` of `train/loss`.
+        folded = wanted.casefold()
+        for names, make in ((parameters, _parameter_field), (own, lambda key: _own_field(key, own, best=False))):
+            matches = [key for key in names if _LAST_PART.split(key)[-1].casefold() == folded]
+            if len(matches) == 1:
+                return make(matches[0])
+            if matches:
+                reason = f"is part of several names: {list_names(sorted(matches), 5)}; write one of them"
+                raise UsageError.one(name, reason, code="ambiguous-name")
+    found = nearest(folded, known_names(own, parameters))
+    advice = "" if found is None else f"did you mean {quote_key(found)}?"
+    raise UsageError.one(name, "is no metric and no parameter of these runs", advice, code="unknown-key")
+
+
 def field_names() -> list[str]:
     """Return the names of the fields that every run has."""
-    return [*ROW_FIELDS, *(key for key, metric in METRICS.items() if metric.is_recorded)]
+    return [
+        *(name for name in ROW_FIELDS if name != "format"),
+        *(key for key, metric in METRICS.items() if metric.is_recorded),
+    ]
 
 
-def known_names(own: Iterable[str] = ()) -> list[str]:
+def known_names(own: Iterable[str] = (), parameters: Iterable[str] | None = None) -> list[str]:
     """Return all names that `find_field` knows: fields of every run, aliases, config keys, and the `own` metrics.
 
-    Imports the config schema.
+    Imports the config schema, unless `parameters` are those of runs of other programs.
     """
+    if parameters is not None:
+        return [*FOREIGN_FIELDS, *parameters, *own]
     aliases = [name for name, key in ALIASES.items() if key not in METRICS or METRICS[key].is_recorded]
     return [*field_names(), *aliases, *(key for key in default_values() if key not in ALIASES), *own]
 
@@ -207,6 +269,14 @@ def _config_field(key: str) -> Field:
         return "none" if found is None else found
 
     return Field(key, Kind.CONFIG, value)
+
+
+def _parameter_field(key: str) -> Field:
+    def value(row: RunRow) -> Any:
+        found = (row.record.config or {}).get(key, _UNKNOWN)
+        return None if found is _UNKNOWN else "none" if found is None else found
+
+    return Field(key, Kind.PARAMETER, value)
 
 
 def _option_field(key: str, option: str) -> Field:

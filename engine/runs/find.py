@@ -1,13 +1,18 @@
 """Find a run by what a person types: its name, the unique beginning of one, its folder, or `last`.
 
-Commands and the queue call it. `engine.runs.folder` describes the folder that it returns.
+Commands and the queue call it. Whether a run is one of gputrain or a foreign one is decided here, and is its type.
+`engine.runs.folder` describes the folder that it returns.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from engine.config.run_name import normalize_name
 from engine.runs.folder import OTHER_RUNS_FOLDER_ADVICE, TRUST_OWNER_ADVICE, RunFolder, list_runs
@@ -15,14 +20,112 @@ from engine.runs.record_completion import read_listed_record
 from engine.runs.root import LAST_RUN, is_listed, is_run_folder
 from engine.runs.run_record import read_run_record
 from engine.utils.errors import UsageError, did_you_mean
+from engine.utils.files import expand_user
+from engine.utils.text import printable
+
+if TYPE_CHECKING:
+    from engine.foreign.folders import ForeignRun
+
+OpenedRun: TypeAlias = "RunFolder | ForeignRun"
+"""A run of gputrain, or one that another program has recorded."""
 
 
 def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFolder:
     """Return the run that a name, a unique prefix of a name, a path or `last` refers to, held for this process.
 
-    Only `trust_owner` lets it be a run that other users can change. Raises UsageError if there is none or several, and
-    if `last` could also mean an older run of that name.
+    Only `trust_owner` lets it be a run that other users can change. Raises UsageError if there is none or several, if
+    `last` could also mean an older run of that name, and if it is a run of another program.
     """
+    found = _find_own_run(root, reference, trust_owner=trust_owner)
+    if isinstance(found, RunFolder):
+        return found
+    if foreign := _find_foreign_runs(reference):
+        raise _foreign_refusal(reference, foreign)
+    raise found
+
+
+def find_any_runs(root: Path, reference: str, *, trust_owner: bool = False) -> list[OpenedRun]:
+    """Return the run that `find_run` finds, else all foreign runs below a path.
+
+    Raises UsageError as `find_run` does, and if the beginning of a name is also a path with foreign runs: a run that
+    starts later must not change what it means.
+    """
+    found = _find_own_run(root, reference, trust_owner=trust_owner)
+    if isinstance(found, RunFolder) and not _is_prefix_of(found, reference):
+        return [found]
+    foreign = _find_foreign_runs(reference)
+    if isinstance(found, RunFolder):
+        if not foreign:
+            return [found]
+        os.close(found.held_fd)
+        reason = f"is the beginning of the run {found.name} and a path with runs of other programs"
+        raise UsageError.one(reference, reason, f"type {found.name} or ./{reference}", code="ambiguous-name")
+    if not foreign:
+        raise found
+    return [*foreign]
+
+
+def _is_prefix_of(run: RunFolder, reference: str) -> bool:
+    """Whether a run was found by the beginning of its name."""
+    if reference == LAST_RUN or "/" in reference:
+        return False
+    return normalize_name(reference) != normalize_name(run.name)
+
+
+def _find_foreign_runs(reference: str) -> tuple[ForeignRun, ...]:
+    if reference == LAST_RUN:
+        return ()
+    # The readers take longer to import than most commands take.
+    from engine.foreign.folders import find_runs
+
+    return find_runs(expand_user(reference)).runs
+
+
+def _foreign_refusal(reference: str, runs: Sequence[ForeignRun]) -> UsageError:
+    path = shlex.quote(reference)
+    what = "is a run of another program" if len(runs) == 1 else f"has {len(runs)} runs of other programs"
+    advice = f"use `gputrain watch {path}`, `gputrain compare {path}` or `gputrain report {path}`"
+    return UsageError.one(reference, f"{what}, which gputrain only reads", advice, code="recorded-elsewhere")
+
+
+def run_place(run: OpenedRun) -> tuple[object, ...]:
+    """Return what tells a run from all others: its folder, or the files of its logs and its name in them."""
+    if isinstance(run, RunFolder):
+        return (run.path,)
+    return (run.logs[0].run, *(log.files for log in run.logs))
+
+
+def distinct_runs(runs: Iterable[OpenedRun]) -> list[OpenedRun]:
+    """Return each run once. Foreign runs of the same name get as much of their path as tells them apart."""
+    found = list({run_place(run): run for run in runs}.values())
+    names = Counter(run.name for run in found)
+    return [
+        run
+        if isinstance(run, RunFolder) or names[run.name] == 1
+        else replace(run, name=_longer_name(run, [other for other in found if other.name == run.name]))
+        for run in found
+    ]
+
+
+def _longer_name(run: ForeignRun, same: Sequence[OpenedRun]) -> str:
+    """Return the shortest end of the path of a run that is not that of another one."""
+    parts, others = _path_parts(run), [_path_parts(other) for other in same if other is not run]
+    for count in range(1 + run.name.count("/"), len(parts)):
+        if all(other[-count:] != parts[-count:] for other in others):
+            return "/".join(parts[-count:])
+    return "/".join(parts)
+
+
+def _path_parts(run: OpenedRun) -> list[str]:
+    """Return the folders above a run and its name."""
+    if isinstance(run, RunFolder):
+        return printable(str(run.path)).split("/")
+    path, name = printable(str(run.folder)), run.name.rpartition("/")[2]
+    return (path if path.endswith(f"/{name}") else f"{path}/{name}").split("/")
+
+
+def _find_own_run(root: Path, reference: str, *, trust_owner: bool) -> RunFolder | UsageError:
+    """Return a run of gputrain, held, or the error that no run is meant. Raises UsageError for any other problem."""
     if not reference:
         raise UsageError.one("RUN", "is empty; type the name of a run, its folder, or last", code="missing-value")
     is_name = reference != LAST_RUN and "/" not in reference and is_listed(reference)
@@ -52,9 +155,9 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
         listed = ", ".join(sorted(run.name for run in matches))
         raise UsageError.one(reference, f"matches several runs: {listed}; type more of the name", code="ambiguous-name")
     if not runs:
-        raise UsageError.one(reference, f"there are no runs in {root}", OTHER_RUNS_FOLDER_ADVICE, code="unknown-run")
+        return UsageError.one(reference, f"there are no runs in {root}", OTHER_RUNS_FOLDER_ADVICE, code="unknown-run")
     if not usable:
-        raise UsageError.one(
+        return UsageError.one(
             reference,
             f"{root} contains only runs that other users can change",
             TRUST_OWNER_ADVICE,
@@ -62,7 +165,7 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
         )
     names = [run.name for run in runs]
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    raise UsageError.one(
+    return UsageError.one(
         reference, f"no run of this name in {root}, only {shown}{did_you_mean(reference, names)}", code="unknown-run"
     )
 

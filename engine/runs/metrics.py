@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -29,6 +29,11 @@ _LOW_WORDS = frozenset((
     "loss", "losses", "logloss", "entropy", "crossentropy", "error", "errors", "err", "eer", "mae", "mse", "rmse",
     "mape", "smape", "wer", "cer", "nll", "ppl", "perplexity", "bits", "bpb", "bpc", "bpd", "brier", "ece", "fid",
     "latency",
+))  # fmt: skip
+# A foreign metric with one of these words in its name is better when it is higher, any other one neither.
+_HIGH_WORDS = frozenset((
+    "accuracy", "acc", "top", "f", "fbeta", "auc", "auroc", "precision", "recall", "ap", "map", "iou", "miou", "dice",
+    "score", "bleu", "rouge", "meteor", "psnr", "ssim", "reward", "return",
 ))  # fmt: skip
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -177,12 +182,48 @@ NO_METRICS: Mapping[str, Better] = MappingProxyType({})
 METRICS: dict[str, Metric] = {row.key: row for row in _rows()}
 
 
+# What other trainers call a metric of the registry, in lower case, the best name first. Names that may mean something
+# else are missing: a `loss` alone can be of any images, and a `grad_norm` before or after clipping.
+FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
+    "val_loss": (
+        "val_loss", "val/loss", "valid_loss", "valid/loss", "validation_loss", "validation/loss", "eval_loss",
+        "eval/loss", "loss/val", "loss/valid", "loss/validation", "loss/eval",
+    ),
+    "train_loss": ("train_loss", "train/loss", "train_loss_epoch", "training_loss", "loss/train"),
+    "val_accuracy": (
+        "val_accuracy", "val/accuracy", "val_acc", "val/acc", "valid_accuracy", "valid/accuracy", "valid_acc",
+        "validation_accuracy", "validation/accuracy", "eval_accuracy", "eval/accuracy", "eval_acc", "accuracy/val",
+        "accuracy/valid", "metrics/accuracy_top1",
+    ),
+    "train_accuracy": (
+        "train_accuracy", "train/accuracy", "train_acc", "train/acc", "train_acc_epoch", "accuracy/train",
+    ),
+    "lr": ("lr", "learning_rate", "train/learning_rate", "train/lr"),
+}  # fmt: skip
+# The names of Keras and of Hugging Face's Trainer for training, which count beside a metric of the validation.
+_BARE_NAMES = (("loss", "train_loss", "val_loss"), ("accuracy", "train_accuracy", "val_accuracy"))
+_KEYS_OF_NAMES = {name: key for key, names in FOREIGN_NAMES.items() for name in names}
+
+
+def registry_keys(names: Iterable[str]) -> dict[str, str]:
+    """Return the key in the registry of those metrics of a foreign run that have one, by their names in that run."""
+    by_key: dict[str, str] = {}
+    known = {name.lower(): name for name in names}
+    for name, key in _KEYS_OF_NAMES.items():
+        if name in known:
+            by_key.setdefault(key, known[name])
+    for name, key, beside in _BARE_NAMES:
+        if name in known and beside in by_key:
+            by_key.setdefault(key, known[name])
+    return {name: key for key, name in by_key.items()}
+
+
 def own_metric(name: str, *, best: bool = False, better: Better | None = None) -> Metric:
     """Return the row of one of the user's own metrics: that of the last epoch, or the best of all epochs.
 
     `better` is its direction, by default that of its name.
     """
-    direction = better or better_of_name(name)
+    direction = better_of_name(name) if better is None else better
     if not best:
         return Metric(
             METRIC_PREFIX + name, name, f"your metric {name} of the last epoch", Unit.SCORE, direction, Aggregate.LAST,
@@ -194,6 +235,18 @@ def own_metric(name: str, *, best: bool = False, better: Better | None = None) -
         Aggregate.BEST,
         lambda run: (run.lowest_metrics if is_low else run.highest_metrics).get(name),
     )  # fmt: skip
+
+
+def foreign_metric(name: str, *, best: bool = False, better: Better | None = None) -> Metric:
+    """Return the row of a metric of a foreign run that has no key in the registry, as `own_metric` does.
+
+    Such a metric can be anything, so it has digits for a number of any size, and a direction if its name has one.
+    """
+    words = {word.lower() for word in _WORD.findall(name)}
+    known = better_of_name(name) if better is None else better
+    if better is None and known is Better.HIGH and _HIGH_WORDS.isdisjoint(words):
+        known = Better.NEITHER
+    return replace(own_metric(name, best=best, better=known), unit=Unit.NUMBER)
 
 
 def find_metric(key: str, directions: Mapping[str, Better] = NO_METRICS) -> Metric:

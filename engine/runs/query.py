@@ -16,7 +16,7 @@ import math
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
@@ -72,18 +72,20 @@ class Query:
         return [row for row in rows if self.matches(row)]
 
 
-def parse_query(words: str | Sequence[str], own: Mapping[str, Better] = NO_METRICS) -> Query:
+def parse_query(
+    words: str | Sequence[str], own: Mapping[str, Better] = NO_METRICS, parameters: Collection[str] | None = None
+) -> Query:
     """Parse a query: one text, or words of a command line, each of which may contain several conditions.
 
-    Quotes keep blanks together. `own` are the user's own metrics, as for `find_field`. Raises UsageError with a problem
-    for each condition that is not valid.
+    Quotes keep blanks together. `own` and `parameters` are those of `find_field`. Raises UsageError with a problem for
+    each condition that is not valid.
     """
     texts = [words] if isinstance(words, str) else words
     predicates, problems, names = list[Predicate](), list[Problem](), set[str]()
     parts = [part for text in texts for part in _split(text)]
     for word in parts:
         with collect_problems(problems):
-            predicate, field = _parse_word(word, own)
+            predicate, field = _parse_word(word, own, parameters)
             predicates.append(predicate)
             names |= {field.name} if field is not None else set()
     if problems:
@@ -97,11 +99,13 @@ def _split(text: str) -> list[str]:
     return text.split() if parts is None else parts
 
 
-def _parse_word(word: str, own: Mapping[str, Better]) -> tuple[Predicate, Field | None]:
+def _parse_word(
+    word: str, own: Mapping[str, Better], parameters: Collection[str] | None
+) -> tuple[Predicate, Field | None]:
     """Return the condition of a word, and the field it is on. Raises UsageError."""
     sign, key, comparison, value = _parts_of(word)
     if key:
-        field = find_field(key, own)
+        field = find_field(key, own, parameters)
         predicate = _parse_condition(field, comparison, value)
     else:
         predicate, field = _parse_plain(value), None
@@ -210,7 +214,7 @@ def _alternatives(field: Field, text: str) -> list[str]:
     parts = [part for part in text.split(",") if part]
     if len(parts) < 2:
         return [text]
-    return [*parts, text] if field.kind is Kind.CONFIG else parts
+    return [*parts, text] if field.kind in (Kind.CONFIG, Kind.PARAMETER) else parts
 
 
 def _on_values(field: Field, check: Callable[[Any], bool], *, negated: bool) -> Predicate:
@@ -292,11 +296,9 @@ def parse_operand(field: Field, text: str, *, is_equality: bool = False) -> Oper
     operand = _PARSERS.get(field.kind, Operand)(folded)
     if operand is None:
         raise UsageError.one(field.name, f"{text} is not {_FORMS[field.kind]}", code="invalid-value")
-    if field.name == "state" and is_equality and folded not in set(RunState):
-        known = ", ".join(RunState)
-        raise UsageError.one(
-            "state", f"{text} is no state of a run: {known}{did_you_mean(folded, list(RunState))}", code="unknown-value"
-        )
+    if field.choices and is_equality and folded not in field.choices:
+        reason = f"{text} is no {field.name} of a run: {', '.join(field.choices)}{did_you_mean(folded, field.choices)}"
+        raise UsageError.one(field.name, reason, code="unknown-value")
     return operand
 
 
@@ -334,6 +336,7 @@ _PARSERS: Mapping[Kind, Callable[[str], Operand | None]] = {
     Kind.NUMBER: _as_number,
     Kind.SHARE: _as_number,
     Kind.CONFIG: lambda text: _as_number(text) or Operand(text),
+    Kind.PARAMETER: lambda text: _as_number(text) or Operand(text),
     Kind.DURATION: _as_duration,
     Kind.DATE: _as_date,
     Kind.FLAG: lambda text: Operand(_FLAGS[text]) if text in _FLAGS else None,

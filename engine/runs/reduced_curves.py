@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from engine.runs.curves import BestEpoch, CurveData, StepAxes, XAxis
+from engine.runs.metrics import METRIC_PREFIX
 from engine.runs.series import Series, block_extremes, block_means, block_starts
 
 # A terminal has 500 columns of two dots at most, so that four times as many zooms in without a loss.
@@ -36,6 +38,45 @@ _NO_SERIES = Series(np.empty(0), np.empty(0))
 NO_BLOCKS = BlockSeries(_NO_SERIES, _NO_SERIES)
 
 
+class Curves(Protocol):
+    """The curves of one run, of gputrain or foreign, by the keys of `engine.runs.metrics`."""
+
+    @property
+    def nonfinite_count(self) -> int:
+        """Number of losses and other metrics that are NaN or infinite."""
+        ...
+
+    @property
+    def own_names(self) -> list[str]:
+        """The names of the metrics that are not in the registry."""
+        ...
+
+    @property
+    def block_steps(self) -> int:
+        """Steps in one block of the training loss; 1 if every step is there."""
+        ...
+
+    def knows(self, axis: XAxis) -> bool:
+        """Whether steps have positions on an axis."""
+        ...
+
+    def last_x(self, axis: XAxis) -> float:
+        """Return the x position of the latest step; 0 before the first step."""
+        ...
+
+    def has(self, metric: str) -> bool:
+        """Whether a curve has a finite value."""
+        ...
+
+    def over(self, metric: str, axis: XAxis) -> BlockSeries:
+        """Return a curve over an x axis; an empty one of a metric that the run does not have."""
+        ...
+
+    def best_x(self, axis: XAxis) -> float | None:
+        """Return the x position of the best epoch; None if it is unknown."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class RunCurves:
     """The curves of one run. Nothing in it changes, so threads can share it."""
@@ -48,15 +89,32 @@ class RunCurves:
     """Number of losses and epoch metrics that are NaN or infinite."""
     best: BestEpoch | None
 
+    def knows(self, axis: XAxis) -> bool:
+        """Whether steps have positions on an axis."""
+        return self.axes.knows(axis)
+
     def last_x(self, axis: XAxis) -> float:
         """Return the x position of the latest step; 0 before the first step."""
         return float(self.axes.positions(np.array([float(self.last_step)]), axis)[0])
+
+    def has(self, metric: str) -> bool:
+        """Whether a curve has a finite value."""
+        return bool(np.isfinite(self.metrics.get(metric, NO_BLOCKS).points.y).any())
+
+    @property
+    def own_names(self) -> list[str]:
+        """The names of the metrics that are not in the registry."""
+        return [key.removeprefix(METRIC_PREFIX) for key in self.metrics if key.startswith(METRIC_PREFIX)]
 
     def over(self, metric: str, axis: XAxis) -> BlockSeries:
         """Return a curve over an x axis; an empty one of a metric that the run does not have."""
         block = self.metrics.get(metric, NO_BLOCKS)
         points = self._moved(block.points, axis)
         return BlockSeries(points, self._moved(block.means, axis) if block.is_reduced else points)
+
+    def best_x(self, axis: XAxis) -> float | None:
+        """Return the x position of the best epoch; None without a validation accuracy."""
+        return None if self.best is None else float(self.axes.positions(np.array([self.best.step]), axis)[0])
 
     def _moved(self, series: Series, axis: XAxis) -> Series:
         return Series(self.axes.positions(series.x, axis), series.y)

@@ -33,7 +33,8 @@ class RunRow(NamedTuple):
     or ended, why its files are `unreadable`, or why a live run records nothing. `foreign` is why other users can change
     the run, None if they cannot. `tags`, `note` and `archived` are the labels of the run. `sweep` is the sweep that the
     run is a trial of, "" if it is none. A row that stands for a sweep has `trials`, their number
-    (`engine.runs.trials`).
+    (`engine.runs.trials`). `format` is that of the logs of a run of another program (`engine.runs.foreign_rows`), and
+    "" for a run of gputrain.
     """
 
     name: str
@@ -48,6 +49,7 @@ class RunRow(NamedTuple):
     archived: bool = False
     sweep: str = ""
     trials: int = 0
+    format: str = ""
 
     def to_dict(self) -> dict[str, object]:
         """Return the row as JSON values: the fields of the record, None if unknown, and those of the row."""
@@ -55,7 +57,7 @@ class RunRow(NamedTuple):
         values: dict[str, object] = {name: known.get(name) for name in RunRecord.__struct_fields__}
         values |= {**self._asdict(), "tags": list(self.tags), "age_seconds": self.age_seconds}
         values["config"] = {} if self.record.config is None else all_values(self.name, self.record.config)
-        del values["trials"], values["record"]
+        del values["trials"], values["record"], values["format"]
         return values
 
     @property
@@ -65,8 +67,9 @@ class RunRow(NamedTuple):
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the latest session started, 0 if that is unknown or in the future."""
-        return age_of(self.record.started_at)
+        """Seconds since the latest session started, or since the files of a run of another program were written; 0 if
+        that is unknown or in the future."""
+        return age_of(self.record.updated_at if self.format else self.record.started_at)
 
 
 def read_row(folder: RunFolder, status: os.stat_result | None = None) -> RunRow | None:

@@ -19,6 +19,7 @@ from engine.utils.text import pluralize, printable
 
 OwnMetrics = tuple[tuple[str, Better], ...]
 """The user's own metrics, with their directions."""
+Parameters = tuple[str, ...] | None
 # Fewer letters begin some key by chance.
 MIN_KEY_LENGTH = 3
 
@@ -38,6 +39,8 @@ class ViewRequest:
     """Names of the sweeps whose trials are shown below their row."""
     own: OwnMetrics = ()
     """The user's own metrics in the rows, which a query can name."""
+    parameters: Parameters = None
+    """Names of the parameters in the rows, which a query can name; None for runs of gputrain."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,10 @@ class OwnMetricsFinder:
 
 
 @lru_cache(maxsize=32)
-def query_of(text: str, own: OwnMetrics = ()) -> Query | str:
+def query_of(text: str, own: OwnMetrics = (), parameters: Parameters = None) -> Query | str:
     """Return the query of a text, or why it is none, in one line."""
     try:
-        return parse_query(text, dict(own))
+        return parse_query(text, dict(own), parameters)
     except UsageError as error:
         return "; ".join(str(problem) for problem in error.problems)
 
@@ -110,7 +113,7 @@ def make_view(request: ViewRequest, query: Query, before: RunView | None = None)
     is_same = before is not None and before.request.rows is request.rows and before.request.minute == request.minute
     steps = _narrow(request, query, before.steps if before is not None and is_same else ())
     (_, known), (_, matching), typed_key = steps[0], steps[-1], ""
-    if not matching and (earlier := _without_key(query.text, request.own)) is not None:
+    if not matching and (earlier := _without_key(query.text, request)) is not None:
         # The list does not vanish while `optim.name` is typed, before `=adamw` follows.
         matching, typed_key = _narrow(request, earlier, steps)[-1][1], query.text.split()[-1]
     if request.order is not None:
@@ -135,13 +138,13 @@ def _narrow(
     return steps
 
 
-def _without_key(text: str, own: OwnMetrics) -> Query | None:
+def _without_key(text: str, request: ViewRequest) -> Query | None:
     """Return the query without its last word if that is the beginning of a key."""
     rest, _, word = text.rpartition(" ")
-    names = known_names(name for name, _ in own)
+    names = known_names((name for name, _ in request.own), request.parameters)
     if len(word) < MIN_KEY_LENGTH or not any(name.casefold().startswith(word.casefold()) for name in names):
         return None
-    query = query_of(rest, own)
+    query = query_of(rest, request.own, request.parameters)
     return query if isinstance(query, Query) else None
 
 

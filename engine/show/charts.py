@@ -20,6 +20,7 @@ class Source(Enum):
     VALIDATION = "val"
     EMA = "ema"
     """The validation set, with the EMA weights."""
+    TEST = "test"
     TOP5 = "top-5"
     ONLY = ""
     """The only curve of its chart needs no name."""

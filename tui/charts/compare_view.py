@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from engine.runs.curves import XAxis
-from engine.runs.reduced_curves import NO_BLOCKS, RunCurves
+from engine.runs.reduced_curves import NO_BLOCKS, Curves
 from engine.runs.series import mean_and_spread
 from tui.charts.plot import Curve
 from tui.palette import series_style
@@ -25,7 +23,7 @@ class ComparedCurves:
     letter: str
     name: str
     style_number: int
-    runs: tuple[RunCurves | None, ...]
+    runs: tuple[Curves | None, ...]
 
     @property
     def style(self) -> str:
@@ -39,7 +37,7 @@ class CompareData:
         self.entries, self.baseline = tuple(entries), baseline
 
     @property
-    def known(self) -> list[RunCurves]:
+    def known(self) -> list[Curves]:
         """The curves that have been read."""
         return [run for entry in self.entries for run in entry.runs if run is not None]
 
@@ -50,7 +48,7 @@ class CompareData:
     @property
     def has_grad_norm(self) -> bool:
         """Whether a run has gradient norms, or none has been read."""
-        return not self.known or any(np.isfinite(run.metrics["grad_norm"].points.y).any() for run in self.known)
+        return not self.known or any(run.has("grad_norm") for run in self.known)
 
     def curves_for(self, chart_id: str, axis: XAxis) -> list[Curve]:
         """Return a curve for each entry; with a baseline, the legend of the others shows differences."""
@@ -76,7 +74,6 @@ def _entry_curve(entry: ComparedCurves, chart_id: str, axis: XAxis) -> Curve:
         mean, band = mean_and_spread([block.means for block in blocks])
         return Curve(entry.name, mean, "braille", entry.style, mark=entry.letter, band=band)
     block = blocks[0] if blocks else NO_BLOCKS
-    best = known[0].best if known and chart_id == "best_val_accuracy" else None
-    star_x = None if best is None else float(known[0].axes.positions(np.array([best.step]), axis)[0])
+    star_x = known[0].best_x(axis) if known and chart_id == "best_val_accuracy" else None
     means = block.means if block.is_reduced else None
     return Curve(entry.name, block.points, "braille", entry.style, star_x, entry.letter, means)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from engine.runs.curves import X_AXES, CurveData, XAxis
 from engine.runs.metrics import format_known
 from engine.runs.series import Series
-from engine.show.charts import CHARTS, Source
+from engine.show.charts import CHARTS, Chart, Source
 from engine.utils.text import printable
 from engine.utils.units import format_number
 from tui.charts.plot import Curve, PlotWindow
@@ -48,6 +49,10 @@ class ChartView:
     span: float | None = None
     end: float | None = None
     cursor: float | None = None
+    axes: tuple[XAxis, ...] = X_AXES
+    """The x axes that the data has."""
+    charts: Mapping[str, Chart] = field(default_factory=lambda: CHARTS, compare=False)
+    """The charts by the ids of their panels."""
 
     def x_limits(self, data: Extent) -> tuple[float, float]:
         """Return the left and right edge of the visible x axis."""
@@ -58,13 +63,13 @@ class ChartView:
     def window(self, data: Extent, chart_id: str) -> PlotWindow:
         """Return the plot window of a chart; only curves of single steps are smoothed, and accuracy has no log
         scale."""
-        (low, high), chart = self.x_limits(data), CHARTS[chart_id]
+        (low, high), chart = self.x_limits(data), self.charts[chart_id]
         smoothing = self.smoothing if chart.smoothed else 0.0
         return PlotWindow(low, high, self.log and chart.log, smoothing, self.axis)
 
     def curves_for(self, data: CurveData, chart_id: str) -> list[Curve]:
         """Return the curves of a chart of the screen of a run. A star marks the best epoch."""
-        chart, best, curves = CHARTS[chart_id], data.best, list[Curve]()
+        chart, best, curves = self.charts[chart_id], data.best, list[Curve]()
         starred = None if best is None else Source.EMA if best.of_ema else Source.VALIDATION
         for key, source in chart.metrics.items():
             series = _series_of(data, key, self.axis)
@@ -104,15 +109,15 @@ class ChartView:
     def settings(self, chart_id: str) -> list[str]:
         """Describe the position of the cursor, log scale and smoothing."""
         words = [] if self.cursor is None else [f"{self.axis} {format_number(self.cursor)}"]
-        if self.log and CHARTS[chart_id].log:
+        if self.log and self.charts[chart_id].log:
             words.append("log")
-        if self.smoothing and CHARTS[chart_id].smoothed:
+        if self.smoothing and self.charts[chart_id].smoothed:
             words.append(f"smooth {self.smoothing:.0%}")
         return words
 
     def next_axis(self) -> ChartView:
         """Switch to the next x axis; zoom and cursor are reset, because they are positions on the old one."""
-        axis = X_AXES[(X_AXES.index(self.axis) + 1) % len(X_AXES)]
+        axis = self.axes[(self.axes.index(self.axis) + 1) % len(self.axes)]
         return replace(self, axis=axis, span=None, end=None, cursor=None)
 
     def next_smoothing(self) -> ChartView:

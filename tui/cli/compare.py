@@ -10,6 +10,7 @@ import typer
 from engine.runs.root import runs_root
 from tui.cli.command import command
 from tui.cli.options import (
+    OR_PATH,
     BaselineOption,
     BetterOption,
     JsonOption,
@@ -17,19 +18,20 @@ from tui.cli.options import (
     TrustOwnerOption,
     run_argument,
 )
-from tui.cli.run_options import find_baseline, find_runs
+from tui.cli.run_options import find_any_runs, find_baseline
 
 
 @command(
     [
         "gputrain compare digits-1 digits-2",
         "gputrain compare digits-1 digits-2 digits-3 --baseline digits-1",
+        "gputrain compare lightning_logs exp/adam      runs of other trainers",
         "gputrain attach digits-1 last      the curves on the screen",
     ]
 )
 def compare(
     *,
-    runs: Annotated[list[str], run_argument("RUN...")],
+    runs: Annotated[list[str], run_argument("RUN...", OR_PATH)],
     baseline: BaselineOption = None,
     better: BetterOption = None,
     runs_dir: RunsDirOption = None,
@@ -39,16 +41,21 @@ def compare(
     """Compare runs: the config keys that differ, and their results.
 
     Runs that differ in the seed alone are also summarized as mean and standard deviation.
+
+    A path stands for all runs that other trainers have written below it, as `gputrain watch PATH` lists them. Their
+    parameters are compared, and the last and the best value of each metric. What they call val/loss or eval_loss is
+    the metric val_loss, as for a run of gputrain.
     """
-    from engine.runs.comparison import compare_runs, read_run, require_comparable
+    from engine.runs.comparison import compare_runs, require_comparable
     from engine.runs.metric_directions import read_directions
+    from engine.show.foreign_run import read_run
     from tui.cli.console import print_warning
 
     directions = read_directions(runs_root(runs_dir), better or ())
-    folders = find_runs(runs, runs_dir, trust_owner=trust_owner)
-    require_comparable(len(folders))
-    number = find_baseline(baseline, folders, runs_dir, trust_owner=trust_owner)
-    comparison = compare_runs([read_run(folder) for folder in folders], directions)
+    found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)
+    require_comparable(len(found))
+    number = find_baseline(baseline, found, runs_dir, trust_owner=trust_owner)
+    comparison = compare_runs([read_run(run) for run in found], directions)
     for note in comparison.notes:
         print_warning(note)
     if as_json:

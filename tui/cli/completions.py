@@ -90,6 +90,11 @@ def key_choices(key: str) -> list[str]:
     return [] if info is None else [choice for choice in field_kind(info.annotation)[0] if choice]
 
 
+def complete_paths(incomplete: str) -> list[str]:
+    """Return the folders and files whose path begins with a text."""
+    return list(_paths(incomplete, lambda _: True))
+
+
 def _starting(words: Iterable[str], incomplete: str) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 
@@ -109,7 +114,12 @@ def _named_folders(ctx: Any, incomplete: str, is_kind: Callable[[Path], bool]) -
 
 
 def _yaml_files(incomplete: str) -> Iterator[str]:
-    """Yield the YAML files, and the folders with a slash at their end, whose path begins with a text. Other users may
+    """Yield the YAML files, and the folders with a slash at their end, whose path begins with a text."""
+    return _paths(incomplete, lambda name: name.endswith(YAML_ENDINGS))
+
+
+def _paths(incomplete: str, is_wanted: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the wanted files, and the folders with a slash at their end, whose path begins with a text. Other users may
     have named them."""
     folder, slash, start = incomplete.rpartition("/")
     try:
@@ -119,5 +129,5 @@ def _yaml_files(incomplete: str) -> Iterator[str]:
         return
     for name, is_folder in found:
         is_safe = name.isprintable() and UNSAFE_CHARACTERS.isdisjoint(name)
-        if (start or not name.startswith(".")) and is_safe and (is_folder or name.endswith(YAML_ENDINGS)):
+        if (start or not name.startswith(".")) and is_safe and (is_folder or is_wanted(name)):
             yield f"{folder}{slash}{name}{'/' if is_folder else ''}"

@@ -18,6 +18,8 @@ from tui.pollers.host import GpuPoller
 from tui.pollers.watched import LOW_BANDWIDTH_INTERVALS, RefreshIntervals
 
 if TYPE_CHECKING:
+    from engine.foreign.folders import ForeignRun
+    from engine.foreign.process import ProcessId
     from tui.demo.server import DemoServer
 
 
@@ -28,8 +30,10 @@ def open_screen(
     low_bandwidth: bool = False,
     launched_run: LaunchedRun | None = None,
     trust_owner: bool = False,
-    compared: Sequence[Path] = (),
+    compared: Sequence[Path | ForeignRun] = (),
     baseline: int | None = None,
+    watched: Sequence[Path] = (),
+    process: ProcessId | None = None,
 ) -> None:
     """Open the screen until the user quits, then exit. Raises UsageError if there is no terminal or no such run."""
     require_terminal()
@@ -44,6 +48,8 @@ def open_screen(
         launched_run=launched_run,
         compared=compared,
         baseline=baseline,
+        watched=watched,
+        process=process,
     )
     app.run()
     exit_after_screen(app)

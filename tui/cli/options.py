@@ -12,6 +12,7 @@ import typer
 from tui.cli.completions import complete_runs
 
 RUN_HELP = "Run name, unambiguous prefix, run folder, or last."
+OR_PATH = " Or a path with runs of other trainers."
 Split = Literal["train", "val", "all"]
 
 RunsDirOption = Annotated[

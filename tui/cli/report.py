@@ -10,6 +10,7 @@ import typer
 from tui.cli.command import command
 from tui.cli.console import print_warning
 from tui.cli.options import (
+    OR_PATH,
     BetterOption,
     ForceOption,
     JsonOption,
@@ -18,7 +19,7 @@ from tui.cli.options import (
     output_option,
     run_argument,
 )
-from tui.cli.run_options import find_runs
+from tui.cli.run_options import find_any_runs
 
 PAGE_SUFFIXES = (".html", ".htm")
 Axis = Literal["epoch", "step", "images", "hours"]
@@ -32,20 +33,21 @@ Axis = Literal["epoch", "step", "images", "hours"]
         "gputrain report last -o curves.pdf",
         "gputrain report digits-1 digits-2 --metric accuracy -o accuracy.svg",
         "gputrain report last --metric train_loss --x step --log -o loss.png",
+        "gputrain report lightning_logs -o curves.png      runs of another trainer",
     ],
     "Metrics: loss, accuracy, train_loss, val_loss, train_accuracy, val_accuracy, val_top5, ema_val_loss, "
-    "ema_val_accuracy, lr, grad_norm, images_per_second, data_wait, seconds, and your own by their names.",
+    "ema_val_accuracy, lr, grad_norm, images_per_second, data_wait, seconds, and others by their names.",
     "Needs matplotlib and jinja2: pip install matplotlib jinja2",
 )
 def report(
     *,
-    runs: Annotated[list[str], run_argument("RUN...")],
+    runs: Annotated[list[str], run_argument("RUN...", OR_PATH)],
     output: Annotated[str, output_option("FILE.html, or a figure: FILE.svg, .pdf or .png.")] = "report.html",
     metrics: Annotated[
         list[str] | None,
         typer.Option("--metric", metavar="METRIC", help="Metric of a panel; repeat for more [default: loss, accuracy]"),
     ] = None,
-    x: Annotated[Axis | None, typer.Option("--x", help="x axis of a figure [default: epoch]")] = None,
+    x: Annotated[Axis | None, typer.Option("--x", help="x axis of a figure [default: epoch, else step]")] = None,
     width: Annotated[
         str | None,
         typer.Option(
@@ -75,11 +77,13 @@ def report(
 
     With -o FILE.svg, .pdf or .png, the file is one figure for a paper. Runs that differ in the seed alone are one
     curve: their mean, and their standard deviation as a band. A file that was made from the same runs is replaced.
+
+    A path stands for all runs that other trainers have written below it: a page has a chart for each of their metrics.
     """
     from engine.report.output import check_output, make_mark, write_output
     from engine.report.page import MARK_KIND as PAGE_KIND
     from engine.report.page import make_page
-    from engine.report.plot import DEFAULT_METRICS, DEFAULT_SMOOTHING, PlotOptions, file_format, make_plot, parse_width
+    from engine.report.plot import DEFAULT_SMOOTHING, PlotOptions, file_format, make_plot, parse_width
     from engine.report.plot import MARK_KIND as PLOT_KIND
     from engine.runs.metric_directions import read_directions
     from engine.runs.root import runs_root
@@ -100,22 +104,22 @@ def report(
         raise UsageError.one("--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1", code="out-of-range")
     directions = read_directions(runs_root(runs_dir), better or ())
     options = PlotOptions(
-        metrics=tuple(metrics or DEFAULT_METRICS),
-        axis=x or "epoch",
+        metrics=tuple(metrics or ()),
+        axis=x,
         width_in=parse_width(width or "page"),
         smoothing=DEFAULT_SMOOTHING if smooth is None else smooth,
         log=log,
         grouped=not separate,
         directions=directions,
     )
-    folders = find_runs(runs, runs_dir, trust_owner=trust_owner)
-    names = [folder.name for folder in folders]
+    found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)
+    names = [run.name for run in found]
     mark = make_mark(PAGE_KIND if is_page else PLOT_KIND, names)
     check_output(path, mark, force=force)
     if is_page:
-        data = make_page(folders, directions).encode(errors="replace")
+        data = make_page(found, directions).encode(errors="replace")
     else:
-        data = make_plot(folders, options, kind, print_warning)
+        data = make_plot(found, options, kind, print_warning)
     written = write_output(path, data, mark, force=force)
     if as_json:
         typer.echo(json.dumps({"format": 1, "runs": names, "file": str(written)}, indent=2))

@@ -15,6 +15,7 @@ from tui.cli.options import RunsDirOption, TrustCodeOption, TrustOwnerOption, ru
 
 if TYPE_CHECKING:
     from engine.config.code_trust import CodeTrust
+    from engine.runs.find import OpenedRun
     from engine.runs.folder import RunFolder
 
 REQUIRED = inspect.Parameter.empty
@@ -121,20 +122,35 @@ def find_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bool) 
     return list({folder.path: folder for folder in found}.values())
 
 
+def find_any_runs(names: Sequence[str], runs_dir: str | None, *, trust_owner: bool) -> list[OpenedRun]:
+    """Return runs by name and foreign runs by path, each once and with a name of its own.
+
+    Raises UsageError with a problem for each that cannot be used."""
+    from engine.runs.find import distinct_runs, find_any_runs
+    from engine.runs.root import runs_root
+
+    root = runs_root(runs_dir)
+    found = for_each(names, lambda name: find_any_runs(root, name, trust_owner=trust_owner))
+    return distinct_runs(run for runs in found for run in runs)
+
+
 def find_baseline(
-    name: str | None, folders: Sequence[RunFolder], runs_dir: str | None, *, trust_owner: bool
+    name: str | None, runs: Sequence[OpenedRun], runs_dir: str | None, *, trust_owner: bool
 ) -> int | None:
     """Return the place among compared runs of the one that --baseline names. Raises UsageError."""
+    from engine.runs.find import run_place
     from engine.utils.errors import UsageError
 
     if name is None:
         return None
-    [baseline] = find_runs([name], runs_dir, trust_owner=trust_owner)
-    paths = [folder.path for folder in folders]
-    if baseline.path not in paths:
-        reason = f"{baseline.name} is not among the compared runs; name it as a RUN, too"
+    places = [run_place(run) for run in runs]
+    found = [run_place(run) for run in find_any_runs([name], runs_dir, trust_owner=trust_owner)]
+    if len(found) != 1:
+        raise UsageError.one("--baseline", f"{name} has {len(found)} runs; name one of them", code="ambiguous-name")
+    if found[0] not in places:
+        reason = f"{name} is not among the compared runs; name it as a RUN, too"
         raise UsageError.one("--baseline", reason, code="unknown-value")
-    return paths.index(baseline.path)
+    return places.index(found[0])
 
 
 def find_own_runs(names: Sequence[str], runs_dir: str | None) -> list[RunFolder]:

@@ -20,7 +20,7 @@ from tui.cli.options import (
     count_option,
     run_argument,
 )
-from tui.cli.run_options import find_baseline, find_runs, takes_run
+from tui.cli.run_options import find_any_runs, find_baseline, find_runs, takes_run
 
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder
@@ -39,19 +39,25 @@ def attach(
 ) -> None:
     """Open the screen of a run, or the comparison of several.
 
+    A comparison also takes paths with runs of other trainers; `gputrain watch PATH` opens one of them.
+
     Quitting the screen does not stop the runs.
     """
     from engine.runs.comparison import require_comparable
+    from engine.runs.folder import RunFolder
     from tui.cli.open_tui import open_screen, require_terminal
 
     require_terminal()
-    folders = find_runs(runs or [LAST_RUN], runs_dir, trust_owner=trust_owner)
-    if len(folders) == 1 and baseline is None:
-        open_screen(runs_dir, run=folders[0], low_bandwidth=low_bandwidth)
+    names = runs or [LAST_RUN]
+    found = find_any_runs(names, runs_dir, trust_owner=trust_owner)
+    if len(found) == 1 and baseline is None:
+        # A foreign run is refused: `gputrain watch` opens it.
+        folder = found[0] if isinstance(found[0], RunFolder) else find_runs(names, runs_dir, trust_owner=trust_owner)[0]
+        open_screen(runs_dir, run=folder, low_bandwidth=low_bandwidth)
         return
-    require_comparable(len(folders))
-    number = find_baseline(baseline, folders, runs_dir, trust_owner=trust_owner)
-    compared = [folder.path for folder in folders]
+    require_comparable(len(found))
+    number = find_baseline(baseline, found, runs_dir, trust_owner=trust_owner)
+    compared = [run.path if isinstance(run, RunFolder) else run for run in found]
     open_screen(runs_dir, compared=compared, baseline=number, low_bandwidth=low_bandwidth)
 
 

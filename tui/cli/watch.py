@@ -1,39 +1,96 @@
-"""`gputrain watch`: the runs that other programs have recorded below a path."""
+"""`gputrain watch`: the runs that other programs record below a path, and the process that writes them."""
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tui.cli.command import command
-from tui.cli.options import JsonOption, count_option
+from tui.cli.completions import complete_paths
+from tui.cli.options import JsonOption, LowBandwidthOption, count_option
 
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
+    from engine.foreign.process import ProcessId, ProcessTree
     from engine.foreign.summary import RunSummary
+    from engine.gpus.snapshot import Snapshot
 
 WATCH_FORMAT = 1
+MAX_PID_DIGITS, MAX_NAME_LENGTH = 10, 255
+PROCESS_COLUMNS = 200
+GPU_TIMEOUT_SECONDS = 5.0
 
 
-@command(["gputrain watch lightning_logs", "gputrain watch runs/ wandb/ --json", "gputrain watch outputs -n 20"])
+@command(
+    ["gputrain watch lightning_logs", "gputrain watch runs/ wandb/", "gputrain watch 12345", "gputrain watch . --json"],
+    exit_codes={2: "there is no such path or process"},
+)
 def watch(
     *,
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Folder of runs, folder of a run, or a log.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...|PID",
+            help="Folder of runs, folder of a run, a log, or the ID of a process.",
+            autocompletion=complete_paths,
+        ),
+    ],
     count: Annotated[int | None, count_option("runs")] = None,
+    low_bandwidth: LowBandwidthOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs that other trainers have written below a path.
+    """Watch the runs that other trainers write below a path, or a process.
+
+    On a terminal, opens the screen. Without one, with --json and with -n, prints the runs and ends; the run that
+    changed last comes first.
 
     Reads TensorBoard event files, CSV and JSON lines, Hugging Face's trainer_state.json, W&B's .wandb files, MLflow's
-    file store and trackio's databases. It writes nothing there, runs nothing, and follows no link inside. The run that
-    changed last comes first. --json prints each run with its parameters and, for each metric, the number of values,
-    the last step and the last value.
+    file store and trackio's databases. Writes nothing there, runs nothing, and follows no link inside.
+
+    A number that is no path is a process: the screen shows its children, its GPUs, its log, and the runs that it
+    writes. It gets no signal.
+
+    --json prints each run with its parameters. Each metric has the number of its values, the last step and the last
+    value.
     """
+    from engine.utils.errors import UsageError
+    from engine.utils.files import expand_user
+    from tui.cli.train import should_open_screen
+
+    opens_screen = should_open_screen(headless=as_json or count is not None)
+    if any(_is_pid(path) for path in paths):
+        if len(paths) > 1:
+            raise UsageError.one(" ".join(paths), "is more than one process; name one PID alone", code="too-many")
+        watch_process(paths[0], as_json=as_json, opens_screen=opens_screen, low_bandwidth=low_bandwidth)
+        return
+    for path in paths:
+        if not expand_user(path).exists():
+            raise UsageError.one(path, "is neither a folder nor a file", code="not-found")
+    if opens_screen:
+        from tui.cli.open_tui import open_screen
+
+        open_screen(watched=[expand_user(path) for path in paths], low_bandwidth=low_bandwidth)
+        return
+    print_runs(paths, count, as_json=as_json)
+
+
+def _is_pid(text: str) -> bool:
+    """Whether an argument is the ID of a process: a number that is no path."""
+    from engine.utils.files import expand_user
+
+    # No name of a file is longer than 255 characters.
+    return text.isascii() and text.isdecimal() and (len(text) > MAX_NAME_LENGTH or not expand_user(text).exists())
+
+
+def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> None:
+    """Print the runs below paths."""
     from engine.foreign.folders import find_runs
     from engine.foreign.summary import summarize
-    from engine.utils.errors import Problem, UsageError
+    from engine.utils.errors import Problem
     from engine.utils.files import expand_user
     from engine.utils.text import printable
     from tui.cli.console import print_table, print_warning
@@ -41,10 +98,7 @@ def watch(
 
     found: list[ForeignRun] = []
     for path in paths:
-        root = expand_user(path)
-        if not root.exists():
-            raise UsageError.one(path, "is neither a folder nor a file", code="not-found")
-        below = find_runs(root)
+        below = find_runs(expand_user(path))
         found += below.runs
         if below.is_partial:
             print_warning(Problem(path, "has too many files or folders; not all are listed", code="too-many"))
@@ -87,3 +141,85 @@ def run_json(summary: RunSummary) -> dict[str, Any]:
         ],
         "problems": list(summary.problems),
     }
+
+
+def watch_process(text: str, *, as_json: bool, opens_screen: bool, low_bandwidth: bool) -> None:
+    """Open the screen of a process, or print it. Raises UsageError if there is none."""
+    from engine.foreign.process import ProcessId, read_tree
+    from engine.utils.errors import UsageError
+
+    # A number of 4300 digits is no integer for Python.
+    process = ProcessId.find(int(text)) if len(text) < MAX_PID_DIGITS else None
+    tree = None if process is None else read_tree(process)
+    if process is None or tree is None or not tree.processes:
+        raise UsageError.one(text, "is neither a path nor a running process", code="not-found")
+    if opens_screen:
+        from tui.cli.open_tui import open_screen
+
+        if tree.own_run is not None:
+            open_screen(run=str(tree.own_run), low_bandwidth=low_bandwidth)
+        open_screen(process=process, low_bandwidth=low_bandwidth)
+    print_process(process, tree, as_json=as_json)
+
+
+def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> None:
+    """Print a process, its GPUs, and the runs that it writes."""
+    from engine.foreign.process import find_process_runs, started_at
+    from engine.foreign.summary import summarize
+    from tui.cli.console import print_table
+    from tui.pollers.process import gpu_uses
+    from tui.tables.foreign_runs import FOREIGN_COLUMNS
+    from tui.tables.process import gpu_lines, hidden_text, tree_lines
+
+    uses = gpu_uses(_read_gpus(), {part.id.pid for part in tree.processes})
+    runs = () if tree.own_run is not None else find_process_runs(tree, started_at(process)).runs
+    summaries = [summarize(run) for run in runs]
+    if as_json:
+        shown = {
+            "pid": process.pid,
+            "started_at": started_at(process),
+            "own_run": None if tree.own_run is None else str(tree.own_run),
+            "is_partly_hidden": tree.is_hidden,
+            "processes": [
+                {
+                    "pid": part.id.pid, "parent": part.parent, "user": part.user, "command": part.command,
+                    "cpu_seconds": part.cpu_seconds, "memory_bytes": part.memory_bytes,
+                }
+                for part in tree.processes
+            ],
+            "gpus": [
+                {"index": gpu.index, "uuid": gpu.uuid, "pid": use.pid, "memory_bytes": use.gpu_memory.value}
+                for gpu, use in uses
+            ],
+            "open_files": list(map(str, tree.files)),
+            "logs": list(map(str, tree.logs)),
+        }  # fmt: skip
+        runs_json = [run_json(summary) for summary in summaries]
+        typer.echo(json.dumps({"format": WATCH_FORMAT, "process": shown, "runs": runs_json}, indent=2))
+        return
+    hidden = hidden_text(tree)
+    for line in (*tree_lines(tree, {}, uses, PROCESS_COLUMNS), *gpu_lines(uses), *([hidden] if hidden else [])):
+        typer.echo(line.plain.rstrip())
+    if tree.own_run is not None:
+        typer.echo(f"It belongs to a run of gputrain: gputrain attach {shlex.quote(str(tree.own_run))}", err=True)
+    elif summaries:
+        typer.echo()
+        print_table(FOREIGN_COLUMNS, summaries)
+    else:
+        typer.echo("It writes no run that is found.", err=True)
+
+
+def _read_gpus() -> Snapshot | None:
+    """Return a snapshot of the GPUs, None without an answer."""
+    from engine.gpus.monitor import open_monitor
+    from engine.gpus.snapshot import SamplerOptions
+    from engine.utils.errors import UsageError
+
+    try:
+        monitor = open_monitor(SamplerOptions())
+    except UsageError:
+        return None
+    try:
+        return monitor.read(GPU_TIMEOUT_SECONDS)
+    finally:
+        monitor.close()

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.foreign.activity import Activity
+from engine.foreign.folders import ForeignRun
 from engine.runs.comparison import (
     ComparedRun,
     Comparison,
@@ -19,11 +21,14 @@ from engine.runs.comparison import (
     read_flat_config,
 )
 from engine.runs.curves import CurveData
-from engine.runs.folder import RunFolder, RunState
+from engine.runs.find import OpenedRun
+from engine.runs.folder import LIVE_STATES, RunFolder, RunState
 from engine.runs.journal_follower import JournalFollower
 from engine.runs.metric_directions import read_directions
+from engine.runs.metrics import NO_METRICS
 from engine.runs.record_completion import open_run
-from engine.runs.reduced_curves import RunCurves, reduce_curves
+from engine.runs.reduced_curves import Curves, reduce_curves
+from engine.show.foreign_run import ForeignData
 from engine.utils.files import FileStamp, find_file_stamp
 from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache
 from tui.pollers.runs import RUN_POLL_INTERVAL_SECONDS
@@ -37,8 +42,8 @@ MAX_DETAILED_STEPS = 2_000_000
 class ReadRun:
     """What has been read of a run. `is_missing`: the folder is gone, and this is the last known state."""
 
-    folder: RunFolder
-    curves: RunCurves | None = None
+    run: OpenedRun
+    curves: Curves | None = None
     described: ComparedRun | None = None
     is_missing: bool = False
     foreign: str | None = None
@@ -46,7 +51,9 @@ class ReadRun:
 
     @property
     def is_live(self) -> bool:
-        return self.described is not None and RunState(self.described.state).live
+        if self.described is None:
+            return False
+        return self.described.state == Activity.GROWING or self.described.state in LIVE_STATES
 
 
 class CompareCache:
@@ -142,6 +149,31 @@ class _RunFollower:
         self._data, self._journal = CurveData(), JournalFollower(self._folder.journal)
 
 
+class _ForeignFollower:
+    """Reads one foreign run: all of its logs at first, then what is new. Its curves keep bounded memory."""
+
+    def __init__(self, run: ForeignRun) -> None:
+        self._data = ForeignData(run)
+        self.state = ReadRun(run)
+
+    def describe(self) -> bool:
+        """Describe the run as far as it has been read; return whether that has changed."""
+        before, data = self.state, self._data
+        if not data.run.changed_at() and before.described is not None:
+            self.state = replace(before, is_missing=True)
+        elif before.described is None or before.is_missing or before.described.state != data.activity():
+            self.state = replace(before, described=data.describe(), is_missing=False)
+        return self.state != before
+
+    def read_curves(self, detailed: bool, stopped: Callable[[], bool]) -> bool:
+        """Read what is new; return whether there is anything."""
+        has_news = self._data.read(stopped)
+        if has_news or self.state.curves is None:
+            self.state = replace(self.state, curves=self._data.curves(), described=self._data.describe())
+            return True
+        return False
+
+
 class ComparePoller(Poller):
     """Publishes `runs`, in the order of the folders, and their `comparison`.
 
@@ -149,10 +181,13 @@ class ComparePoller(Poller):
     Both have a value from the start where all is known of earlier comparisons.
     """
 
-    def __init__(self, folders: Sequence[RunFolder], cache: CompareCache) -> None:
+    def __init__(self, runs: Sequence[OpenedRun], cache: CompareCache) -> None:
         super().__init__("compare", RUN_POLL_INTERVAL_SECONDS)
-        self._directions = read_directions(folders[0].path.parent)
-        self._followers = [_RunFollower(folder, cache) for folder in folders]
+        roots = [run.path.parent for run in runs if isinstance(run, RunFolder)]
+        self._directions = read_directions(roots[0]) if roots else NO_METRICS
+        self._followers = [
+            _RunFollower(run, cache) if isinstance(run, RunFolder) else _ForeignFollower(run) for run in runs
+        ]
         self.runs: tuple[ReadRun, ...] = ()
         self.comparison: Comparison | None = None
         self.version = 0
@@ -173,8 +208,9 @@ class ComparePoller(Poller):
             self._publish(True)
         detailed = self.detailed
         for follower in self._followers:
+            described = follower.state.described
             if follower.read_curves(detailed, self._stop_event.is_set):
-                self._publish(False)
+                self._publish(follower.state.described is not described)
             if self._stop_event.is_set():
                 return
         self.caught_up = True

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from rich.text import Text
 from textual import events, on
@@ -28,6 +28,10 @@ from tui.pollers.watched import Poller, RefreshIntervals
 from tui.widgets.entry import Entry
 from tui.widgets.keys import Keys
 from tui.widgets.text_line import TextLine
+
+if TYPE_CHECKING:
+    from engine.foreign.folders import ForeignRun
+    from tui.pollers.foreign_runs import Search
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
 # The sentence of a problem is longer than that of a success.
@@ -116,7 +120,13 @@ class AppServices(Protocol):
 
     def open_run(self, folder: str) -> None: ...
 
-    def open_compare(self, folders: Sequence[Path], baseline: int | None = None) -> None: ...
+    def open_foreign_run(self, run: ForeignRun, status: Callable[[], Text | None] = ...) -> None: ...
+
+    def open_foreign_runs(self, search: Search, place: str) -> None: ...
+
+    def watch_process(self, pid: int, nothing: str) -> None: ...
+
+    def open_compare(self, runs: Sequence[Path | ForeignRun], baseline: int | None = None) -> None: ...
 
     def open_gpu(self, key: str) -> None: ...
 

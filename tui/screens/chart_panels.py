@@ -10,6 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 from textual import events, on
 from textual.containers import Container
 
+from engine.show.charts import Chart as ChartRow
 from engine.show.charts import Place, charts_of
 from tui.screens.run_layout import Layout
 from tui.widgets.chart import Chart
@@ -28,11 +29,13 @@ class ChartPanels(Container, Generic[Room]):
     PLACE: ClassVar[Place]
     OTHER_PANELS: ClassVar[Sequence[str]] = ()
 
-    def __init__(self, id: str, room: Room) -> None:  # noqa: A002 (Textual's name)
+    def __init__(self, id: str, room: Room, charts: Sequence[ChartRow] | None = None) -> None:  # noqa: A002 (Textual's name)
+        """`charts` are the panels to make, by default the charts of the place."""
         super().__init__(id=id)
+        self._rows = charts_of(self.PLACE) if charts is None else tuple(charts)
         self.is_full = False
         """Whether a single panel fills the screen."""
-        self.charts = tuple(chart.id for chart in charts_of(self.PLACE))
+        self.charts = tuple(chart.id for chart in self._rows)
         """The charts, in the order of the focus."""
         self._focused_charts: list[str] = []
         """Charts that were focused, the latest one first."""
@@ -42,7 +45,7 @@ class ChartPanels(Container, Generic[Room]):
 
     def make_charts(self) -> Iterator[Chart]:
         """Yield a panel for each chart."""
-        return (Chart(chart.title, chart.id) for chart in charts_of(self.PLACE))
+        return (Chart(chart.title, chart.id) for chart in self._rows)
 
     @property
     def chart_widgets(self) -> list[Chart]:

@@ -6,7 +6,7 @@ The base of `tui.screens.run` and `tui.screens.compare`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,8 +20,20 @@ from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.chart_panels import ChartPanels
 from tui.widgets.chart import Chart
 
+MAX_FILE_NAME_CHARACTERS = 60
 # After this time, keys are handled before the next chart is drawn. Each slice costs 8 ms for a refresh of the screen.
 DRAW_BUDGET_SECONDS = 0.04
+
+
+def require_outside(watched: Iterable[Path]) -> None:
+    """Raise OSError if the working directory is in a folder that is only watched."""
+    if any(Path.cwd().is_relative_to(path) for path in watched):
+        raise OSError(0, "it is in the folder of a run that is only watched; start gputrain elsewhere")
+
+
+def file_name_of(title: str) -> str:
+    """Return a part of a file name for a chart whose name is data."""
+    return "".join(letter if letter.isalnum() else "-" for letter in title)[:MAX_FILE_NAME_CHARACTERS]
 
 
 class ChartScreen(GputrainScreen):
@@ -148,6 +160,10 @@ class ChartScreen(GputrainScreen):
         """Return the beginning of the names of these files."""
         raise NotImplementedError
 
+    def chart_name(self, chart_id: str) -> str:
+        """Return how the names of these files call a chart."""
+        return chart_id
+
     def action_export(self) -> None:
         from tui.charts.export import export_chart
 
@@ -159,7 +175,9 @@ class ChartScreen(GputrainScreen):
         try:
             folder, place = self.export_folder()
             folder.mkdir(exist_ok=True)
-            paths = export_chart(name, str(chart.id), chart.curves, chart.window, self.view.axis, folder)
+            paths = export_chart(
+                name, self.chart_name(str(chart.id)), chart.curves, chart.window, self.view.axis, folder
+            )
         except OSError as error:
             self.gputrain_app.show_toast(
                 Problem("", f"The chart cannot be written to {place}: {error.strerror}", code="not-writable")

@@ -8,15 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.runs.comparison import Column, Comparison
+from engine.runs.curves import X_AXES
+from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
-from engine.runs.metrics import METRICS
-from engine.show.charts import CHARTS
+from engine.runs.metrics import METRIC_PREFIX, METRICS, Metric, foreign_metric
+from engine.show.charts import CHARTS, Place, charts_of, metric_chart
+from engine.show.charts import Chart as ChartRow
+from engine.show.foreign_run import KeyedCurves, default_axis, further_keys
 from engine.show.table import fit
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
@@ -26,8 +31,9 @@ from tui.keymap import COMPARE_COMMANDS, Command
 from tui.palette import BAD, WARNING
 from tui.pollers.compare import CompareCache, ComparePoller, ReadRun
 from tui.screens.base import AppServices
-from tui.screens.charts import ChartScreen
-from tui.screens.compare_panels import RUNS_PANEL, TABLE_PANEL, ComparePanels, CompareRoom
+from tui.screens.charts import ChartScreen, file_name_of, require_outside
+from tui.screens.compare_panels import FURTHER_PANELS, MIN_CHARTS, RUNS_PANEL, TABLE_PANEL, ComparePanels, CompareRoom
+from tui.screens.dialogs import MultiChoiceDialog
 from tui.tables import styled
 from tui.tables.compare import (
     ENTRY_COLUMNS,
@@ -39,7 +45,7 @@ from tui.tables.compare import (
     run_letter,
 )
 from tui.widgets.chart import Chart, curve_value
-from tui.widgets.lines import Lines, Row
+from tui.widgets.lines import Lines, Row, escape_markup
 from tui.widgets.text_line import TextLine
 
 DRAIN_INTERVAL_SECONDS = 0.05
@@ -53,6 +59,11 @@ MAX_RAW_CURVES = 2
 DETAIL_SHARE = 0.25
 
 
+def own_charts() -> dict[str, ChartRow]:
+    """Return the charts of a comparison without a foreign run, by the ids of their panels."""
+    return {**CHARTS, **{panel: ChartRow(panel, "", {}) for panel in FURTHER_PANELS}}
+
+
 class CompareScreen(ChartScreen):
     """Compares runs, live or ended. Those that differ in the seed alone are one band, until they are expanded."""
 
@@ -60,17 +71,21 @@ class CompareScreen(ChartScreen):
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = COMPARE_COMMANDS
 
     def __init__(
-        self, app: AppServices, folders: Sequence[RunFolder], cache: CompareCache, baseline: int | None = None
+        self, app: AppServices, runs: Sequence[OpenedRun], cache: CompareCache, baseline: int | None = None
     ) -> None:
-        """Compare the runs in `folders`; `baseline` is the index of the run that the others are compared with."""
+        """Compare runs; `baseline` is the index of the run that the others are compared with."""
         super().__init__(app)
-        self.view = ChartView(smoothing=INITIAL_SMOOTHING)
-        self.compare_poller = self.follow(ComparePoller(folders, cache))
+        self.view = ChartView(smoothing=INITIAL_SMOOTHING, charts=own_charts())
+        self.compare_poller = self.follow(ComparePoller(runs, cache))
         self.data = CompareData()
         self._runs: tuple[ReadRun, ...] = ()
         self._comparison: Comparison | None = None
         self._columns: list[Column] = []
         self._baseline_run = baseline
+        self._choice: tuple[str, ...] | None = None
+        self._num_charts = MIN_CHARTS
+        self._grouped_names: list[tuple[str, ...]] = []
+        self._further_keys: list[str] = []
         self._grouped = True
         self._shown_version = -1
         self._next_draw_time = 0.0
@@ -113,13 +128,14 @@ class CompareScreen(ChartScreen):
         entries = [
             ComparedCurves(
                 run_letter(index),
-                runs[column.runs[0]].folder.name if comparison is None else column_name(comparison, column),
+                runs[column.runs[0]].run.name if comparison is None else column_name(comparison, column),
                 index + 1,
                 tuple(runs[run].curves for run in column.runs),
             )
             for index, column in enumerate(self._columns)
         ]
         self.data = CompareData(entries, self._baseline_index)
+        self._choose_charts()
         self.update_content()
         if all_charts:
             self.draw_charts()
@@ -145,7 +161,12 @@ class CompareScreen(ChartScreen):
     def draw_chart(self, chart: Chart) -> None:
         chart_id = str(chart.id)
         window = replace(self.view.window(self.data, chart_id), with_raw=len(self.data.entries) <= MAX_RAW_CURVES)
-        chart.draw(self.data.curves_for(chart_id, self.view.axis), window, self.chart_note(chart_id), self.view.cursor)
+        chart.draw(
+            self.data.curves_for(self.view.charts[chart_id].id, self.view.axis),
+            window,
+            self.chart_note(chart_id),
+            self.view.cursor,
+        )
         if chart is self.active_chart:
             self._show_runs()
 
@@ -192,12 +213,10 @@ class CompareScreen(ChartScreen):
         if (error := self.compare_poller.unexpected_error) is not None:
             parts.append((str(error), BAD))
         parts += [
-            (f"{run.folder.name} was deleted; this is its last known state", BAD)
-            for run in self._runs
-            if run.is_missing
+            (f"{run.run.name} was deleted; this is its last known state", BAD) for run in self._runs if run.is_missing
         ]
         parts += [(str(note), WARNING) for note in (self._comparison.notes if self._comparison else ())]
-        parts += [(f"{run.folder.name}: this run {run.foreign}", WARNING) for run in self._runs if run.foreign]
+        parts += [(f"{run.run.name}: this run {run.foreign}", WARNING) for run in self._runs if run.foreign]
         for text, style in parts:
             line.append("   " if line.plain else " ").append(printable(text), style)
         return line
@@ -219,15 +238,16 @@ class CompareScreen(ChartScreen):
             lines = max(len(rows), len(self._columns)) + 1
             panel.set_texts([styled(table.line(row)) for row in rows], [styled(differences_header(table, entries))])
             keys = len(comparison.differences)
-            panel.set_titles(f"{pluralize(keys, 'config key')} differ{'s' if keys == 1 else ''}, and figures")
-        room = CompareRoom(self.size.width, self.size.height - 2 - with_message, lines, self.data.has_grad_norm)
+            kind = "parameter" if all(run.is_foreign for run in comparison.runs) else "config key"
+            panel.set_titles(f"{pluralize(keys, kind)} differ{'s' if keys == 1 else ''}, and figures")
+        room = CompareRoom(self.size.width, self.size.height - 2 - with_message, lines, self._num_charts)
         if self.query_one(ComparePanels).fit(room):
             self.call_after_refresh(self.draw_charts)
 
     def _show_runs(self) -> None:
         """Show the entries with their values at the cursor, or the latest ones."""
         panel, chart = self.query_one(f"#{RUNS_PANEL}", Lines), self.active_chart
-        baseline = self._baseline_index
+        baseline, row = self._baseline_index, self.view.charts[str(chart.id)]
         entries = []
         for index, (entry, column) in enumerate(zip(self.data.entries, self._columns, strict=True)):
             curve = chart.curves[index] if index < len(chart.curves) else None
@@ -235,13 +255,13 @@ class CompareScreen(ChartScreen):
             entries.append(
                 CompareEntry(
                     letter=entry.letter, name=entry.name, style=entry.style, note=self._entry_note(column),
-                    metric=METRICS[str(chart.id)], value=value, reference=reference, is_baseline=index == baseline,
+                    metric=self._metric(row.id), value=value, reference=reference, is_baseline=index == baseline,
                 )
             )  # fmt: skip
         table = fit(ENTRY_COLUMNS, entries, panel.text_width)
         panel.set_rows([Row(str(index), styled(table.line(entry))) for index, entry in enumerate(entries)])
         where = "latest" if self.view.cursor is None else f"{self.view.axis} {self.view.cursor:,.6g}"
-        panel.set_titles(f"{CHARTS[str(chart.id)].title}, {where}")
+        panel.set_titles(escape_markup(f"{row.title}, {where}"))
 
     def _entry_note(self, column: Column) -> str:
         runs: list[ReadRun] = [self._runs[run] for run in column.runs]
@@ -260,7 +280,70 @@ class CompareScreen(ChartScreen):
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         self.action_open()
 
+    @property
+    def _foreign(self) -> list[KeyedCurves]:
+        """The curves of the foreign runs that have been read."""
+        return [run for run in self.data.known if isinstance(run, KeyedCurves)]
+
+    def _metric(self, key: str) -> Metric:
+        """Return a metric of a chart."""
+        known = METRICS.get(key)
+        return foreign_metric(key.removeprefix(METRIC_PREFIX)) if known is None else known
+
+    def _chart_rows(self) -> list[ChartRow]:
+        """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs."""
+        rows = list(charts_of(Place.COMPARE))
+        names = [tuple(run.names) for run in self._foreign]
+        if names != self._grouped_names:
+            # Thousands of names take longer to group than a frame.
+            self._grouped_names, self._further_keys = names, further_keys(self._foreign, {row.id for row in rows})
+        known = [row for row in rows if any(run.has(row.id) for run in self.data.known)]
+        return known + [metric_chart(key, smoothed=True) for key in self._further_keys]
+
+    def _has_steps(self, key: str) -> bool:
+        """Whether a curve has values of steps in each run, which are averaged, and not of epochs."""
+        return all(not isinstance(run, KeyedCurves) or run.is_long(key) for run in self.data.known if run.has(key))
+
+    def _choose_charts(self) -> None:
+        """Give each panel its chart. Comparisons without a foreign run have those of `engine.show.charts`."""
+        panels = self.query_one(ComparePanels)
+        self._num_charts = MIN_CHARTS + self.data.has_grad_norm
+        if not self._foreign:
+            return
+        rows = self._chart_rows()
+        if self._choice is not None:
+            rows = [row for row in rows if row.id in self._choice] or rows
+        rows = rows[: len(panels.charts)]
+        self._num_charts = len(rows)
+        rows = [replace(row, smoothed=row.smoothed and self._has_steps(row.id)) for row in rows]
+        charts = dict(zip(panels.charts, rows, strict=False))
+        empty = ChartRow("", "", {})
+        self.view = replace(self.view, charts={panel: charts.get(panel, empty) for panel in panels.charts})
+        panels.rename_charts(self.view.charts)
+        axes = tuple(axis for axis in X_AXES if all(run.knows(axis) for run in self.data.known))
+        if axes != self.view.axes:
+            axis = default_axis(self.data.known) if self.view.axes == X_AXES else self.view.axis
+            self.view = replace(self.view, axes=axes, axis=axis if axis in axes else "step")
+
+    def action_charts(self) -> None:
+        """Choose the charts of a comparison with foreign runs."""
+        rows = [Row(row.id, Text(row.title)) for row in self._chart_rows()]
+        shown = [row.id for row in self.view.charts.values()]
+        title = f"Charts, {len(self.query_one(ComparePanels).charts)} at most"
+        self.app.push_screen(MultiChoiceDialog(title, rows, shown), self._choose)
+
+    def _choose(self, chosen: list[str] | None) -> None:
+        if chosen is not None:
+            self._choice = tuple(chosen)
+            self._rebuild()
+
+    def chart_name(self, chart_id: str) -> str:
+        row = self.view.charts[chart_id].id
+        return row if row in METRICS else file_name_of(row.removeprefix(METRIC_PREFIX))
+
     def is_available(self, action: str) -> bool:
+        if action == "charts":
+            return bool(self._foreign)
         if action == "seeds":
             comparison = self._comparison
             return comparison is not None and bool(comparison.seed_groups)
@@ -298,7 +381,15 @@ class CompareScreen(ChartScreen):
         if column.is_group:
             self.gputrain_app.show_toast("This is the mean of several runs; press B to list them")
             return
-        self.gputrain_app.open_run(str(self._runs[column.runs[0]].folder.path))
+        run = self._runs[column.runs[0]].run
+        if isinstance(run, RunFolder):
+            self.gputrain_app.open_run(str(run.path))
+        else:
+            self.gputrain_app.open_foreign_run(run)
+
+    def export_folder(self) -> tuple[Path, str]:
+        require_outside(run.run.folder for run in self._runs if not isinstance(run.run, RunFolder))
+        return super().export_folder()
 
     def export_name(self) -> str:
         return "compare"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 from textual.app import ComposeResult
 
-from engine.show.charts import Place
+from engine.show.charts import Chart, Place, charts_of
 from tui.palette import MUTED
 from tui.screens.chart_panels import ChartPanels
 from tui.screens.run_layout import GRID_COLUMNS, Layout
@@ -18,29 +18,33 @@ RUNS_PANEL, TABLE_PANEL = "compared-runs", "differences"
 MIN_COLUMNS_OF_TWO_CHARTS, MIN_ROWS_OF_FOUR_CHARTS = 100, 40
 # Maximum share of the height for the tables, and their minimum number of rows.
 MAX_TABLE_SHARE, MIN_TABLE_ROWS, FRAME_ROWS = 0.45, 6, 2
+# Runs of gputrain have all charts but that of the gradient norm; further ones are those of foreign runs.
+MIN_CHARTS = 4
+FURTHER_PANELS = ("chart-5", "chart-6", "chart-7")
 # The panel of the runs needs fewer columns than the table.
 RUNS_SPAN, WIDE_RUNS_SPAN, MIN_WIDE_COLUMNS = 5, 4, 140
 
 
 @dataclass(frozen=True)
 class CompareRoom:
-    """What the layout depends on: cells for the panels, and lines of the longer one of the lower panels."""
+    """What the layout depends on: cells for the panels, lines of the longer one of the lower panels, and how many of
+    the charts there are."""
 
     width: int
     height: int
     lines: int
-    has_grad_norm: bool = True
+    charts: int = MIN_CHARTS
 
 
 class ComparePanels(ChartPanels[CompareRoom]):
     """Charts above, runs and differences below. `f` fills the screen with the panel that has the focus."""
 
-    PLACE = Place.COMPARE
     OTHER_PANELS = (RUNS_PANEL, TABLE_PANEL)
 
     def __init__(self, id: str) -> None:  # noqa: A002 (Textual's name)
         self._full_panel = ""
-        super().__init__(id, CompareRoom(0, 0, 0))
+        further = [Chart(panel, "", {}) for panel in FURTHER_PANELS]
+        super().__init__(id, CompareRoom(0, 0, 0), [*charts_of(Place.COMPARE), *further])
 
     def compose(self) -> ComposeResult:
         yield from self.make_charts()
@@ -48,7 +52,7 @@ class ComparePanels(ChartPanels[CompareRoom]):
         yield Lines(id=TABLE_PANEL, empty_text=Text("Reading the runs …", MUTED))
 
     def layout_of(self, room: CompareRoom) -> Layout:
-        charts = tuple(chart for chart in self.charts if room.has_grad_norm or chart != "grad_norm")
+        charts = self.charts[: max(room.charts, 1)]
         if self.is_full:
             if self._full_panel:
                 return Layout((), ("1fr",), (), {self._full_panel: GRID_COLUMNS})
@@ -58,12 +62,18 @@ class ComparePanels(ChartPanels[CompareRoom]):
             slots = ((charts[0], *charts[3:]), charts[1:3])
             if room.height >= MIN_ROWS_OF_FOUR_CHARTS:
                 slots = ((charts[0],), (charts[1],), (charts[2],), charts[3:])
+            slots = tuple(filter(None, slots))
         span = GRID_COLUMNS if len(slots) == 1 else GRID_COLUMNS // 2
         rows = ["1fr"] * max(len(slots) // 2, 1)
         below = min(max(room.lines + FRAME_ROWS, MIN_TABLE_ROWS), int(room.height * MAX_TABLE_SHARE))
         runs_span = WIDE_RUNS_SPAN if room.width >= MIN_WIDE_COLUMNS else RUNS_SPAN
         spans = {RUNS_PANEL: runs_span, TABLE_PANEL: GRID_COLUMNS - runs_span}
         return Layout(tuple(slots), (*rows, str(below)), (span,) * len(slots), spans)
+
+    def rename_charts(self, charts: Mapping[str, Chart]) -> None:
+        """Give the panels the titles of these charts, by the ids of the panels."""
+        for widget in self.chart_widgets:
+            widget.rename(charts[str(widget.id)].title)
 
     def toggle_full(self) -> None:
         """Show only the panel that has the focus, or all panels."""

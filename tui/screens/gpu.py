@@ -192,7 +192,7 @@ class GpuScreen(GputrainScreen):
         if action == "signal":
             return self._process is not None
         if action == "open":
-            return self._process is not None and self._process.run is not None
+            return self._process is not None
         if action in ("gpu(-1)", "gpu(1)"):
             return len(self._gpus) > 1
         if action in ("zoom(-1)", "zoom(1)"):
@@ -202,6 +202,8 @@ class GpuScreen(GputrainScreen):
     def title_of(self, command: Command) -> str:
         if command.action == "pick" and self._key in self.gputrain_app.picked_gpu_uuids:
             return "unpick"
+        if command.action == "open" and self._process is not None and self._process.run is None:
+            return "watch"
         return command.title
 
     def action_gpu(self, step: int) -> None:
@@ -240,8 +242,12 @@ class GpuScreen(GputrainScreen):
     def action_open(self) -> None:
         """Open the run of the process under the cursor."""
         process = self._process
-        if process is None or process.run is None:
-            self.gputrain_app.show_toast("No process of a run is under the cursor")
+        nothing = "No process of a run is under the cursor"
+        if process is None:
+            self.gputrain_app.show_toast(nothing)
+            return
+        if process.run is None:
+            self.gputrain_app.watch_process(process.pid, nothing)
             return
         folder = self.gputrain_app.runs_dir / process.run
         if not folder.is_dir():

@@ -55,6 +55,11 @@ def header_line(
     return line
 
 
+def load_text(load: HostLoad | None) -> str:
+    """Return the load of the host in a few words; empty while it is unknown."""
+    return "" if load is None else f"host cpu {format_percent(load.cpu_percent)}  ram {_memory_text(load)}"
+
+
 def _memory_text(load: HostLoad) -> str:
     return READINGS["memory_used"].full_text(load.memory_used_bytes, load.memory_total_bytes)
 

@@ -69,7 +69,7 @@ class MonitorScreen(GputrainScreen):
         """Index in `SPANS`; None for one that the recorded past fills."""
         self._processes: dict[str, GpuProcess] = {}
         self._signaler = ProcessSignaler(app)
-        self._runs, self._marks = MonitorRuns(), RunMarks(app)
+        self._runs, self._marks = MonitorRuns(), RunMarks(app.marked_runs)
         self._moved_focus_to_runs = False
         self._shown: dict[str, tuple[object, ...]] = {}
         """What the panels were last formatted from, by their IDs."""
@@ -315,7 +315,7 @@ class MonitorScreen(GputrainScreen):
             return None
         if focused.id == "processes":
             selected = self._selected_process()
-            return "open run" if selected is not None and self._run_of(selected) is not None else None
+            return None if selected is None else "open run" if self._run_of(selected) is not None else "watch"
         if focused.id == "runs":
             row = self._runs.find(focused.selected_key)
             return None if row is None else "open sweep" if row.trials else "open run"
@@ -367,7 +367,8 @@ class MonitorScreen(GputrainScreen):
             if (run := self._run_of(selected)) is not None:
                 self.gputrain_app.open_run(run.folder)
             else:
-                self.gputrain_app.show_toast("Not a process of a run in this folder; ctrl+k sends it a signal")
+                nothing = "Not a process of a run in this folder; ctrl+k sends it a signal"
+                self.gputrain_app.watch_process(selected.pid, nothing)
 
     def _selected_process(self) -> GpuProcess | None:
         return self._processes.get(self.query_one("#processes", Lines).selected_key or "")

@@ -21,8 +21,8 @@ class RunFilter(Filter):
         Binding("down", "recall(1)", show=False),
     ]
 
-    def __init__(self, history: list[str]) -> None:
-        super().__init__(placeholder=FILTER_HINT)
+    def __init__(self, history: list[str], hint: str = FILTER_HINT) -> None:
+        super().__init__(placeholder=hint)
         self._history, self._position = history, 0
 
     def activate(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from string import ascii_uppercase
 
+from engine.config.differences import KeyDifference
 from engine.runs.comparison import Column as ComparedColumn
 from engine.runs.comparison import Comparison, Spread, spread_text
 from engine.runs.metrics import Metric, format_metric
@@ -78,9 +79,7 @@ def compare_rows(
     states = [_joined(comparison.runs[run].state for run in column.runs) for column in columns]
     rows = [CompareRow(STATE_LABEL, tuple(states))]
     for difference in comparison.differences:
-        cells = [
-            _joined(_config_text(comparison, run, difference.values[run]) for run in column.runs) for column in columns
-        ]
+        cells = [_joined(_config_text(comparison, run, difference) for run in column.runs) for column in columns]
         rows.append(CompareRow(difference.key, tuple(cells), is_config=True))
     for metric in comparison.shown_metrics:
         values = [comparison.value(column, metric) for column in columns]
@@ -97,10 +96,10 @@ def compare_rows(
     return rows
 
 
-def _config_text(comparison: Comparison, run: int, value: object) -> str:
-    if comparison.runs[run].config is None:
+def _config_text(comparison: Comparison, run: int, difference: KeyDifference) -> str:
+    if not comparison.runs[run].has_key(difference.key):
         return UNKNOWN
-    return format_config_value(value) or "none"
+    return format_config_value(difference.values[run]) or "none"
 
 
 def _joined(texts: Iterator[str]) -> str:

@@ -1,12 +1,23 @@
-"""The table of runs that other programs have recorded: `gputrain watch`."""
+"""The tables of runs that other programs have recorded: those of `gputrain watch`, and of the preview of one run."""
 
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 
+from rich.text import Text
+
+from engine.foreign.activity import activity_text
 from engine.foreign.summary import RunSummary
-from engine.show.table import Align, Column
+from engine.runs.fields import as_text
+from engine.runs.metrics import Better, better_of_name
+from engine.runs.run_row import RunRow
+from engine.show.table import Align, Column, FittedTable, cell_width, fit, pad, shorten
+from engine.utils.text import printable
 from engine.utils.units import UNKNOWN, format_age, format_count, format_number
+from tui.palette import ACCENT, MUTED, STRONG
+from tui.phrases import state_symbol
+from tui.tables import styled
 
 MAX_SHOWN_METRICS = 4
 
@@ -32,3 +43,71 @@ FOREIGN_COLUMNS: list[Column[RunSummary]] = [
     Column("changed", "changed", lambda run: f"{format_age(max(time.time() - run.run.changed_at(), 0))} ago"),
     Column("values", "last values", latest_values),
 ]
+
+
+MetricRow = tuple[str, float | None, float]
+"""Name of a metric, its last value, and its best one."""
+MIN_PARAMETER_COLUMNS, GAP_COLUMNS = 24, 3
+MAX_NAME_COLUMNS = 32
+METRIC_COLUMNS: list[Column[MetricRow]] = [
+    Column("name", "metric", lambda row: row[0], max_width=MAX_NAME_COLUMNS),
+    Column("last", "last", lambda row: _number(row[1]), Align.RIGHT, style=ACCENT),
+    Column("best", "best", lambda row: _number(row[2]), Align.RIGHT),
+]
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else format_number(value)
+
+
+def preview_lines(row: RunRow, width: int, height: int) -> list[Text]:
+    """Return what is known of a run in `height` lines: what it does, its metrics, and its parameters beside them."""
+    record = row.record
+    sign, style = state_symbol(row.state)
+    changed = "" if record.updated_at is None else f"changed {format_age(row.age_seconds)} ago"
+    facts = [printable(row.format), f"step {format_count(record.step)}" if record.metrics else "", changed, row.message]
+    head = Text.assemble(
+        (f"{sign} {activity_text(row.state, record.updated_at)}", style or STRONG), no_wrap=True, end=""
+    )
+    head.append("".join(f"   {fact}" for fact in facts if fact))
+    place = Text(shorten(printable(row.folder), width), MUTED, no_wrap=True, end="")
+    lines = [head, place, Text("")]
+    room = max(height - len(lines), 0)
+    metrics = _metric_lines(row, width, room)
+    beside = width - max((line.cell_len for line in metrics), default=0) - GAP_COLUMNS
+    if not metrics or beside < MIN_PARAMETER_COLUMNS:
+        return [*lines, *metrics][:height]
+    left = width - beside - GAP_COLUMNS
+    for first, second in zip_longest(metrics, _parameter_lines(row, beside, room), fillvalue=Text("")):
+        line = first.copy()
+        line.truncate(left, pad=True)
+        lines.append(Text.assemble(line, " " * GAP_COLUMNS, second, no_wrap=True, end=""))
+    return lines[:height]
+
+
+def _metric_lines(row: RunRow, width: int, room: int) -> list[Text]:
+    record = row.record
+    found = [
+        (name, value, (record.lowest_metrics if better_of_name(name) is Better.LOW else record.highest_metrics)[name])
+        for name, value in record.metrics.items()
+    ]
+    if not found or room < 2:
+        return []
+    shown = sorted(found)[: room - 1]
+    table: FittedTable[MetricRow] = fit(METRIC_COLUMNS, shown, width)
+    return [styled(table.header(MUTED)), *(styled(table.line(metric)) for metric in shown)]
+
+
+def _parameter_lines(row: RunRow, width: int, room: int) -> list[Text]:
+    parameters = sorted((row.record.config or {}).items())
+    if not parameters:
+        return [Text("no parameters found", MUTED)]
+    more = len(parameters) - (room - 1)
+    shown = parameters if more <= 0 else parameters[: room - 2]
+    columns = min(max(cell_width(printable(key)) for key, _ in shown or parameters[:1]), width // 2)
+    lines = [Text("parameter", MUTED)]
+    for key, value in shown:
+        text = shorten(printable(as_text(value) if value is not None else "none"), width - columns - 2)
+        name = pad(shorten(printable(key), columns), columns)
+        lines.append(Text.assemble((name, MUTED), "  ", text, no_wrap=True, end=""))
+    return lines if more <= 0 else [*lines, Text(f"+{more + 1} more", MUTED)]

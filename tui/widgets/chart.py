@@ -14,7 +14,7 @@ from engine.runs.series import Series
 from engine.utils.units import UNKNOWN, format_number
 from tui.charts.plot import Curve, Piece, Plot, PlotWindow, plot
 from tui.palette import theme_variable
-from tui.widgets.lines import Lines
+from tui.widgets.lines import Lines, escape_markup
 
 MARKER_SYMBOLS = {"braille": "─", "dashed": "╌"}
 CURSOR_CHARACTER, CURSOR_STYLE = "│", Style(bold=True)
@@ -41,6 +41,10 @@ class Chart(Lines):
         self._note_text = self._best = ""
         self.curves: list[Curve] = []
         self.window = PlotWindow(0.0, 1.0)
+
+    def rename(self, title: str) -> None:
+        """Change what the legend begins with from the next drawing on."""
+        self._title = title
 
     def draw(
         self,
@@ -141,9 +145,9 @@ class Chart(Lines):
                 break
         in_title = columns + len(f"  {self._best}") <= self.size.width
         pairs = zip(self.curves, parts, strict=True)
-        legend = [f"[{theme_variable(curve.style)}]{part}[/]" for curve, part in pairs if part]
+        legend = [f"[{theme_variable(curve.style)}]{escape_markup(part)}[/]" for curve, part in pairs if part]
         self.set_titles(
-            gap.join(filter(None, [self._title, *legend, self._best if in_title else ""])),
+            gap.join(filter(None, [escape_markup(self._title), *legend, self._best if in_title else ""])),
             "  ".join(filter(None, ["" if in_title else self._best, self._note_text])),
         )
 

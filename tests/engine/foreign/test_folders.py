@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.foreign import folders, reading
-from engine.foreign.folders import RunFollower, find_runs
+from engine.foreign import reading
+from engine.foreign.folders import Limits, RunFinder, RunFollower, find_runs, merge_runs
 from engine.foreign.reading import Point
 from support.foreign import event, event_file, scalar
 from support.gputrain_command import ROOT
@@ -129,10 +129,9 @@ def test_find_runs_finds_2000_runs_within_2_s(tmp_path: Path) -> None:
 def test_find_runs_bounds_runs_entries_and_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         write_events(tmp_path / f"run-{number}", 1.0)
-    write_events(tmp_path.joinpath(*["d"] * (folders.MAX_DEPTH + 1)), 1.0)
+    write_events(tmp_path.joinpath(*["d"] * (Limits().depth + 1)), 1.0)
     assert len(names_below(tmp_path)) == 5
-    monkeypatch.setattr(folders, "MAX_RUNS", 3)
-    found = find_runs(tmp_path)
+    found = find_runs(tmp_path, Limits(runs=3))
     assert (len(found.runs), found.is_partial) == (3, True)
     monkeypatch.setattr(reading, "MAX_ENTRIES", 2)
     found = find_runs(tmp_path)
@@ -163,3 +162,21 @@ def test_names_of_runs_and_metrics_are_printable(tmp_path: Path) -> None:
     (run,) = find_runs(tmp_path).runs
     (reading,) = RunFollower(run).poll()
     assert (run.name, reading.points[0].name) == ("\\x1b[2J\\udcff", "loss\\x1b]0;x\\x07")
+
+
+def test_run_finder_finds_new_files_of_folders_that_it_knows(tmp_path: Path) -> None:
+    for folder in ("first", "empty", "state/checkpoint-4"):
+        (tmp_path / folder).mkdir(parents=True)
+    write_events(tmp_path / "first", 1.0)
+    (tmp_path / "late.csv").touch()
+    for folder in (tmp_path, *tmp_path.rglob("*")):
+        os.utime(folder, (1e9, 1e9))
+    finder = RunFinder(tmp_path)
+    assert [run.name for run in merge_runs(finder.search()).runs] == ["first"]
+    (tmp_path / "late.csv").write_text("epoch,loss\n1,0.5\n")
+    (tmp_path / "first" / "metrics.csv").write_text("epoch,loss\n1,0.5\n")
+    write_events(tmp_path / "empty", 1.0)
+    (tmp_path / "state" / "checkpoint-4" / "trainer_state.json").write_text('{"log_history": []}')
+    found = {run.name: run.formats for run in merge_runs(finder.search()).runs}
+    assert found[tmp_path.name] == ("csv",) and found["first"] == ("tensorboard", "csv")
+    assert found.keys() == {tmp_path.name, "first", "empty", "state"}

@@ -88,3 +88,12 @@ def test_mlflow_run_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
     os.mkfifo(metrics / "pipe")
     os.mkfifo(tmp_path / "run" / "params" / "pipe")
     assert [point.name for point in source.poll().points] == ["a"]
+
+
+def test_mlflow_run_has_ended_when_meta_has_an_end_time(tmp_path: Path) -> None:
+    make_run(tmp_path, loss="1 0.5 0\n")
+    source = MlflowRun(tmp_path)
+    (tmp_path / "meta.yaml").write_text("end_time: null\nrun_id: a\nstatus: 1\n")
+    assert not source.poll().has_ended
+    (tmp_path / "meta.yaml").write_text("end_time: 1795795510000\nrun_id: a\nstatus: 3\n")
+    assert source.poll().has_ended

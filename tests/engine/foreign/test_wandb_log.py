@@ -42,6 +42,13 @@ def test_wandb_log_reads_what_wandb_writes(offline_run: Path) -> None:
     assert values_of(reading.points, "val.accuracy") == [(step, float(step)) for step in range(500)]
     assert {point.name for point in reading.points} == {"loss", "val.accuracy", "bad"}
     assert all(point.time is not None for point in reading.points)
+    assert reading.has_ended
+
+
+def test_wandb_log_has_not_ended_before_the_exit_record(tmp_path: Path) -> None:
+    path = tmp_path / "run-a.wandb"
+    path.write_bytes(wandb_file(ROWS[:2]))
+    assert not WandbLog(path).poll().has_ended
 
 
 def test_wandb_log_joins_records_across_blocks(tmp_path: Path) -> None:

@@ -218,6 +218,9 @@ async def wait_until_idle(pilot: Pilot[None]) -> None:
     poller = getattr(app.screen, "_poller", None)
     if poller is not None:
         await wait_until(pilot, lambda: poller.caught_up and poller.events.empty() and poller.latest is not None)
+    foreign = getattr(app.screen, "run_poller", None)
+    if foreign is not None:
+        await wait_until(pilot, lambda: foreign.caught_up)
     for name in ("sweep_poller", "queue_poller"):
         watched = getattr(app.screen, name, None)
         if watched is not None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from support.messages import says
 from support.runs.trained_run import call
@@ -84,3 +88,45 @@ def test_watch_of_missing_and_empty_path_says_so(tmp_path: Path) -> None:
     assert missing.exit_code == 2 and says(missing.stderr, "not-found", "none")
     empty = call("watch", tmp_path)
     assert (empty.exit_code, empty.stdout) == (0, "") and "gputrain watch --help" in empty.stderr
+
+
+def test_watch_of_pid_prints_the_process_and_its_runs(tmp_path: Path) -> None:
+    command = "import sys; file = open('metrics.csv', 'w'); file.write('step,loss\\n1,0.5\\n'); file.flush(); print(); "
+    command += "sys.stdout.flush(); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", command], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        result = call("watch", process.pid, "--json")
+        table = call("watch", process.pid)
+        process.communicate()
+    assert result.exit_code == 0, result.stderr
+    printed = json.loads(result.stdout)
+    assert printed["process"]["pid"] == process.pid and printed["process"]["processes"][0]["command"]
+    assert [(run["folder"], run["metrics"][0]["last_value"]) for run in printed["runs"]] == [(str(tmp_path), 0.5)]
+    assert str(process.pid) in table.stdout and "metrics" not in table.stderr
+
+
+def test_watch_of_missing_process_is_refused() -> None:
+    for pid in ("4194304", "9" * 5000):
+        result = call("watch", pid)
+        assert result.exit_code == 2 and says(result.stderr, "not-found")
+    result = call("watch", os.getpid(), os.getpid())
+    assert result.exit_code == 2 and says(result.stderr, "too-many")
+
+
+def test_number_that_is_a_path_is_watched_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "metrics.csv").write_text("step,loss\n1,0.5\n")
+    assert [run["name"] for run in watched("1")] == ["1"]
+
+
+def test_watch_opens_the_screen_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr("tui.cli.train.should_open_screen", lambda *, headless: not headless)
+    monkeypatch.setattr("tui.cli.open_tui.open_screen", lambda **options: opened.append(options["watched"]))
+    call("watch", tmp_path)
+    call("watch", tmp_path, "-n", 1)
+    assert opened == [[tmp_path]]

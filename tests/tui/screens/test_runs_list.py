@@ -187,14 +187,14 @@ def test_columns_dialog_searches_adds_and_orders_columns(demo_runs_folder: Path)
 
 
 def test_thousands_of_runs_are_filtered_in_a_thread(demo_runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.screens.runs.MAX_INLINE_ROWS", 2)
+    monkeypatch.setattr("tui.screens.run_table.MAX_INLINE_ROWS", 2)
     threads: list[str] = []
 
     def make_view_noting_thread(request: ViewRequest, query: Query, before: RunView) -> RunView:
         threads.append(threading.current_thread().name)
         return make_view(request, query, before)
 
-    monkeypatch.setattr("tui.screens.runs.make_view", make_view_noting_thread)
+    monkeypatch.setattr("tui.screens.run_table.make_view", make_view_noting_thread)
 
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "r")

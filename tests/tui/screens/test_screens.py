@@ -30,9 +30,11 @@ from tui import keymap
 from tui.app import GputrainApp
 from tui.demo.server import FINISHED_RUN, LIVE_RUN
 from tui.keymap import Command, CommandProvider
+from tui.screens.foreign_runs import ForeignRunsScreen
 from tui.screens.form import FormScreen
 from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
+from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
 from tui.screens.runs import RunsScreen
 from tui.screens.signals import ProcessSignaler, process_start_time
@@ -113,6 +115,8 @@ TABLES: dict[type[Any], tuple[Command, ...]] = {
     MonitorScreen: keymap.MONITOR_COMMANDS,
     RunScreen: keymap.RUN_COMMANDS,
     RunsScreen: keymap.RUNS_COMMANDS,
+    ForeignRunsScreen: keymap.FOREIGN_RUNS_COMMANDS,
+    ProcessScreen: keymap.PROCESS_COMMANDS,
     FormScreen: keymap.FORM_COMMANDS,
     GpuScreen: keymap.GPU_COMMANDS,
     StartingScreen: keymap.STARTING_COMMANDS,

@@ -1,7 +1,9 @@
-"""SVG snapshots of the list of runs at work: marks and order, filter, columns, deletion, trash."""
+"""SVG snapshots of the lists of runs at work: marks and order, filter, columns, deletion, trash, other programs."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +14,11 @@ from engine.runs.folder import RunFolder
 from engine.runs.labels import RunLabels
 from engine.runs.trash import move_to_trash
 from support.runs.factories import write_labels
-from support.screen.demo_app import demo_app, demo_runs, visible_text, wait_until
+from support.screen.demo_app import FROZEN_NOW, demo_app, demo_runs, visible_text, wait_until, wait_until_idle
 from support.screen.screen_driver import real_app
 from support.screen.screen_snapshots import Compare, matches_snapshot
 from tui.demo.server import FINISHED_RUN
+from tui.pollers.foreign_runs import search_paths
 
 pytestmark = pytest.mark.usefixtures("frozen_environment")
 
@@ -48,3 +51,24 @@ def test_trash(snap_compare: Compare, runs: Path, monkeypatch: pytest.MonkeyPatc
         await wait_until(pilot, lambda: "Trash: 2 runs" in visible_text(pilot))
 
     assert matches_snapshot(snap_compare, real_app(runs), "r z", wait_for_runs)
+
+
+def make_foreign_runs(root: Path) -> Path:
+    """Copy the recordings of other trainers; one of them is growing."""
+    copied = root / "outputs"
+    shutil.copytree(Path(__file__).parents[2] / "recordings" / "foreign", copied)
+    for age, path in enumerate(sorted(path for path in copied.rglob("*") if path.is_file())):
+        os.utime(path, (FROZEN_NOW, FROZEN_NOW - 60 * (1 + 15 * age)))
+    return copied
+
+
+def test_list_of_runs_of_other_programs(snap_compare: Compare, tmp_path: Path) -> None:
+    watched, app = make_foreign_runs(tmp_path), real_app(Path("runs"))
+
+    async def open_list(pilot: Pilot[None]) -> None:
+        app.open_foreign_runs(search_paths([watched]), "outputs")
+        await wait_until(pilot, lambda: "6 runs" in visible_text(pilot))
+        await pilot.press("f")
+        await wait_until_idle(pilot)
+
+    assert matches_snapshot(snap_compare, app, "", open_list, (80, 24))

@@ -1,0 +1,299 @@
+"""What /proc tells of a process: its tree, use of the host, open files, and the runs that it writes.
+
+Nothing is signaled, traced or written. Of processes of other users, /proc shows the command and the use of CPU and
+memory, and neither open files nor the working directory: see proc(5). A process is identified by its ID and its start,
+because IDs are reused.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.foreign.folders import OWN_FILES, ForeignRun, FoundRuns, Limits, RunFinder, merge_runs
+from engine.utils.process import process_start_ticks
+from engine.utils.text import printable
+
+PROC = Path("/proc")
+MAX_PROCESSES = 500  # per tree
+MAX_OPEN_FILES = 4000  # per process
+MAX_COMMAND_CHARS = 400
+MAX_COMMAND_BYTES = 1 << 14
+MAX_STAT_BYTES = 1 << 12
+# The folder of an open file may have the runs of a day, the working directory may be a home with millions of files.
+FILE_LIMITS = Limits(depth=1, folders=200, runs=50)
+CWD_LIMITS = Limits(depth=4, folders=1000, runs=200)
+MAX_FOLDERS = 100
+# Between a rank and the supervisor of its run.
+MAX_PARENTS = 3
+SEARCH_SECONDS = 5.0
+LOG_ENDINGS = (".log", ".out", ".err", ".txt")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class ProcessId(NamedTuple):
+    """A process: its ID, and its start in clock ticks since the boot."""
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def find(cls, pid: int) -> ProcessId | None:
+        """Return the process that has this ID now; None if none has."""
+        start = process_start_ticks(pid)
+        return None if start is None else cls(pid, start)
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        status = _read_stat(self.pid)
+        return status is not None and status.start_ticks == self.start_ticks and status.state not in "ZX"
+
+
+class _Stat(NamedTuple):
+    """Fields of proc_pid_stat(5)."""
+
+    name: str
+    state: str
+    parent: int
+    cpu_seconds: float
+    start_ticks: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class HostProcess:
+    """A process: who runs what, and the CPU time in seconds and the memory in bytes that it has used.
+
+    `depth` is 0 for the root of a tree, 1 for its children.
+    """
+
+    id: ProcessId
+    parent: int
+    user: str
+    command: str
+    cpu_seconds: float
+    memory_bytes: int
+    depth: int = 0
+
+
+class OpenFile(NamedTuple):
+    """A regular file that a process has open for writing. `number` is its descriptor: 1 is stdout, 2 is stderr."""
+
+    path: Path
+    number: int
+
+
+@dataclass(frozen=True)
+class ProcessTree:
+    """A process and its descendants, parents first. Without processes, it has ended.
+
+    `own_run` is the folder of the run if gputrain runs it. `logs` are the files that its output goes to. `is_hidden`
+    tells that /proc does not show the open files of some of them.
+    """
+
+    processes: tuple[HostProcess, ...] = ()
+    own_run: Path | None = None
+    files: tuple[Path, ...] = ()
+    logs: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()
+    is_hidden: bool = False
+
+
+def read_tree(root: ProcessId) -> ProcessTree:
+    """Return the tree of a process; an empty one if it has ended. A scan of 500 processes takes 20 ms."""
+    found = {pid: status for pid in _all_pids() if (status := _read_stat(pid)) is not None and status.state not in "ZX"}
+    first = found.get(root.pid)
+    if first is None or first.start_ticks != root.start_ticks:
+        return ProcessTree()
+    children: dict[int, list[tuple[int, _Stat]]] = {}
+    for pid, status in found.items():
+        children.setdefault(status.parent, []).append((pid, status))
+    processes: list[HostProcess] = []
+    pending = [(root.pid, first, 0)]
+    while pending and len(processes) < MAX_PROCESSES:
+        pid, status, depth = pending.pop()
+        processes.append(_describe(pid, status, depth))
+        pending += [(child, status, depth + 1) for child, status in reversed(children.get(pid, ()))]
+    tree = _with_files(processes)
+    pid = first.parent
+    for _ in range(MAX_PARENTS if tree.own_run is None else 0):
+        # The supervisor of a rank has the files of the run open.
+        if (own_run := _own_run(open_files(pid) or ())) is not None:
+            return replace(tree, own_run=own_run)
+        if (parent := found.get(pid)) is None:
+            break
+        pid = parent.parent
+    return tree
+
+
+def _own_run(files: Iterable[OpenFile]) -> Path | None:
+    """Return the folder of the run of gputrain that one of the files belongs to; None if none does."""
+    folders = dict.fromkeys(file.path.parent for file in files)
+    return next((path for path in folders if all((path / name).is_file() for name in OWN_FILES)), None)
+
+
+def _with_files(processes: Sequence[HostProcess]) -> ProcessTree:
+    """Return the tree with what its processes have open."""
+    files, logs, folders, own_run, is_hidden = dict[Path, None](), dict[Path, None](), dict[Path, None](), None, False
+    for process in processes:
+        found = open_files(process.id.pid)
+        if found is None:
+            is_hidden = True
+            continue
+        for file in found:
+            files[file.path] = None
+            if file.number in (1, 2) or file.path.name.endswith(LOG_ENDINGS):
+                logs[file.path] = None
+        own_run = own_run or _own_run(found)
+        if (folder := _working_directory(process.id.pid)) is not None:
+            folders[folder] = None
+    return ProcessTree(tuple(processes), own_run, tuple(files), tuple(logs), tuple(folders), is_hidden)
+
+
+def open_files(pid: int) -> list[OpenFile] | None:
+    """Return the regular files that a process has open for writing; None if /proc does not show them.
+
+    Links, pipes, devices and deleted files are passed over, and so are files that have another path for this process.
+    """
+    found = []
+    try:
+        with os.scandir(PROC / str(pid) / "fd") as entries:
+            for entry in islice(entries, MAX_OPEN_FILES):
+                path = _written_file(pid, entry.name)
+                if path is not None:
+                    found.append(OpenFile(path, int(entry.name)))
+    except OSError as error:
+        return [] if isinstance(error, FileNotFoundError | ProcessLookupError) else None
+    return found
+
+
+def _written_file(pid: int, number: str) -> Path | None:
+    descriptor = f"{PROC}/{pid}/fd/{number}"
+    try:
+        target = os.readlink(descriptor)  # noqa: PTH115 - a Path takes longer
+        if not target.startswith("/") or target.startswith(("/dev/", "/proc/", "/sys/")):
+            return None
+        # The permissions of the link are those that the file was opened with.
+        if not os.lstat(descriptor).st_mode & stat.S_IWUSR:
+            return None
+        opened, named = os.stat(descriptor), os.lstat(target)  # noqa: PTH116
+    except (OSError, ValueError):
+        return None
+    is_same = (opened.st_dev, opened.st_ino) == (named.st_dev, named.st_ino)
+    return Path(target) if stat.S_ISREG(named.st_mode) and is_same else None
+
+
+def _working_directory(pid: int) -> Path | None:
+    link = PROC / str(pid) / "cwd"
+    try:
+        path = link.readlink()
+        return path if path != Path("/") and path.samefile(link) else None
+    except OSError:
+        return None
+
+
+def find_process_runs(tree: ProcessTree, since: float) -> FoundRuns:
+    """Return the runs that a tree of processes writes.
+
+    First those with an open file. Without one, those of the folders of its open files, then of its working directory,
+    that were written after `since`, in Unix seconds: trainers open a CSV file for each row. The search is bounded in
+    folders and takes at most about `SEARCH_SECONDS`.
+    """
+    deadline = time.monotonic() + SEARCH_SECONDS
+    files = frozenset(tree.files)
+    beside = dict.fromkeys(path.parent for path in tree.files)
+    found = merge_runs(_search(list(beside)[:MAX_FOLDERS], FILE_LIMITS, deadline))
+    if opened := tuple(run for run in found.runs if not files.isdisjoint(_paths(run))):
+        return FoundRuns(opened, found.is_partial)
+    if recent := tuple(run for run in found.runs if run.changed_at() >= since):
+        return FoundRuns(recent, found.is_partial)
+    found = merge_runs(_search(tree.folders[:MAX_FOLDERS], CWD_LIMITS, deadline))
+    return FoundRuns(tuple(run for run in found.runs if run.changed_at() >= since), found.is_partial)
+
+
+def _search(folders: Sequence[Path], limits: Limits, deadline: float) -> Iterator[FoundRuns]:
+    for folder in folders:
+        for part in RunFinder(folder, limits).search():
+            yield part
+            if time.monotonic() > deadline:
+                yield FoundRuns((), is_partial=True)
+                return
+
+
+def _paths(run: ForeignRun) -> Iterator[Path]:
+    return (path for log in run.logs for path in log.files)
+
+
+def started_at(process: ProcessId) -> float:
+    """Return when a process started, in Unix seconds."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.time() - time.clock_gettime(clock) + process.start_ticks / _TICKS_PER_SECOND
+
+
+def own_processes() -> Iterator[ProcessId]:
+    """Yield the processes of this user."""
+    for pid in _all_pids():
+        try:
+            is_own = os.stat(f"{PROC}/{pid}").st_uid == os.geteuid()  # noqa: PTH116
+        except OSError:
+            continue
+        if is_own and (process := ProcessId.find(pid)) is not None:
+            yield process
+
+
+def _all_pids() -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _read_stat(pid: int) -> _Stat | None:
+    try:
+        with open(f"{PROC}/{pid}/stat", "rb") as file:  # noqa: PTH123
+            data = file.read(MAX_STAT_BYTES)
+        # The name of the command, in parentheses, may contain any character.
+        name, _, rest = data.partition(b"(")[2].rpartition(b")")
+        parts = rest.split()
+        return _Stat(
+            name.decode(errors="replace"),
+            parts[0].decode(),
+            int(parts[1]),
+            (int(parts[11]) + int(parts[12])) / _TICKS_PER_SECOND,
+            int(parts[19]),
+            int(parts[21]) * _PAGE_BYTES,
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _describe(pid: int, status: _Stat, depth: int) -> HostProcess:
+    try:
+        with open(f"{PROC}/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            words = file.read(MAX_COMMAND_BYTES).decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        words = []
+    command = " ".join(words).strip() or f"[{status.name}]"
+    return HostProcess(
+        ProcessId(pid, status.start_ticks), status.parent, _user_of(pid), printable(command[:MAX_COMMAND_CHARS]),
+        status.cpu_seconds, status.memory_bytes, depth,
+    )  # fmt: skip
+
+
+def _user_of(pid: int) -> str:
+    try:
+        uid = os.stat(f"{PROC}/{pid}").st_uid  # noqa: PTH116
+    except OSError:
+        return "?"
+    try:
+        return printable(pwd.getpwuid(uid).pw_name)
+    except KeyError:
+        return f"uid {uid}"

@@ -1,0 +1,285 @@
+"""Follow all runs below some paths as a list does: which there are, what they do, and their latest values.
+
+A poll is bounded in time: it finds new runs, looks which files have grown, and reads those of the runs that are wanted
+first, then of others. `engine.runs.foreign_rows` makes rows of them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.foreign.activity import Activity, judge
+from engine.foreign.folders import ForeignRun, FoundRuns, RunFollower
+from engine.foreign.parameters import MAX_PARAMETERS, Parameters, read_parameters
+from engine.foreign.reading import Reading
+from engine.foreign.writers import Writers
+from engine.utils.units import format_bytes
+
+# A search of 2,000 runs in known folders takes 50 ms.
+SEARCH_SECONDS, SEARCH_SHARE = 2.0, 0.03
+WRITERS_SECONDS, WRITERS_SHARE = 3.0, 0.02
+# For looking which files have changed: 2,000 take 20 ms, more where a file server answers.
+CHECK_SECONDS, CHECK_INTERVAL_SECONDS = 0.05, 0.5
+ROW_POLL_BYTES = 1 << 18
+# The list does not read larger logs: the last values are at their end, and the screen of the run reads them.
+MAX_ROW_BYTES = 1 << 26
+
+
+class Figures(NamedTuple):
+    """What is known of a metric: its latest finite value, and the lowest and highest of all that were written."""
+
+    step: int
+    last: float | None
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run as a list shows it. `is_read` tells that `metrics` and `parameters` are complete, `note` why they never
+    are."""
+
+    run: ForeignRun
+    activity: Activity
+    changed_at: float
+    metrics: Mapping[str, Figures] = field(default_factory=dict)
+    parameters: Mapping[str, bool | int | float | str | None] = field(default_factory=dict)
+    is_read: bool = False
+    note: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others: its folder, and the name of a run that shares its folder with others."""
+        return run_key(self.run)
+
+    @property
+    def step(self) -> int | None:
+        """The highest last step of a metric; None without one."""
+        return max((figures.step for figures in self.metrics.values()), default=None)
+
+
+def run_key(run: ForeignRun) -> str:
+    """Return the key of a run in lists."""
+    inner = run.logs[0].run
+    return f"{run.folder}/{inner}" if inner else str(run.folder)
+
+
+class ForeignRunList:
+    """The runs that `search` finds, the one that changed last first. Not safe for threads.
+
+    `runs` is the same list as before if nothing has changed. `complete` tells that all have been found and read.
+    """
+
+    def __init__(self, search: Callable[[], Iterator[FoundRuns]]) -> None:
+        self._search = search
+        self._followed: dict[str, _FollowedRun] = {}
+        self._found: set[str] = set()
+        self._searching: Iterator[FoundRuns] | None = None
+        self._search_seconds = self._next_search = 0.0
+        self._writers, self._next_look = Writers(), 0.0
+        self._position, self._next_check = 0, 0.0
+        self.runs: list[ListedRun] = []
+        self.complete = self.has_searched = self.is_partial = False
+        """`has_searched`: the first search is over. `is_partial`: the search met one of its limits."""
+
+    @property
+    def num_read(self) -> int:
+        """Number of runs whose values are known."""
+        return sum(run.listed.is_read for run in self._followed.values())
+
+    def poll(self, max_seconds: float, first: Collection[str] = ()) -> None:
+        """Find runs, changes and values for about `max_seconds`, beginning with the runs whose keys are `first`."""
+        deadline = time.monotonic() + max_seconds
+        self._find(deadline)
+        if time.monotonic() >= self._next_check:
+            self._check(first)
+            # A list that is being read is polled without a pause.
+            self._next_check = time.monotonic() + CHECK_INTERVAL_SECONDS
+        self._read(first, deadline)
+        runs = sorted((run.listed for run in self._followed.values()), key=lambda run: (-run.changed_at, run.run.name))
+        if len(runs) != len(self.runs) or any(new is not old for new, old in zip(runs, self.runs, strict=True)):
+            self.runs = runs
+        self.complete = self.has_searched and all(run.is_settled for run in self._followed.values())
+
+    def _find(self, deadline: float) -> None:
+        """Begin a search, or continue the one that the last poll had no time for."""
+        if self._searching is None and time.monotonic() >= self._next_search:
+            self._searching, self._search_seconds, self._found = self._search(), 0.0, set()
+            self._is_limited = False
+        if self._searching is None:
+            return
+        began = time.monotonic()
+        for part in self._searching:
+            self._is_limited |= part.is_partial
+            for run in part.runs:
+                self._add(run)
+            if time.monotonic() > deadline:
+                self._search_seconds += time.monotonic() - began
+                return
+        self._search_seconds += time.monotonic() - began
+        self._searching, self.has_searched, self.is_partial = None, True, self._is_limited
+        self._next_search = time.monotonic() + max(SEARCH_SECONDS, self._search_seconds / SEARCH_SHARE)
+        for key in self._followed.keys() - self._found:
+            del self._followed[key]
+
+    def _add(self, run: ForeignRun) -> None:
+        key = run_key(run)
+        self._found.add(key)
+        known = self._followed.get(key)
+        if known is None:
+            self._followed[key] = _FollowedRun(run)
+        else:
+            known.update(run)
+
+    def _check(self, first: Collection[str]) -> None:
+        """Look which runs have changed, the wanted ones and those that grow in each poll, and others in turn."""
+        now = time.time()
+        wanted = [self._followed[key] for key in first if key in self._followed]
+        names = set(first)
+        growing = [run for key, run in self._followed.items() if run.is_growing and key not in names]
+        others = [run for key, run in self._followed.items() if not run.is_growing and key not in names]
+        start = self._position % max(len(others), 1)
+        others = others[start:] + others[:start]
+        if time.monotonic() >= self._next_look:
+            began = time.monotonic()
+            self._writers.look({path for run in (*wanted, *growing) for path in run.paths})
+            took = time.monotonic() - began
+            self._next_look = time.monotonic() + max(WRITERS_SECONDS, took / WRITERS_SHARE)
+        deadline = time.monotonic() + CHECK_SECONDS
+        order = [*wanted, *growing, *others]
+        for index, run in enumerate(order):
+            run.check(now, self._writers)
+            if time.monotonic() > deadline:
+                self._position = start + max(index + 1 - len(wanted) - len(growing), 0)
+                break
+
+    def _read(self, first: Collection[str], deadline: float) -> None:
+        """Read the runs with unread bytes, a part of each in turn, beginning with the wanted ones."""
+        wanted = [self._followed[key] for key in first if key in self._followed]
+        names = set(first)
+        others = [run for key, run in self._followed.items() if run.has_unread and key not in names]
+        pending = [run for run in (*wanted, *others) if run.has_unread]
+        while pending:
+            for run in pending:
+                run.read()
+                if time.monotonic() > deadline:
+                    return
+            pending = [run for run in pending if run.has_unread]
+
+
+class _FollowedRun:
+    """One run of the list, and what has been read of it."""
+
+    def __init__(self, run: ForeignRun) -> None:
+        self.paths = tuple(path for log in run.logs for path in log.files)
+        self._stamp: tuple[int, int] = (0, 0)
+        self._has_ended = False
+        self._begin(run)
+
+    def _begin(self, run: ForeignRun) -> None:
+        self._follower: RunFollower | None = None
+        self._metrics: list[dict[str, Figures]] = [{} for _ in run.logs]
+        self._parameters: Parameters = {}
+        self._read_bytes = [0 for _ in run.logs]
+        self.has_unread = True
+        self.listed = ListedRun(run, Activity.QUIET, 0.0)
+        self.check(time.time(), None)
+
+    def update(self, run: ForeignRun) -> None:
+        """Follow the logs that a search has found, from the beginning if there are others than before."""
+        self.paths = tuple(path for log in run.logs for path in log.files)
+        if _identity(run) != _identity(self.listed.run):
+            self._stamp = (0, 0)
+            self._begin(run)
+
+    @property
+    def is_growing(self) -> bool:
+        return self.listed.activity is Activity.GROWING
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that is to be known of it is known, or can never be."""
+        return self.listed.is_read or bool(self.listed.note)
+
+    def check(self, now: float, writers: Writers | None) -> None:
+        """Look when its files were written, and judge it."""
+        stamp = self._find_stamp()
+        if stamp != self._stamp:
+            self._stamp, self.has_unread = stamp, True
+        is_large = stamp[1] - sum(self._read_bytes) > MAX_ROW_BYTES
+        self.has_unread = self.has_unread and not is_large
+        changed_at = stamp[0] / 1e9
+        ended_at = None if writers is None else writers.ended_at(self.paths)
+        activity = judge(changed_at, now, has_ended=self._has_ended, writer_ended_at=ended_at)
+        note = f"{format_bytes(stamp[1])} of logs; enter reads them" if is_large else ""
+        self._publish(activity=activity, changed_at=changed_at, note=note)
+
+    def _find_stamp(self) -> tuple[int, int]:
+        """Return the latest modification time of its files in ns, and their size."""
+        modified, size = 0, 0
+        for path in self.paths:
+            try:
+                status = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - a Path takes longer
+            except OSError:
+                continue
+            modified, size = max(modified, status.st_mtime_ns), size + status.st_size
+        return modified, size
+
+    def read(self) -> None:
+        """Read the next part of its logs."""
+        run = self.listed.run
+        if self._follower is None:
+            self._follower = RunFollower(run)
+            self._parameters = read_parameters(run.folder) if not run.logs[0].run else {}
+        readings = self._follower.poll(ROW_POLL_BYTES)
+        for metrics, reading in zip(self._metrics, readings, strict=True):
+            _add(reading, metrics)
+            self._parameters = dict(list((self._parameters | reading.parameters).items())[:MAX_PARAMETERS])
+        self._has_ended = any(reading.has_ended for reading in readings)
+        before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]
+        has_moved = before != self._read_bytes or any(reading.drop_from is not None for reading in readings)
+        # An incomplete last record is read when the file has grown.
+        self.has_unread = has_moved and any(reading.share < 1 for reading in readings)
+        metrics = {name: figures for part in self._metrics for name, figures in part.items()}
+        self._publish(
+            metrics=metrics if metrics != self.listed.metrics else self.listed.metrics,
+            parameters=self._parameters,
+            is_read=self.listed.is_read or not self.has_unread,
+        )
+
+    def _publish(self, **changes: object) -> None:
+        """Replace what is listed, unless nothing changes."""
+        if any(getattr(self.listed, name) != value for name, value in changes.items()):
+            self.listed = replace(self.listed, **changes)  # type: ignore[arg-type]  # fields of ListedRun
+
+
+def _identity(run: ForeignRun) -> list[tuple[str, str, Path]]:
+    """Return what tells its logs from others. TensorBoard and MLflow follow the new files of a folder on their own."""
+    return [
+        (log.format, log.run, run.folder if log.format in ("tensorboard", "mlflow", "trainer-state") else log.files[0])
+        for log in run.logs
+    ]
+
+
+def _add(reading: Reading, metrics: dict[str, Figures]) -> None:
+    """Add the points of a reading. The lowest and highest values keep those that a restarted writer voids."""
+    if reading.drop_from == -math.inf:
+        metrics.clear()
+    found: dict[str, list[float]] = {}
+    steps: dict[str, int] = {}
+    for name, step, value, _, _ in reading.points:
+        steps[name] = step
+        found.setdefault(name, []).append(value)
+    for name, values in found.items():
+        finite = [value for value in values if math.isfinite(value)]
+        known = metrics.get(name)
+        bounds = [*finite, *known[2:]] if known is not None else finite
+        if bounds:
+            last = values[-1] if math.isfinite(values[-1]) else None
+            metrics[name] = Figures(steps[name], last, min(bounds), max(bounds))

@@ -1,0 +1,346 @@
+"""The curves of a run that another program recorded, in bounded memory and with exact extremes.
+
+`CurveReader` adds the points that `engine.foreign` reads; `tui.pollers.foreign_run` runs it in a thread. Each metric
+keeps its latest points one by one, and older ones in blocks that grow with the number of points: steps, minimum,
+maximum, mean and last value of a block.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.foreign.folders import ForeignRun, RunFollower
+from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, Point, Reading, Scalar
+from engine.runs.curves import XAxis
+from engine.runs.reduced_curves import NO_BLOCKS, BlockSeries
+from engine.runs.series import FloatArray, Series
+from engine.utils.codec import finite
+
+# Rows of a metric's table; a column is a point, or a block of points that follow each other.
+_STEP_LOW, _STEP_HIGH, _EPOCH, _TIME, _LOW, _HIGH, _LAST, _SUM, _FINITE, _SIZE, _NUMBER = range(11)
+"""Steps; epoch and time of the first point; minimum, maximum and last value; sum and number of the finite values;
+number of points, and that of the last one in the order of reading."""
+_NUM_ROWS = 11
+# 45 MB for all metrics together.
+MAX_COLUMNS = 1 << 19
+MIN_METRIC_COLUMNS, MAX_METRIC_COLUMNS = 256, 4096
+FIRST_COLUMNS = 32
+# Each restart of a run may divide a block.
+MAX_CUTS = 64
+FOREIGN_AXES: tuple[XAxis, ...] = ("step", "epoch", "hours")
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Number of points of a metric, its smallest and largest finite value, and the one that was read last.
+
+    A value is None without a finite one, `last` also if the last one is not finite.
+    """
+
+    count: int
+    low: float | None
+    high: float | None
+    last: float | None
+    not_finite: int
+
+
+class _Metric:
+    """The points of one metric."""
+
+    def __init__(self) -> None:
+        self._columns: FloatArray = np.empty((_NUM_ROWS, FIRST_COLUMNS))
+        self._length = 0
+
+    @property
+    def columns(self) -> FloatArray:
+        return self._columns[:, : self._length]
+
+    def add(self, points: FloatArray, limit: int, cuts: FloatArray) -> None:
+        """Add points as columns. Beyond `limit` columns, all but the last point are put together in blocks."""
+        position = 0
+        while position < points.shape[1]:
+            if self._length >= limit:
+                self._reduce(limit // 2, cuts)
+            part = points[:, position : position + limit - self._length]
+            self._make_room(part.shape[1], limit)
+            self._columns[:, self._length : self._length + part.shape[1]] = part
+            self._length += part.shape[1]
+            position += part.shape[1]
+
+    def _make_room(self, num_columns: int, limit: int) -> None:
+        wanted = self._length + num_columns
+        if wanted > self._columns.shape[1]:
+            grown = np.empty((_NUM_ROWS, min(max(wanted, 2 * self._columns.shape[1]), limit)))
+            grown[:, : self._length] = self.columns
+            self._columns = grown
+
+    def _reduce(self, max_blocks: int, cuts: FloatArray) -> None:
+        """Put columns together: at most `max_blocks`, and as many for cuts and the last point.
+
+        Blocks of 2**n points are halved in number when n grows. No block has steps on both sides of a cut.
+        """
+        columns = self.columns
+        sides = np.searchsorted(cuts, columns[_STEP_LOW], "right")
+        if len(cuts):
+            order = np.argsort(sides, kind="stable")
+            columns, sides = columns[:, order], sides[order]
+        size = columns[_SIZE]
+        block_size = 2.0 ** math.ceil(math.log2(max(size.sum() / max_blocks, 1)))
+        blocks = (np.cumsum(size) - size) // block_size
+        is_start = np.append(True, (np.diff(blocks) != 0) | (np.diff(sides) != 0))
+        # The last value stays exact where the curve ends.
+        last = int(np.argmax(columns[_NUMBER]))
+        is_start[last : last + 2] = True
+        starts = np.flatnonzero(is_start)
+        ends = np.append(starts[1:], len(size)) - 1
+        reduced = np.empty((_NUM_ROWS, len(starts)))
+        for row in (_EPOCH, _TIME):
+            reduced[row] = columns[row, starts]
+        for row in (_LAST, _NUMBER):
+            reduced[row] = columns[row, ends]
+        for row in (_SUM, _FINITE, _SIZE):
+            reduced[row] = np.add.reduceat(columns[row], starts)
+        # fmin and fmax ignore NaN unless all values are NaN.
+        for row in (_STEP_LOW, _LOW):
+            reduced[row] = np.fmin.reduceat(columns[row], starts)
+        for row in (_STEP_HIGH, _HIGH):
+            reduced[row] = np.fmax.reduceat(columns[row], starts)
+        self._columns, self._length = reduced, len(starts)
+
+    def drop_from(self, step: float) -> bool:
+        """Forget the points from a step on. Return whether a block had others, too, which are lost with it."""
+        columns = self.columns
+        is_kept = columns[_STEP_HIGH] < step
+        is_divided = bool(np.any(~is_kept & (columns[_STEP_LOW] < step)))
+        if not is_kept.all():
+            self._columns = columns[:, is_kept]
+            self._length = self._columns.shape[1]
+        return is_divided
+
+    def extremes(self) -> Extremes:
+        columns = self.columns
+        num_points = int(columns[_SIZE].sum())
+        if not num_points:
+            return Extremes(0, None, None, None, 0)
+        low, high = float(np.fmin.reduce(columns[_LOW])), float(np.fmax.reduce(columns[_HIGH]))
+        last = float(columns[_LAST, np.argmax(columns[_NUMBER])])
+        not_finite = num_points - int(columns[_FINITE].sum())
+        return Extremes(num_points, finite(low), finite(high), finite(last), not_finite)
+
+
+class ForeignCurves:
+    """The curves of all metrics of a run, by name. One thread adds points, others may read."""
+
+    def __init__(self, num_logs: int, cuts: Iterable[float] = ()) -> None:
+        """`cuts` are steps that points will be dropped from, if they are known from an earlier reading."""
+        self._lock = threading.Lock()
+        self._metrics: dict[str, _Metric] = {}
+        # A reading voids points of its own log only.
+        self._names: list[list[str]] = [[] for _ in range(num_logs)]
+        self._cuts = np.array(sorted(cuts)[:MAX_CUTS])
+        self._last_x: dict[XAxis, tuple[int, float]] = {}
+        self._has_epochs = False
+        self._start_time = math.inf
+        self.missed_cuts: set[float] = set()
+        """Steps from which points were dropped that were in a block with others. Extremes may miss those others, until
+        the run is read again with these as cuts."""
+        self.version = 0
+        """Changes with the points."""
+        self.num_points = 0
+        """Number of points that were read, also those that were dropped."""
+
+    @property
+    def cuts(self) -> set[float]:
+        return set(self._cuts.tolist())
+
+    def add(self, readings: Sequence[Reading]) -> None:
+        """Add what a poll of `RunFollower` has found."""
+        with self._lock:
+            for names, reading in zip(self._names, readings, strict=True):
+                if reading.drop_from is not None:
+                    self._drop(names, reading.drop_from)
+                if reading.points:
+                    self._add(names, reading.points)
+
+    def _drop(self, names: list[str], step: float) -> None:
+        self.version += 1
+        for name in names:
+            if self._metrics[name].drop_from(step):
+                self.missed_cuts.add(step)
+        if not any(metric.columns.size for metric in self._metrics.values()):
+            self._start_time = math.inf
+
+    def _add(self, names: list[str], points: Sequence[Point]) -> None:
+        names_of_points, *values = zip(*points, strict=True)
+        indices = {name: index for index, name in enumerate(dict.fromkeys(names_of_points))}
+        index_of_point = np.fromiter(map(indices.__getitem__, names_of_points), np.int16, len(points))
+        table = _point_columns(*values, first_number=self.num_points)[:, np.argsort(index_of_point, kind="stable")]
+        ends = np.cumsum(np.bincount(index_of_point)).tolist()
+        for name in indices:
+            if name not in self._metrics:
+                self._metrics[name] = _Metric()
+                names.append(name)
+        limit = min(max(MAX_COLUMNS // len(self._metrics), MIN_METRIC_COLUMNS), MAX_METRIC_COLUMNS)
+        for name, start, end in zip(indices, [0, *ends], ends, strict=False):
+            self._metrics[name].add(table[:, start:end], limit, self._cuts)
+        self.version += 1
+        self.num_points += len(points)
+        self._has_epochs = self._has_epochs or bool(np.isfinite(table[_EPOCH]).any())
+        if np.isfinite(table[_TIME]).any():
+            self._start_time = min(self._start_time, float(np.nanmin(table[_TIME])))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the metrics that have points."""
+        with self._lock:
+            return [name for name, metric in self._metrics.items() if metric.columns.size]
+
+    @property
+    def axes(self) -> tuple[XAxis, ...]:
+        """The x axes that the run has: the step, and what it recorded of epochs and times."""
+        with self._lock:
+            known = {"step": True, "epoch": self._has_epochs or self._epochs() is not None}
+            known["hours"] = math.isfinite(self._start_time)
+        return tuple(axis for axis in FOREIGN_AXES if known[axis])
+
+    def extremes(self, name: str) -> Extremes:
+        """Return the extremes of a metric; those of no points for an unknown one."""
+        with self._lock:
+            return self._metrics.get(name, _NO_METRIC).extremes()
+
+    def last_x(self, axis: XAxis) -> float:
+        """Return the x position of the latest point of all metrics; 1 without one beyond 0."""
+        with self._lock:
+            version, last = self._last_x.get(axis, (-1, 0.0))
+            if version != self.version:
+                latest = (self._latest(metric.columns, axis) for metric in self._metrics.values())
+                last = max(latest, default=0.0)
+                self._last_x[axis] = (self.version, last)
+        return last if last > 0 else 1.0
+
+    def _latest(self, columns: FloatArray, axis: XAxis) -> float:
+        if not columns.size:
+            return 0.0
+        positions = columns[_STEP_HIGH] if axis == "step" else self._positions(columns, axis)
+        return finite(float(np.fmax.reduce(positions))) or 0.0
+
+    def over(self, name: str, axis: XAxis) -> BlockSeries:
+        """Return the curve of a metric over an x axis; an empty one for an unknown metric."""
+        with self._lock:
+            columns = self._metrics.get(name, _NO_METRIC).columns.copy()
+            x = self._positions(columns, axis)
+        order = np.argsort(x, kind="stable")
+        order = order[np.isfinite(x[order])]
+        if not len(order):
+            return NO_BLOCKS
+        columns, x = columns[:, order], x[order]
+        if columns[_SIZE].max() == 1:
+            points = Series(x, columns[_LAST])
+            return BlockSeries(points, points)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = columns[_SUM] / columns[_FINITE]
+        means[~np.isfinite(means)] = math.nan
+        low, high, last = columns[_LOW], columns[_HIGH], columns[_LAST]
+        # The two points of a block follow the curve.
+        is_rising = np.diff(last, prepend=last[0]) >= 0
+        pair = np.where(is_rising, [low, high], [high, low])
+        return BlockSeries(Series(np.repeat(x, 2), pair.T.reshape(-1)), Series(x, means))
+
+    def block_size(self, name: str) -> int:
+        """Return the number of points in the largest block of a metric; 1 if every point is there."""
+        with self._lock:
+            columns = self._metrics.get(name, _NO_METRIC).columns
+            return int(columns[_SIZE].max()) if columns.size else 1
+
+    def _positions(self, columns: FloatArray, axis: XAxis) -> FloatArray:
+        steps: FloatArray = (columns[_STEP_LOW] + columns[_STEP_HIGH]) / 2
+        if axis == "step":
+            return steps
+        recorded: FloatArray = columns[_EPOCH] if axis == "epoch" else (columns[_TIME] - self._start_time) / 3600
+        if axis == "epoch" and not self._has_epochs and (epochs := self._epochs()) is not None:
+            order = np.argsort(epochs[_STEP_LOW], kind="stable")
+            recorded = np.interp(steps, epochs[_STEP_LOW, order], epochs[_LAST, order])
+        return recorded
+
+    def _epochs(self) -> FloatArray | None:
+        """Return the metric that has the epoch of each step, as the TensorBoard files of Lightning have it."""
+        found = (self._metrics[name].columns for name in EPOCH_NAMES if name in self._metrics)
+        return next((columns for columns in found if columns.size), None)
+
+
+_NO_METRIC = _Metric()
+
+
+class CurveReader:
+    """Reads the curves of a run in slices, as long as somebody asks for more, and then what is appended."""
+
+    def __init__(self, run: ForeignRun) -> None:
+        self.run = run
+        self.curves = ForeignCurves(len(run.logs))
+        """What has been read. Another object replaces it when the run was read a second time."""
+        self.share = 0.0
+        """Part of the bytes that has been read, from 0 to 1."""
+        self.problems: tuple[str, ...] = ()
+        """What of the logs cannot be read."""
+        self.logged_parameters: dict[str, Scalar] = {}
+        self.has_ended = False
+        """Whether a log says that the run has ended."""
+        self.has_ended = False
+        """Whether a log says that the run has ended."""
+        self._follower, self._next_curves = RunFollower(run), self.curves
+        self._read_bytes: list[int] = []
+
+    def read_slice(self, max_bytes: int = POLL_BYTES) -> bool:
+        """Read at most about `max_bytes` of all logs. Return whether there may be more to read now."""
+        readings = self._follower.poll(max_bytes)
+        self._next_curves.add(readings)
+        for reading in readings:
+            self.logged_parameters |= reading.parameters
+        self.has_ended = any(reading.has_ended for reading in readings)
+        self.problems = tuple(dict.fromkeys(reading.problem for reading in readings if reading.problem))
+        before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]
+        if self._next_curves is self.curves:
+            total = sum(reading.total_bytes for reading in readings)
+            self.share = min(sum(self._read_bytes) / total, 1.0) if total else 1.0
+        if self._read_bytes != before or any(reading.points for reading in readings):
+            return True
+        return self._needs_second_reading()
+
+    def _needs_second_reading(self) -> bool:
+        """Begin to read the run again if its restarts divide blocks of its curves; else publish the curves."""
+        cuts = self._next_curves.cuts | self._next_curves.missed_cuts
+        if not self._next_curves.missed_cuts or len(cuts) > MAX_CUTS:
+            self.curves = self._next_curves
+            return False
+        self._next_curves = ForeignCurves(len(self.run.logs), cuts)
+        self._follower, self._read_bytes = RunFollower(self.run), []
+        return True
+
+
+def _point_columns(
+    steps: Sequence[int],
+    values: Sequence[float],
+    epochs: Sequence[float | None],
+    times: Sequence[float | None],
+    *,
+    first_number: int,
+) -> FloatArray:
+    """Return a column for each point. A value that is not finite becomes NaN, and so does None."""
+    table = np.empty((_NUM_ROWS, len(steps)))
+    table[_STEP_LOW] = table[_STEP_HIGH] = steps
+    for row, values_of_row in ((_EPOCH, epochs), (_TIME, times)):
+        # Converting None takes three times as long as a number.
+        is_unknown = values_of_row.count(None) == len(steps)
+        table[row] = math.nan if is_unknown else np.array(values_of_row, dtype=float)
+    table[_LAST] = values
+    is_finite = np.isfinite(table[_LAST])
+    table[_LAST, ~is_finite] = math.nan
+    table[_LOW] = table[_HIGH] = table[_LAST]
+    table[_FINITE], table[_SUM] = is_finite, np.where(is_finite, table[_LAST], 0.0)
+    table[_SIZE], table[_NUMBER] = 1.0, first_number + np.arange(len(steps))
+    return table

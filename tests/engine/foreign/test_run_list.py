@@ -1,0 +1,133 @@
+"""The list of runs as it is followed: new, growing, deleted and large runs, and what of them is read first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.foreign import run_list
+from engine.foreign.activity import Activity
+from engine.foreign.folders import RunFinder, find_runs
+from engine.foreign.run_list import ForeignRunList, ListedRun
+from support.foreign import event, event_file, scalar, session_start, wandb_file
+
+EXIT = b"\x92\x01\x00"  # an empty `RunExitRecord`, field 18 of a W&B `Record`
+
+
+def follow(path: Path, monkeypatch: pytest.MonkeyPatch) -> ForeignRunList:
+    """Return a list that searches and looks at all files in each poll."""
+    monkeypatch.setattr(run_list, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(run_list, "SEARCH_SHARE", 1e9)
+    monkeypatch.setattr(run_list, "CHECK_INTERVAL_SECONDS", 0.0)
+    return ForeignRunList(RunFinder(path).search)
+
+
+def make_run(folder: Path, *losses: float) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{step},{loss}" for step, loss in enumerate(losses)]
+    (folder / "metrics.csv").write_text("\n".join(["step,loss", *lines, ""]))
+    return folder / "metrics.csv"
+
+
+def names(found: ForeignRunList) -> list[str]:
+    return [listed.run.name for listed in found.runs]
+
+
+def only(found: ForeignRunList) -> ListedRun:
+    (listed,) = found.runs
+    return listed
+
+
+def test_list_has_values_of_all_runs_and_the_latest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, name in enumerate(("old", "new")):
+        os.utime(make_run(tmp_path / name, 1.0, 0.25, 0.5), (1e9 + number, 1e9 + number))
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    assert names(found) == ["new", "old"] and found.complete
+    assert [listed.activity for listed in found.runs] == [Activity.QUIET] * 2
+    loss = found.runs[0].metrics["loss"]
+    assert (loss.step, loss.last, loss.lowest, loss.highest) == (2, 0.5, 0.25, 1.0)
+
+
+def test_list_finds_new_growing_and_deleted_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "a", 1.0)
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    before = found.runs
+    found.poll(5.0)
+    assert found.runs is before
+    with (tmp_path / "a" / "metrics.csv").open("a") as file:
+        file.write("1,0.5\n")
+    make_run(tmp_path / "b", 1.0)
+    found.poll(5.0)
+    assert sorted(names(found)) == ["a", "b"]
+    assert {listed.run.name: listed.step for listed in found.runs} == {"a": 1, "b": 0}
+    assert all(listed.activity is Activity.GROWING for listed in found.runs)
+    shutil.rmtree(tmp_path / "a")
+    found.poll(5.0)
+    assert names(found) == ["b"]
+
+
+def test_list_reads_wanted_runs_first_when_time_is_short(tmp_path: Path) -> None:
+    for number in range(20):
+        make_run(tmp_path / f"run-{number}", 1.0)
+    found = ForeignRunList(lambda: iter([find_runs(tmp_path)]))
+    found.poll(0.0)
+    last = found.runs[-1].key
+    found.poll(0.0, [last])
+    assert next(listed for listed in found.runs if listed.key == last).is_read
+    assert found.num_read < 20 and not found.complete
+
+
+def test_list_does_not_read_large_logs_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, *[0.5] * 2000)
+    monkeypatch.setattr(run_list, "MAX_ROW_BYTES", 1000)
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    listed = only(found)
+    assert "enter reads" in listed.note and not listed.metrics and found.complete
+
+
+def test_list_voids_values_of_a_file_that_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_run(tmp_path, 1.0, 9.0)
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    log.unlink()
+    log.write_text("step,accuracy\n0,0.5\n1,0.75\n")
+    found.poll(5.0)
+    assert list(only(found).metrics) == ["accuracy"]
+
+
+def test_list_keeps_the_last_value_of_a_resumed_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [event(step, scalar("loss", 1.0)) for step in range(5)]
+    records += [session_start(2), event(2, scalar("loss", 0.5))]
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*records))
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    loss = only(found).metrics["loss"]
+    assert (loss.step, loss.last) == (2, 0.5)
+
+
+def test_run_whose_log_records_its_end_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run-a.wandb").write_bytes(wandb_file(records=[EXIT]))
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    found.poll(5.0)
+    assert only(found).activity is Activity.ENDED and time.time() - only(found).changed_at < 60
+
+
+def test_runs_of_one_file_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite3 = pytest.importorskip("sqlite3")
+    database = sqlite3.connect(tmp_path / "proj.db")
+    database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, timestamp, run_name, step, metrics)")
+    for run in ("one", "two"):
+        database.execute("INSERT INTO metrics VALUES (NULL, '2026-01-01', ?, 1, '{\"loss\": 0.5}')", (run,))
+    database.commit()
+    database.close()
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    assert len({listed.key for listed in found.runs}) == 2

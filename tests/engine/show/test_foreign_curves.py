@@ -1,0 +1,169 @@
+"""The curves of a foreign run have exact extremes, however they were read and whatever was dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.foreign.folders import find_runs
+from engine.foreign.reading import Point, Reading
+from engine.show import foreign_curves
+from engine.show.foreign_curves import CurveReader, Extremes, ForeignCurves
+from support.foreign import event, event_file, scalar, session_start
+from support.large_run import write_large_run
+
+SMALL_LIMIT = 16
+VALUES = st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf])
+POINTS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(-5, 60), VALUES), max_size=120)
+READINGS = st.lists(st.tuples(st.none() | st.integers(-5, 60) | st.just(-math.inf), POINTS), max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    """Blocks after a few points, so that a short list has many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(foreign_curves, "MIN_METRIC_COLUMNS", SMALL_LIMIT)
+        patch.setattr(foreign_curves, "MAX_METRIC_COLUMNS", SMALL_LIMIT)
+        yield
+
+
+def read_all(readings: list[Reading]) -> ForeignCurves:
+    """Add the readings, and again while drops have divided blocks, as `CurveReader` does."""
+    curves = ForeignCurves(1)
+    while True:
+        for reading in readings:
+            curves.add([reading])
+        if not curves.missed_cuts:
+            return curves
+        curves = ForeignCurves(1, curves.cuts | curves.missed_cuts)
+
+
+def extremes_of(values: list[float]) -> Extremes:
+    known = [value for value in values if math.isfinite(value)]
+    last = values[-1] if values and math.isfinite(values[-1]) else None
+    return Extremes(len(values), min(known, default=None), max(known, default=None), last, len(values) - len(known))
+
+
+def points(*values: float, name: str = "loss", start: int = 0) -> list[Point]:
+    return [Point(name, start + index, value) for index, value in enumerate(values)]
+
+
+@given(READINGS)
+def test_curves_have_exact_extremes_after_any_polls_and_drops(
+    read: list[tuple[float | None, list[tuple[str, int, float]]]],
+) -> None:
+    raw: list[Point] = []
+    for drop, found in read:
+        raw = [point for point in raw if drop is None or point.step < drop] + [Point(*point) for point in found]
+    curves = read_all([Reading([Point(*point) for point in found], drop_from=drop) for drop, found in read])
+    for name in "ab":
+        assert curves.extremes(name) == extremes_of([point.value for point in raw if point.name == name])
+
+
+def test_curves_keep_each_value_of_a_short_metric() -> None:
+    curves = ForeignCurves(1)
+    curves.add([Reading(points(3.0, 1.0, 2.0))])
+    blocks = curves.over("loss", "step")
+    assert not blocks.is_reduced
+    assert (blocks.points.x.tolist(), blocks.points.y.tolist()) == ([0, 1, 2], [3, 1, 2])
+
+
+def test_curves_of_a_long_metric_have_extremes_and_means_of_blocks() -> None:
+    curves = ForeignCurves(1)
+    values = [float(index % 7) for index in range(1000)]
+    for start in range(0, 1000, 10):
+        curves.add([Reading(points(*values[start : start + 10], start=start))])
+    blocks = curves.over("loss", "step")
+    assert blocks.is_reduced and len(blocks.means.x) <= SMALL_LIMIT
+    assert (np.diff(blocks.points.x) >= 0).all()
+    assert (blocks.points.y.min(), blocks.points.y.max()) == (0, 6)
+    assert blocks.points.latest() == blocks.means.latest() == values[-1]
+    assert curves.last_x("step") == 999
+
+
+def test_curve_is_sorted_by_step_if_its_points_are_not() -> None:
+    curves = ForeignCurves(1)
+    curves.add([Reading([Point("loss", step, step / 10) for step in (5, 1, 3)])])
+    assert curves.over("loss", "step").points.x.tolist() == [1, 3, 5]
+
+
+def test_value_that_is_not_finite_is_a_gap() -> None:
+    curves = ForeignCurves(1)
+    curves.add([Reading(points(1.0, math.inf, 2.0))])
+    assert np.isnan(curves.over("loss", "step").points.y).tolist() == [False, True, False]
+
+
+def test_drop_concerns_the_metrics_of_its_own_log() -> None:
+    curves = ForeignCurves(2)
+    curves.add([Reading(points(1.0, 2.0, name="a")), Reading(points(1.0, 2.0, name="b"))])
+    curves.add([Reading(drop_from=1), Reading()])
+    assert (curves.extremes("a").count, curves.extremes("b").count) == (1, 2)
+
+
+def test_axes_are_those_that_were_recorded() -> None:
+    curves = ForeignCurves(1)
+    curves.add([Reading(points(1.0, 2.0))])
+    assert curves.axes == ("step",)
+    curves.add(
+        [Reading([Point("acc", 4, 0.5, epoch=1.0, time=1.8e9), Point("acc", 8, 0.6, epoch=2.0, time=1.8e9 + 7200)])]
+    )
+    assert curves.axes == ("step", "epoch", "hours")
+    assert curves.over("acc", "epoch").points.x.tolist() == [1, 2]
+    assert curves.over("acc", "hours").points.x.tolist() == [0, 2]
+    assert len(curves.over("loss", "epoch").points.x) == 0
+
+
+def test_metric_named_epoch_is_the_axis_of_a_log_without_epochs() -> None:
+    curves = ForeignCurves(1)
+    curves.add([Reading([Point("epoch", 0, 0.0), Point("epoch", 10, 2.0), Point("loss", 5, 0.3)])])
+    assert curves.axes == ("step", "epoch")
+    assert curves.over("loss", "epoch").points.x.tolist() == [1]
+
+
+def test_many_metrics_share_a_bounded_number_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_curves, "MAX_COLUMNS", 100 * 32)
+    monkeypatch.setattr(foreign_curves, "MAX_METRIC_COLUMNS", 256)
+    curves = ForeignCurves(1)
+    names = [f"metric-{number}" for number in range(100)]
+    for start in range(0, 300, 30):
+        found = [Point(name, step, float(step)) for step in range(start, start + 30) for name in names]
+        curves.add([Reading(found)])
+    assert sum(len(curves.over(name, "step").means.x) for name in names) <= 100 * 32
+    assert curves.extremes(names[-1]) == Extremes(300, 0, 299, 299, 0)
+
+
+def test_reader_has_exact_extremes_of_a_run_that_was_started_again(tmp_path: Path) -> None:
+    first = [event(step, scalar("loss", float(step))) for step in range(100)]
+    second = [event(step, scalar("loss", -1.0)) for step in range(21, 31)]
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*first, session_start(21), *second))
+    reader = CurveReader(find_runs(tmp_path).runs[0])
+    while reader.read_slice(1000):
+        assert 0 < reader.share <= 1
+    assert reader.curves.extremes("loss") == Extremes(31, -1, 20, -1, 0)
+
+
+def test_reader_follows_what_is_appended(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n")
+    reader = CurveReader(find_runs(tmp_path).runs[0])
+    while reader.read_slice():
+        pass
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("2,0.25\n")
+    assert reader.read_slice()
+    assert reader.curves.extremes("loss").last == 0.25
+
+
+def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:
+    known = write_large_run(tmp_path / "events.out.tfevents.1.host", num_events=40_000, num_bytes=20 << 20)
+    reader = CurveReader(find_runs(tmp_path).runs[0])
+    while reader.read_slice():
+        pass
+    assert reader.share == 1
+    for name, metric in known.items():
+        assert reader.curves.extremes(name) == Extremes(metric.count, metric.low, metric.high, metric.last, 0)

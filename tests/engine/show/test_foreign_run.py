@@ -1,0 +1,82 @@
+"""Foreign runs in the form of our own: keys of the registry, axes, bounded curves, and logs that grow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from engine.foreign.folders import find_runs
+from engine.runs.metrics import Better, foreign_metric, registry_keys
+from engine.show.foreign_run import ForeignData, default_axis
+
+
+def make_data(folder: Path, rows: list[dict[str, float]]) -> ForeignData:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [run] = find_runs(folder).runs
+    data = ForeignData(run)
+    data.read()
+    return data
+
+
+def test_names_of_other_trainers_get_the_key_of_the_registry_that_means_the_same() -> None:
+    assert registry_keys(["train/loss", "Loss/val", "val_acc", "lr-SGD"]) == {
+        "train/loss": "train_loss", "Loss/val": "val_loss", "val_acc": "val_accuracy",
+    }  # fmt: skip
+    # The name that comes first in the table counts; the other one stays a metric of its own.
+    assert registry_keys(["valid_loss", "val_loss"]) == {"val_loss": "val_loss"}
+
+
+def test_bare_loss_is_that_of_training_only_beside_one_of_validation() -> None:
+    assert registry_keys(["loss"]) == {}
+    assert registry_keys(["loss", "eval_loss"]) == {"loss": "train_loss", "eval_loss": "val_loss"}
+
+
+def test_metric_of_unknown_meaning_has_no_direction() -> None:
+    directions = {name: foreign_metric(name).better for name in ("val_ppl", "mAP50", "top1", "epoch_time", "norm")}
+    low, high, neither = Better.LOW, Better.HIGH, Better.NEITHER
+    assert directions == {"val_ppl": low, "mAP50": high, "top1": high, "epoch_time": neither, "norm": neither}
+
+
+def test_accuracy_in_percent_is_another_metric(tmp_path: Path) -> None:
+    data = make_data(tmp_path, [{"step": 1, "val_acc": 51.0}, {"step": 2, "val_acc": 62.0}])
+    assert data.record().val_accuracy is None and data.record().metrics == {"val_acc": 62.0}
+
+
+def test_values_that_are_not_finite_are_counted_and_leave_gaps(tmp_path: Path) -> None:
+    data = make_data(tmp_path, [{"step": 1, "a": 1.0}, {"step": 2, "a": float("nan")}, {"step": 3, "a": float("inf")}])
+    curves = data.curves()
+    assert curves.nonfinite_count == 2
+    np.testing.assert_array_equal(curves.over("metrics.a", "step").points.y, [1, np.nan, np.nan])
+    assert (data.record().metrics, data.record().highest_metrics) == ({"a": None}, {"a": 1.0})
+
+
+def test_curve_of_the_validation_is_that_of_the_best_epoch_too(tmp_path: Path) -> None:
+    curves = make_data(tmp_path, [{"step": 1, "val/loss": 0.5}, {"step": 2, "val/loss": 0.25}]).curves()
+    np.testing.assert_array_equal(curves.over("best_val_loss", "step").points.y, [0.5, 0.25])
+    assert curves.has("best_val_loss") and not curves.has("best_val_accuracy")
+
+
+def test_epochs_are_the_axis_unless_many_steps_have_the_same(tmp_path: Path) -> None:
+    rows = [{"step": step, "epoch": step, "a": 1.0} for step in range(4)]
+    assert default_axis([make_data(tmp_path, rows).curves()]) == "epoch"
+    rows = [{"step": step, "epoch": step // 2, "a": 1.0} for step in range(4)]
+    assert default_axis([make_data(tmp_path, rows).curves()]) == "step"
+
+
+def test_long_curve_has_few_points_and_exact_extremes(tmp_path: Path) -> None:
+    values = np.sin(np.arange(5000) / 100)
+    values[1234] = 7.0
+    data = make_data(tmp_path, [{"step": step, "a": float(value)} for step, value in enumerate(values)])
+    blocks = data.curves(max_blocks=100).over("metrics.a", "step")
+    assert len(blocks.points.x) <= 200 and np.nanmax(blocks.points.y) == 7.0
+    assert data.record().highest_metrics == {"a": 7.0}
+
+
+def test_data_follows_a_log_that_grows(tmp_path: Path) -> None:
+    data = make_data(tmp_path, [{"step": 1, "a": 1.0}])
+    assert not data.read()
+    with (tmp_path / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 2, "a": 3.0}\n')
+    assert data.read() and data.record().metrics == {"a": 3.0}

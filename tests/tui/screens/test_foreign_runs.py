@@ -1,0 +1,276 @@
+"""The list of runs of other programs, and the screen of a process, driven by keys over real files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from engine.foreign.process import ProcessId
+from engine.gpus.snapshot import Reading
+from support.messages import says
+from support.replace import replace
+from support.screen.demo_app import (
+    FROZEN_NOW,
+    FrozenGpuFeed,
+    demo_app,
+    demo_snapshot,
+    no_gpu_feed,
+    visible_text,
+    wait_until,
+    wait_until_idle,
+)
+from support.screen.screen_driver import drive, press
+from tui.app import GputrainApp
+from tui.pollers.foreign_runs import search_paths
+from tui.screens.foreign_run import ForeignRunScreen
+from tui.screens.foreign_runs import ForeignRunsScreen
+from tui.screens.gpu import GpuScreen
+from tui.screens.process import ProcessScreen
+from tui.screens.run import RunScreen
+from tui.widgets.lines import Lines
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+RECORDED = Path(__file__).parents[2] / "recordings" / "foreign"
+HOLD = "import sys; file = open('metrics.csv', 'a'); file.write('step,loss\\n1,0.5\\n'); file.flush(); print('step 1', file=sys.stderr, flush=True); print(flush=True); sys.stdin.read()"  # noqa: E501
+
+
+def make_run(folder: Path, lr: float, *losses: float) -> None:
+    folder.mkdir(parents=True)
+    (folder / "hparams.yaml").write_text(f"lr: {lr}\n")
+    rows = [f"{step},{loss}" for step, loss in enumerate(losses)]
+    (folder / "metrics.csv").write_text("\n".join(["step,loss", *rows, ""]))
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Path:
+    """A folder with two runs."""
+    make_run(tmp_path / "watched" / "slow", 0.01, 1.0, 0.75)
+    make_run(tmp_path / "watched" / "fast", 0.1, 1.0, 0.5)
+    os.utime(tmp_path / "watched" / "slow" / "metrics.csv", (1e9, 1e9))
+    return tmp_path / "watched"
+
+
+def app_of(pilot: Pilot[None]) -> GputrainApp:
+    assert isinstance(pilot.app, GputrainApp)
+    return pilot.app
+
+
+async def open_list(pilot: Pilot[None], path: Path) -> ForeignRunsScreen:
+    app_of(pilot).open_foreign_runs(search_paths([path]), str(path))
+    await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunsScreen))
+    screen = pilot.app.screen
+    assert isinstance(screen, ForeignRunsScreen)
+    await wait_until(pilot, lambda: screen._found.complete)
+    await refresh(pilot, screen)
+    return screen
+
+
+async def refresh(pilot: Pilot[None], screen: ForeignRunsScreen) -> None:
+    """Show what the poller has, with the columns for it."""
+    screen.update_content()
+    await pilot.app.workers.wait_for_complete()
+    await wait_until_idle(pilot)
+
+
+def names(pilot: Pilot[None]) -> list[str]:
+    return [Path(row.key).name for row in pilot.app.screen.query_one("#all-runs", Lines)._rows]
+
+
+def real_app(root: Path) -> GputrainApp:
+    return demo_app(root, no_gpu_feed(), demo=None)
+
+
+def test_list_shows_state_values_and_parameters_and_enter_opens_a_run(tmp_path: Path, watched: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, watched)
+        text = visible_text(pilot, "#all-runs")
+        assert names(pilot) == ["fast", "slow"] and "growing" in text and "quiet" in text
+        assert "0.5000" in text and "lr" in text.splitlines()[1]
+        await press(pilot, "enter")
+        assert isinstance(pilot.app.screen, ForeignRunScreen)
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, ForeignRunsScreen)
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30))
+
+
+def test_filter_and_order_take_parameters_and_metrics(tmp_path: Path, watched: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_list(pilot, watched)
+        await press(pilot, "slash")
+        await pilot.press(
+            *["l", "r", "less_than_sign", "1", "space", "l", "o", "s", "s", "greater_than_sign", "full_stop", "6"]
+        )
+        await wait_until(pilot, lambda: names(pilot) == ["slow"])
+        await press(pilot, "escape", "o")
+        await pilot.press(*"lr", "enter")
+        await refresh(pilot, screen)
+        assert names(pilot) == ["slow", "fast"]
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30))
+
+
+def test_keys_that_would_change_a_run_are_refused_and_not_offered(tmp_path: Path, watched: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, watched)
+        for key in ("T", "N", "R", "A", "D", "s", "u", "a"):
+            await press(pilot, key)
+            assert says(
+                [str(toast.message) for toast in pilot.app._notifications][-1],
+                "not-supported",
+                "belongs to another program",
+            )
+        assert not {"tags", "rename", "delete", "stop", "new run"} & {
+            command.title
+            for command in pilot.app.screen.COMMAND_TABLE  # type: ignore[attr-defined]
+        }
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30), notifications=True)
+
+
+def test_new_run_and_growth_appear_without_a_key(tmp_path: Path, watched: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, watched)
+        make_run(watched / "late", 0.5, 0.125)
+        with (watched / "slow" / "metrics.csv").open("a") as file:
+            file.write("2,0.0625\n")
+        await wait_until(pilot, lambda: set(names(pilot)) == {"late", "slow", "fast"}, 10.0)
+        await wait_until(pilot, lambda: "0.0625" in visible_text(pilot, "#all-runs"), 10.0)
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30))
+
+
+def test_only_run_opens_at_once_with_the_list_behind_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "watched" / "only", 0.1, 1.0)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, tmp_path / "watched")
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen))
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, ForeignRunsScreen)
+        await refresh(pilot, pilot.app.screen)
+        assert isinstance(pilot.app.screen, ForeignRunsScreen)
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30))
+
+
+def test_empty_folder_says_that_runs_appear(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, tmp_path)
+        assert "it appears here" in visible_text(pilot, "#all-runs")
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30))
+
+
+def tree_of(path: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return modification time, inode and content of everything below a path."""
+    return {
+        str(entry.relative_to(path)): (
+            entry.lstat().st_mtime_ns,
+            entry.lstat().st_ino,
+            entry.read_bytes() if entry.is_file() else b"",
+        )
+        for entry in path.rglob("*")
+    }
+
+
+def test_nothing_is_written_below_a_watched_path(tmp_path: Path) -> None:
+    watched = tmp_path / "watched"
+    shutil.copytree(RECORDED, watched)
+    before = tree_of(watched)
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = await open_list(pilot, watched)
+        await press(pilot, "space", "space", "D", "A", "T", "c", "enter")
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen))
+        await press(pilot, "escape", "j", "f")
+        await refresh(pilot, screen)
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30))
+    assert tree_of(watched) == before
+
+
+def test_process_screen_shows_the_tree_and_opens_its_only_run(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "job.log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+        ) as process,
+    ):
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = ProcessId.find(process.pid)
+        assert found is not None
+
+        async def act(pilot: Pilot[None]) -> None:
+            app_of(pilot).open_process(found)
+            await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen), 10.0)
+            await press(pilot, "escape")
+            screen = pilot.app.screen
+            assert isinstance(screen, ProcessScreen)
+            screen.update_content()
+            await wait_until_idle(pilot)
+            assert str(process.pid) in visible_text(pilot, "#tree") and "step 1" in visible_text(pilot, "#output")
+            assert "growing" in visible_text(pilot, "#written")
+            process.communicate()
+            screen.poller.request_poll()
+            await wait_until(
+                pilot, lambda: screen.poller.latest is not None and screen.poller.latest.ended_at is not None
+            )
+            screen.update_content()
+            await wait_until_idle(pilot)
+            assert "ended" in visible_text(pilot, "#status") and "ended" in visible_text(pilot, "#written")
+
+        drive(real_app(tmp_path / "runs"), act, (120, 30))
+
+
+def test_process_of_a_run_of_gputrain_opens_its_own_screen(tmp_path: Path, demo_runs_folder: Path) -> None:
+    folder = next(path for path in demo_runs_folder.iterdir() if (path / "owner.json").exists())
+    with (folder / "events.jsonl").open("a"):
+
+        async def act(pilot: Pilot[None]) -> None:
+            app_of(pilot).watch_process(os.getpid(), "nothing")
+            await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), 10.0)
+            await wait_until_idle(pilot)
+
+        drive(real_app(demo_runs_folder), act, (120, 30))
+
+
+def test_process_that_writes_no_run_is_not_opened(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
+
+        async def act(pilot: Pilot[None]) -> None:
+            app_of(pilot).watch_process(process.pid, "nothing to see")
+            await wait_until(pilot, lambda: bool(pilot.app._notifications), 10.0)
+            assert [str(toast.message) for toast in pilot.app._notifications] == ["nothing to see"]
+
+        drive(real_app(tmp_path / "runs"), act, (120, 30), notifications=True)
+        process.kill()
+
+
+def test_enter_on_a_process_of_a_gpu_opens_the_run_that_it_writes(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        snapshot = demo_snapshot(FROZEN_NOW)
+        known = next(process for gpu in snapshot.gpus for process in gpu.processes.value or ())
+        used = (replace(known, pid=process.pid, run=None),)
+        gpus = (replace(snapshot.gpus[0], processes=Reading(used, FROZEN_NOW)), *snapshot.gpus[1:])
+
+        async def act(pilot: Pilot[None]) -> None:
+            await press(pilot, "enter")
+            assert isinstance(pilot.app.screen, GpuScreen)
+            await press(pilot, "enter")
+            await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen), 20.0)
+            process.communicate()
+
+        drive(demo_app(tmp_path / "runs", FrozenGpuFeed(replace(snapshot, gpus=gpus)), demo=None), act, (120, 30))

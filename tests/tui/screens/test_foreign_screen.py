@@ -1,0 +1,246 @@
+"""The screen of a run that another program recorded: charts, parameters, log, and that it changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+from textual.pilot import Pilot
+
+from engine.foreign.folders import ForeignRun, find_runs
+from engine.utils.files import state_folder
+from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.screen.layouts import each_layout
+from support.screen.screen_driver import Drive, drive, press, real_app
+from tui.chart_choice import MAX_CHARTS, MAX_FOLDERS, read_chart_choice, save_chart_choice
+from tui.screens.foreign_panels import PANELS, ForeignRoom, foreign_layout
+from tui.screens.foreign_run import ForeignRunScreen
+
+RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
+
+pytestmark = pytest.mark.usefixtures("isolated_folder")
+
+
+def make_run(folder: Path, recording: str) -> ForeignRun:
+    """Copy a recording, and return the run in it."""
+    shutil.copytree(RECORDINGS / recording, folder)
+    [run] = find_runs(folder).runs
+    return run
+
+
+def open_run(tmp_path: Path, run: ForeignRun, act: Drive, size: tuple[int, int] = (100, 30), status: str = "") -> None:
+    """Open the screen of a run, and call `act`."""
+
+    async def open_and_act(pilot: Pilot[None]) -> None:
+        pilot.app.open_foreign_run(run, lambda: Text(status) if status else None)  # type: ignore[attr-defined]
+        await wait_until_idle(pilot)
+        await act(pilot)
+
+    drive(real_app(tmp_path / "runs"), open_and_act, size, notifications=True)
+
+
+def screen_of(pilot: Pilot[None]) -> ForeignRunScreen:
+    assert isinstance(pilot.app.screen, ForeignRunScreen)
+    return pilot.app.screen
+
+
+def chart_titles(pilot: Pilot[None]) -> list[str]:
+    return [chart.title for chart in screen_of(pilot).foreign_panels.chosen.values() if chart.metrics]
+
+
+def test_foreign_screen_shows_train_and_validation_on_one_chart(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert chart_titles(pilot)[0] == "loss"
+        assert "train" in visible_text(pilot, "#chart-0") and "val" in visible_text(pilot, "#chart-0")
+        assert "step 23   4 metrics" in visible_text(pilot, "#progress")
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "lightning/tb"), act)
+
+
+def test_foreign_screen_offers_only_the_x_axes_of_the_run(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        axes = []
+        for _ in range(3):
+            axes.append(screen_of(pilot).view.axis)
+            await press(pilot, "x")
+        assert axes == ["step", "epoch", "step"]
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "lightning/csv"), act)
+
+
+def test_foreign_screen_has_the_keys_of_charts(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "m", "L", "plus", "left")
+        view = screen_of(pilot).view
+        assert view.smoothing > 0 and view.log and view.span is not None and view.cursor is not None
+        await press(pilot, "0", "f", "tab")
+        assert screen_of(pilot).foreign_panels.is_full and screen_of(pilot).active_chart.id == "chart-1"
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "trainer"), act)
+
+
+def test_foreign_screen_has_no_key_that_changes_a_run(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        before = screen_of(pilot).view
+        await pilot.press(*"sCpuavPTNRAD")
+        assert screen_of(pilot).view == before and len(pilot.app.screen_stack) == 2
+
+    run = make_run(tmp_path / "logs", "keras")
+    files = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")}
+    open_run(tmp_path, run, act)
+    assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")} == files
+
+
+def test_chosen_charts_are_remembered_for_the_folder(tmp_path: Path) -> None:
+    async def choose(pilot: Pilot[None]) -> None:
+        await press(pilot, "c", "space", "enter")
+        assert "loss" not in chart_titles(pilot)
+
+    async def look(pilot: Pilot[None]) -> None:
+        assert "loss" not in chart_titles(pilot)
+
+    async def look_at_other(pilot: Pilot[None]) -> None:
+        assert "loss" in chart_titles(pilot)
+
+    run = make_run(tmp_path / "logs", "trainer")
+    open_run(tmp_path, run, choose)
+    open_run(tmp_path, run, look)
+    open_run(tmp_path, make_run(tmp_path / "other", "trainer"), look_at_other)
+
+
+def test_chart_choice_forgets_the_oldest_folders(tmp_path: Path) -> None:
+    for number in range(MAX_FOLDERS + 1):
+        save_chart_choice(tmp_path / str(number), ("loss",))
+    assert read_chart_choice(tmp_path / "0") is None
+    assert read_chart_choice(tmp_path / "1") == read_chart_choice(tmp_path / str(MAX_FOLDERS)) == ("loss",)
+
+
+def test_chart_choice_ignores_a_damaged_file(tmp_path: Path) -> None:
+    save_chart_choice(tmp_path, ("loss",))
+    (state_folder() / "foreign-charts.json").write_bytes(b"\xff{")
+    assert read_chart_choice(tmp_path) is None
+
+
+def test_foreign_screen_shows_parameters(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "d")
+        await wait_until(pilot, lambda: "Loading" not in visible_text(pilot))
+        assert "lr" in visible_text(pilot)
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "lightning/csv"), act)
+
+
+def test_foreign_screen_shows_log_with_escapes_as_text(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert "epoch 1 [bold] \\x1b[31m" in visible_text(pilot, "#log")
+        await press(pilot, "l")
+        assert "Log of logs" in visible_text(pilot)
+
+    run = make_run(tmp_path / "logs", "keras")
+    (run.folder / "train.log").write_text("epoch 1 [bold] \x1b[31m\n")
+    open_run(tmp_path, run, act)
+
+
+def test_foreign_screen_without_log_says_so(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        assert "The run has no log file in its folder" in visible_text(pilot)
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "keras"), act)
+
+
+def test_foreign_screen_shows_the_line_of_its_process(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert "pid 42 on GPU 1" in visible_text(pilot)
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "keras"), act, status=" pid 42 on GPU 1")
+
+
+def test_foreign_screen_says_what_is_damaged(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert "is damaged at byte" in visible_text(pilot, "#message")
+
+    run = make_run(tmp_path / "logs", "lightning/tb")
+    with run.logs[0].files[0].open("ab") as file:
+        file.write(b"\xff" * 64)
+    open_run(tmp_path, run, act)
+
+
+def test_foreign_screen_follows_a_run_that_grows(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert "No values yet" in visible_text(pilot, "#progress")
+        with metrics.open("a") as file:
+            file.write("1,0.5\n2,0.25\n")
+        await wait_until(pilot, lambda: "0.2500" in visible_text(pilot, "#chart-0"), seconds=10)
+        assert "step 2 " in visible_text(pilot, "#progress")
+
+    metrics = tmp_path / "logs" / "metrics.csv"
+    metrics.parent.mkdir()
+    metrics.write_text("step,loss\n")
+    [run] = find_runs(metrics.parent).runs
+    open_run(tmp_path, run, act)
+
+
+def test_foreign_screen_keeps_the_curves_of_a_deleted_run(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        shutil.rmtree(run.folder)
+        await wait_until(pilot, lambda: "deleted" in visible_text(pilot, "#message"), seconds=10)
+        assert chart_titles(pilot)
+
+    run = make_run(tmp_path / "logs", "keras")
+    open_run(tmp_path, run, act)
+
+
+def test_export_is_refused_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "e")
+        assert "only watched" in " ".join(visible_text(pilot).split())
+
+    run = make_run(tmp_path / "logs", "keras")
+    files = sorted(run.folder.iterdir())
+    monkeypatch.chdir(run.folder)
+    open_run(tmp_path, run, act)
+    assert sorted(run.folder.iterdir()) == files
+
+
+def test_export_names_the_chart(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "e")
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "keras"), act)
+    assert sorted(path.name for path in tmp_path.glob("logs-*")) == ["logs-loss.csv", "logs-loss.svg"]
+
+
+@pytest.mark.parametrize("charts", [0, 1, 2, 3, 4, 5, 7, MAX_CHARTS])
+@pytest.mark.parametrize("size", [(60, 12), (80, 20), (120, 30), (160, 44)])
+@pytest.mark.parametrize("log_lines", [0, 100])
+def test_foreign_layout_has_a_place_for_every_chart(size: tuple[int, int], charts: int, log_lines: int) -> None:
+    layout = foreign_layout(ForeignRoom(*size, charts, log_lines))
+    assert [panel for slot in layout.slots for panel in slot] == list(PANELS[: max(charts, 1)])
+    rows = [row for row in layout.rows if row.endswith("fr")]
+    assert sum(layout.slot_spans) == 12 * len(rows)
+
+
+def test_layout_of_foreign_screen_at_each_size(tmp_path: Path) -> None:
+    layouts = {
+        (60, 15): "progress / chart-0",
+        (80, 24): "progress / chart-0 chart-1 / chart-2",
+        (100, 30): "progress / chart-0 chart-1 / chart-2",
+        (160, 48): "progress / chart-0 chart-1 chart-2",
+    }
+
+    async def act(pilot: Pilot[None]) -> None:
+        async for _ in each_layout(pilot, layouts):
+            pass
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "trainer"), act)
+
+
+def test_run_of_a_relative_folder_is_named_as_it_was_found(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert "sweep/one" in visible_text(pilot, "#title")
+
+    open_run(tmp_path, replace(make_run(tmp_path / "logs", "keras"), name="sweep/one"), act)

@@ -1,0 +1,235 @@
+"""The screen of one run that another program recorded: its charts, its parameters and its log.
+
+`tui.pollers.foreign_run` reads the run. It is only watched: no key changes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+
+from engine.foreign.activity import Activity, activity_text
+from engine.foreign.folders import ForeignRun
+from engine.show.charts import Chart as ChartRow
+from engine.show.foreign_charts import Kind, group_metrics, kind_of
+from engine.show.foreign_curves import ForeignCurves
+from engine.utils.errors import Problem
+from engine.utils.text import pluralize, printable
+from engine.utils.units import format_age, format_count
+from tui.chart_choice import MAX_CHARTS, read_chart_choice, save_chart_choice
+from tui.charts.foreign_view import best_note, curves_for, data_notes
+from tui.charts.view import ChartView
+from tui.keymap import FOREIGN_RUN_COMMANDS, Command
+from tui.palette import BAD, MUTED, WARNING
+from tui.pollers.foreign_run import ForeignRunPoller
+from tui.screens.base import AppServices
+from tui.screens.charts import ChartScreen, file_name_of, require_outside
+from tui.screens.dialogs import MultiChoiceDialog, TextDialog
+from tui.screens.foreign_panels import NO_CHARTS, ForeignPanels, ForeignRoom
+from tui.screens.log import LogDialog
+from tui.tables import fact_lines
+from tui.widgets.chart import Chart
+from tui.widgets.lines import Row
+from tui.widgets.text_line import TextLine
+
+TICK_SECONDS = 0.1
+DEFAULT_CHARTS = 6
+
+
+class ForeignRunScreen(ChartScreen):
+    """Follows one run of another program."""
+
+    CSS_PATH = "run.tcss"
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FOREIGN_RUN_COMMANDS
+
+    def __init__(self, app: AppServices, run: ForeignRun, status: Callable[[], Text | None] = lambda: None) -> None:
+        """`status` returns a line about the process of the run, None without one."""
+        super().__init__(app)
+        self.watched_run, self._status = run, status
+        self.view = ChartView(axis="step", axes=("step",), charts=NO_CHARTS)
+        self.run_poller = self.follow(ForeignRunPoller(run))
+        self._choice = read_chart_choice(run.folder)
+        self._charts: list[ChartRow] = []
+        self._grouped_names: list[str] = []
+        self._drawn: tuple[ForeignCurves | None, int] = (None, -1)
+        self._next_draw_time = 0.0
+
+    def compose_body(self) -> ComposeResult:
+        yield TextLine(id="progress")
+        yield TextLine(id="bottleneck")
+        yield TextLine(id="message")
+        yield ForeignPanels(id="panels")
+
+    def on_mount(self) -> None:
+        self.set_interval(TICK_SECONDS, self._show_news)
+        self.active_chart.focus()
+
+    @property
+    def foreign_panels(self) -> ForeignPanels:
+        return self.query_one(ForeignPanels)
+
+    @property
+    def chart_data(self) -> ForeignCurves:
+        return self.run_poller.reader.curves
+
+    def _show_news(self) -> None:
+        """Draw what was read: at once after a pause, else at the rate at which screens are updated."""
+        curves = self.chart_data
+        if (curves, curves.version) == self._drawn or not self.is_on_top or time.monotonic() < self._next_draw_time:
+            return
+        self.draw_charts()
+        self.update_if_on_top()
+
+    def draw_charts(self) -> None:
+        # Drawing takes time from reading.
+        intervals = self.gputrain_app.intervals
+        interval = intervals.poll_s if self.run_poller.caught_up else intervals.charts_s
+        self._next_draw_time = time.monotonic() + interval
+        self._drawn = (self.chart_data, self.chart_data.version)
+        self._group_metrics()
+        self._fit_panels()
+        super().draw_charts()
+
+    def _group_metrics(self) -> None:
+        """Find the charts of the metrics that have points, and the x axes."""
+        names = self.chart_data.names
+        if names != self._grouped_names:
+            self._grouped_names, self._charts = names, group_metrics(names)
+            self._choose()
+        axes = self.chart_data.axes
+        if axes != self.view.axes:
+            axis = self.view.axis if self.view.axis in axes else axes[0]
+            self.view = replace(self.view, axes=axes, axis=axis)
+
+    def _choose(self) -> None:
+        """Show the charts that the user chose for this folder, else the first ones."""
+        chosen = [chart for chart in self._charts if self._choice is not None and chart.id in self._choice]
+        panels = self.foreign_panels
+        results = [chart for chart in self._charts if kind_of(chart.id) is not Kind.PROGRESS]
+        panels.choose(chosen[:MAX_CHARTS] or (results or self._charts)[:DEFAULT_CHARTS])
+        self.view = replace(self.view, charts=panels.chosen)
+
+    def draw_chart(self, chart: Chart) -> None:
+        data, view, chart_id = self.chart_data, self.view, str(chart.id)
+        row = view.charts[chart_id]
+        curves, window = curves_for(data, row, view.axis), view.window(data, chart_id)
+        chart.draw(curves, window, self.chart_note(chart_id), view.cursor, best_note(data, row))
+
+    def chart_note(self, chart_id: str) -> str:
+        return "  ".join([*self.view.settings(chart_id), *data_notes(self.chart_data, self.view.charts[chart_id])])
+
+    def chart_name(self, chart_id: str) -> str:
+        return file_name_of(self.view.charts[chart_id].id)
+
+    def update_content(self) -> None:
+        poller, run = self.run_poller, self.watched_run
+        self.show_title(f"{run.name}   {printable(str(run.folder))}")
+        self.show_line("#progress", self._progress_line())
+        for selector, text in (("#bottleneck", self._status()), ("#message", self._message())):
+            line = self.query_one(selector, TextLine)
+            line.display = text is not None
+            line.show(text or Text(""))
+        if self._fit_panels() and self._drawn[0] is not None:
+            self.call_after_refresh(self.draw_charts)
+        self.foreign_panels.show_log(poller.log, live=poller.activity is Activity.GROWING)
+
+    def _fit_panels(self) -> bool:
+        """Arrange the panels. Return whether a chart appeared, which is then to be drawn."""
+        panels = self.foreign_panels
+        charts = sum(bool(chart.metrics) for chart in panels.chosen.values())
+        # Title, progress and footer have a line each.
+        height = self.size.height - 3 - sum(self.query_one(line).display for line in ("#bottleneck", "#message"))
+        return panels.fit(ForeignRoom(self.size.width, height, charts, len(self.run_poller.log)))
+
+    def _progress_line(self) -> Text:
+        """Return how much has been read, how far the run is, and when it was last written."""
+        poller, curves = self.run_poller, self.chart_data
+        line = Text(no_wrap=True, overflow="ellipsis", end="")
+        if not poller.caught_up:
+            line.append(f" {min(poller.reader.share, 0.99):.0%} read", WARNING)
+        if curves.num_points:
+            line.append(f" step {format_count(curves.last_x('step'))}   {pluralize(len(curves.names), 'metric')}")
+        else:
+            line.append(" No values yet" if poller.caught_up else " Reading", MUTED)
+        if poller.changed_at:
+            line.append(f"   {activity_text(poller.activity, poller.changed_at)}")
+            if poller.activity is not Activity.QUIET:
+                line.append(f"   changed {format_age(max(time.time() - poller.changed_at, 0))} ago", MUTED)
+        return line.append(f"   {', '.join(self.watched_run.formats)}", MUTED)
+
+    def _message(self) -> Text | None:
+        """Return what of the run cannot be read, in one line."""
+        parts = [(printable(problem), WARNING) for problem in self.run_poller.reader.problems]
+        if self.run_poller.unexpected_error is not None:
+            parts.insert(0, (printable(str(self.run_poller.unexpected_error)), BAD))
+        elif self.run_poller.caught_up and not self.run_poller.changed_at:
+            parts.insert(0, ("The files of the run were deleted; this is the last known state", BAD))
+        line = Text(no_wrap=True, overflow="ellipsis", end="")
+        for text, style in parts:
+            line.append(f" {text}  ", style)
+        return line if parts else None
+
+    def is_available(self, action: str) -> bool:
+        if action == "x_axis":
+            return len(self.view.axes) > 1
+        if action == "log":
+            return self.run_poller.log_file is not None
+        return super().is_available(action)
+
+    def action_charts(self) -> None:
+        """Choose the charts, and remember them for this folder."""
+        if not self._charts:
+            self.gputrain_app.show_toast(Problem("", "The run has no metrics yet", code="not-recorded"))
+            return
+        shown = [chart.id for chart in self.foreign_panels.chosen.values() if chart.metrics]
+        rows = [Row(chart.id, _chart_text(chart)) for chart in self._charts]
+        title = f"Charts of {self.watched_run.name}, {MAX_CHARTS} at most"
+        self.app.push_screen(MultiChoiceDialog(title, rows, shown), self._remember)
+
+    def _remember(self, chosen: list[str] | None) -> None:
+        if chosen is None:
+            return
+        if len(chosen) > MAX_CHARTS:
+            reason = f"{len(chosen)} charts are too many; the first {MAX_CHARTS} are shown"
+            self.gputrain_app.show_toast(Problem("", reason, code="too-many"))
+        self._choice = tuple(chosen[:MAX_CHARTS])
+        self._choose()
+        self.update_content()
+        self.call_after_refresh(self.draw_charts)
+        choice = self._choice
+        self.act(lambda: save_chart_choice(self.watched_run.folder, choice), in_thread=True)
+
+    def action_parameters(self) -> None:
+        """Show the parameters, which are read in a thread."""
+        dialog = TextDialog(f"Parameters of {self.watched_run.name}", [Text("Loading …", MUTED)])
+
+        def show(lines: list[str]) -> None:
+            dialog.show([Text(line) for line in lines] or [Text("The run has no parameters in a known file", MUTED)])
+
+        self.app.push_screen(dialog)
+        self.act(lambda: fact_lines(self.run_poller.read_parameters()), show, in_thread=True)
+
+    def action_log(self) -> None:
+        if self.run_poller.log_file is None:
+            self.gputrain_app.show_toast(Problem("", "The run has no log file in its folder", code="not-found"))
+            return
+        self.app.push_screen(LogDialog(self.watched_run.name, lambda: self.run_poller.log))
+
+    def export_folder(self) -> tuple[Path, str]:
+        require_outside([self.watched_run.folder])
+        return super().export_folder()
+
+    def export_name(self) -> str:
+        return self.watched_run.folder.name
+
+
+def _chart_text(chart: ChartRow) -> Text:
+    """Return the title of a chart, and the names of its metrics if they differ from it."""
+    text, names = Text(chart.title, no_wrap=True, overflow="ellipsis"), list(chart.metrics)
+    return text if names == [chart.title] else text.append(f"  {', '.join(names)}", MUTED)

@@ -1,0 +1,123 @@
+"""The screen of a process: its tree, its GPUs, the end of its log, and the runs that it writes. Nothing is signaled.
+
+If the process writes one run, the screen of that run opens above this one, with a line about the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+
+from engine.foreign.process import ProcessId
+from engine.gpus.snapshot import Gpu, GpuProcess
+from engine.utils.text import printable
+from tui.keymap import PROCESS_COMMANDS, Command
+from tui.palette import MUTED
+from tui.pollers.process import ProcessPoller, ProcessReading, gpu_uses
+from tui.screens.base import AppServices, GputrainScreen
+from tui.screens.host_panel import load_text
+from tui.tables.process import gpu_lines, hidden_text, run_lines, status_line, tree_lines
+from tui.widgets.lines import Lines, Row, escape_markup
+from tui.widgets.text_line import TextLine
+
+
+class ProcessScreen(GputrainScreen):
+    """One process and its descendants, by ID and start: an ID that is used again is another process."""
+
+    CSS_PATH = "process.tcss"
+    SCREEN_COMMANDS: ClassVar[Sequence[Command]] = PROCESS_COMMANDS
+
+    def __init__(self, app: AppServices, process: ProcessId) -> None:
+        super().__init__(app)
+        self._process = process
+        self.poller = self.follow(ProcessPoller(process, app.intervals.poll_s))
+        self._has_opened = False
+
+    def compose_body(self) -> ComposeResult:
+        yield TextLine(id="status")
+        tree = Lines(id="tree")
+        tree.set_titles("Processes")
+        yield tree
+        uses = Lines(id="uses")
+        uses.set_titles("GPUs")
+        uses.can_focus = False
+        yield uses
+        written = Lines(selectable=True, id="written")
+        written.set_titles("Runs")
+        yield written
+        yield Lines(id="output")
+
+    def on_mount(self) -> None:
+        self.query_one("#written").focus()
+
+    @property
+    def has_content(self) -> bool:
+        return self.poller.has_result()
+
+    def status(self) -> Text | None:
+        """Return the line about the process, for the screen of its run."""
+        reading = self.poller.latest
+        if reading is None:
+            return None
+        return status_line(
+            reading.tree, self._uses(reading), reading.total_cpu_percent, reading.memory_bytes, reading.ended_at
+        )
+
+    def _uses(self, reading: ProcessReading) -> list[tuple[Gpu, GpuProcess]]:
+        snapshot = self.gputrain_app.gpu_poller.snapshot
+        return gpu_uses(snapshot, {process.id.pid for process in reading.tree.processes})
+
+    def update_content(self) -> None:
+        reading = self.poller.latest
+        self.show_title(f"process {self._process.pid}", load_text(self.gputrain_app.host_poller.value))
+        if reading is None:
+            return
+        self._open_only_run(reading)
+        self.show_line("#status", self.status() or Text(""))
+        uses = self._uses(reading)
+        tree = self.query_one("#tree", Lines)
+        head, *lines = tree_lines(reading.tree, reading.cpu_percent, uses, tree.text_width)
+        hidden = hidden_text(reading.tree)
+        tree.set_texts([*lines, *([hidden] if hidden is not None else [])], [head])
+        panel = self.query_one("#uses", Lines)
+        panel.display = bool(uses)
+        panel.set_texts(gpu_lines(uses))
+        written = self.query_one("#written", Lines)
+        texts = run_lines(reading.runs, reading.ended_at, written.text_width)
+        searching = "No run of it is found yet" if reading.has_searched else "Looking for its runs …"
+        written.set_rows([Row(str(index), text) for index, text in enumerate(texts)], empty_text=Text(searching, MUTED))
+        output = self.query_one("#output", Lines)
+        name = printable(str(reading.log)) if reading.log is not None else "its output goes to no file"
+        output.set_titles(f"Log  {escape_markup(name)}")
+        output.set_texts([Text(printable(line), no_wrap=True, end="") for line in self._tail(reading, output)])
+
+    def _tail(self, reading: ProcessReading, output: Lines) -> Sequence[str]:
+        return reading.log_lines[-max(output.size.height, 1) :]
+
+    def _open_only_run(self, reading: ProcessReading) -> None:
+        """Open the run of the process, at most once."""
+        if self._has_opened or self.app.screen is not self:
+            return
+        if reading.tree.own_run is not None:
+            self._has_opened = True
+            self.gputrain_app.open_run(str(reading.tree.own_run))
+        elif len(reading.runs) == 1:
+            self._has_opened = True
+            self.gputrain_app.open_foreign_run(reading.runs[0], self.status)
+        elif reading.runs:
+            self._has_opened = True
+
+    def is_available(self, action: str) -> bool:
+        return action != "open" or self.query_one("#written", Lines).selected_key is not None
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        self.action_open()
+
+    def action_open(self) -> None:
+        """Open the run under the cursor."""
+        key, reading = self.query_one("#written", Lines).selected_key, self.poller.latest
+        if key is not None and reading is not None and int(key) < len(reading.runs):
+            self.gputrain_app.open_foreign_run(reading.runs[int(key)], self.status)

@@ -1,0 +1,125 @@
+"""The tables of a process that is watched: its tree, its GPUs, its runs, and the line above the screen of its run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+
+from engine.foreign.activity import activity_text, judge
+from engine.foreign.folders import ForeignRun
+from engine.foreign.process import HostProcess, ProcessTree
+from engine.gpus.snapshot import Gpu, GpuProcess
+from engine.show.readings import READINGS
+from engine.show.table import Align, Column, fit
+from engine.utils.text import list_names, printable
+from engine.utils.units import UNKNOWN, format_age, format_bytes, format_percent
+from tui.palette import GOOD, MUTED, STRONG, WARNING
+from tui.tables import styled
+
+MIN_COMMAND_COLUMNS = 20
+MAX_STATUS_COMMAND = 40
+GpuUses = Sequence[tuple[Gpu, GpuProcess]]
+
+
+def tree_lines(tree: ProcessTree, cpu_percent: Mapping[int, float], uses: GpuUses, width: int) -> list[Text]:
+    """Return a header and one line per process, children indented below their parent."""
+    gpus: dict[int, list[tuple[Gpu, GpuProcess]]] = {}
+    for use in uses:
+        gpus.setdefault(use[1].pid, []).append(use)
+
+    def gpu_text(process: HostProcess) -> str:
+        return ",".join(str(gpu.index) for gpu, _ in gpus.get(process.id.pid, ()))
+
+    def gpu_memory(process: HostProcess) -> str:
+        found = [use.gpu_memory.value for _, use in gpus.get(process.id.pid, ())]
+        known = [value for value in found if value is not None]
+        return format_bytes(sum(known)) if known else ""
+
+    columns: list[Column[HostProcess]] = [
+        Column("pid", "pid", lambda process: str(process.id.pid), Align.RIGHT, priority=9),
+        Column("user", "user", lambda process: process.user, priority=5),
+        Column("cpu", READINGS["cpu"].title, lambda process: _percent(cpu_percent.get(process.id.pid)), Align.RIGHT,
+               width=5, priority=8),
+        Column("memory", "memory", lambda process: format_bytes(process.memory_bytes), Align.RIGHT, width=8,
+               priority=8),
+        Column("gpu", "GPU", gpu_text, Align.RIGHT, priority=7, optional=True),
+        Column("gpu_memory", "GPU memory", gpu_memory, Align.RIGHT, priority=6, optional=True),
+        Column("command", "command", lambda process: "  " * min(process.depth, 8) + process.command,
+               width=MIN_COMMAND_COLUMNS, priority=9, flex=True),
+    ]  # fmt: skip
+    table = fit(columns, tree.processes, width)
+    return [styled(table.header(MUTED)), *(styled(table.line(process)) for process in tree.processes)]
+
+
+def run_lines(runs: Sequence[ForeignRun], ended_at: float | None, width: int) -> list[Text]:
+    """Return one line per run: its name, what it does, and its formats. `ended_at` is when its process was missed."""
+    now = time.time()
+
+    def state(run: ForeignRun) -> str:
+        changed_at = run.changed_at()
+        return activity_text(judge(changed_at, now, writer_ended_at=ended_at), changed_at)
+
+    columns: list[Column[ForeignRun]] = [
+        Column("name", "run", lambda run: run.name, width=MIN_COMMAND_COLUMNS, priority=9, flex=True),
+        Column("state", "state", state, priority=8),
+        Column("format", "format", lambda run: ", ".join(run.formats), priority=7),
+        Column("folder", "folder", lambda run: str(run.folder), width=MIN_COMMAND_COLUMNS, priority=1, flex=True),
+    ]
+    table = fit(columns, runs, width)
+    return [styled(table.line(run)) for run in runs]
+
+
+def gpu_lines(uses: GpuUses) -> list[Text]:
+    """Return one line per GPU that is used: its load and memory."""
+    shown = {gpu.index: gpu for gpu, _ in uses}
+    lines = []
+    for index, gpu in sorted(shown.items()):
+        parts = [f"GPU {index}", gpu.value("name") or ""]
+        for key, limit in (("util", None), ("memory_used", "memory_total"), ("power", "power_limit")):
+            if (value := gpu.value(key)) is not None:
+                text = READINGS[key].full_text(value, None if limit is None else gpu.value(limit))
+                parts.append(f"{READINGS[key].label} {text}")
+        lines.append(Text("   ".join(printable(part) for part in parts if part), no_wrap=True, end=""))
+    return lines
+
+
+def status_line(
+    tree: ProcessTree, uses: GpuUses, cpu_percent: float | None, memory_bytes: int, ended_at: float | None
+) -> Text:
+    """Return the process in one line: what it is, and what it uses now, or when it ended."""
+    root = tree.processes[0] if tree.processes else None
+    text = Text(no_wrap=True, end="", overflow="ellipsis")
+    if ended_at is not None:
+        text.append("○ ended", STRONG)
+        text.append(f" {format_age(max(time.time() - ended_at, 0.0))} ago", MUTED)
+    else:
+        text.append("● running", GOOD)
+    if root is None:
+        return text
+    text.append(f"   pid {root.id.pid}")
+    if ended_at is None:
+        for index, name in sorted({gpu.index: format_percent(gpu.value("util")) for gpu, _ in uses}.items()):
+            text.append("   ").append(f"GPU {index} ", MUTED).append(name)
+        memory = [process.gpu_memory.value for _, process in uses]
+        if any(value is not None for value in memory):
+            text.append("   ").append("GPU memory ", MUTED).append(format_bytes(sum(value or 0 for value in memory)))
+        text.append("   ").append("CPU ", MUTED).append(_percent(cpu_percent))
+        text.append("   ").append("memory ", MUTED).append(format_bytes(memory_bytes))
+    command = root.command
+    text.append(f"   {command if len(command) <= MAX_STATUS_COMMAND else command[:MAX_STATUS_COMMAND] + '…'}", MUTED)
+    return text
+
+
+def hidden_text(tree: ProcessTree) -> Text | None:
+    """Return what /proc does not show of the tree; None if it shows all."""
+    if not tree.is_hidden:
+        return None
+    users = list_names(list(dict.fromkeys(process.user for process in tree.processes)))
+    reason = f"/proc shows open files and working directories of {users} only to that user and to root"
+    return Text(reason, WARNING, no_wrap=True, end="")
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else format_percent(value)
