@@ -19,7 +19,8 @@ RUN = ["run", "--headless", "digits", "--model", "linear", "--ranks", "2", "run.
 @pytest.mark.expensive("two runs, and a command for each request")
 def test_control_requests_pause_checkpoint_and_continue_without_changing_results(gputrain: Gputrain) -> None:
     plain = gputrain.start(*RUN, "--name", "plain", "--epochs", "4")
-    gputrain.inject_fault("wait for a pause", 1, 30)
+    # The first step after the epoch whose event asks for the pause.
+    gputrain.inject_fault("wait for a pause", 1, 23)
     gputrain.start(*RUN, "--name", "controlled", "--epochs", "4")
     folder = RunFolder(gputrain.runs / "controlled")
     gputrain.wait_for_event("controlled", "epoch", 1)

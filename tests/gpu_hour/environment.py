@@ -21,9 +21,8 @@ PYTHON_VERSION, TORCHVISION = "3.12", "torchvision==0.26.0"  # that of torch 2.1
 # pip matches each platform tag exactly.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
-# Every machine has torch, and nearly every one numpy beside it, which would fill a third of the folder. Without
-# TensorBoard, which is as large with its server, a run warns once and writes no files for it.
-NOT_CARRIED = ("torch", "numpy", "tensorboard")
+# Every machine has torch, and nearly every one numpy beside it, which would fill a third of the folder.
+NOT_CARRIED = ("torch", "numpy")
 # Built against one torch or one numpy: those of the machine come first.
 MACHINE_FIRST = ("torchvision", "pillow")
 # hatchling and editables install the source tree; pip is for machines without it.
@@ -38,9 +37,14 @@ def package_name(text: str) -> str:
     return name[0].replace("_", "-").lower()
 
 
+def requirements_of_training() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["train"]]
+
+
 def requirements_to_pack() -> list[str]:
-    """What pip resolves: the dependencies of gputrain and the tools, without what the machine has."""
-    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    """What pip resolves: what training with gputrain needs and the tools, without what the machine has."""
+    dependencies = requirements_of_training()
     separate = (*NOT_CARRIED, package_name(TORCHVISION))
     return [*(entry for entry in dependencies if package_name(entry) not in separate), *TOOLS]
 

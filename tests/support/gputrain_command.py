@@ -129,7 +129,7 @@ class Gputrain:
         def has_enough() -> bool:
             return journal.exists() and sum(event["type"] == kind for event in read_complete_events(journal)) >= count
 
-        wait_for(has_enough, f"{count} {kind} events of {name}", 90)
+        wait_for(has_enough, f"{count} {kind} events of {name}", 200)
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes that have this test's environment."""

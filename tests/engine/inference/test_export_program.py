@@ -79,7 +79,7 @@ def test_program_applies_tta_and_activation_of_the_run(loss: str, tmp_path: Path
 
 def test_export_keeps_files_of_same_weights_and_refuses_those_of_others(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run")
-    other = saved_run(tmp_path / "other" / "run")
+    other = saved_run(tmp_path / "other" / "run", seed=1)
     output = tmp_path / "out"
     done = call("export", run.path, "--output", output, "--check-images", "0")
     assert done.exit_code == 0

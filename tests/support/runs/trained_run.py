@@ -27,8 +27,8 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) -> RunFolder:
-    """Create a run with only a checkpoint, of a model with the same random weights unless `state` contains others."""
+def saved_run(folder: Path, state: dict[str, Any] | None = None, seed: int = 0, **config: Any) -> RunFolder:
+    """Create a run with only a checkpoint. Its model has the random weights of `seed`, unless `state` has others."""
     resolved = validate_config(
         {"data": {"dataset": "fake", "num_classes": 5, "image_size": 8}, "model": {"name": "linear"}} | config
     )
@@ -39,7 +39,7 @@ def saved_run(folder: Path, state: dict[str, Any] | None = None, **config: Any) 
     checkpoint |= {"config": as_dict(resolved), "classes": list(classes)}
     with torch.random.fork_rng(devices=[]):
         # With some weights, the two best classes of an image are almost equally likely.
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         model = build_model(resolved, input_format.channels, len(classes), input_format.size)
     checkpoint["model"] = model.state_dict()
     run = RunFolder(folder)

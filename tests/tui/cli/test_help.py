@@ -74,7 +74,7 @@ def test_join_key_options_keeps_other_arguments() -> None:
 def test_command_help_has_example_and_fits_80_columns(command: str) -> None:
     page = help_page(command)
     usage = page.splitlines()[0]
-    arguments = r"(RUN(\.\.\.)?|PATH\.\.\.|\[[A-Z=]+\](\.\.\.)?)"
+    arguments = r"(RUN(\.\.\.)?|PATH\.\.\.(\|PID)?|\[[A-Z=]+\](\.\.\.)?)"
     assert re.fullmatch(rf"Usage: \w+ {command} \[OPTIONS\]( {arguments})*", usage)
     assert f"    gputrain {command}" in page.partition("Examples:")[2]
     assert max(map(len, page.splitlines())) <= 80

@@ -18,6 +18,7 @@ from support.screen.demo_app import (
     demo_snapshot,
     no_gpu_feed,
     visible_text,
+    wait_until,
     wait_until_idle,
     with_first_gpu_idle,
 )
@@ -218,11 +219,12 @@ def test_monitor_enter_does_what_footer_says(
     drive(demo_app(demo_runs_folder), act, (120, 34))
 
 
-def test_monitor_enter_on_process_of_other_program_opens_nothing(demo_runs_folder: Path) -> None:
+def test_monitor_enter_on_process_without_metrics_opens_nothing(demo_runs_folder: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "tab", "down", "down")
-        assert "enter" not in visible_text(pilot, "Keys")
+        assert "enter watch" in visible_text(pilot, "Keys")
         await press(pilot, "enter")
+        await wait_until(pilot, lambda: bool(toasts(pilot)))
         screen_of(pilot)
         assert "ctrl+k sends it a signal" in toasts(pilot)[-1]
 

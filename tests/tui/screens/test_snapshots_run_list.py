@@ -54,9 +54,10 @@ def test_trash(snap_compare: Compare, runs: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def make_foreign_runs(root: Path) -> Path:
-    """Copy the recordings of other trainers; one of them is growing."""
+    """Copy recordings of other trainers; one of them is growing."""
     copied = root / "outputs"
-    shutil.copytree(Path(__file__).parents[2] / "recordings" / "foreign", copied)
+    for name in ("keras", "lightning", "tensorboardx", "timm", "trackio", "trainer"):
+        shutil.copytree(Path(__file__).parents[2] / "recordings" / "foreign" / name, copied / name)
     for age, path in enumerate(sorted(path for path in copied.rglob("*") if path.is_file())):
         os.utime(path, (FROZEN_NOW, FROZEN_NOW - 60 * (1 + 15 * age)))
     return copied
