@@ -85,6 +85,7 @@ def test_stages_fit_into_their_time() -> None:
         assert len({*titles}) == len(titles)
 
 
+@pytest.mark.nightly
 def test_stage_without_gpu_says_so_and_succeeds(tmp_path: Path) -> None:
     command = [
         str(ROOT / "tests" / "gpu_hour.sh"),

@@ -43,6 +43,7 @@ def tracebacks(gputrain: Gputrain) -> int:
     return (gputrain.runs / "a" / "log.txt").read_text().count("Traceback (most recent call last)")
 
 
+@pytest.mark.nightly
 def test_rank_exception_is_reported_per_attempt_and_restarts_are_limited(gputrain: Gputrain) -> None:
     gputrain.inject_fault("raise", 1, 12)
     done = gputrain(*RUN, "checkpoint.every_steps=5", "run.max_restarts=1")

@@ -49,7 +49,7 @@ def spawned_run_events(shared_gputrain: SharedGputrain) -> list[dict[str, object
     return without_timings(read_events(run.path))
 
 
-@pytest.mark.expensive("torchrun and each of its two workers import torch")
+@pytest.mark.nightly
 def test_torchrun_matches_spawned_run(gputrain: Gputrain, spawned_run_events: list[dict[str, object]]) -> None:
     options = ["--nproc-per-node", "2", "--master-port", str(find_free_port())]
     agent = torchrun(gputrain, *options, arguments=[*RUN, "--name", "a"])

@@ -78,7 +78,7 @@ def test_lr_find_suggestions_of_all_seeds_and_ranks_agree(gputrain: Gputrain, op
         assert max(spread) - min(spread) <= 5
 
 
-@pytest.mark.expensive("one test of the learning rate with one rank, and one with two")
+@pytest.mark.nightly
 def test_lr_find_trains_global_batch_of_all_ranks(one_and_two_ranks: list[list[dict[str, Any]]]) -> None:
     for ranks, output in zip((1, 2), one_and_two_ranks, strict=True):
         [started] = [line for line in output if line["type"] == "run_started"]

@@ -50,6 +50,7 @@ def journal_seconds(run: Path, profile: dict[str, Any]) -> float:
     return sum(global_batch / event["images_per_second"] for event in found)
 
 
+@pytest.mark.nightly
 def test_profile_of_a_live_run_names_the_slow_rank(gputrain: Gputrain) -> None:
     gputrain.inject_fault("slow", 1, *range(1, 2000))
     run = gputrain.start("run", "--headless", *RUN, "--model", "linear", "--ranks", "2", "--name", "a")

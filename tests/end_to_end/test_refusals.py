@@ -163,7 +163,7 @@ def test_preflight_refuses_unwritable_runs_folder(workdir: Path) -> None:
     assert has_problem([problem], "not-writable", None, f"{workdir}/mine.py/runs", "--runs-dir")
 
 
-@pytest.mark.expensive("one of the form's helper processes builds three models, the other checks 26 configs")
+@pytest.mark.nightly
 def test_form_shows_all_problems(workdir: Path) -> None:
     checker, monitor = FormChecker(workdir / "runs"), open_monitor(SamplerOptions(activity=False))
     snapshot = first_snapshot(monitor)

@@ -36,7 +36,7 @@ def test_readers_raise_only_documented_exceptions() -> None:
 def test_records_refuse_what_does_not_survive_encoding(part: int) -> None:
     for kind in sorted(record_classes(), key=lambda kind: (kind.__name__, kind.__module__))[part::6]:
         # The first document has only the required fields.
-        fuzz_record(kind, batches=4, odd_batches=2)
+        fuzz_record(kind, batches=2, odd_batches=2)
 
 
 @pytest.mark.parametrize("kind", [KeyError, AssertionError])

@@ -243,6 +243,7 @@ def temporary_folders(gputrain: Gputrain) -> list[Path]:
     return list((gputrain.folder / "tmp").glob(f"{runner.TEMP_FOLDER_PREFIX}*"))
 
 
+@pytest.mark.nightly
 def test_bench_command_trains_and_removes_temporary_files(gputrain: Gputrain) -> None:
     done = gputrain("bench", *TINY, "--epochs", "2", "--ranks-list", "1")
     assert done.returncode == 0, done.stderr

@@ -301,6 +301,7 @@ def test_matching_filters_by_substring_or_pattern() -> None:
     assert filter_models(models, None) == models
 
 
+@pytest.mark.nightly
 def test_parameter_counts_match_library_and_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
 

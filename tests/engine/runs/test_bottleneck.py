@@ -94,6 +94,7 @@ def test_bottleneck_is_compute_for_ordinary_cpu_run() -> None:
     assert history.record().mfu is None
 
 
+@pytest.mark.nightly
 def test_bottleneck_names_straggler_with_slow_forward_pass(gputrain: Gputrain) -> None:
     gputrain.inject_fault("slow", 1, *range(1, 100))
     done = gputrain("run", "--headless", "digits", "--ranks", "2", "--epochs", "2", "--name", "a")

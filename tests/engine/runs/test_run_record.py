@@ -235,6 +235,7 @@ def fail_to_write(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.nightly
 def test_record_of_killed_run_is_never_ahead_of_its_journal_and_shows_it_as_crashed(tmp_path: Path) -> None:
     for number in range(KILLS):
         folder = RunFolder(tmp_path / f"run-{number}")

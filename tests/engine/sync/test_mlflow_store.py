@@ -49,6 +49,7 @@ def server_that_answers(status: int) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.nightly
 def test_database_has_each_step_once_after_resume(
     mlflow: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,7 +277,7 @@ def test_batch_before_reads_batch_size_of_resumed_run(tmp_path: Path) -> None:
     assert previous_batch_size(folder) == 48
 
 
-@pytest.mark.expensive("a process tries batch sizes before the run starts")
+@pytest.mark.nightly
 def test_run_with_auto_batch_size_saves_found_size(gputrain: Gputrain) -> None:
     fake = ["data.dataset=fake", "data.fake_train=90", "data.fake_val=8", "--model", "linear", "--epochs", "1"]
     done = gputrain("run", "--headless", *fake, "--ranks", "2", "--batch-size", "auto", "--name", "a")

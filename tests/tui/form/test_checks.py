@@ -90,6 +90,7 @@ def test_checker_reports_invalid_values_with_problems_of_host(checker: FormCheck
     assert [problem.location for problem in problems] == ["optim.lr", "model.name", "run.name"]
 
 
+@pytest.mark.nightly
 def test_checker_cancels_scan_of_other_data(checker: FormChecker) -> None:
     config = Form("digits").config()
     checker.check(checker.begin(config), config, None)

@@ -60,6 +60,7 @@ print(choice.pipeline, tuple(images.shape), "torchvision" in sys.modules)
 """
 
 
+@pytest.mark.nightly
 def test_mnist_from_cache_does_not_import_torchvision(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     source = open_source(resolve_config(None, ["data.dataset=mnist", f"data.path={tmp_path}"]).config)
