@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+
 from engine.foreign.activity import Activity
 from engine.gpus.current_use import find_current_use
 from engine.gpus.snapshot import Gpu, MigInstance, Snapshot
@@ -9,7 +13,7 @@ from engine.gpus.unmonitored import torch_may_see_gpus
 from engine.runs.folder import RunFolder, RunState
 from engine.runs.run_row import RunRow
 from engine.utils.errors import Problem
-from engine.utils.text import pluralize, printable
+from engine.utils.text import list_names, pluralize, printable
 from engine.utils.units import UNKNOWN, format_age, format_duration
 from tui.palette import BAD, GOOD, MUTED, WARNING
 
@@ -62,6 +66,18 @@ def note(row: RunRow) -> str:
     """Return why other users can change the run, how it ended, and why it trained on the CPU, as far as known."""
     parts = (f"This run {row.foreign}" if row.foreign else "", row.message, row.record.cpu_fallback)
     return printable("; ".join(part for part in parts if part))
+
+
+def own_runs_problem(own: Collection[Path], command: str) -> Problem:
+    """Return that runs of gputrain in these folders are not listed, and the `command` that lists the runs folder."""
+    if len(own) == 1:
+        (path,) = own
+        advice = f"open it with `gputrain attach {shlex.quote(str(path))}`"
+        return Problem(str(path), "is a run of gputrain, which is not listed here", advice, code="recorded-elsewhere")
+    places = sorted({str(path.parent) for path in own})
+    commands = [f"`{command} --runs-dir {shlex.quote(place)}`" for place in places]
+    reason = f"{len(own)} runs of gputrain are not listed here"
+    return Problem("", reason, f"list them with {list_names(commands, 2)}", code="recorded-elsewhere")
 
 
 def resume_problem(folder: RunFolder, state: RunState) -> Problem:

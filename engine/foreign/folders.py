@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.foreign import csv_file, json_lines, mlflow_store, tensorboard, trackio, trainer_state, wandb_log
+from engine.foreign.parameters import Parameters, read_parameters
 from engine.foreign.reading import POLL_BYTES, Listing, Log, Reading, list_folder
 from engine.utils.text import printable
 
@@ -39,11 +40,16 @@ OWN_FILES = frozenset({"events.jsonl", "owner.json"})
 
 @dataclass(frozen=True)
 class ForeignRun:
-    """A run that another program recorded: its name, its folder, and its logs, the preferred one first."""
+    """A run that another program recorded: its name, its folder, and its logs, the preferred one first.
+
+    `key` tells it from all others: its folder, or the file that was searched. For one of several runs in a file, it is
+    the file and the name in it, which is no path of a file.
+    """
 
     name: str
     folder: Path
     logs: tuple[Log, ...]
+    key: str
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -54,13 +60,21 @@ class ForeignRun:
         """Return when one of its files was last written, in Unix seconds; 0 if all are gone."""
         return max((_modified_ns(path) for log in self.logs for path in log.files), default=0) / 1e9
 
+    def read_parameters(self) -> Parameters:
+        """Read the files with parameters beside its logs. They may be of another run if it shares its folder."""
+        return {} if self.logs[0].run else read_parameters(self.folder)
+
 
 @dataclass(frozen=True)
 class FoundRuns:
-    """The runs below a path, sorted by name. `is_partial` tells that some files, folders or runs were not read."""
+    """The runs below a path, sorted by name. `is_partial` tells that some files, folders or runs were not read.
+
+    `own` are the folders of runs of gputrain, which are not among `runs`.
+    """
 
     runs: tuple[ForeignRun, ...]
     is_partial: bool = False
+    own: frozenset[Path] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -79,11 +93,13 @@ def find_runs(path: Path, limits: Limits = Limits()) -> FoundRuns:
 
 def merge_runs(parts: Iterable[FoundRuns]) -> FoundRuns:
     """Return the runs of several searches, each once."""
-    runs, is_partial = dict[tuple[Path, str], ForeignRun](), False
+    runs, is_partial, own = dict[str, ForeignRun](), False, set[Path]()
     for part in parts:
-        runs |= {(run.folder, run.name): run for run in part.runs}
+        for run in part.runs:
+            runs.setdefault(run.key, run)
         is_partial = is_partial or part.is_partial
-    return FoundRuns(tuple(sorted(runs.values(), key=lambda run: run.name)), is_partial)
+        own |= part.own
+    return FoundRuns(tuple(sorted(runs.values(), key=lambda run: run.name)), is_partial, frozenset(own))
 
 
 class RunFinder:
@@ -101,7 +117,7 @@ class RunFinder:
         if not root.is_dir():
             if root.is_file():
                 listing = Listing(root.parent, (root.name,), ())
-                yield FoundRuns(tuple(_runs_in(listing, root.stem, _logs_in(listing))))
+                yield FoundRuns(tuple(_runs_in(listing, root.stem, _logs_in(listing), root)))
             return
         num_runs, num_folders = 0, 0
         pending = [(root, "", 0)]
@@ -113,8 +129,9 @@ class RunFinder:
                 return
             listing, logs = self._list(folder)
             if OWN_FILES.issubset(listing.files):
+                yield FoundRuns((), own=frozenset({folder}))
                 continue
-            runs = tuple(_runs_in(listing, name or root.name, logs))[: self._limits.runs - num_runs]
+            runs = tuple(_runs_in(listing, name or root.name, logs, folder))[: self._limits.runs - num_runs]
             num_runs += len(runs)
             yield FoundRuns(runs, listing.is_partial)
             if depth == self._limits.depth:
@@ -151,13 +168,13 @@ def _logs_in(listing: Listing) -> list[Log]:
     return [log for find in FORMATS for log in find(listing)]
 
 
-def _runs_in(listing: Listing, name: str, logs: list[Log]) -> Iterator[ForeignRun]:
-    """Yield the run of a folder, and those that a log names."""
+def _runs_in(listing: Listing, name: str, logs: list[Log], place: Path) -> Iterator[ForeignRun]:
+    """Yield the run of a folder, and those that a log names. `place` is the folder, or its only file."""
     if own := [log for log in logs if not log.run][:MAX_LOGS]:
-        yield ForeignRun(printable(name), listing.folder, tuple(own))
+        yield ForeignRun(printable(name), listing.folder, tuple(own), str(place))
     for log in logs:
         if log.run:
-            yield ForeignRun(printable(f"{name}/{log.run}"), listing.folder, (log,))
+            yield ForeignRun(printable(f"{name}/{log.run}"), listing.folder, (log,), f"{log.files[0]}/{log.run}")
 
 
 def _modified_ns(path: Path) -> int:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.foreign.reading import Scalar
+from engine.foreign.reading import Listing, Scalar, list_folder
 from engine.foreign.trainer_state import newest_state, read_state_scalars
 from engine.utils.files import read_bytes
 from engine.utils.text import printable
@@ -40,8 +40,10 @@ Parameters = dict[str, Scalar]
 
 def read_parameters(folder: Path) -> Parameters:
     """Return the parameters in the files of a run's folder. Files that are missing or damaged are passed over."""
+    # One listing takes less time than trying to open each file.
+    listing = list_folder(folder)
     found: Parameters = {}
-    for parameters in (*(_read_yaml_parameters(folder, name) for name in YAML_FILES), _read_state_parameters(folder)):
+    for parameters in (*(_read_yaml_parameters(listing, name) for name in YAML_FILES), _read_state_parameters(listing)):
         found |= {key: value for key, value in parameters.items() if key not in found}
     return dict(islice(found.items(), MAX_PARAMETERS))
 
@@ -94,21 +96,21 @@ def parse_scalar(text: str) -> Scalar:
     return to_scalar(text)
 
 
-def _read_yaml_parameters(folder: Path, name: str) -> Parameters:
-    path = folder / name
-    if "/" in name and path.parent.is_symlink():
+def _read_yaml_parameters(listing: Listing, name: str) -> Parameters:
+    first, _, inner = name.partition("/")
+    if first not in (listing.folders if inner else listing.files):
         return {}
     try:
-        text = read_bytes(path, MAX_FILE_BYTES).decode()
+        text = read_bytes(listing.folder / name, MAX_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError):
         return {}
     # PyYAML takes 20 ms to import, and a list of runs reads no parameters.
     import yaml
 
-    from engine.config.yaml_io import MAX_YAML_NODES, compose_yaml
+    from engine.config.yaml_io import MAX_YAML_NODES, compose_yaml_fast
 
     try:
-        values = _plain(compose_yaml(text), MAX_DEPTH, iter(range(MAX_YAML_NODES)))
+        values = _plain(compose_yaml_fast(text), MAX_DEPTH, iter(range(MAX_YAML_NODES)))
     except yaml.YAMLError:
         return {}
     return flatten(_without_wandb_wrapper(values))
@@ -151,9 +153,9 @@ def without_wandb_keys(config: dict[str, Any]) -> dict[str, Any]:
 WRITER_KEYS = frozenset({"_wandb", "wandb_version", "_Username", "_Created", "_Group"})
 
 
-def _read_state_parameters(folder: Path) -> Parameters:
+def _read_state_parameters(listing: Listing) -> Parameters:
     """Return the scalars of Hugging Face's `trainer_state.json`, such as `max_steps` and `train_batch_size`."""
-    path, _ = newest_state(folder)
+    path, _ = newest_state(listing)
     try:
         return flatten(read_state_scalars(path)) if path is not None else {}
     except OSError:

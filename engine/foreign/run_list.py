@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun, FoundRuns, RunFollower
-from engine.foreign.parameters import MAX_PARAMETERS, Parameters, read_parameters
+from engine.foreign.parameters import MAX_PARAMETERS, Parameters
 from engine.foreign.reading import Reading
 from engine.foreign.writers import Writers
 from engine.utils.units import format_bytes
@@ -32,12 +32,15 @@ MAX_ROW_BYTES = 1 << 26
 
 
 class Figures(NamedTuple):
-    """What is known of a metric: its latest finite value, and the lowest and highest of all that were written."""
+    """What is known of a metric: its last step and value, and the lowest and highest value of all that were written.
+
+    `last` is None if it is not finite.
+    """
 
     step: int
     last: float | None
-    lowest: float
-    highest: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -55,25 +58,15 @@ class ListedRun:
 
     @property
     def key(self) -> str:
-        """What tells it from all others: its folder, and the name of a run that shares its folder with others."""
-        return run_key(self.run)
-
-    @property
-    def step(self) -> int | None:
-        """The highest last step of a metric; None without one."""
-        return max((figures.step for figures in self.metrics.values()), default=None)
-
-
-def run_key(run: ForeignRun) -> str:
-    """Return the key of a run in lists."""
-    inner = run.logs[0].run
-    return f"{run.folder}/{inner}" if inner else str(run.folder)
+        """What tells it from all others."""
+        return self.run.key
 
 
 class ForeignRunList:
     """The runs that `search` finds, the one that changed last first. Not safe for threads.
 
-    `runs` is the same list as before if nothing has changed. `complete` tells that all have been found and read.
+    `runs` is the same list as before if nothing has changed. `complete` tells that all have been found and read. `own`
+    are the folders of runs of gputrain that the last search met.
     """
 
     def __init__(self, search: Callable[[], Iterator[FoundRuns]]) -> None:
@@ -85,6 +78,7 @@ class ForeignRunList:
         self._writers, self._next_look = Writers(), 0.0
         self._position, self._next_check = 0, 0.0
         self.runs: list[ListedRun] = []
+        self.own: frozenset[Path] = frozenset()
         self.complete = self.has_searched = self.is_partial = False
         """`has_searched`: the first search is over. `is_partial`: the search met one of its limits."""
 
@@ -111,12 +105,13 @@ class ForeignRunList:
         """Begin a search, or continue the one that the last poll had no time for."""
         if self._searching is None and time.monotonic() >= self._next_search:
             self._searching, self._search_seconds, self._found = self._search(), 0.0, set()
-            self._is_limited = False
+            self._is_limited, self._own_now = False, set[Path]()
         if self._searching is None:
             return
         began = time.monotonic()
         for part in self._searching:
             self._is_limited |= part.is_partial
+            self._own_now |= part.own
             for run in part.runs:
                 self._add(run)
             if time.monotonic() > deadline:
@@ -124,12 +119,13 @@ class ForeignRunList:
                 return
         self._search_seconds += time.monotonic() - began
         self._searching, self.has_searched, self.is_partial = None, True, self._is_limited
+        self.own = frozenset(self._own_now)
         self._next_search = time.monotonic() + max(SEARCH_SECONDS, self._search_seconds / SEARCH_SHARE)
         for key in self._followed.keys() - self._found:
             del self._followed[key]
 
     def _add(self, run: ForeignRun) -> None:
-        key = run_key(run)
+        key = run.key
         self._found.add(key)
         known = self._followed.get(key)
         if known is None:
@@ -236,7 +232,7 @@ class _FollowedRun:
         run = self.listed.run
         if self._follower is None:
             self._follower = RunFollower(run)
-            self._parameters = read_parameters(run.folder) if not run.logs[0].run else {}
+            self._parameters = run.read_parameters()
         readings = self._follower.poll(ROW_POLL_BYTES)
         for metrics, reading in zip(self._metrics, readings, strict=True):
             _add(reading, metrics)

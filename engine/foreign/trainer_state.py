@@ -59,10 +59,11 @@ def _checkpoint_step(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def newest_state(folder: Path) -> tuple[Path | None, tuple[int, int, int]]:
+def newest_state(listing: Listing) -> tuple[Path | None, tuple[int, int, int]]:
     """Return the state that was written last in a folder or its last checkpoint, and its time, size and inode."""
-    paths = [folder / STATE_FILE]
-    checkpoints = (name for name in list_folder(folder).folders if _CHECKPOINT.fullmatch(name))
+    folder = listing.folder
+    paths = [folder / STATE_FILE] if STATE_FILE in listing.files else []
+    checkpoints = (name for name in listing.folders if _CHECKPOINT.fullmatch(name))
     if newest := max(checkpoints, key=_checkpoint_step, default=""):
         paths.append(folder / newest / STATE_FILE)
     stamps = []
@@ -109,7 +110,7 @@ class TrainerStates:
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read at most about `max_bytes` of the history. A newer file is read from its beginning."""
         reading = Reading()
-        path, stamp = newest_state(self._folder)
+        path, stamp = newest_state(list_folder(self._folder))
         if path is None:
             return reading
         if (path, stamp) != (self._path, self._stamp):

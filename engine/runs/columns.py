@@ -7,15 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.runs.fields import FOREIGN_FIELDS, Field, as_text, field_names, find_field
-from engine.runs.metrics import (
-    BEST_PREFIX,
-    METRIC_PREFIX,
-    METRICS,
-    NO_METRICS,
-    Better,
-    own_metrics,
-    recorded_metrics,
-)
+from engine.runs.foreign_record import by_importance, known_keys
+from engine.runs.metrics import METRICS, NO_METRICS, Better, own_metrics, recorded_foreign_metrics, recorded_metrics
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError
@@ -82,10 +75,11 @@ def foreign_column_choices(rows: Sequence[RunRow], first: Iterable[str]) -> list
             values.setdefault(key, {})[as_text(value)] = None
     about = {key: _about(list(found)) for key, found in values.items()}
     differing = sorted(key for key, found in values.items() if len(found) > 1)
-    metrics = own_metrics(row.record for row in rows)
+    keys = by_importance(known_keys(rows))
+    metrics = {metric.key: metric for key in keys for metric in recorded_foreign_metrics(key)}
+    about |= {key: printable(metric.description) for key, metric in metrics.items()}
     shared = [name for name in FOREIGN_FIELDS if name not in OMITTED_FIELDS]
-    keys = [key for name in metrics for key in (METRIC_PREFIX + name, BEST_PREFIX + name)]
-    names = dict.fromkeys([*first, *differing, *keys, *shared, *sorted(values)])
+    names = dict.fromkeys([*first, *differing, *metrics, *shared, *sorted(values)])
     return [ColumnChoice(name, about.get(name, "")) for name in names]
 
 

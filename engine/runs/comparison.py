@@ -17,7 +17,15 @@ import yaml
 from engine.config.differences import SEED_KEY, KeyDifference, differing_keys, flat_values, seed_group_key
 from engine.config.yaml_io import MAX_CONFIG_BYTES, parse_yaml
 from engine.runs.folder import RunFolder, RunState
-from engine.runs.metrics import NO_METRICS, Better, Metric, foreign_metric, format_metric, own_metrics, recorded_metrics
+from engine.runs.metrics import (
+    NO_METRICS,
+    Better,
+    Metric,
+    foreign_metrics,
+    format_metric,
+    own_metrics,
+    recorded_metrics,
+)
 from engine.runs.record_completion import open_run
 from engine.runs.run_record import RunRecord
 from engine.utils.errors import Problem, UsageError
@@ -197,19 +205,13 @@ def compare_runs(runs: Sequence[ComparedRun], directions: Mapping[str, Better] =
     metrics = recorded_metrics(own)
     foreign = own_metrics(run.record for run in runs if run.is_foreign)
     for name in sorted(foreign.keys() - own.keys()):
-        metrics += _foreign_rows(name, directions.get(name))
+        metrics += foreign_metrics(name, directions.get(name))
     differences = _differences(runs)
     notes = [Problem(run.name, run.problem, code="damaged") for run in runs if run.problem is not None]
     if _datasets_differ(runs, {difference.key for difference in differences}):
         reason = "The runs train on different datasets, so their accuracies and losses do not compare"
         notes.insert(0, Problem("", reason, code="not-comparable"))
     return Comparison(tuple(runs), tuple(metrics), tuple(differences), _seed_groups(runs), tuple(notes))
-
-
-def _foreign_rows(name: str, better: Better | None) -> list[Metric]:
-    """Return the best value of a foreign metric if its direction is known, and the last one."""
-    last = foreign_metric(name, better=better)
-    return [last] if last.better is Better.NEITHER else [foreign_metric(name, best=True, better=better), last]
 
 
 def _differences(runs: Sequence[ComparedRun]) -> list[KeyDifference]:

@@ -15,7 +15,17 @@ from typing import Any
 from engine.foreign.activity import Activity
 from engine.runs.folder import RunState
 from engine.runs.keys import quote_key
-from engine.runs.metrics import BEST_PREFIX, METRIC_PREFIX, METRICS, NO_METRICS, Better, Metric, Unit, own_metric
+from engine.runs.metrics import (
+    BEST_PREFIX,
+    METRIC_PREFIX,
+    METRICS,
+    NO_METRICS,
+    Better,
+    Metric,
+    Unit,
+    foreign_metric,
+    own_metric,
+)
 from engine.runs.run_config import default_values
 from engine.runs.run_row import RunRow
 from engine.utils.errors import UsageError, nearest
@@ -107,6 +117,10 @@ ROW_FIELDS: Mapping[str, Field] = {
 }
 # Fields of runs of other programs, besides their metrics and parameters.
 FOREIGN_FIELDS = ("name", "state", "age", "updated_at", "step", "format", "message", "folder")
+# Metrics of the registry that `engine.runs.foreign_record` knows, besides `lr`, which is mostly a parameter.
+FOREIGN_METRICS = (
+    "val_loss", "best_val_loss", "val_accuracy", "best_val_accuracy", "train_loss", "train_accuracy",
+)  # fmt: skip
 _FOREIGN_ALIASES = {"run": "name", "updated": "updated_at", "changed": "age", "formats": "format"}
 _SYNONYMS = {"lr": "learning_rate", "learning_rate": "lr"}
 _LAST_PART = re.compile(r"[./]")
@@ -192,12 +206,12 @@ def find_field(name: str, own: Mapping[str, Better] = NO_METRICS, parameters: Co
     raise UsageError.one(name, "is no metric of a run and no config key", advice, code="unknown-key")
 
 
-def _find_foreign_field(name: str, own: Mapping[str, Better], parameters: Collection[str]) -> Field:
-    """Return a field of runs of other programs: one of every row, a parameter, a metric, or the last part of one of
-    these only. Raises UsageError."""
+def _find_foreign_field(name: str, own: Collection[str], parameters: Collection[str]) -> Field:
+    """Return a field of runs of other programs: one of every row, a metric of the registry, a parameter, a metric by
+    the name that the runs have for it, or the last part of one of these only. Raises UsageError."""
     folded = name.casefold()
     shared = _FOREIGN_ALIASES.get(folded, folded)
-    if shared in FOREIGN_FIELDS:
+    if shared in FOREIGN_FIELDS or shared in FOREIGN_METRICS:
         if shared == "state":
             return replace(ROW_FIELDS[shared], choices=tuple(Activity))
         if shared == "age":
@@ -205,17 +219,17 @@ def _find_foreign_field(name: str, own: Mapping[str, Better], parameters: Collec
         return _metric_field(METRICS[shared]) if shared in METRICS else ROW_FIELDS[shared]
     for prefix in (METRIC_PREFIX, BEST_PREFIX):
         if name.startswith(prefix) and name != prefix and name not in parameters:
-            return _own_field(name[len(prefix) :], own, best=prefix == BEST_PREFIX)
+            return _metric_field(foreign_metric(name[len(prefix) :], best=prefix == BEST_PREFIX))
     for wanted in (name, _SYNONYMS.get(folded, name)):
         if wanted in parameters:
             return _parameter_field(wanted)
         if wanted in own:
-            return _own_field(wanted, own, best=False)
+            return _metric_field(METRICS["lr"]) if wanted == "lr" else _logged_field(wanted)
         if (rest := wanted.removeprefix("best_")) != wanted and rest in own:
-            return _own_field(rest, own, best=True)
+            return _logged_field(rest, best=True)
         # `lr` of `optimizer.lr`, `loss` of `train/loss`.
         folded = wanted.casefold()
-        for names, make in ((parameters, _parameter_field), (own, lambda key: _own_field(key, own, best=False))):
+        for names, make in ((parameters, _parameter_field), (own, _logged_field)):
             matches = [key for key in names if _LAST_PART.split(key)[-1].casefold() == folded]
             if len(matches) == 1:
                 return make(matches[0])
@@ -241,7 +255,7 @@ def known_names(own: Iterable[str] = (), parameters: Iterable[str] | None = None
     Imports the config schema, unless `parameters` are those of runs of other programs.
     """
     if parameters is not None:
-        return [*FOREIGN_FIELDS, *parameters, *own]
+        return [*FOREIGN_FIELDS, *FOREIGN_METRICS, *parameters, *own]
     aliases = [name for name, key in ALIASES.items() if key not in METRICS or METRICS[key].is_recorded]
     return [*field_names(), *aliases, *(key for key in default_values() if key not in ALIASES), *own]
 
@@ -253,6 +267,17 @@ def _find_shared_field(name: str) -> Field | None:
 
 def _own_field(name: str, own: Mapping[str, Better], *, best: bool) -> Field:
     return _metric_field(own_metric(name, best=best, better=own.get(name)))
+
+
+def _logged_field(name: str, *, best: bool = False) -> Field:
+    """Return the field of a metric of runs of other programs by the name that they have for it, whatever its key."""
+    field = _metric_field(foreign_metric(name, best=best))
+
+    def last(row: RunRow) -> float | None:
+        key = row.metric_keys.get(name, "")
+        return METRICS[key].of_run(row.record) if key in METRICS else row.record.metrics.get(name)
+
+    return replace(field, name=f"best_{name}" if best else name, value=field.value if best else last)
 
 
 def _metric_field(metric: Metric) -> Field:

@@ -206,9 +206,12 @@ _KEYS_OF_NAMES = {name: key for key, names in FOREIGN_NAMES.items() for name in 
 
 
 def registry_keys(names: Iterable[str]) -> dict[str, str]:
-    """Return the key in the registry of those metrics of a foreign run that have one, by their names in that run."""
+    """Return the key in the registry of those metrics of a foreign run that have one, by their names in that run.
+
+    `foreign_record.metric_keys` has the keys of all metrics.
+    """
     by_key: dict[str, str] = {}
-    known = {name.lower(): name for name in names}
+    known = {name.lower(): name for name in sorted(names)}
     for name, key in _KEYS_OF_NAMES.items():
         if name in known:
             by_key.setdefault(key, known[name])
@@ -247,6 +250,25 @@ def foreign_metric(name: str, *, best: bool = False, better: Better | None = Non
     if better is None and known is Better.HIGH and _HIGH_WORDS.isdisjoint(words):
         known = Better.NEITHER
     return replace(own_metric(name, best=best, better=known), unit=Unit.NUMBER)
+
+
+def foreign_metrics(name: str, better: Better | None = None) -> list[Metric]:
+    """Return what tables show of a metric for `foreign_metric`: the best value if it has a direction, and the last
+    one."""
+    last = foreign_metric(name, better=better)
+    return [last] if last.better is Better.NEITHER else [foreign_metric(name, best=True, better=better), last]
+
+
+def recorded_foreign_metrics(key: str) -> list[Metric]:
+    """Return what a record has of the metric that a foreign run has under a key: its best and its last value."""
+    if (name := key.removeprefix(METRIC_PREFIX)) != key:
+        return foreign_metrics(name)
+    return [METRICS[known] for known in (f"best_{key}", key) if known in METRICS]
+
+
+def metric_of_key(key: str) -> Metric:
+    """Return the metric that a foreign run has under a key: a row of the registry, or that of `metrics.NAME`."""
+    return METRICS[key] if key in METRICS else foreign_metric(key.removeprefix(METRIC_PREFIX))
 
 
 def find_metric(key: str, directions: Mapping[str, Better] = NO_METRICS) -> Metric:

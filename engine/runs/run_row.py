@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from engine.runs.claim import MAX_TEXT_CHARS, observe_claim
@@ -34,7 +36,7 @@ class RunRow(NamedTuple):
     the run, None if they cannot. `tags`, `note` and `archived` are the labels of the run. `sweep` is the sweep that the
     run is a trial of, "" if it is none. A row that stands for a sweep has `trials`, their number
     (`engine.runs.trials`). `format` is that of the logs of a run of another program (`engine.runs.foreign_rows`), and
-    "" for a run of gputrain.
+    "" for a run of gputrain; `metric_keys` are the keys of its metrics by their names in the run.
     """
 
     name: str
@@ -50,6 +52,7 @@ class RunRow(NamedTuple):
     sweep: str = ""
     trials: int = 0
     format: str = ""
+    metric_keys: Mapping[str, str] = MappingProxyType({})
 
     def to_dict(self) -> dict[str, object]:
         """Return the row as JSON values: the fields of the record, None if unknown, and those of the row."""
@@ -57,7 +60,7 @@ class RunRow(NamedTuple):
         values: dict[str, object] = {name: known.get(name) for name in RunRecord.__struct_fields__}
         values |= {**self._asdict(), "tags": list(self.tags), "age_seconds": self.age_seconds}
         values["config"] = {} if self.record.config is None else all_values(self.name, self.record.config)
-        del values["trials"], values["record"], values["format"]
+        del values["trials"], values["record"], values["format"], values["metric_keys"]
         return values
 
     @property

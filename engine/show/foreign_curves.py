@@ -37,9 +37,11 @@ FOREIGN_AXES: tuple[XAxis, ...] = ("step", "epoch", "hours")
 
 @dataclass(frozen=True)
 class Extremes:
-    """Number of points of a metric, its smallest and largest finite value, and the one that was read last.
+    """Number of points of a metric, its smallest and largest finite value, and the one that was read last, with its
+    step.
 
-    A value is None without a finite one, `last` also if the last one is not finite.
+    A value is None without a finite one, `last` also if the last one is not finite. `step` is the highest one of a
+    block if the points after it were dropped.
     """
 
     count: int
@@ -47,6 +49,7 @@ class Extremes:
     high: float | None
     last: float | None
     not_finite: int
+    step: int | None
 
 
 class _Metric:
@@ -126,11 +129,12 @@ class _Metric:
         columns = self.columns
         num_points = int(columns[_SIZE].sum())
         if not num_points:
-            return Extremes(0, None, None, None, 0)
+            return Extremes(0, None, None, None, 0, None)
         low, high = float(np.fmin.reduce(columns[_LOW])), float(np.fmax.reduce(columns[_HIGH]))
-        last = float(columns[_LAST, np.argmax(columns[_NUMBER])])
+        latest = np.argmax(columns[_NUMBER])
+        last, step = float(columns[_LAST, latest]), int(columns[_STEP_HIGH, latest])
         not_finite = num_points - int(columns[_FINITE].sum())
-        return Extremes(num_points, finite(low), finite(high), finite(last), not_finite)
+        return Extremes(num_points, finite(low), finite(high), finite(last), not_finite, step)
 
 
 class ForeignCurves:
@@ -288,8 +292,6 @@ class CurveReader:
         self.problems: tuple[str, ...] = ()
         """What of the logs cannot be read."""
         self.logged_parameters: dict[str, Scalar] = {}
-        self.has_ended = False
-        """Whether a log says that the run has ended."""
         self.has_ended = False
         """Whether a log says that the run has ended."""
         self._follower, self._next_curves = RunFollower(run), self.curves

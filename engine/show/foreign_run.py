@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun
-from engine.foreign.parameters import Parameters, read_parameters
-from engine.foreign.reading import EPOCH_NAMES
+from engine.foreign.parameters import Parameters
 from engine.runs.comparison import ComparedRun, describe_foreign_run
 from engine.runs.comparison import read_run as read_own_run
 from engine.runs.curves import XAxis
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
-from engine.runs.metrics import METRIC_PREFIX, METRICS, Better, registry_keys
+from engine.runs.foreign_record import foreign_record, metric_keys
+from engine.runs.metrics import METRIC_PREFIX
 from engine.runs.reduced_curves import MAX_BLOCKS, BlockSeries, Curves
-from engine.runs.run_record import NO_RECORD, RunRecord
+from engine.runs.run_record import RunRecord
 from engine.runs.series import block_extremes, block_means, block_starts
 from engine.show.foreign_charts import group_metrics
 from engine.show.foreign_curves import CurveReader, Extremes, ForeignCurves
@@ -41,18 +42,17 @@ class KeyedCurves:
 
     def __init__(self, store: ForeignCurves, max_blocks: int = MAX_BLOCKS) -> None:
         self._store, self._max_blocks = store, max_blocks
-        self.names = [name for name in sorted(store.names) if name.lower() not in EPOCH_NAMES]
-        """The names that the run has for its metrics, without that of the epoch."""
-        self._extremes = {name: store.extremes(name) for name in self.names}
-        keys = {name: key for name, key in registry_keys(self.names).items() if _can_be(key, self._extremes[name])}
-        self.keys: Mapping[str, str] = {name: keys.get(name, METRIC_PREFIX + name) for name in self.names}
+        self.values = {name: store.extremes(name) for name in store.names}
+        self.keys: Mapping[str, str] = metric_keys(self.values)
         """The key of each metric."""
+        self.names = list(self.keys)
+        """The names that the run has for its metrics, without that of the epoch."""
         self._name_of = {key: name for name, key in self.keys.items()}
 
     @property
     def nonfinite_count(self) -> int:
         """Number of values that are NaN or infinite."""
-        return sum(extremes.not_finite for extremes in self._extremes.values())
+        return sum(self.values[name].not_finite for name in self.names)
 
     @property
     def own_names(self) -> list[str]:
@@ -121,11 +121,22 @@ def default_axis(runs: Iterable[Curves]) -> XAxis:
     return "epoch" if is_usable else "step"
 
 
-def _can_be(key: str, extremes: Extremes) -> bool:
-    """Whether the values can be those of a metric of the registry, whose accuracies are shares and not percent."""
-    if METRICS[key].better is not Better.HIGH or extremes.low is None or extremes.high is None:
-        return True
-    return 0 <= extremes.low <= extremes.high <= 1
+@dataclass(frozen=True)
+class RunSummary:
+    """A run as it was when its logs were read: its metrics by the names that it has for them, and its parameters.
+
+    `problems` say what of the logs cannot be read.
+    """
+
+    run: ForeignRun
+    metrics: Mapping[str, Extremes]
+    parameters: Parameters
+    problems: tuple[str, ...]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The key of each metric by its name in the run."""
+        return metric_keys(self.metrics)
 
 
 class ForeignData:
@@ -146,12 +157,22 @@ class ForeignData:
             self._parameters = None
         return has_news
 
+    def parameters(self) -> Parameters:
+        """Return the parameters in the logs and in the files beside them."""
+        if self._parameters is None:
+            self._parameters = self.run.read_parameters() | self._reader.logged_parameters
+        return self._parameters
+
     def describe(self) -> ComparedRun:
         """Return what a comparison needs of the run."""
-        if self._parameters is None:
-            self._parameters = read_parameters(self.run.folder) | self._reader.logged_parameters
         problem = "; ".join(self._reader.problems) or None
-        return describe_foreign_run(self.run, self.record(), self._parameters, self.activity(), problem)
+        return describe_foreign_run(self.run, self.record(), self.parameters(), self.activity(), problem)
+
+    def summary(self) -> RunSummary:
+        """Return what is known of the run without its curves."""
+        curves = self._reader.curves
+        metrics = {name: curves.extremes(name) for name in sorted(curves.names)}
+        return RunSummary(self.run, metrics, self.parameters(), self._reader.problems)
 
     def activity(self) -> Activity:
         """Return whether the run goes on."""
@@ -160,23 +181,7 @@ class ForeignData:
     def record(self) -> RunRecord:
         """Return the last, lowest and highest value of each metric as a record of a run."""
         curves = self.curves()
-        found = {key: curves.extremes(key) for key in curves.keys.values()}
-        own = {key.removeprefix(METRIC_PREFIX): part for key, part in found.items() if key.startswith(METRIC_PREFIX)}
-        last = {key: found[key].last for key in found.keys() - own.keys()}
-        return RunRecord(
-            state=NO_RECORD.state,
-            step=max(int(self._reader.curves.last_x("step")), 0) if found else 0,
-            updated_at=self.run.changed_at(),
-            train_loss=last.get("train_loss"),
-            train_accuracy=last.get("train_accuracy"),
-            val_loss=last.get("val_loss"),
-            val_accuracy=last.get("val_accuracy"),
-            best_val_loss=curves.extremes("val_loss").low,
-            best_val_accuracy=curves.extremes("val_accuracy").high,
-            metrics={name: part.last for name, part in own.items()},
-            lowest_metrics={name: part.low for name, part in own.items() if part.low is not None},
-            highest_metrics={name: part.high for name, part in own.items() if part.high is not None},
-        )
+        return foreign_record(curves.values, curves.keys, self.run.changed_at())
 
     def curves(self, max_blocks: int = MAX_BLOCKS) -> KeyedCurves:
         """Return the curves in at most `max_blocks` blocks each."""
@@ -187,6 +192,15 @@ def read_run(run: OpenedRun) -> ComparedRun:
     """Read one run for a comparison: its config and its record, or all of a foreign run."""
     if isinstance(run, RunFolder):
         return read_own_run(run)
+    return _read_all(run).describe()
+
+
+def summarize(run: ForeignRun) -> RunSummary:
+    """Read all logs of a run."""
+    return _read_all(run).summary()
+
+
+def _read_all(run: ForeignRun) -> ForeignData:
     data = ForeignData(run)
     data.read()
-    return data.describe()
+    return data

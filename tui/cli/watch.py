@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +17,8 @@ from tui.cli.options import JsonOption, LowBandwidthOption, count_option
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId, ProcessTree
-    from engine.foreign.summary import RunSummary
     from engine.gpus.snapshot import Snapshot
+    from engine.show.foreign_run import RunSummary
 
 WATCH_FORMAT = 1
 MAX_PID_DIGITS, MAX_NAME_LENGTH = 10, 255
@@ -54,8 +55,10 @@ def watch(
     A number that is no path is a process: the screen shows its children, its GPUs, its log, and the runs that it
     writes. It gets no signal.
 
-    --json prints each run with its parameters. Each metric has the number of its values, the last step and the last
-    value.
+    --json prints each run with its parameters. Each metric has its name in the run, its key in comparisons, the number
+    of its values, the last step and the last value.
+
+    A run of gputrain opens in its own screen. In a list, runs of gputrain are left out: gputrain runs shows them.
     """
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
@@ -71,8 +74,12 @@ def watch(
         if not expand_user(path).exists():
             raise UsageError.one(path, "is neither a folder nor a file", code="not-found")
     if opens_screen:
+        from engine.runs.root import is_run_folder
         from tui.cli.open_tui import open_screen
 
+        only = expand_user(paths[0]).resolve()
+        if len(paths) == 1 and is_run_folder(only):
+            open_screen(run=str(only), low_bandwidth=low_bandwidth)
         open_screen(watched=[expand_user(path) for path in paths], low_bandwidth=low_bandwidth)
         return
     print_runs(paths, count, as_json=as_json)
@@ -89,21 +96,26 @@ def _is_pid(text: str) -> bool:
 def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> None:
     """Print the runs below paths."""
     from engine.foreign.folders import find_runs
-    from engine.foreign.summary import summarize
+    from engine.show.foreign_run import summarize
     from engine.utils.errors import Problem
     from engine.utils.files import expand_user
     from engine.utils.text import printable
     from tui.cli.console import print_table, print_warning
+    from tui.phrases import own_runs_problem
     from tui.tables.foreign_runs import FOREIGN_COLUMNS
 
     found: list[ForeignRun] = []
+    own: set[Path] = set()
     for path in paths:
         below = find_runs(expand_user(path))
         found += below.runs
+        own |= below.own
         if below.is_partial:
             print_warning(Problem(path, "has too many files or folders; not all are listed", code="too-many"))
+    if own:
+        print_warning(own_runs_problem(own, "gputrain runs"))
     # A run may be below two of the paths.
-    runs = list({(run.folder, run.name): run for run in found}.values())
+    runs = list({run.key: run for run in reversed(found)}.values())
     runs.sort(key=lambda run: -run.changed_at())
     summaries = [summarize(run) for run in runs[:count]]
     for summary in summaries:
@@ -113,7 +125,7 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
         typer.echo(json.dumps({"format": WATCH_FORMAT, "runs": [run_json(summary) for summary in summaries]}, indent=2))
     elif summaries:
         print_table(FOREIGN_COLUMNS, summaries)
-    else:
+    elif not own:
         advice = "Formats that are read: gputrain watch --help"
         typer.echo(f"No run in {printable(', '.join(paths))}. {advice}", err=True)
 
@@ -122,6 +134,7 @@ def run_json(summary: RunSummary) -> dict[str, Any]:
     """Return a run as `gputrain watch --json` prints it."""
     from engine.utils.codec import finite
 
+    keys = summary.keys
     return {
         "name": summary.run.name,
         "folder": str(summary.run.folder),
@@ -133,9 +146,10 @@ def run_json(summary: RunSummary) -> dict[str, Any]:
         "metrics": [
             {
                 "name": name,
-                "count": len(metric.steps),
-                "last_step": metric.steps[-1],
-                "last_value": finite(metric.values[-1]),
+                "key": keys.get(name),
+                "count": metric.count,
+                "last_step": metric.step,
+                "last_value": metric.last,
             }
             for name, metric in summary.metrics.items()
         ],
@@ -165,7 +179,7 @@ def watch_process(text: str, *, as_json: bool, opens_screen: bool, low_bandwidth
 def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> None:
     """Print a process, its GPUs, and the runs that it writes."""
     from engine.foreign.process import find_process_runs, started_at
-    from engine.foreign.summary import summarize
+    from engine.show.foreign_run import summarize
     from tui.cli.console import print_table
     from tui.pollers.process import gpu_uses
     from tui.tables.foreign_runs import FOREIGN_COLUMNS

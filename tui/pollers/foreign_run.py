@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun
 from engine.foreign.log_file import find_log_file
-from engine.foreign.parameters import Parameters, read_parameters
+from engine.foreign.parameters import Parameters
 from engine.show.foreign_curves import CurveReader
 from engine.utils.files import file_stamp
 from tui.pollers.runs import read_log_tail
@@ -52,7 +52,7 @@ class ForeignRunPoller(Poller):
 
     def read_parameters(self) -> Parameters:
         """Read the files with parameters. Those in the logs come first."""
-        return read_parameters(self.run.folder) | self.reader.logged_parameters
+        return self.run.read_parameters() | self.reader.logged_parameters
 
     def poll(self) -> None:
         self._poll_log()

@@ -59,6 +59,8 @@ class ForeignRunListPoller(Poller):
         self.problem: Problem | None = None
         self.is_partial = False
         """Whether there are more runs than are searched for."""
+        self.own: frozenset[Path] = frozenset()
+        """Folders of the runs of gputrain that were found, which are not listed."""
 
     def find_run(self, key: str) -> ForeignRun | None:
         """Return the run with this key (`RunRow.folder`)."""
@@ -83,6 +85,7 @@ class ForeignRunListPoller(Poller):
             self._publish(self._list.runs)
         self.count, self.num_read = len(self._list.runs), self._list.num_read
         self.is_partial, self.has_searched = self._list.is_partial, self._list.has_searched
+        self.own = self._list.own
         self.complete = self._list.complete
 
     def _publish(self, runs: Collection[ListedRun]) -> None:

@@ -18,7 +18,7 @@ from engine.runs.comparison import Column, Comparison
 from engine.runs.curves import X_AXES
 from engine.runs.find import OpenedRun
 from engine.runs.folder import RunFolder
-from engine.runs.metrics import METRIC_PREFIX, METRICS, Metric, foreign_metric
+from engine.runs.metrics import METRIC_PREFIX, METRICS, metric_of_key
 from engine.show.charts import CHARTS, Place, charts_of, metric_chart
 from engine.show.charts import Chart as ChartRow
 from engine.show.foreign_run import KeyedCurves, default_axis, further_keys
@@ -255,7 +255,7 @@ class CompareScreen(ChartScreen):
             entries.append(
                 CompareEntry(
                     letter=entry.letter, name=entry.name, style=entry.style, note=self._entry_note(column),
-                    metric=self._metric(row.id), value=value, reference=reference, is_baseline=index == baseline,
+                    metric=metric_of_key(row.id), value=value, reference=reference, is_baseline=index == baseline,
                 )
             )  # fmt: skip
         table = fit(ENTRY_COLUMNS, entries, panel.text_width)
@@ -284,11 +284,6 @@ class CompareScreen(ChartScreen):
     def _foreign(self) -> list[KeyedCurves]:
         """The curves of the foreign runs that have been read."""
         return [run for run in self.data.known if isinstance(run, KeyedCurves)]
-
-    def _metric(self, key: str) -> Metric:
-        """Return a metric of a chart."""
-        known = METRICS.get(key)
-        return foreign_metric(key.removeprefix(METRIC_PREFIX)) if known is None else known
 
     def _chart_rows(self) -> list[ChartRow]:
         """Return the charts that the runs have a value for: those of every comparison, then those of foreign runs."""

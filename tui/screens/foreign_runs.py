@@ -20,6 +20,7 @@ from engine.utils.text import pluralize, printable
 from tui.keymap import FOREIGN_RUNS_COMMANDS, RUNS_COMMANDS, Command
 from tui.list_settings import FOREIGN_SETTINGS_FILE
 from tui.palette import MUTED
+from tui.phrases import own_runs_problem
 from tui.pollers.foreign_runs import ForeignRunListPoller, ListNames, Search
 from tui.screens.base import AppServices, Filter
 from tui.screens.run_filter import RunFilter
@@ -54,7 +55,9 @@ class ForeignRunsScreen(RunTableScreen):
 
     @property
     def heading(self) -> str:
-        return f"runs below {printable(self._place)}"
+        own = self._found.own
+        left_out = f", without {pluralize(len(own), 'run')} of gputrain" if own else ""
+        return f"runs below {printable(self._place)}{left_out}"
 
     @property
     def parameters(self) -> Parameters:
@@ -72,6 +75,8 @@ class ForeignRunsScreen(RunTableScreen):
 
     @property
     def no_runs_text(self) -> str:
+        if self._found.own:
+            return printable(str(own_runs_problem(self._found.own, "gputrain-tui")))
         return f"No run below {printable(self._place)} yet; it appears here when a trainer writes one"
 
     def make_filter(self) -> Filter:
@@ -99,6 +104,8 @@ class ForeignRunsScreen(RunTableScreen):
         self._request_visible()
         super().update_content()
         if self._found.has_searched and not self._has_opened_only_run:
+            if self._found.own:
+                self.gputrain_app.show_toast(own_runs_problem(self._found.own, "gputrain-tui"))
             self._open_only_run()
 
     def _request_visible(self) -> None:

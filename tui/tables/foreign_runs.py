@@ -8,13 +8,14 @@ from itertools import zip_longest
 from rich.text import Text
 
 from engine.foreign.activity import activity_text
-from engine.foreign.summary import RunSummary
 from engine.runs.fields import as_text
-from engine.runs.metrics import Better, better_of_name
+from engine.runs.foreign_record import by_importance, last_step
+from engine.runs.metrics import Better, Metric, format_metric, metric_of_key
 from engine.runs.run_row import RunRow
+from engine.show.foreign_run import RunSummary
 from engine.show.table import Align, Column, FittedTable, cell_width, fit, pad, shorten
 from engine.utils.text import printable
-from engine.utils.units import UNKNOWN, format_age, format_count, format_number
+from engine.utils.units import UNKNOWN, format_age, format_count
 from tui.palette import ACCENT, MUTED, STRONG
 from tui.phrases import state_symbol
 from tui.tables import styled
@@ -23,11 +24,11 @@ MAX_SHOWN_METRICS = 4
 
 
 def latest_values(run: RunSummary) -> str:
-    """Return the last values of the first metrics, and how many more there are."""
-    shown = [
-        f"{name} {format_number(metric.values[-1])}" for name, metric in list(run.metrics.items())[:MAX_SHOWN_METRICS]
-    ]
-    more = len(run.metrics) - len(shown)
+    """Return the last values of the most important metrics, and how many more there are."""
+    last = {key: run.metrics[name].last for name, key in run.keys.items()}
+    metrics = [metric_of_key(key) for key in by_importance(last)[:MAX_SHOWN_METRICS]]
+    shown = [f"{metric.label} {_number(metric, last[metric.key])}" for metric in metrics]
+    more = len(last) - len(shown)
     return "  ".join([*shown, *([f"+{more}"] if more else [])])
 
 
@@ -37,7 +38,7 @@ FOREIGN_COLUMNS: list[Column[RunSummary]] = [
     Column(
         "step",
         "step",
-        lambda run: UNKNOWN if run.last_step is None else format_count(run.last_step),
+        lambda run: UNKNOWN if (step := last_step(run.metrics)) is None else format_count(step),
         Align.RIGHT,
     ),
     Column("changed", "changed", lambda run: f"{format_age(max(time.time() - run.run.changed_at(), 0))} ago"),
@@ -45,19 +46,19 @@ FOREIGN_COLUMNS: list[Column[RunSummary]] = [
 ]
 
 
-MetricRow = tuple[str, float | None, float]
-"""Name of a metric, its last value, and its best one."""
+MetricRow = tuple[Metric, float | None, float | None]
+"""A metric, its last value, and its best one, None without a direction."""
 MIN_PARAMETER_COLUMNS, GAP_COLUMNS = 24, 3
 MAX_NAME_COLUMNS = 32
 METRIC_COLUMNS: list[Column[MetricRow]] = [
-    Column("name", "metric", lambda row: row[0], max_width=MAX_NAME_COLUMNS),
-    Column("last", "last", lambda row: _number(row[1]), Align.RIGHT, style=ACCENT),
-    Column("best", "best", lambda row: _number(row[2]), Align.RIGHT),
+    Column("name", "metric", lambda row: row[0].label, max_width=MAX_NAME_COLUMNS),
+    Column("last", "last", lambda row: _number(row[0], row[1]), Align.RIGHT, style=ACCENT),
+    Column("best", "best", lambda row: "" if row[2] is None else _number(row[0], row[2]), Align.RIGHT),
 ]
 
 
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else format_number(value)
+def _number(metric: Metric, value: float | None) -> str:
+    return UNKNOWN if value is None else format_metric(metric, value)
 
 
 def preview_lines(row: RunRow, width: int, height: int) -> list[Text]:
@@ -87,13 +88,14 @@ def preview_lines(row: RunRow, width: int, height: int) -> list[Text]:
 
 def _metric_lines(row: RunRow, width: int, room: int) -> list[Text]:
     record = row.record
-    found = [
-        (name, value, (record.lowest_metrics if better_of_name(name) is Better.LOW else record.highest_metrics)[name])
-        for name, value in record.metrics.items()
-    ]
-    if not found or room < 2:
+    names = {key: name for name, key in row.metric_keys.items()}
+    if not names or room < 2:
         return []
-    shown = sorted(found)[: room - 1]
+    bounds = {Better.LOW: record.lowest_metrics, Better.HIGH: record.highest_metrics, Better.NEITHER: {}}
+    shown: list[MetricRow] = []
+    for key in by_importance(names)[: room - 1]:
+        metric = metric_of_key(key)
+        shown.append((metric, metric.of_run(record), bounds[metric.better].get(names[key])))
     table: FittedTable[MetricRow] = fit(METRIC_COLUMNS, shown, width)
     return [styled(table.header(MUTED)), *(styled(table.line(metric)) for metric in shown)]
 

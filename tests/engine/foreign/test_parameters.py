@@ -8,7 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
+from engine.config.yaml_io import compose_yaml, compose_yaml_fast
 from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, MAX_TEXT_LENGTH, flatten, read_parameters
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
@@ -111,3 +113,12 @@ def test_flatten_bounds_number_length_and_depth() -> None:
         "small": -math.inf,
         "odd": "?",
     }
+
+
+def test_fast_yaml_has_the_nodes_and_limits_of_a_config() -> None:
+    text = "a: &x [1, 2.5, off]\nb: *x\nc: {d: 1e-3, e: 'q', f: true}\ng: |\n  text\n"
+    assert yaml.serialize(compose_yaml_fast(text)) == yaml.serialize(compose_yaml(text))  # type: ignore[arg-type]
+    repeated = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10) if n else 0}]\n" for n in range(6))
+    for large in ("- " * 60, "[" * 100_000, repeated):
+        with pytest.raises(yaml.YAMLError):
+            compose_yaml_fast(large)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from engine.foreign.folders import RunFinder, find_runs
 from engine.foreign.run_list import ForeignRunList, ListedRun
 from support.foreign import event, event_file, scalar, session_start, wandb_file
 
+RECORDED = Path(__file__).parents[2] / "recordings" / "foreign"
 EXIT = b"\x92\x01\x00"  # an empty `RunExitRecord`, field 18 of a W&B `Record`
 
 
@@ -50,7 +53,7 @@ def test_list_has_values_of_all_runs_and_the_latest_first(tmp_path: Path, monkey
     assert names(found) == ["new", "old"] and found.complete
     assert [listed.activity for listed in found.runs] == [Activity.QUIET] * 2
     loss = found.runs[0].metrics["loss"]
-    assert (loss.step, loss.last, loss.lowest, loss.highest) == (2, 0.5, 0.25, 1.0)
+    assert (loss.step, loss.last, loss.low, loss.high) == (2, 0.5, 0.25, 1.0)
 
 
 def test_list_finds_new_growing_and_deleted_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +68,7 @@ def test_list_finds_new_growing_and_deleted_runs(tmp_path: Path, monkeypatch: py
     make_run(tmp_path / "b", 1.0)
     found.poll(5.0)
     assert sorted(names(found)) == ["a", "b"]
-    assert {listed.run.name: listed.step for listed in found.runs} == {"a": 1, "b": 0}
+    assert {listed.run.name: listed.metrics["loss"].step for listed in found.runs} == {"a": 1, "b": 0}
     assert all(listed.activity is Activity.GROWING for listed in found.runs)
     shutil.rmtree(tmp_path / "a")
     found.poll(5.0)
@@ -131,3 +134,35 @@ def test_runs_of_one_file_have_keys_of_their_own(tmp_path: Path, monkeypatch: py
     found = follow(tmp_path, monkeypatch)
     found.poll(5.0)
     assert len({listed.key for listed in found.runs}) == 2
+
+
+def test_runs_of_one_file_and_of_a_folder_of_the_same_name_are_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proj.db").write_bytes(gzip.decompress((RECORDED / "trackio" / "proj.db.gz").read_bytes()))
+    [name] = (run.name.rpartition("/")[2] for run in find_runs(tmp_path).runs)
+    make_run(tmp_path / "proj" / name, 1.0)
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    assert {listed.run.formats for listed in found.runs} == {("trackio",), ("csv",)}
+
+
+def test_two_files_of_one_folder_are_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [make_run(tmp_path, 1.0).rename(tmp_path / name) for name in ("a.csv", "b.csv")]
+    found = follow(tmp_path, monkeypatch)
+    found._search = lambda: chain.from_iterable(RunFinder(file).search() for file in files)
+    found.poll(5.0)
+    assert sorted(names(found)) == ["a", "b"]
+
+
+def test_runs_of_gputrain_are_found_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "other", 1.0)
+    (tmp_path / "runs" / "own").mkdir(parents=True)
+    for name in ("events.jsonl", "owner.json", "metrics.csv"):
+        (tmp_path / "runs" / "own" / name).write_text("step,loss\n1,0.5\n")
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    assert names(found) == ["other"] and found.own == {tmp_path / "runs" / "own"}
+    shutil.rmtree(tmp_path / "runs")
+    found.poll(5.0)
+    assert not found.own

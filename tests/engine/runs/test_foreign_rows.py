@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from engine.foreign.activity import Activity
-from engine.foreign.folders import find_runs
-from engine.foreign.run_list import Figures, ListedRun
+from engine.foreign.folders import RunFinder, find_runs
+from engine.foreign.run_list import Figures, ForeignRunList, ListedRun
+from engine.runs.columns import foreign_column_choices
+from engine.runs.comparison import compare_runs
 from engine.runs.fields import find_field
+from engine.runs.foreign_record import foreign_record, known_keys, metric_keys
 from engine.runs.foreign_rows import default_columns, make_foreign_row, parameter_names
 from engine.runs.metrics import own_metrics
 from engine.runs.query import SortOrder, parse_query
 from engine.runs.run_row import RunRow
+from engine.show.foreign_run import read_run
 from engine.utils.errors import UsageError
 
 PARAMETERS = ({"lr": 0.1, "model.name": "vit", "seed": 1}, {"lr": 0.01, "model.name": "resnet", "seed": 1})
@@ -21,13 +26,16 @@ PARAMETERS = ({"lr": 0.1, "model.name": "vit", "seed": 1}, {"lr": 0.01, "model.n
 
 @pytest.fixture
 def rows(tmp_path: Path) -> list[RunRow]:
-    """Two runs: `a` is growing and has the larger learning rate and loss."""
+    """Two runs: `a` is growing and has the larger learning rate and losses, and other names for its metrics."""
     made = []
-    for name, parameters, loss in zip("ab", PARAMETERS, (0.5, 0.25), strict=True):
+    logged = (("val/loss", "val_acc"), ("eval_loss", "eval_accuracy"))
+    for name, parameters, loss, logged_names in zip("ab", PARAMETERS, (0.5, 0.25), logged, strict=True):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.csv").write_text("step,loss\n1,0.5\n")
         (run,) = find_runs(tmp_path / name).runs
         metrics = {"train/loss": Figures(7, loss, loss / 2, 1.0), "acc": Figures(7, None, 0.1, 0.9)}
+        metrics[logged_names[0]] = Figures(7, loss, loss / 2, 1.0)
+        metrics[logged_names[1]] = Figures(7, 1 - loss, 0.1, 1 - loss / 4)
         state = Activity.GROWING if name == "a" else Activity.QUIET
         made.append(make_foreign_row(ListedRun(run, state, 1e9, metrics, parameters, is_read=True)))
     return made
@@ -45,7 +53,16 @@ def found(rows: list[RunRow], text: str) -> list[str]:
         ("learning_rate>0.05", ["a"]),
         ("model.name=resnet", ["b"]),
         ("train/loss<0.3", ["b"]),
-        ("loss<0.3", ["b"]),
+        ("train_loss<0.3", ["b"]),
+        ("val_loss<0.6", ["a", "b"]),
+        ("best_val_loss<0.2", ["b"]),
+        ("val_accuracy>0.7", ["b"]),
+        ("best_val_accuracy>0.9", ["b"]),
+        ("val/loss<0.6", ["a"]),
+        ("eval_accuracy>0.7", ["b"]),
+        ("best_eval_loss<0.2", ["b"]),
+        ("metrics.acc<1", []),
+        ("metrics.val_acc<0.6", []),
         ("best_train/loss<0.2", ["b"]),
         ("state=growing", ["a"]),
         ("growing", ["a"]),
@@ -82,8 +99,39 @@ def test_order_by_a_parameter_and_by_a_metric(rows: list[RunRow]) -> None:
 
 def test_default_columns_are_losses_and_parameters_that_differ(rows: list[RunRow]) -> None:
     columns = default_columns(rows)
-    assert columns[:5] == ("state", "age", "step", "metrics.train/loss", "metrics.acc")
-    assert columns[5:] == ("lr", "model.name", "format")
+    assert columns[:7] == ("state", "age", "step", "val_loss", "val_accuracy", "train_loss", "metrics.acc")
+    assert columns[7:] == ("lr", "model.name", "format")
+
+
+def test_columns_to_choose_are_metrics_by_their_keys_and_parameters(rows: list[RunRow]) -> None:
+    names = [choice.name for choice in foreign_column_choices(rows, ["state"])]
+    assert names[:3] == ["state", "lr", "model.name"]
+    assert names[3:8] == ["best_val_loss", "val_loss", "best_val_accuracy", "val_accuracy", "train_loss"]
+    assert names[8:10] == ["best_metrics.acc", "metrics.acc"]
+    assert not {"metrics.val/loss", "metrics.eval_loss"} & set(names)
+
+
+def test_list_and_comparison_have_the_same_values_labels_and_directions(tmp_path: Path) -> None:
+    logged = {"val/loss": 0.5, "val_acc": 0.75, "lr-Adam": 0.1, "top1": 70.0, "epoch": 2.0}
+    rows = [{"step": step} | {name: value / step for name, value in logged.items()} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    followed = ForeignRunList(RunFinder(tmp_path).search)
+    followed.poll(5.0)
+    [listed] = followed.runs
+    row, compared = make_foreign_row(listed), read_run(listed.run)
+    own = own_metrics([row.record])
+    for metric in compare_runs([compared]).shown_metrics:
+        field = find_field(metric.key, own, ())
+        assert (field.value(row), field.label) == (compared.value(metric), metric.label)
+        assert field.metric is not None and field.metric.better is metric.better
+    assert set(known_keys([row])) == {"val_loss", "val_accuracy", "metrics.lr-Adam", "metrics.top1"}
+
+
+def test_accuracy_in_percent_has_the_name_of_the_log() -> None:
+    values = {"val_acc": Figures(1, 71.0, 70.0, 71.0)}
+    keys = metric_keys(values)
+    record = foreign_record(values, keys, None)
+    assert record.val_accuracy is None and (keys, record.metrics) == ({"val_acc": "metrics.val_acc"}, {"val_acc": 71.0})
 
 
 def test_row_of_gputrain_has_no_field_of_other_programs(rows: list[RunRow]) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from support.messages import says
 from support.runs.trained_run import call
@@ -51,6 +52,15 @@ def test_watch_as_json_has_count_last_step_and_last_value_of_the_file() -> None:
     rows = list(csv.DictReader((RECORDED / "keras" / "history.csv").open(), delimiter=";"))
     last = rows[-1]
     assert metrics(run)["loss"] == (len(rows), int(last["epoch"]), float(last["loss"]))
+
+
+def test_watch_as_json_has_the_keys_of_comparisons() -> None:
+    [run] = watched(RECORDED / "keras")
+    found = run["metrics"]
+    assert isinstance(found, list)
+    keys = {row["name"]: row["key"] for row in found}
+    assert (keys["loss"], keys["val_loss"]) == ("train_loss", "val_loss")
+    assert "val loss" in call("watch", RECORDED / "keras").stdout
 
 
 def test_watch_of_lightning_finds_the_parameters() -> None:
@@ -121,6 +131,38 @@ def test_number_that_is_a_path_is_watched_as_a_path(tmp_path: Path, monkeypatch:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "metrics.csv").write_text("step,loss\n1,0.5\n")
     assert [run["name"] for run in watched("1")] == ["1"]
+
+
+def make_own_run(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name in ("events.jsonl", "owner.json", "lock"):
+        (folder / name).touch()
+    return folder
+
+
+def test_watch_says_how_to_list_the_runs_of_gputrain(tmp_path: Path) -> None:
+    own = make_own_run(tmp_path / "runs" / "a")
+    alone = call("watch", tmp_path)
+    assert alone.exit_code == 0 and says(alone.stderr, "recorded-elsewhere", f"gputrain attach {own}")
+    make_own_run(tmp_path / "runs" / "b")
+    (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n")
+    both = call("watch", tmp_path, "--json")
+    assert says(both.stderr, "recorded-elsewhere", f"gputrain runs --runs-dir {tmp_path / 'runs'}")
+    assert [run["name"] for run in json.loads(both.stdout)["runs"]] == [tmp_path.name]
+
+
+def test_watch_opens_a_run_of_gputrain_in_its_own_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+
+    def open_screen(*, run: str = "", **options: object) -> None:
+        opened.append(run)
+        raise typer.Exit
+
+    monkeypatch.setattr("tui.cli.train.should_open_screen", lambda *, headless: not headless)
+    monkeypatch.setattr("tui.cli.open_tui.open_screen", open_screen)
+    own = make_own_run(tmp_path / "runs" / "a")
+    call("watch", own)
+    assert opened == [str(own)]
 
 
 def test_watch_opens_the_screen_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import re
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,6 +32,7 @@ from support.screen.demo_app import (
 from support.screen.screen_driver import drive, press
 from tui.app import GputrainApp
 from tui.pollers.foreign_runs import search_paths
+from tui.screens.compare import CompareScreen
 from tui.screens.foreign_run import ForeignRunScreen
 from tui.screens.foreign_runs import ForeignRunsScreen
 from tui.screens.gpu import GpuScreen
@@ -91,7 +96,7 @@ def test_list_shows_state_values_and_parameters_and_enter_opens_a_run(tmp_path: 
         await open_list(pilot, watched)
         text = visible_text(pilot, "#all-runs")
         assert names(pilot) == ["fast", "slow"] and "growing" in text and "quiet" in text
-        assert "0.5000" in text and "lr" in text.splitlines()[1]
+        assert "0.5 " in text and "lr" in text.splitlines()[1]
         await press(pilot, "enter")
         assert isinstance(pilot.app.screen, ForeignRunScreen)
         await press(pilot, "escape")
@@ -158,6 +163,72 @@ def test_only_run_opens_at_once_with_the_list_behind_it(tmp_path: Path) -> None:
         assert isinstance(pilot.app.screen, ForeignRunsScreen)
 
     drive(real_app(tmp_path / "runs"), act, (120, 30))
+
+
+def test_list_and_preview_name_metrics_as_comparisons_do(tmp_path: Path) -> None:
+    for name, loss in (("good", 0.25), ("poor", 0.5)):
+        (tmp_path / "watched" / name).mkdir(parents=True)
+        log = tmp_path / "watched" / name / "metrics.csv"
+        log.write_text(f"step,val/loss,val_acc\n1,1.0,0.95\n2,{loss},0.5\n")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, tmp_path / "watched")
+        assert {"val loss", "val acc"} <= set(re.split(r" {2,}", visible_text(pilot, "#all-runs").splitlines()[1]))
+        assert "val loss" in visible_text(pilot, "#run-preview")
+        await press(pilot, "slash")
+        await pilot.press(*"val_loss", "less_than_sign", *"0", "full_stop", "3")
+        await wait_until(pilot, lambda: names(pilot) == ["good"])
+        await press(pilot, "escape", "slash")
+        await pilot.press(*"val", "slash", *"loss", "greater_than_sign", *"0", "full_stop", "3")
+        await wait_until(pilot, lambda: names(pilot) == ["poor"])
+
+    drive(real_app(tmp_path / "runs"), act, (160, 48))
+
+
+def test_two_runs_of_one_database_are_opened_and_compared(tmp_path: Path) -> None:
+    (tmp_path / "watched").mkdir()
+    path = tmp_path / "watched" / "proj.db"
+    path.write_bytes(gzip.decompress((RECORDED / "trackio" / "proj.db.gz").read_bytes()))
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript("""
+            CREATE TEMP TABLE copy AS SELECT * FROM metrics;
+            UPDATE copy SET id = id + 100, log_id = id, run_id = '2', run_name = 'two', metrics = '{"loss": 0.125}';
+            INSERT INTO metrics SELECT * FROM copy;""")
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, tmp_path / "watched")
+        assert sorted(names(pilot)) == ["one", "two"]
+        await press(pilot, "enter")
+        opened = pilot.app.screen
+        assert isinstance(opened, ForeignRunScreen) and opened.watched_run.name.endswith("/one")
+        await press(pilot, "escape", "M", "c")
+        await wait_until(pilot, lambda: isinstance(pilot.app.screen, CompareScreen))
+        compared = pilot.app.screen
+        assert isinstance(compared, CompareScreen)
+        await wait_until(pilot, lambda: compared.compare_poller.caught_up)
+        assert compared.compare_poller.comparison is not None
+        losses = {run.name: run.record.metrics["loss"] for run in compared.compare_poller.comparison.runs}
+        assert losses == {"watched/proj/one": 0.25, "watched/proj/two": 0.125}
+
+    drive(real_app(tmp_path / "runs"), act, (120, 40))
+
+
+def test_list_says_how_to_see_the_runs_of_gputrain(tmp_path: Path, watched: Path) -> None:
+    for folder in (watched / "runs" / "a", watched / "runs" / "b", tmp_path / "only" / "a", tmp_path / "only" / "b"):
+        folder.mkdir(parents=True)
+        for name in ("events.jsonl", "owner.json"):
+            (folder / name).touch()
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, watched)
+        assert sorted(names(pilot)) == ["fast", "slow"]
+        toast = [str(toast.message) for toast in pilot.app._notifications][-1]
+        assert says(toast, "recorded-elsewhere", f"gputrain-tui --runs-dir {watched / 'runs'}")
+        await press(pilot, "escape")
+        await open_list(pilot, tmp_path / "only")
+        assert "2 runs of gputrain" in visible_text(pilot, "#all-runs")
+
+    drive(real_app(tmp_path / "runs"), act, (160, 30), notifications=True)
 
 
 def test_empty_folder_says_that_runs_appear(tmp_path: Path) -> None:
