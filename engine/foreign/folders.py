@@ -7,15 +7,18 @@ readers of this package do the reading.
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.foreign import csv_file, json_lines, mlflow_store, tensorboard, trackio, trainer_state, wandb_log
 from engine.foreign.parameters import Parameters, read_parameters
 from engine.foreign.reading import POLL_BYTES, Listing, Log, Reading, list_folder
+from engine.utils.files import is_file, is_folder
 from engine.utils.text import printable
 
 # If two formats have the same metric, the first one in this order counts: those with a time for each value come first.
@@ -33,6 +36,7 @@ MAX_LOGS = 50  # per folder
 FRESH_SECONDS = 2.0
 # Of these files, the content decides, or a folder beside them.
 LATE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".db", ".yaml")
+MAX_UNDECIDED = 50  # per folder; one with more is listed in each search
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 # A folder with both is a run of gputrain, which `engine.runs` reads.
 OWN_FILES = frozenset({"events.jsonl", "owner.json"})
@@ -109,15 +113,15 @@ class RunFinder:
     def __init__(self, path: Path, limits: Limits = Limits()) -> None:
         self._root = Path(os.path.realpath(path))
         self._limits = limits
-        self._known: dict[Path, tuple[int, Listing, list[Log]]] = {}
+        self._known: dict[Path, _Folder] = {}
 
     def search(self) -> Iterator[FoundRuns]:
         """Yield the runs of each folder, none for most."""
         root = self._root
-        if not root.is_dir():
-            if root.is_file():
+        if not is_folder(root):
+            if is_file(root):
                 listing = Listing(root.parent, (root.name,), ())
-                yield FoundRuns(tuple(_runs_in(listing, root.stem, _logs_in(listing), root)))
+                yield FoundRuns(tuple(_runs_in(root.parent, root.stem, _logs_in(listing), root)))
             return
         num_runs, num_folders = 0, 0
         pending = [(root, "", 0)]
@@ -127,54 +131,78 @@ class RunFinder:
             if num_folders > self._limits.folders or num_runs >= self._limits.runs:
                 yield FoundRuns((), is_partial=True)
                 return
-            listing, logs = self._list(folder)
-            if OWN_FILES.issubset(listing.files):
+            known = self._list(folder)
+            if known.is_own:
                 yield FoundRuns((), own=frozenset({folder}))
                 continue
-            runs = tuple(_runs_in(listing, name or root.name, logs, folder))[: self._limits.runs - num_runs]
+            runs = tuple(_runs_in(folder, name or root.name, known.logs, folder))[: self._limits.runs - num_runs]
             num_runs += len(runs)
-            yield FoundRuns(runs, listing.is_partial)
+            yield FoundRuns(runs, known.is_partial)
             if depth == self._limits.depth:
                 continue
-            owned = SKIPPED_FOLDERS.union(*(log.owned_folders for log in logs))
-            for inner in listing.folders:
-                if inner not in owned and not inner.startswith("."):
-                    pending.append((folder / inner, f"{name}/{inner}" if name else inner, depth + 1))
+            for inner in known.inner:
+                pending.append((folder / inner, f"{name}/{inner}" if name else inner, depth + 1))
 
-    def _list(self, folder: Path) -> tuple[Listing, list[Log]]:
-        modified_ns = _modified_ns(folder)
+    def _list(self, folder: Path) -> _Folder:
         known = self._known.get(folder)
-        if known is not None and known[0] == modified_ns:
-            return known[1:]
+        if known is not None and known.stamp == _stamp_of(known.watched):
+            return known
+        modified_ns = _modified_ns(folder)
         listing = list_folder(folder)
-        logs = [] if OWN_FILES.issubset(listing.files) else _logs_in(listing)
+        is_own = OWN_FILES.issubset(listing.files)
+        logs = [] if is_own else _logs_in(listing)
+        owned = SKIPPED_FOLDERS.union(*(log.owned_folders for log in logs))
+        inner = tuple(name for name in listing.folders if name not in owned and not name.startswith("."))
+        undecided = [] if is_own else _undecided(listing, logs)
+        watched = (folder, *undecided[:MAX_UNDECIDED])
+        stamp = (modified_ns, *_stamp_of(watched[1:]))
+        found = _Folder(watched, stamp, tuple(logs), inner, is_own=is_own, is_partial=listing.is_partial)
         # A database gets runs without a new file.
-        is_final = not any(log.run for log in logs) if logs else not _may_get_log(listing)
-        if is_final and time.time() - modified_ns / 1e9 > FRESH_SECONDS:
-            self._known[folder] = modified_ns, listing, logs
+        is_final = len(undecided) <= MAX_UNDECIDED and not any(log.run for log in logs)
+        if is_final and time.time() - max(stamp) / 1e9 > FRESH_SECONDS:
+            self._known[folder] = found
         else:
             self._known.pop(folder, None)
-        return listing, logs
+        return found
 
 
-def _may_get_log(listing: Listing) -> bool:
-    """Whether a log may appear in an unchanged folder: a file gets its first line, or an inner folder a file."""
-    return any(name.endswith(LATE_ENDINGS) for name in listing.files) or any(
-        name.startswith("checkpoint-") for name in listing.folders
-    )
+class _Folder(NamedTuple):
+    """What a finder keeps of a folder: its logs, and its inner folders that may have runs.
+
+    A change of what is `watched` changes the `stamp`: only then may there be others.
+    """
+
+    watched: tuple[Path, ...]
+    stamp: tuple[int, ...]
+    logs: tuple[Log, ...]
+    inner: tuple[str, ...]
+    is_own: bool
+    is_partial: bool
+
+
+def _stamp_of(paths: Iterable[Path]) -> tuple[int, ...]:
+    return tuple(map(_modified_ns, paths))
+
+
+def _undecided(listing: Listing, logs: list[Log]) -> list[Path]:
+    """Return what may become a log in an unchanged folder: a file gets its first line, or a checkpoint its state."""
+    read = {path for log in logs for path in log.files}
+    files = [listing.folder / name for name in listing.files if name.endswith(LATE_ENDINGS)]
+    checkpoints = [listing.folder / name for name in listing.folders if name.startswith("checkpoint-")]
+    return [path for path in (*files, *checkpoints) if path not in read]
 
 
 def _logs_in(listing: Listing) -> list[Log]:
     return [log for find in FORMATS for log in find(listing)]
 
 
-def _runs_in(listing: Listing, name: str, logs: list[Log], place: Path) -> Iterator[ForeignRun]:
+def _runs_in(folder: Path, name: str, logs: Sequence[Log], place: Path) -> Iterator[ForeignRun]:
     """Yield the run of a folder, and those that a log names. `place` is the folder, or its only file."""
     if own := [log for log in logs if not log.run][:MAX_LOGS]:
-        yield ForeignRun(printable(name), listing.folder, tuple(own), str(place))
+        yield ForeignRun(printable(name), folder, tuple(own), str(place))
     for log in logs:
         if log.run:
-            yield ForeignRun(printable(f"{name}/{log.run}"), listing.folder, (log,), f"{log.files[0]}/{log.run}")
+            yield ForeignRun(printable(f"{name}/{log.run}"), folder, (log,), f"{log.files[0]}/{log.run}")
 
 
 def _modified_ns(path: Path) -> int:
@@ -185,10 +213,16 @@ def _modified_ns(path: Path) -> int:
 
 
 class RunFollower:
-    """Follows all logs of a run. If two of them have a metric of the same name, the preferred log's points count."""
+    """Follows all logs of a run. If two of them have a metric of the same name, the preferred log's points count.
+
+    The logs are read in their order. If one that is being read gets a metric that a later log has had, or starts over,
+    the later ones are read once more.
+    """
 
     def __init__(self, run: ForeignRun) -> None:
+        self._logs = run.logs
         self._sources = [log.open() for log in run.logs]
+        self._last = [_UNREAD for _ in run.logs]
         self._owners: dict[str, int] = {}
 
     def poll(self, max_bytes: int = POLL_BYTES) -> list[Reading]:
@@ -197,10 +231,39 @@ class RunFollower:
         `drop_from` of a reading concerns the points of the same log.
         """
         readings = []
-        for index, source in enumerate(self._sources):
-            reading = source.poll(max_bytes // len(self._sources))
-            owners = self._owners
-            if len(self._sources) > 1:
-                reading.points = [point for point in reading.points if owners.setdefault(point.name, index) == index]
+        starts_over = False
+        left = max_bytes
+        for index, log in enumerate(self._logs):
+            if starts_over:
+                self._sources[index], self._last[index] = log.open(), _UNREAD
+            last = self._last[index]
+            reading = self._sources[index].poll(left) if left > 0 else replace(last, points=[], parameters={})
+            self._last[index] = replace(reading, points=[], parameters={}, drop_from=None)
+            num_read = reading.read_bytes - last.read_bytes
+            left -= num_read if num_read >= 0 else reading.read_bytes
+            if starts_over:
+                reading.drop_from = -math.inf
+            # Most runs have one log, which needs no look at each point.
+            if len(self._logs) > 1:
+                starts_over = self._choose_points(index, reading) or starts_over
             readings.append(reading)
         return readings
+
+    def _choose_points(self, index: int, reading: Reading) -> bool:
+        """Leave out points of metrics that an earlier log has. Return whether the later logs have to start over."""
+        owners = self._owners
+        names = {point.name for point in reading.points}
+        later = any(owners.get(name, index) > index for name in names)
+        if later or reading.drop_from == -math.inf:
+            for name in [name for name, owner in owners.items() if owner >= index]:
+                del owners[name]
+            later = True
+        for name in names:
+            owners.setdefault(name, index)
+        if any(owners[name] != index for name in names):
+            reading.points = [point for point in reading.points if owners[point.name] == index]
+        return later
+
+
+# Its share is 0: there is something to read.
+_UNREAD = Reading(total_bytes=1)

@@ -48,6 +48,11 @@ def read_parameters(folder: Path) -> Parameters:
     return dict(islice(found.items(), MAX_PARAMETERS))
 
 
+def merge_parameters(known: Parameters, found: Parameters) -> Parameters:
+    """Return the parameters of a run with those that were found later, bounded in number."""
+    return dict(islice((known | found).items(), MAX_PARAMETERS)) if found else known
+
+
 def flatten(values: Any) -> Parameters:
     """Return JSON values as parameters with dotted keys, bounded in number, length and depth.
 

@@ -36,7 +36,9 @@ class Restarts:
             self._num_restarts += 1
             reading.points = [point for point in reading.points if point.step < step]
             reading.drop_from = step if reading.drop_from is None else min(reading.drop_from, step)
-            self._ranges = {name: (min(low, step), min(high, step)) for name, (low, high) in self._ranges.items()}
+            # Below the step: the other rows of this step follow.
+            kept = {name: steps for name, steps in self._ranges.items() if steps[0] < step}
+            self._ranges = {name: (low, min(high, step - 1)) for name, (low, high) in kept.items()}
         self._is_expected = False
         for point in points:
             low, high = self._ranges.get(point.name, (step, step))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from engine.foreign.activity import Activity, judge
 from engine.foreign.folders import ForeignRun, FoundRuns, RunFollower
-from engine.foreign.parameters import MAX_PARAMETERS, Parameters
+from engine.foreign.parameters import Parameters, merge_parameters
 from engine.foreign.reading import Reading
 from engine.foreign.writers import Writers
 from engine.utils.units import format_bytes
@@ -73,6 +73,7 @@ class ForeignRunList:
         self._search = search
         self._followed: dict[str, _FollowedRun] = {}
         self._found: set[str] = set()
+        self._is_limited = False
         self._searching: Iterator[FoundRuns] | None = None
         self._search_seconds = self._next_search = 0.0
         self._writers, self._next_look = Writers(), 0.0
@@ -123,6 +124,7 @@ class ForeignRunList:
         self._next_search = time.monotonic() + max(SEARCH_SECONDS, self._search_seconds / SEARCH_SHARE)
         for key in self._followed.keys() - self._found:
             del self._followed[key]
+        self._writers.keep({path for run in self._followed.values() for path in run.paths})
 
     def _add(self, run: ForeignRun) -> None:
         key = run.key
@@ -236,7 +238,7 @@ class _FollowedRun:
         readings = self._follower.poll(ROW_POLL_BYTES)
         for metrics, reading in zip(self._metrics, readings, strict=True):
             _add(reading, metrics)
-            self._parameters = dict(list((self._parameters | reading.parameters).items())[:MAX_PARAMETERS])
+            self._parameters = merge_parameters(self._parameters, reading.parameters)
         self._has_ended = any(reading.has_ended for reading in readings)
         before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]
         has_moved = before != self._read_bytes or any(reading.drop_from is not None for reading in readings)

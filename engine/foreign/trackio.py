@@ -65,11 +65,7 @@ def find(listing: Listing) -> list[Log]:
 
 
 def _logs(path: Path) -> Iterator[Log]:
-    try:
-        names = _run_names(path, _stamp(path.lstat()))
-    except (sqlite3.Error, OSError, ValueError):
-        return
-    for name in names:
+    for name in _database_at(path).run_names():
         yield Log("trackio", (path,), lambda name=name: TrackioRun(path, name), run=f"{path.stem}/{name}")  # type: ignore[misc]
 
 
@@ -77,10 +73,35 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-# The names take a scan of the table, and a list of runs asks every few seconds.
-@lru_cache(maxsize=64)
-def _run_names(path: Path, stamp: tuple[int, int, int]) -> tuple[str, ...]:
-    """Return the names of the runs in a database as it was at `stamp`. Raises OSError, sqlite3.Error, ValueError."""
+class _Database:
+    """The names of the runs in a database. They take a scan of the table, and a list of runs asks every few seconds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = (0, 0, 0)
+        self._names: tuple[str, ...] = ()
+
+    def run_names(self) -> tuple[str, ...]:
+        """Return the names; those of before while trackio writes, and none if the database cannot be read."""
+        try:
+            stamp = _stamp(self._path.lstat())
+            if stamp[0] != self._stamp[0]:
+                self._stamp, self._names = (stamp[0], 0, 0), ()
+            if stamp != self._stamp:
+                self._names = _read_run_names(self._path)
+                self._stamp = stamp
+        except sqlite3.Error:
+            pass
+        except (OSError, ValueError):
+            return ()
+        return self._names
+
+
+_database_at = lru_cache(maxsize=64)(_Database)
+
+
+def _read_run_names(path: Path) -> tuple[str, ...]:
+    """Return the names of the runs in a database. Raises OSError, sqlite3.Error, ValueError."""
     with opened_database(path) as database:
         if "metrics" not in _tables(database):
             return ()
@@ -121,7 +142,7 @@ class TrackioRun:
         self._num_rows = self._total_rows = 0
 
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
-        """Read new rows, at most one for each `MIN_ROW_BYTES` of `max_bytes`. The share is that of the rows."""
+        """Read new rows, at most one for each `MIN_ROW_BYTES` of `max_bytes`. Its bytes are the share of the rows."""
         reading = Reading()
         try:
             stamp = _stamp(self._path.lstat())
@@ -135,7 +156,9 @@ class TrackioRun:
         except (sqlite3.Error, ValueError, OverflowError) as error:
             # trackio may be writing: the next poll reads again.
             reading.problem = f"{self._path.name} cannot be read now: {error}"
-        reading.read_bytes, reading.total_bytes = self._num_rows, self._total_rows
+        reading.total_bytes = self._stamp[1]
+        share = self._num_rows / self._total_rows if self._total_rows else 1.0
+        reading.read_bytes = int(share * reading.total_bytes)
         reading.problem = reading.problem or self._names.problem
         return reading
 

@@ -7,10 +7,12 @@ list is decoded entry by entry: a history of a million entries has 200 MB.
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import os
 import re
+from itertools import islice
 from pathlib import Path
 
 from engine.foreign.growing_file import GrowingFile
@@ -33,6 +35,8 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d{1,18})")
 _HISTORY = re.compile(rb'"log_history"\s*:\s*\[')
 _HISTORY_END = re.compile(rb"\]\s*,(?=\s*\")")
 MAX_LIST_ENDS = 20
+# Crashes during a save leave checkpoints without a state.
+MAX_UNFINISHED = 20
 _SEPARATORS = re.compile(r"[\s,]*")
 MAX_ENTRY_BYTES = 1 << 18
 MAX_EDGE_BYTES = 1 << 18  # before and after the history
@@ -42,16 +46,20 @@ _DECODER = json.JSONDecoder()
 def find(listing: Listing) -> list[Log]:
     """Return the log of a folder with a `trainer_state.json`, or with a checkpoint that has one."""
     checkpoints = tuple(name for name in listing.folders if _CHECKPOINT.fullmatch(name))
-    has_state = STATE_FILE in listing.files
     folder = listing.folder
-    newest = max(checkpoints, key=_checkpoint_step, default=None)
-    if newest is not None and os.path.lexists(folder / newest / STATE_FILE):
-        has_state = True
-    elif not has_state:
-        return []
-    files = [folder / newest / STATE_FILE] if newest is not None else []
+    files = _checkpoint_states(listing)
     files += [folder / STATE_FILE] if STATE_FILE in listing.files else []
+    if not files:
+        return []
     return [Log("trainer-state", tuple(files), lambda: TrainerStates(folder), owned_folders=checkpoints)]
+
+
+def _checkpoint_states(listing: Listing) -> list[Path]:
+    """Return the state of the newest checkpoint that has one: while a checkpoint is saved, it has none yet."""
+    checkpoints = (name for name in listing.folders if _CHECKPOINT.fullmatch(name))
+    newest = heapq.nlargest(MAX_UNFINISHED, checkpoints, key=_checkpoint_step)
+    states = (listing.folder / name / STATE_FILE for name in newest)
+    return list(islice((path for path in states if os.path.lexists(path)), 1))
 
 
 def _checkpoint_step(name: str) -> int:
@@ -61,13 +69,8 @@ def _checkpoint_step(name: str) -> int:
 
 def newest_state(listing: Listing) -> tuple[Path | None, tuple[int, int, int]]:
     """Return the state that was written last in a folder or its last checkpoint, and its time, size and inode."""
-    folder = listing.folder
-    paths = [folder / STATE_FILE] if STATE_FILE in listing.files else []
-    checkpoints = (name for name in listing.folders if _CHECKPOINT.fullmatch(name))
-    if newest := max(checkpoints, key=_checkpoint_step, default=""):
-        paths.append(folder / newest / STATE_FILE)
     stamps = []
-    for path in paths:
+    for path in (listing.folder / STATE_FILE, *_checkpoint_states(listing)):
         try:
             status = path.lstat()
         except OSError:

@@ -20,16 +20,28 @@ class Writers:
         self._ended_at: dict[Path, float] = {}
 
     def look(self, wanted: Container[Path]) -> None:
-        """Find the writers of the `wanted` files, and those that have ended. 100 processes take 10 ms."""
-        for path, process in list(self._writers.items()):
-            if not process.is_running():
-                self._ended_at[path] = time.time()
-                del self._writers[path]
+        """Find the writers of the `wanted` files, and those that have ended. 100 processes take 10 ms.
+
+        Files with a known writer are looked for, too: a worker that inherited the file may end before its trainer.
+        """
+        found: dict[Path, ProcessId] = {}
         for process in own_processes():
             for file in open_files(process.pid) or ():
-                if file.path in wanted:
-                    self._writers[file.path] = process
+                if file.path in wanted or file.path in self._writers:
+                    found[file.path] = process
                     self._ended_at.pop(file.path, None)
+        for path, process in self._writers.items():
+            if path not in found:
+                if process.is_running():
+                    found[path] = process
+                else:
+                    self._ended_at[path] = time.time()
+        self._writers = found
+
+    def keep(self, paths: Container[Path]) -> None:
+        """Forget all files but these."""
+        self._writers = {path: process for path, process in self._writers.items() if path in paths}
+        self._ended_at = {path: ended for path, ended in self._ended_at.items() if path in paths}
 
     def ended_at(self, paths: Iterable[Path]) -> float | None:
         """Return when the last writer of these files was missed; None if there was none, or if one is left."""

@@ -39,8 +39,8 @@ def find_run(root: Path, reference: str, *, trust_owner: bool = False) -> RunFol
     found = _find_own_run(root, reference, trust_owner=trust_owner)
     if isinstance(found, RunFolder):
         return found
-    if foreign := _find_foreign_runs(reference):
-        raise _foreign_refusal(reference, foreign)
+    if _has_foreign_runs(reference):
+        raise foreign_refusal(reference)
     raise found
 
 
@@ -81,11 +81,21 @@ def _find_foreign_runs(reference: str) -> tuple[ForeignRun, ...]:
     return find_runs(expand_user(reference)).runs
 
 
-def _foreign_refusal(reference: str, runs: Sequence[ForeignRun]) -> UsageError:
+def _has_foreign_runs(reference: str) -> bool:
+    """Whether a path has a foreign run, for the wording of an error: a large tree is searched in part."""
+    if reference == LAST_RUN:
+        return False
+    from engine.foreign.folders import Limits, find_runs
+
+    return bool(find_runs(expand_user(reference), Limits(folders=1000, runs=1)).runs)
+
+
+def foreign_refusal(reference: str) -> UsageError:
+    """Return the error that a path has runs of other programs, which a command does not take."""
     path = shlex.quote(reference)
-    what = "is a run of another program" if len(runs) == 1 else f"has {len(runs)} runs of other programs"
+    reason = "has runs of other programs, which gputrain only reads"
     advice = f"use `gputrain watch {path}`, `gputrain compare {path}` or `gputrain report {path}`"
-    return UsageError.one(reference, f"{what}, which gputrain only reads", advice, code="recorded-elsewhere")
+    return UsageError.one(reference, reason, advice, code="recorded-elsewhere")
 
 
 def run_place(run: OpenedRun) -> tuple[object, ...]:

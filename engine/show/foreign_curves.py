@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.foreign.folders import ForeignRun, RunFollower
+from engine.foreign.parameters import merge_parameters
 from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, Point, Reading, Scalar
 from engine.runs.curves import XAxis
 from engine.runs.reduced_curves import NO_BLOCKS, BlockSeries
@@ -168,6 +169,8 @@ class ForeignCurves:
             for names, reading in zip(self._names, readings, strict=True):
                 if reading.drop_from is not None:
                     self._drop(names, reading.drop_from)
+            # A metric may move to another log, which voids the points of the one that had it.
+            for names, reading in zip(self._names, readings, strict=True):
                 if reading.points:
                     self._add(names, reading.points)
 
@@ -176,6 +179,10 @@ class ForeignCurves:
         for name in names:
             if self._metrics[name].drop_from(step):
                 self.missed_cuts.add(step)
+        if step == -math.inf:
+            for name in names:
+                del self._metrics[name]
+            names.clear()
         if not any(metric.columns.size for metric in self._metrics.values()):
             self._start_time = math.inf
 
@@ -302,7 +309,7 @@ class CurveReader:
         readings = self._follower.poll(max_bytes)
         self._next_curves.add(readings)
         for reading in readings:
-            self.logged_parameters |= reading.parameters
+            self.logged_parameters = merge_parameters(self.logged_parameters, reading.parameters)
         self.has_ended = any(reading.has_ended for reading in readings)
         self.problems = tuple(dict.fromkeys(reading.problem for reading in readings if reading.problem))
         before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]

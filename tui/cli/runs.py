@@ -20,7 +20,7 @@ from tui.cli.options import (
     count_option,
     run_argument,
 )
-from tui.cli.run_options import find_any_runs, find_baseline, find_runs, takes_run
+from tui.cli.run_options import find_any_runs, find_baseline, takes_run
 
 if TYPE_CHECKING:
     from engine.runs.folder import RunFolder
@@ -44,6 +44,7 @@ def attach(
     Quitting the screen does not stop the runs.
     """
     from engine.runs.comparison import require_comparable
+    from engine.runs.find import foreign_refusal
     from engine.runs.folder import RunFolder
     from tui.cli.open_tui import open_screen, require_terminal
 
@@ -51,9 +52,9 @@ def attach(
     names = runs or [LAST_RUN]
     found = find_any_runs(names, runs_dir, trust_owner=trust_owner)
     if len(found) == 1 and baseline is None:
-        # A foreign run is refused: `gputrain watch` opens it.
-        folder = found[0] if isinstance(found[0], RunFolder) else find_runs(names, runs_dir, trust_owner=trust_owner)[0]
-        open_screen(runs_dir, run=folder, low_bandwidth=low_bandwidth)
+        if not isinstance(found[0], RunFolder):
+            raise foreign_refusal(names[0])
+        open_screen(runs_dir, run=found[0], low_bandwidth=low_bandwidth)
         return
     require_comparable(len(found))
     number = find_baseline(baseline, found, runs_dir, trust_owner=trust_owner)

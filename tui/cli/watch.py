@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.show.foreign_run import RunSummary
 
 WATCH_FORMAT = 1
-MAX_PID_DIGITS, MAX_NAME_LENGTH = 10, 255
+MAX_PID_DIGITS = 10
 PROCESS_COLUMNS = 200
 GPU_TIMEOUT_SECONDS = 5.0
 
@@ -71,7 +71,7 @@ def watch(
         watch_process(paths[0], as_json=as_json, opens_screen=opens_screen, low_bandwidth=low_bandwidth)
         return
     for path in paths:
-        if not expand_user(path).exists():
+        if not _is_path(path):
             raise UsageError.one(path, "is neither a folder nor a file", code="not-found")
     if opens_screen:
         from engine.runs.root import is_run_folder
@@ -87,10 +87,15 @@ def watch(
 
 def _is_pid(text: str) -> bool:
     """Whether an argument is the ID of a process: a number that is no path."""
-    from engine.utils.files import expand_user
+    return text.isascii() and text.isdecimal() and not _is_path(text)
 
-    # No name of a file is longer than 255 characters.
-    return text.isascii() and text.isdecimal() and (len(text) > MAX_NAME_LENGTH or not expand_user(text).exists())
+
+def _is_path(text: str) -> bool:
+    """Whether an argument is a folder or a file; False also if it is inaccessible or too long."""
+    from engine.utils.files import expand_user, is_file, is_folder
+
+    path = expand_user(text)
+    return is_folder(path) or is_file(path)
 
 
 def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> None:

@@ -74,3 +74,24 @@ def test_file_with_another_writer_has_not_ended(tmp_path: Path, writer: subproce
     writers.look({log})
     assert writers.ended_at([log]) is None
     os.close(descriptor)
+
+
+def test_trainer_whose_worker_ends_has_not_ended(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
+    log, writers = tmp_path / "log", Writers()
+    with log.open("a") as trainer:  # this process
+        writers.look({log})
+        writer.communicate()
+        writers.look(set())
+        assert writers.ended_at([log]) is None
+    assert trainer.closed
+
+
+def test_forgotten_file_has_no_end(tmp_path: Path, writer: subprocess.Popen[bytes]) -> None:
+    log, writers = tmp_path / "log", Writers()
+    writers.look({log})
+    writer.communicate()
+    writers.look({log})
+    writers.keep({log})
+    assert writers.ended_at([log]) is not None
+    writers.keep(set())
+    assert writers.ended_at([log]) is None

@@ -11,7 +11,15 @@ import pytest
 import yaml
 
 from engine.config.yaml_io import compose_yaml, compose_yaml_fast
-from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, MAX_TEXT_LENGTH, flatten, read_parameters
+from engine.foreign.parameters import (
+    MAX_KEY_LENGTH,
+    MAX_PARAMETERS,
+    MAX_TEXT_LENGTH,
+    Parameters,
+    flatten,
+    merge_parameters,
+    read_parameters,
+)
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
 PYTHON_TAGS = """\
@@ -113,6 +121,14 @@ def test_flatten_bounds_number_length_and_depth() -> None:
         "small": -math.inf,
         "odd": "?",
     }
+
+
+def test_merged_parameters_are_bounded() -> None:
+    found: Parameters = {}
+    for record in range(4):
+        found = merge_parameters(found, {f"{record}.{number}": 1 for number in range(500)})
+    assert len(found) == MAX_PARAMETERS
+    assert merge_parameters(found, {"0.0": 2})["0.0"] == 2
 
 
 def test_fast_yaml_has_the_nodes_and_limits_of_a_config() -> None:

@@ -96,3 +96,11 @@ def test_number_of_restarts_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(restarts, "MAX_RESTARTS", 2)
     path = write_rows(tmp_path / "a.csv", [0, 1, 1, 1, 1, 2])
     assert kept_values(CsvFile(path), "loss") == [(0, 0), (1, 3), (1, 4), (2, 5)]
+
+
+def test_resumed_run_with_two_rows_per_step_keeps_both(tmp_path: Path) -> None:
+    rows = [{"step": step, name: 1.0} for step in (*range(10), *range(5, 12)) for name in ("train_loss", "val_loss")]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("train_loss", "val_loss"):
+        assert [step for step, _ in kept_values(JsonLines(path), name)] == list(range(12))

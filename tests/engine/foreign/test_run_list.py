@@ -136,6 +136,24 @@ def test_runs_of_one_file_have_keys_of_their_own(tmp_path: Path, monkeypatch: py
     assert len({listed.key for listed in found.runs}) == 2
 
 
+def test_list_follows_a_database_that_grows_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite3 = pytest.importorskip("sqlite3")
+    path = tmp_path / "proj.db"
+    insert = "INSERT INTO metrics VALUES (NULL, '2026-01-01', 'one', ?, '{\"loss\": 0.5}')"
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, timestamp, run_name, step, metrics)")
+    database.executemany(insert, [(step,) for step in range(500)])
+    database.commit()
+    monkeypatch.setattr(run_list, "MAX_ROW_BYTES", path.stat().st_size)
+    found = follow(tmp_path, monkeypatch)
+    found.poll(5.0)
+    database.executemany(insert, [(step,) for step in range(500, 900)])
+    database.commit()
+    database.close()
+    found.poll(5.0)
+    assert only(found).metrics["loss"].step == 899 and not only(found).note
+
+
 def test_runs_of_one_file_and_of_a_folder_of_the_same_name_are_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,3 +187,31 @@ def test_trackio_run_opens_no_pipe_and_follows_no_link(tmp_path: Path) -> None:
     for other in (link, pipe, tmp_path / "missing.db"):
         reading = TrackioRun(other, "a").poll()
         assert (reading.points, reading.problem is None) == ([], False)
+
+
+def test_runs_stay_while_database_is_written(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        log(database, "a", 1, {"loss": 1})
+    (run,) = find_runs(tmp_path).runs
+    content = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(content[:100] + bytes(len(content) - 100))
+    assert [found.name for found in find_runs(tmp_path).runs] == [run.name]
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(content[:100] + bytes(len(content) - 100))
+    damaged.replace(path)
+    assert find_runs(tmp_path).runs == ()
+
+
+def test_read_bytes_are_those_of_the_database(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "p.db")
+    with opened(path) as database:
+        for step in range(100):
+            log(database, "a", step, {"loss": 1})
+    source = TrackioRun(path, "a")
+    size = path.stat().st_size
+    first = source.poll(1000)
+    assert (first.read_bytes, first.total_bytes) == (size // 10, size)
+    points_of(source)
+    assert source.poll().read_bytes == size

@@ -171,3 +171,12 @@ def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:
     for name, metric in known.items():
         found = replace(reader.curves.extremes(name), step=None)
         assert found == Extremes(metric.count, metric.low, metric.high, metric.last, 0, None)
+
+
+def test_metric_that_moves_to_another_log_has_the_points_of_that_log_only() -> None:
+    curves = ForeignCurves(2)
+    curves.add([Reading(), Reading(points=[Point("loss", step, 9.0) for step in range(3)])])
+    curves.add([Reading(points=[Point("loss", 0, 1.0), Point("loss", 1, 2.0)]), Reading(drop_from=-math.inf)])
+    assert curves.over("loss", "step").points.y.tolist() == [1.0, 2.0]
+    curves.add([Reading(drop_from=1), Reading()])
+    assert curves.over("loss", "step").points.y.tolist() == [1.0]

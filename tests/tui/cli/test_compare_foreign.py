@@ -137,6 +137,12 @@ def test_command_on_own_runs_refuses_foreign_run_in_one_sentence(
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == before
 
 
+@pytest.mark.parametrize("command", ["logs", "stop", "compare", "watch"])
+def test_name_that_is_longer_than_any_file_is_refused_in_one_sentence(command: str) -> None:
+    result = call(command, "a" * 300)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+
+
 def test_compare_shows_hostile_names_as_text(tmp_path: Path) -> None:
     make_log(tmp_path / "a", HOSTILE, **{HOSTILE: HOSTILE})
     make_log(tmp_path / "b", HOSTILE)
