@@ -97,7 +97,7 @@ class GputrainApp(TerminalApp):
         self.low_bandwidth = self.intervals == LOW_BANDWIDTH_INTERVALS
         self.runs_dir, self.demo_notice = runs_dir, demo_notice
         self._initial_run, self._launched_run = initial_run, launched_run
-        self._compared, self._baseline, self._watched = compared, baseline, watched
+        self._compared, self._baseline, self.watched_paths = compared, baseline, watched
         self._process = process
         self.gpu_poller = gpu_poller or GpuPoller(self.intervals.poll_s)
         self.host_poller = host_poller or HostPoller(
@@ -114,6 +114,8 @@ class GputrainApp(TerminalApp):
         """The last filters of the list of runs, oldest first."""
         self.marked_runs: dict[str, None] = {}
         """Folders of the runs that are marked in the list, in the order in which they were marked."""
+        self.watched_screen: Screen[Any] | None = None
+        """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
         self._compare_cache: CompareCache | None = None
 
     async def on_event(self, event: events.Event) -> None:
@@ -156,12 +158,16 @@ class GputrainApp(TerminalApp):
             self.show_launch(self._launched_run)
         elif self._compared:
             self.open_compare(self._compared, self._baseline)
-        elif self._watched:
+        elif self.watched_paths:
             from tui.pollers.foreign_runs import search_paths
 
-            self.open_foreign_runs(search_paths(self._watched), ", ".join(map(str, self._watched)))
+            self.open_foreign_runs(search_paths(self.watched_paths), ", ".join(map(str, self.watched_paths)))
         elif self._process is not None:
             self.open_process(self._process)
+        if self.watched_paths or self._process is not None:
+            # Not destroyed when it is left, so that it keeps its marks and what it has read.
+            self.watched_screen = self.screen
+            self.install_screen(self.screen, "watched")
         for poller in (self.gpu_poller, self.run_list_poller):
             poller.on_first_result = self._show_first_result
         # Its first snapshot may already wait in the pipe; the run list costs CPU time that the first frame needs.
@@ -208,21 +214,6 @@ class GputrainApp(TerminalApp):
         from tui.screens.process import ProcessScreen
 
         self.push_screen(ProcessScreen(self, process))
-
-    def watch_process(self, pid: int, nothing: str) -> None:
-        """Open the screen of a process if it writes runs, else say `nothing`. A thread looks for them."""
-
-        from tui.pollers.process import find_watched
-
-        def look() -> None:
-            if (found := None if self.demo_notice else find_watched(pid)) is None:
-                self.call_from_thread(self.show_toast, nothing)
-            elif isinstance(found, Path):
-                self.call_from_thread(self.open_run, str(found))
-            else:
-                self.call_from_thread(self.open_process, found)
-
-        self.run_worker(look, thread=True, group="process", exclusive=True)
 
     def open_compare(self, runs: Sequence[Path | ForeignRun], baseline: int | None = None) -> None:
         """Compare the runs in these folders, and foreign runs; `baseline` is the index of the one that the others are
@@ -380,6 +371,10 @@ class GputrainApp(TerminalApp):
         from tui.screens.runs import RunsScreen
 
         self.push_screen(RunsScreen(self))
+
+    def action_watched(self) -> None:
+        if self.watched_screen is not None and self.watched_screen not in self.screen_stack:
+            self.push_screen(self.watched_screen)
 
     async def action_back(self) -> None:
         if len(self.screen_stack) > 1:

@@ -107,6 +107,9 @@ MONITOR_COMMANDS = (
     Command("n", "new run", "Configure and start a new run.", "app.new_run", 9),
     Command("enter", "open", "Open the GPU, the run, or what the process under the cursor writes.", "open", 6),
     Command("r", "runs", "List all runs with their results.", "app.runs", 5),
+    Command(
+        "w", "watched", "Show what gputrain watch watches: runs of other programs, or a process.", "app.watched", 6
+    ),
     Command("Q", "queue", "Show the runs that wait for GPUs, and change the order of yours.", "app.queue", 2),
     Command("ctrl+k", "signal", "Send a signal to the process under the cursor.", "signal", 6),
     Command("slash", "filter", "Show only processes and runs that contain this text.", "filter", 3),
@@ -159,6 +162,9 @@ FOREIGN_RUNS_COMMANDS = (
     *(command for command in RUNS_COMMANDS if command.action in _FOREIGN_ACTIONS),
     BACK_COMMAND,
 )
+_CHANGES = ("stop", "resume", "again", "tags", "note", "rename", "archive", "delete")
+# Their keys are refused for runs of other programs.
+CHANGE_COMMANDS = tuple(command for command in RUNS_COMMANDS if command.action in _CHANGES)
 PROCESS_COMMANDS = (
     Command("enter", "open", "Open the run under the cursor, which this process writes.", "open", 9),
     Command("tab", "next panel", "Focus the next panel.", "app.focus_next", 5),

@@ -10,7 +10,9 @@ from engine.utils.files import state_folder
 
 SETTINGS_FILE, FOREIGN_SETTINGS_FILE = "run-list.json", "foreign-run-list.json"
 
-ColumnName = Annotated[str, Meta(min_length=1, max_length=80)]
+MAX_COLUMNS = 60
+# Names of metrics of other programs have up to 300 characters, and a prefix.
+ColumnName = Annotated[str, Meta(min_length=1, max_length=400)]
 
 
 class ListSettings(FileRecord, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,7 +22,7 @@ class ListSettings(FileRecord, frozen=True, kw_only=True, omit_defaults=True):
     direction than the usual one of that column.
     """
 
-    columns: Annotated[tuple[ColumnName, ...], Meta(max_length=60)] = ()
+    columns: Annotated[tuple[ColumnName, ...], Meta(max_length=MAX_COLUMNS)] = ()
     sort_key: ColumnName | None = field(default=None, name="sort")
     reverse: bool = False
 

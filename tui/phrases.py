@@ -208,3 +208,8 @@ def no_driver_problem(snapshot: Snapshot) -> Problem:
     return Problem(
         "", f"No NVIDIA driver on {snapshot.host} ({error}): training uses {used}.", code="driver-unavailable"
     )
+
+
+def foreign_refusal(name: str) -> Problem:
+    """Return why a run of another program is not changed."""
+    return Problem("", f"{name} belongs to another program; gputrain writes nothing there", code="not-supported")

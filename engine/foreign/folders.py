@@ -18,6 +18,7 @@ from typing import NamedTuple
 from engine.foreign import csv_file, json_lines, mlflow_store, tensorboard, trackio, trainer_state, wandb_log
 from engine.foreign.parameters import Parameters, read_parameters
 from engine.foreign.reading import POLL_BYTES, Listing, Log, Reading, list_folder
+from engine.utils.errors import UsageError
 from engine.utils.files import is_file, is_folder
 from engine.utils.text import printable
 
@@ -62,7 +63,8 @@ class ForeignRun:
 
     def changed_at(self) -> float:
         """Return when one of its files was last written, in Unix seconds; 0 if all are gone."""
-        return max((_modified_ns(path) for log in self.logs for path in log.files), default=0) / 1e9
+        files = (path for log in self.logs for path in (log.list_files() if log.list_files is not None else log.files))
+        return max(map(_modified_ns, files), default=0) / 1e9
 
     def read_parameters(self) -> Parameters:
         """Read the files with parameters beside its logs. They may be of another run if it shares its folder."""
@@ -104,6 +106,14 @@ def merge_runs(parts: Iterable[FoundRuns]) -> FoundRuns:
         is_partial = is_partial or part.is_partial
         own |= part.own
     return FoundRuns(tuple(sorted(runs.values(), key=lambda run: run.name)), is_partial, frozenset(own))
+
+
+def require_unwatched(folder: Path, watched: Iterable[Path]) -> None:
+    """Raise UsageError if a folder lies in one of those that are only watched."""
+    real = Path(os.path.realpath(folder))
+    if any(real.is_relative_to(os.path.realpath(path)) for path in watched):
+        reason = "belongs to another program, and gputrain writes nothing there; start gputrain in another folder"
+        raise UsageError.one(str(real), reason, code="not-supported")
 
 
 class RunFinder:

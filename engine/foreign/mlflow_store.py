@@ -41,10 +41,14 @@ def find(listing: Listing) -> list[Log]:
     if META not in listing.files or METRICS not in listing.folders:
         return []
     folder = listing.folder
-    files = tuple(path for _, path in _files_below(folder / METRICS, MAX_METRICS))
-    if not files:
+    owned = (METRICS, PARAMS, "tags")
+
+    def list_files() -> list[Path]:
+        return [path for _, path in _files_below(folder / METRICS, MAX_METRICS)]
+
+    if not (files := tuple(list_files())):
         return []
-    return [Log("mlflow", files, lambda: MlflowRun(folder), owned_folders=(METRICS, PARAMS, "tags"))]
+    return [Log("mlflow", files, lambda: MlflowRun(folder), owned_folders=owned, list_files=list_files)]
 
 
 def _files_below(folder: Path, max_files: int) -> Iterator[tuple[str, Path]]:

@@ -88,7 +88,7 @@ class Log:
     """A log of a folder: its format, its files, and the function that opens it.
 
     `run` names one of several runs in the file. `owned_folders` are subfolders that belong to the log and hold no
-    run of their own.
+    run of their own. `list_files` returns the files of a log that gets others than it had when it was found.
     """
 
     format: str
@@ -96,6 +96,7 @@ class Log:
     open: Callable[[], Source]
     run: str = ""
     owned_folders: tuple[str, ...] = ()
+    list_files: Callable[[], Iterable[Path]] | None = None
 
 
 class Listing(NamedTuple):

@@ -14,7 +14,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from engine.foreign.growing_file import GrowingFile
@@ -65,7 +65,8 @@ def find(listing: Listing) -> list[Log]:
         return []
     owned = tuple(name for name in listing.folders if _HPARAMS_FOLDER.fullmatch(name))
     folder = listing.folder
-    return [Log("tensorboard", tuple(files), lambda: EventFolder(folder), owned_folders=owned)]
+    source = partial(EventFolder, folder)
+    return [Log("tensorboard", tuple(files), source, owned_folders=owned, list_files=EventFolder(folder).list_files)]
 
 
 def event_files(names: Iterable[str]) -> list[str]:
@@ -84,7 +85,7 @@ class EventFolder:
     def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
         """Read at most about `max_bytes` of new records, from the oldest file on."""
         reading = Reading()
-        for path in self._paths():
+        for path in self.list_files():
             if path not in self._files:
                 self._files[path] = _EventFile(path, self._names)
         for file in self._files.values():
@@ -106,7 +107,8 @@ class EventFolder:
         reading.problem = reading.problem or self._names.problem
         return reading
 
-    def _paths(self) -> Iterator[Path]:
+    def list_files(self) -> Iterator[Path]:
+        """Yield the event files of the folder and its subfolders."""
         listing = list_folder(self._folder)
         inner = [name for name in listing.folders if _HPARAMS_FOLDER.fullmatch(name)][:MAX_FILES]
         for part in (listing, *(list_folder(self._folder / name) for name in inner)):

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -51,7 +52,13 @@ def find(listing: Listing) -> list[Log]:
     files += [folder / STATE_FILE] if STATE_FILE in listing.files else []
     if not files:
         return []
-    return [Log("trainer-state", tuple(files), lambda: TrainerStates(folder), owned_folders=checkpoints)]
+
+    def list_files() -> list[Path]:
+        newest_path, _ = newest_state(list_folder(folder))
+        return [newest_path] if newest_path is not None else []
+
+    source = partial(TrainerStates, folder)
+    return [Log("trainer-state", tuple(files), source, owned_folders=checkpoints, list_files=list_files)]
 
 
 def _checkpoint_states(listing: Listing) -> list[Path]:

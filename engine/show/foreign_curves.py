@@ -27,9 +27,10 @@ _STEP_LOW, _STEP_HIGH, _EPOCH, _TIME, _LOW, _HIGH, _LAST, _SUM, _FINITE, _SIZE, 
 """Steps; epoch and time of the first point; minimum, maximum and last value; sum and number of the finite values;
 number of points, and that of the last one in the order of reading."""
 _NUM_ROWS = 11
-# 45 MB for all metrics together.
+# 45 MB for all metrics together: metrics beyond MAX_RUN_METRICS are not read.
 MAX_COLUMNS = 1 << 19
 MIN_METRIC_COLUMNS, MAX_METRIC_COLUMNS = 256, 4096
+MAX_RUN_METRICS = MAX_COLUMNS // MIN_METRIC_COLUMNS
 FIRST_COLUMNS = 32
 # Each restart of a run may divide a block.
 MAX_CUTS = 64
@@ -75,6 +76,13 @@ class _Metric:
             self._columns[:, self._length : self._length + part.shape[1]] = part
             self._length += part.shape[1]
             position += part.shape[1]
+
+    def shrink(self, limit: int, cuts: FloatArray) -> None:
+        """Keep at most about `limit` columns."""
+        if self._length > limit:
+            self._reduce(limit // 2, cuts)
+        elif self._columns.shape[1] > limit:
+            self._columns = self.columns.copy()
 
     def _make_room(self, num_columns: int, limit: int) -> None:
         wanted = self._length + num_columns
@@ -150,12 +158,15 @@ class ForeignCurves:
         self._cuts = np.array(sorted(cuts)[:MAX_CUTS])
         self._last_x: dict[XAxis, tuple[int, float]] = {}
         self._has_epochs = False
+        self._limit = MAX_METRIC_COLUMNS
         self._start_time = math.inf
         self.missed_cuts: set[float] = set()
         """Steps from which points were dropped that were in a block with others. Extremes may miss those others, until
         the run is read again with these as cuts."""
         self.version = 0
         """Changes with the points."""
+        self.is_limited = False
+        """Whether the run has more metrics than are kept."""
         self.num_points = 0
         """Number of points that were read, also those that were dropped."""
 
@@ -187,6 +198,11 @@ class ForeignCurves:
             self._start_time = math.inf
 
     def _add(self, names: list[str], points: Sequence[Point]) -> None:
+        if len(self._metrics) >= MAX_RUN_METRICS:
+            self.is_limited = self.is_limited or any(point.name not in self._metrics for point in points)
+            points = [point for point in points if point.name in self._metrics]
+            if not points:
+                return
         names_of_points, *values = zip(*points, strict=True)
         indices = {name: index for index, name in enumerate(dict.fromkeys(names_of_points))}
         index_of_point = np.fromiter(map(indices.__getitem__, names_of_points), np.int16, len(points))
@@ -197,6 +213,10 @@ class ForeignCurves:
                 self._metrics[name] = _Metric()
                 names.append(name)
         limit = min(max(MAX_COLUMNS // len(self._metrics), MIN_METRIC_COLUMNS), MAX_METRIC_COLUMNS)
+        if limit < self._limit:
+            for metric in self._metrics.values():
+                metric.shrink(limit, self._cuts)
+            self._limit = limit
         for name, start, end in zip(indices, [0, *ends], ends, strict=False):
             self._metrics[name].add(table[:, start:end], limit, self._cuts)
         self.version += 1
@@ -273,15 +293,24 @@ class ForeignCurves:
         if axis == "step":
             return steps
         recorded: FloatArray = columns[_EPOCH] if axis == "epoch" else (columns[_TIME] - self._start_time) / 3600
-        if axis == "epoch" and not self._has_epochs and (epochs := self._epochs()) is not None:
-            order = np.argsort(epochs[_STEP_LOW], kind="stable")
-            recorded = np.interp(steps, epochs[_STEP_LOW, order], epochs[_LAST, order])
+        if axis == "epoch" and np.isnan(recorded).all() and (epochs := self._epochs()) is not None:
+            recorded = np.interp(steps, *epochs)
         return recorded
 
-    def _epochs(self) -> FloatArray | None:
-        """Return the metric that has the epoch of each step, as the TensorBoard files of Lightning have it."""
-        found = (self._metrics[name].columns for name in EPOCH_NAMES if name in self._metrics)
-        return next((columns for columns in found if columns.size), None)
+    def _epochs(self) -> tuple[FloatArray, FloatArray] | None:
+        """Return steps and their epochs, for metrics that were recorded without: of a metric that is the epoch, as the
+        TensorBoard files of Lightning have it, else of the metric with the most epochs, which another log recorded."""
+        named = [self._metrics[name].columns for name in EPOCH_NAMES if name in self._metrics]
+        found = next(((columns[_STEP_LOW], columns[_LAST]) for columns in named if columns.size), None)
+        if found is None and self._has_epochs:
+            columns = max((metric.columns for metric in self._metrics.values()), key=_num_epochs)
+            found = columns[_STEP_LOW], columns[_EPOCH]
+        if found is None:
+            return None
+        steps, epochs = found
+        order = np.argsort(steps, kind="stable")
+        order = order[np.isfinite(epochs[order])]
+        return (steps[order], epochs[order]) if len(order) else None
 
 
 _NO_METRIC = _Metric()
@@ -311,7 +340,10 @@ class CurveReader:
         for reading in readings:
             self.logged_parameters = merge_parameters(self.logged_parameters, reading.parameters)
         self.has_ended = any(reading.has_ended for reading in readings)
-        self.problems = tuple(dict.fromkeys(reading.problem for reading in readings if reading.problem))
+        problems = [reading.problem for reading in readings if reading.problem]
+        if self._next_curves.is_limited:
+            problems.append(f"only the first {MAX_RUN_METRICS:,} metrics are read")
+        self.problems = tuple(dict.fromkeys(problems))
         before, self._read_bytes = self._read_bytes, [reading.read_bytes for reading in readings]
         if self._next_curves is self.curves:
             total = sum(reading.total_bytes for reading in readings)
@@ -329,6 +361,10 @@ class CurveReader:
         self._next_curves = ForeignCurves(len(self.run.logs), cuts)
         self._follower, self._read_bytes = RunFollower(self.run), []
         return True
+
+
+def _num_epochs(columns: FloatArray) -> int:
+    return int(np.isfinite(columns[_EPOCH]).sum())
 
 
 def _point_columns(

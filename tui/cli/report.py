@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -22,6 +23,7 @@ from tui.cli.options import (
 from tui.cli.run_options import find_any_runs
 
 PAGE_SUFFIXES = (".html", ".htm")
+DEFAULT_OUTPUT = "report.html"
 Axis = Literal["epoch", "step", "images", "hours"]
 
 
@@ -42,7 +44,9 @@ Axis = Literal["epoch", "step", "images", "hours"]
 def report(
     *,
     runs: Annotated[list[str], run_argument("RUN...", OR_PATH)],
-    output: Annotated[str, output_option("FILE.html, or a figure: FILE.svg, .pdf or .png.")] = "report.html",
+    output: Annotated[
+        str | None, output_option("FILE.html, or a figure: FILE.svg, .pdf or .png. [default: report.html]")
+    ] = None,
     metrics: Annotated[
         list[str] | None,
         typer.Option("--metric", metavar="METRIC", help="Metric of a panel; repeat for more [default: loss, accuracy]"),
@@ -80,18 +84,20 @@ def report(
 
     A path stands for all runs that other trainers have written below it: a page has a chart for each of their metrics.
     """
+    from engine.foreign.folders import require_unwatched
     from engine.report.output import check_output, make_mark, write_output
     from engine.report.page import MARK_KIND as PAGE_KIND
     from engine.report.page import make_page
     from engine.report.plot import DEFAULT_SMOOTHING, PlotOptions, file_format, make_plot, parse_width
     from engine.report.plot import MARK_KIND as PLOT_KIND
+    from engine.runs.folder import RunFolder
     from engine.runs.metric_directions import read_directions
     from engine.runs.root import runs_root
     from engine.utils.errors import UsageError
     from engine.utils.files import expand_user
     from engine.utils.text import printable
 
-    path = expand_user(output)
+    path = expand_user(output or DEFAULT_OUTPUT)
     is_page = path.suffix.casefold() in PAGE_SUFFIXES
     kind = "" if is_page else file_format(path)
     figure_options = {"--metric": metrics, "--x": x, "--width": width, "--smooth": smooth}
@@ -99,7 +105,7 @@ def report(
     given = [name for name, value in figure_options.items() if value is not None]
     if is_page and given:
         advice = "write a figure: -o curves.pdf, .svg or .png"
-        raise UsageError.one(given[0], f"has no effect on the page {output}", advice, code="no-effect")
+        raise UsageError.one(given[0], f"has no effect on the page {path}", advice, code="no-effect")
     if smooth is not None and not 0 <= smooth <= 1:
         raise UsageError.one("--smooth", f"{smooth:g} is not allowed: must be a share from 0 to 1", code="out-of-range")
     directions = read_directions(runs_root(runs_dir), better or ())
@@ -113,6 +119,9 @@ def report(
         directions=directions,
     )
     found = find_any_runs(runs, runs_dir, trust_owner=trust_owner)
+    foreign = [run.folder for run in found if not isinstance(run, RunFolder)]
+    if output is None and foreign:
+        require_unwatched(Path.cwd(), [*foreign, *map(expand_user, runs)])
     names = [run.name for run in found]
     mark = make_mark(PAGE_KIND if is_page else PLOT_KIND, names)
     check_output(path, mark, force=force)

@@ -6,8 +6,10 @@ First it reads configs and records, then the curves of one run after the other. 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,14 @@ from engine.runs.reduced_curves import Curves, reduce_curves
 from engine.show.foreign_run import ForeignData
 from engine.utils.files import FileStamp, find_file_stamp
 from tui.charts.curve_cache import MAX_CURVES_IN_MEMORY, CurveCache
+from tui.pollers.foreign_run import SLICE_PAUSE_SECONDS
 from tui.pollers.runs import RUN_POLL_INTERVAL_SECONDS
 from tui.pollers.watched import Poller
 
 # All steps of a run take 10 bytes each, and the screen draws them in time that grows with their number.
 MAX_DETAILED_STEPS = 2_000_000
+# A run that takes longer to read is shown in parts.
+PART_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class _RunFollower:
         self._read_stamp: FileStamp | None = None
         self._stored: tuple[FileStamp | None, tuple[dict[str, Any] | None, str | None]] | None = None
         self._is_detailed = False
+        self.has_more = False
 
     def describe(self) -> bool:
         """Read config and record if they may have changed; return whether they have."""
@@ -156,6 +162,11 @@ class _ForeignFollower:
         self._data = ForeignData(run)
         self.state = ReadRun(run)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether what was read is only the beginning."""
+        return self._data.has_more
+
     def describe(self) -> bool:
         """Describe the run as far as it has been read; return whether that has changed."""
         before, data = self.state, self._data
@@ -167,9 +178,14 @@ class _ForeignFollower:
 
     def read_curves(self, detailed: bool, stopped: Callable[[], bool]) -> bool:
         """Read what is new; return whether there is anything."""
-        has_news = self._data.read(stopped)
+        end = time.monotonic() + PART_SECONDS
+        has_news = self._data.read(lambda: stopped() or time.monotonic() > end)
         if has_news or self.state.curves is None:
-            self.state = replace(self.state, curves=self._data.curves(), described=self._data.describe())
+            curves = self._data.curves()
+            if not self._data.has_more:
+                # For the choice of the x axis, which is made in the event loop.
+                _ = curves.has_whole_epochs_only
+            self.state = replace(self.state, curves=curves, described=self._data.describe())
             return True
         return False
 
@@ -207,12 +223,17 @@ class ComparePoller(Poller):
         if any(changed) or self.comparison is None:
             self._publish(True)
         detailed = self.detailed
+        # The pause leaves the interpreter to the thread that draws.
+        stopped = partial(self._stop_event.wait, SLICE_PAUSE_SECONDS)
         for follower in self._followers:
-            described = follower.state.described
-            if follower.read_curves(detailed, self._stop_event.is_set):
-                self._publish(follower.state.described is not described)
-            if self._stop_event.is_set():
-                return
+            has_more = True
+            while has_more:
+                described = follower.state.described
+                if follower.read_curves(detailed, stopped):
+                    self._publish(follower.state.described is not described)
+                if self._stop_event.is_set():
+                    return
+                has_more = follower.has_more
         self.caught_up = True
 
     def _publish(self, described: bool) -> None:

@@ -116,10 +116,10 @@ def gpu_uses(snapshot: Snapshot | None, pids: Collection[int]) -> list[tuple[Gpu
     ]
 
 
-def find_watched(pid: int) -> Path | ProcessId | None:
+def find_watched(pid: int, start_ticks: int) -> Path | ProcessId | None:
     """Return what can be watched of a process: the folder of its run of gputrain, or itself if it writes other runs."""
-    process = ProcessId.find(pid)
-    tree = read_tree(process) if process is not None else None
-    if process is None or tree is None or tree.own_run is not None:
-        return None if tree is None else tree.own_run
+    process = ProcessId(pid, start_ticks)
+    tree = read_tree(process)
+    if tree.own_run is not None:
+        return tree.own_run
     return process if find_process_runs(tree, started_at(process)).runs else None

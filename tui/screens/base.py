@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from rich.text import Text
 from textual import events, on
@@ -31,6 +31,7 @@ from tui.widgets.text_line import TextLine
 
 if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
+    from engine.foreign.process import ProcessId
     from tui.pollers.foreign_runs import Search
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
@@ -109,6 +110,10 @@ class AppServices(Protocol):
     """The last filters of the list of runs, oldest first."""
     marked_runs: dict[str, None]
     """Folders of the runs that are marked in the list, in the order in which they were marked."""
+    watched_screen: Screen[Any] | None
+    """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
+    watched_paths: Sequence[Path]
+    """The paths of `gputrain watch`, below which nothing is written."""
     pending_runs: list[LaunchedRun]
     """Runs launched from this app that have no run folder yet, or failed before they had one."""
 
@@ -124,7 +129,7 @@ class AppServices(Protocol):
 
     def open_foreign_runs(self, search: Search, place: str) -> None: ...
 
-    def watch_process(self, pid: int, nothing: str) -> None: ...
+    def open_process(self, process: ProcessId) -> None: ...
 
     def open_compare(self, runs: Sequence[Path | ForeignRun], baseline: int | None = None) -> None: ...
 

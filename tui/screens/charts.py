@@ -6,14 +6,14 @@ The base of `tui.screens.run` and `tui.screens.compare`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from engine.utils.errors import Problem
+from engine.utils.errors import Problem, UsageError
 from tui.charts.view import ChartView, Extent
 from tui.keymap import Command
 from tui.screens.base import AppServices, GputrainScreen
@@ -23,12 +23,6 @@ from tui.widgets.chart import Chart
 MAX_FILE_NAME_CHARACTERS = 60
 # After this time, keys are handled before the next chart is drawn. Each slice costs 8 ms for a refresh of the screen.
 DRAW_BUDGET_SECONDS = 0.04
-
-
-def require_outside(watched: Iterable[Path]) -> None:
-    """Raise OSError if the working directory is in a folder that is only watched."""
-    if any(Path.cwd().is_relative_to(path) for path in watched):
-        raise OSError(0, "it is in the folder of a run that is only watched; start gputrain elsewhere")
 
 
 def file_name_of(title: str) -> str:
@@ -153,7 +147,8 @@ class ChartScreen(GputrainScreen):
             self.call_after_refresh(self.draw_charts)
 
     def export_folder(self) -> tuple[Path, str]:
-        """Return the folder of the files of `e`, and how a message names it. Raises OSError."""
+        """Return the folder of the files of `e`, and how a message names it. Raises OSError, and UsageError
+        if nothing is written there."""
         return Path(), "the working directory"
 
     def export_name(self) -> str:
@@ -178,6 +173,9 @@ class ChartScreen(GputrainScreen):
             paths = export_chart(
                 name, self.chart_name(str(chart.id)), chart.curves, chart.window, self.view.axis, folder
             )
+        except UsageError as error:
+            self.gputrain_app.show_toast(error)
+            return
         except OSError as error:
             self.gputrain_app.show_toast(
                 Problem("", f"The chart cannot be written to {place}: {error.strerror}", code="not-writable")

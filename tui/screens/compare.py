@@ -14,6 +14,7 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 
+from engine.foreign.folders import require_unwatched
 from engine.runs.comparison import Column, Comparison
 from engine.runs.curves import X_AXES
 from engine.runs.find import OpenedRun
@@ -31,7 +32,7 @@ from tui.keymap import COMPARE_COMMANDS, Command
 from tui.palette import BAD, WARNING
 from tui.pollers.compare import CompareCache, ComparePoller, ReadRun
 from tui.screens.base import AppServices
-from tui.screens.charts import ChartScreen, file_name_of, require_outside
+from tui.screens.charts import ChartScreen, file_name_of
 from tui.screens.compare_panels import FURTHER_PANELS, MIN_CHARTS, RUNS_PANEL, TABLE_PANEL, ComparePanels, CompareRoom
 from tui.screens.dialogs import MultiChoiceDialog
 from tui.tables import styled
@@ -173,7 +174,7 @@ class CompareScreen(ChartScreen):
     def chart_note(self, chart_id: str) -> str:
         words = self.view.settings(chart_id)
         steps = self.data.block_steps
-        if chart_id == "train_loss" and steps > 1 and self._needs_detail():
+        if self.view.charts[chart_id].id == "train_loss" and steps > 1 and self._needs_detail():
             words.append(f"reduced to blocks of {steps:,} steps")
         if self.data.baseline is not None:
             words.append(f"differences from {self.data.entries[self.data.baseline].letter}")
@@ -383,7 +384,9 @@ class CompareScreen(ChartScreen):
             self.gputrain_app.open_foreign_run(run)
 
     def export_folder(self) -> tuple[Path, str]:
-        require_outside(run.run.folder for run in self._runs if not isinstance(run.run, RunFolder))
+        folders = [run.run.folder for run in self._runs if not isinstance(run.run, RunFolder)]
+        if folders:
+            require_unwatched(Path.cwd(), [*folders, *self.gputrain_app.watched_paths])
         return super().export_folder()
 
     def export_name(self) -> str:

@@ -13,9 +13,10 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.binding import Binding
 
 from engine.foreign.activity import Activity, activity_text
-from engine.foreign.folders import ForeignRun
+from engine.foreign.folders import ForeignRun, require_unwatched
 from engine.show.charts import Chart as ChartRow
 from engine.show.foreign_charts import Kind, group_metrics, kind_of
 from engine.show.foreign_curves import ForeignCurves
@@ -25,11 +26,12 @@ from engine.utils.units import format_age, format_count
 from tui.chart_choice import MAX_CHARTS, read_chart_choice, save_chart_choice
 from tui.charts.foreign_view import best_note, curves_for, data_notes
 from tui.charts.view import ChartView
-from tui.keymap import FOREIGN_RUN_COMMANDS, Command
+from tui.keymap import CHANGE_COMMANDS, FOREIGN_RUN_COMMANDS, Command
 from tui.palette import BAD, MUTED, WARNING
+from tui.phrases import foreign_refusal
 from tui.pollers.foreign_run import ForeignRunPoller
 from tui.screens.base import AppServices
-from tui.screens.charts import ChartScreen, file_name_of, require_outside
+from tui.screens.charts import ChartScreen, file_name_of
 from tui.screens.dialogs import MultiChoiceDialog, TextDialog
 from tui.screens.foreign_panels import NO_CHARTS, ForeignPanels, ForeignRoom
 from tui.screens.log import LogDialog
@@ -59,6 +61,8 @@ class ForeignRunScreen(ChartScreen):
         self._grouped_names: list[str] = []
         self._drawn: tuple[ForeignCurves | None, int] = (None, -1)
         self._next_draw_time = 0.0
+        for command in CHANGE_COMMANDS:
+            self.add_binding(Binding(command.key, "refuse", command.title, show=False))
 
     def compose_body(self) -> ComposeResult:
         yield TextLine(id="progress")
@@ -221,8 +225,12 @@ class ForeignRunScreen(ChartScreen):
             return
         self.app.push_screen(LogDialog(self.watched_run.name, lambda: self.run_poller.log))
 
+    def action_refuse(self) -> None:
+        """Say why nothing is changed."""
+        self.gputrain_app.show_toast(foreign_refusal(self.watched_run.name))
+
     def export_folder(self) -> tuple[Path, str]:
-        require_outside([self.watched_run.folder])
+        require_unwatched(Path.cwd(), [self.watched_run.folder, *self.gputrain_app.watched_paths])
         return super().export_folder()
 
     def export_name(self) -> str:

@@ -15,12 +15,11 @@ from engine.runs.columns import ColumnChoice, foreign_column_choices
 from engine.runs.foreign_rows import FIRST_COLUMNS
 from engine.runs.run_row import RunRow
 from engine.runs.run_view import Parameters
-from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from tui.keymap import FOREIGN_RUNS_COMMANDS, RUNS_COMMANDS, Command
+from tui.keymap import CHANGE_COMMANDS, FOREIGN_RUNS_COMMANDS, Command
 from tui.list_settings import FOREIGN_SETTINGS_FILE
 from tui.palette import MUTED
-from tui.phrases import own_runs_problem
+from tui.phrases import foreign_refusal, own_runs_problem
 from tui.pollers.foreign_runs import ForeignRunListPoller, ListNames, Search
 from tui.screens.base import AppServices, Filter
 from tui.screens.run_filter import RunFilter
@@ -29,8 +28,6 @@ from tui.tables.foreign_runs import preview_lines
 from tui.widgets.lines import Lines, escape_markup
 
 FILTER_HINT = "lr>0.1 state=growing loss<0.5 adamw; enter keeps it, esc clears it"
-# Keys of the list of gputrain's runs that would change a run.
-CHANGES = ("stop", "resume", "again", "tags", "note", "rename", "archive", "delete")
 
 
 class ForeignRunsScreen(RunTableScreen):
@@ -49,9 +46,8 @@ class ForeignRunsScreen(RunTableScreen):
         self._names = ListNames()
         self._has_opened_only_run = False
         self.follow(self._found)
-        for command in RUNS_COMMANDS:
-            if command.action in CHANGES:
-                self.add_binding(Binding(command.key, "refuse", command.title, show=False))
+        for command in CHANGE_COMMANDS:
+            self.add_binding(Binding(command.key, "refuse", command.title, show=False))
 
     @property
     def heading(self) -> str:
@@ -146,6 +142,4 @@ class ForeignRunsScreen(RunTableScreen):
     def action_refuse(self) -> None:
         """Say why nothing is changed."""
         row = self._selected_row()
-        name = "the run" if row is None else row.name
-        reason = f"{name} belongs to another program; gputrain writes nothing there"
-        self.gputrain_app.show_toast(Problem("", reason, code="not-supported"))
+        self.gputrain_app.show_toast(foreign_refusal("the run" if row is None else row.name))

@@ -247,7 +247,7 @@ class GpuScreen(GputrainScreen):
             self.gputrain_app.show_toast(nothing)
             return
         if process.run is None:
-            self.gputrain_app.watch_process(process.pid, nothing)
+            self._signaler.watch(self, process.pid, nothing)
             return
         folder = self.gputrain_app.runs_dir / process.run
         if not folder.is_dir():

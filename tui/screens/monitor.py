@@ -297,7 +297,7 @@ class MonitorScreen(GputrainScreen):
             return focused == "processes" and self._selected_process() is not None
         if action == "open":
             return self._open_title() is not None
-        return True
+        return action != "app.watched" or self.gputrain_app.watched_screen is not None
 
     def title_of(self, command: Command) -> str:
         if command.action == "open":
@@ -368,7 +368,7 @@ class MonitorScreen(GputrainScreen):
                 self.gputrain_app.open_run(run.folder)
             else:
                 nothing = "Not a process of a run in this folder; ctrl+k sends it a signal"
-                self.gputrain_app.watch_process(selected.pid, nothing)
+                self._signaler.watch(self, selected.pid, nothing)
 
     def _selected_process(self) -> GpuProcess | None:
         return self._processes.get(self.query_one("#processes", Lines).selected_key or "")

@@ -30,7 +30,7 @@ from engine.show.table import FittedTable
 from engine.utils import codec
 from engine.utils.errors import Problem
 from engine.utils.text import pluralize, printable
-from tui.list_settings import ListSettings, read_list_settings, save_list_settings
+from tui.list_settings import MAX_COLUMNS, ListSettings, read_list_settings, save_list_settings
 from tui.palette import MUTED
 from tui.phrases import note
 from tui.screens.base import AppServices, Filter, GputrainScreen
@@ -356,7 +356,10 @@ class RunTableScreen(GputrainScreen):
 
         def show(names: list[str] | None) -> None:
             if names is not None:
-                columns = () if tuple(names) == default else tuple(names)
+                # Columns that no run here has stay for other folders.
+                offered = {choice.name for choice in choices}
+                others = [name for name in self._settings.columns if name not in offered]
+                columns = () if tuple(names) == default else (*names, *others)[:MAX_COLUMNS]
                 self._change_settings(codec.replace(self._settings, columns=columns))
 
         dialog = ColumnsDialog(choices, chosen, default)

@@ -1,4 +1,4 @@
-"""Sends signals to the processes that a screen shows; the monitor and the GPU screen share it."""
+"""Sends signals to the processes that a screen shows, and opens what they write: for the monitor and the GPU screen."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 from textual.screen import Screen
@@ -27,10 +28,14 @@ SIGNALS = (
     (signal.SIGCONT, "Continue after SIGSTOP"),
 )
 MAX_TITLE_LENGTH = 60
+LOOKING_SECONDS = 2.0
 
 
 class ProcessSignaler:
-    """Asks which signal to send to a process, and sends it if the PID has not been reused since it was shown."""
+    """Asks which signal to send to a process, and sends it if the PID has not been reused since it was shown.
+
+    Opens what such a process writes, too.
+    """
 
     def __init__(self, app: AppServices) -> None:
         self._app = app
@@ -71,9 +76,7 @@ class ProcessSignaler:
         name = signal.Signals(signum).name
         # The PID may have been reused while the dialog was open.
         if expected_start_time is None or process_start_time(pid) != expected_start_time:
-            self._app.show_toast(
-                Problem("", f"Process {pid} has ended, or runs in another container", code="not-found")
-            )
+            self._app.show_toast(_not_here(pid))
             return
         try:
             os.kill(pid, signum)
@@ -83,6 +86,35 @@ class ProcessSignaler:
             )
             return
         self._app.show_toast(f"{name} sent to process {pid}")
+
+    def watch(self, screen: Screen[Any], pid: int, nothing: str) -> None:
+        """Open the screen of a process if it writes runs, else say `nothing`. A thread looks for them."""
+        from tui.pollers.process import find_watched
+
+        app, start_time = self._app, self._start_times.get(pid)
+        if app.demo_notice:
+            app.show_toast(nothing)
+            return
+        # The PID may be that of another process: reused, or of another container.
+        if start_time is None or process_start_time(pid) != start_time:
+            app.show_toast(_not_here(pid))
+            return
+        app.show_toast(f"Looking for the runs that process {pid} writes …", timeout_s=LOOKING_SECONDS)
+
+        def look() -> None:
+            found, call = find_watched(pid, start_time), screen.app.call_from_thread
+            if found is None:
+                call(app.show_toast, nothing)
+            elif isinstance(found, Path):
+                call(app.open_run, str(found))
+            else:
+                call(app.open_process, found)
+
+        screen.run_worker(look, thread=True, group="process", exclusive=True)
+
+
+def _not_here(pid: int) -> Problem:
+    return Problem("", f"Process {pid} has ended, or runs in another container", code="not-found")
 
 
 def process_start_time(pid: int) -> int | None:

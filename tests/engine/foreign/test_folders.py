@@ -28,6 +28,12 @@ def write_events(folder: Path, *values: float, tag: str = "loss") -> None:
     (folder / "events.out.tfevents.1.host").write_bytes(event_file(*records))
 
 
+def write_checkpoint(folder: Path, step: int) -> None:
+    state = folder / f"checkpoint-{step}" / "trainer_state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(f'{{"log_history": [{{"step": {step}, "loss": 0.5}}]}}')
+
+
 def names_below(path: Path) -> list[str]:
     found = find_runs(path)
     assert not found.is_partial
@@ -137,6 +143,26 @@ def test_find_runs_bounds_runs_entries_and_depth(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(reading, "MAX_ENTRIES", 2)
     found = find_runs(tmp_path)
     assert (len(found.runs) <= 2, found.is_partial) == (True, True)
+
+
+def test_run_changed_at_follows_checkpoints_that_replace_each_other(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 10)
+    [run] = find_runs(tmp_path).runs
+    write_checkpoint(tmp_path, 20)
+    shutil.rmtree(tmp_path / "checkpoint-10")
+    os.utime(tmp_path / "checkpoint-20" / "trainer_state.json", (1.5e9, 1.5e9))
+    assert run.changed_at() == 1.5e9
+    shutil.rmtree(tmp_path / "checkpoint-20")
+    assert run.changed_at() == 0
+
+
+def test_run_changed_at_follows_event_files_that_appear_later(tmp_path: Path) -> None:
+    write_events(tmp_path, 1.0)
+    [run] = find_runs(tmp_path).runs
+    os.utime(run.logs[0].files[0], (1e9, 1e9))
+    (tmp_path / "events.out.tfevents.2.host").write_bytes(event_file(event(1, scalar("loss", 0.5))))
+    os.utime(tmp_path / "events.out.tfevents.2.host", (1.5e9, 1.5e9))
+    assert run.changed_at() == 1.5e9
 
 
 def test_run_changed_at_is_time_of_its_newest_file(tmp_path: Path) -> None:

@@ -119,7 +119,13 @@ def test_axes_are_those_that_were_recorded() -> None:
     assert curves.axes == ("step", "epoch", "hours")
     assert curves.over("acc", "epoch").points.x.tolist() == [1, 2]
     assert curves.over("acc", "hours").points.x.tolist() == [0, 2]
-    assert len(curves.over("loss", "epoch").points.x) == 0
+
+
+def test_metric_of_a_log_without_epochs_has_those_of_another_log() -> None:
+    curves = ForeignCurves(2)
+    epochs = [Point("acc", step, 0.5, epoch=step / 10) for step in (0, 10, 20)]
+    curves.add([Reading(points(1.0, 2.0, start=10)), Reading(epochs)])
+    assert curves.over("loss", "epoch").points.x.tolist() == pytest.approx([1, 1.1])
 
 
 def test_metric_named_epoch_is_the_axis_of_a_log_without_epochs() -> None:
@@ -139,6 +145,25 @@ def test_many_metrics_share_a_bounded_number_of_columns(monkeypatch: pytest.Monk
         curves.add([Reading(found)])
     assert sum(len(curves.over(name, "step").means.x) for name in names) <= 100 * 32
     assert curves.extremes(names[-1]) == Extremes(300, 0, 299, 299, 0, 299)
+
+
+def test_metrics_that_appear_later_take_columns_from_the_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_curves, "MAX_COLUMNS", 100 * 32)
+    monkeypatch.setattr(foreign_curves, "MAX_METRIC_COLUMNS", 1600)
+    curves = ForeignCurves(1)
+    names = ["first", *(f"metric-{number}" for number in range(99))]
+    for name in names:
+        curves.add([Reading(points(*map(float, range(300)), name=name))])
+    assert sum(len(curves.over(name, "step").means.x) for name in names) <= 100 * 32
+    assert curves.extremes("first") == Extremes(300, 0, 299, 299, 0)
+
+
+def test_number_of_metrics_of_a_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_curves, "MAX_RUN_METRICS", 2)
+    curves = ForeignCurves(1)
+    for name in "abc":
+        curves.add([Reading(points(1.0, name=name))])
+    assert curves.names == ["a", "b"] and curves.is_limited
 
 
 def test_reader_has_exact_extremes_of_a_run_that_was_started_again(tmp_path: Path) -> None:

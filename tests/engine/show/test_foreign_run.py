@@ -10,6 +10,7 @@ import numpy as np
 from engine.foreign.folders import find_runs
 from engine.runs.metrics import Better, foreign_metric, registry_keys
 from engine.show.foreign_run import ForeignData, default_axis, summarize
+from support.foreign import event, event_file, scalar
 
 
 def make_data(folder: Path, rows: list[dict[str, float]]) -> ForeignData:
@@ -72,6 +73,17 @@ def test_long_curve_has_few_points_and_exact_extremes(tmp_path: Path) -> None:
     blocks = data.curves(max_blocks=100).over("metrics.a", "step")
     assert len(blocks.points.x) <= 200 and np.nanmax(blocks.points.y) == 7.0
     assert data.record().highest_metrics == {"a": 7.0}
+
+
+def test_event_file_beside_a_csv_has_a_curve_over_epochs(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text("epoch,time,train/loss\n1,2,0.5\n2,4,0.25\n")
+    events = [event(step, scalar("train/loss", 1 / step)) for step in (1, 2)]
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(event_file(*events))
+    data = ForeignData(find_runs(tmp_path).runs[0])
+    data.read()
+    curves = data.curves()
+    assert default_axis([curves]) == "epoch"
+    np.testing.assert_array_equal(curves.over("train_loss", "epoch").points.x, [1, 2])
 
 
 def test_data_follows_a_log_that_grows(tmp_path: Path) -> None:

@@ -34,6 +34,19 @@ def test_report_and_plot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert says(invoke("report", "b", "-o", "lr.svg", code=2), "name-in-use", "error: --output: lr.svg ", "--force")
 
 
+def test_report_is_written_among_watched_runs_only_if_a_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    (logs / "one").mkdir(parents=True)
+    (logs / "one" / "metrics.csv").write_text("step,loss\n1,0.5\n2,0.25\n")
+    monkeypatch.chdir(logs)
+    assert says(invoke("report", ".", code=2), "not-supported", "belongs to another program", str(logs))
+    assert [path.name for path in logs.iterdir()] == ["one"]
+    invoke("report", ".", "-o", "../report.html")
+    assert (tmp_path / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "location", "value"),
     [

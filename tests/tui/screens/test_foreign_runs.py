@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -22,6 +23,7 @@ from support.replace import replace
 from support.screen.demo_app import (
     FROZEN_NOW,
     FrozenGpuFeed,
+    FrozenHost,
     demo_app,
     demo_snapshot,
     no_gpu_feed,
@@ -31,13 +33,16 @@ from support.screen.demo_app import (
 )
 from support.screen.screen_driver import drive, press
 from tui.app import GputrainApp
+from tui.list_settings import FOREIGN_SETTINGS_FILE, ListSettings, read_list_settings, save_list_settings
 from tui.pollers.foreign_runs import search_paths
 from tui.screens.compare import CompareScreen
 from tui.screens.foreign_run import ForeignRunScreen
 from tui.screens.foreign_runs import ForeignRunsScreen
 from tui.screens.gpu import GpuScreen
+from tui.screens.monitor import MonitorScreen
 from tui.screens.process import ProcessScreen
 from tui.screens.run import RunScreen
+from tui.screens.signals import ProcessSignaler
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
@@ -231,6 +236,61 @@ def test_list_says_how_to_see_the_runs_of_gputrain(tmp_path: Path, watched: Path
     drive(real_app(tmp_path / "runs"), act, (160, 30), notifications=True)
 
 
+def test_key_of_the_monitor_leads_back_to_the_list_with_its_marks_and_values(tmp_path: Path, watched: Path) -> None:
+    app = GputrainApp(tmp_path / "runs", gpu_poller=no_gpu_feed(), host_poller=FrozenHost(), watched=[watched])
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        await wait_until(pilot, lambda: screen._found.complete)
+        await refresh(pilot, screen)
+        await press(pilot, "space", "escape")
+        assert type(pilot.app.screen) is MonitorScreen and "w watched" in visible_text(pilot, "Keys")
+        await press(pilot, "w")
+        assert pilot.app.screen is screen and screen._found.num_read == 2
+        assert names(pilot) == ["fast", "slow"] and "1 marked" in visible_text(pilot)
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, MonitorScreen)
+
+    drive(app, act, (160, 40))
+
+
+def test_export_is_refused_below_a_watched_path(tmp_path: Path, watched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = GputrainApp(tmp_path / "runs", gpu_poller=no_gpu_feed(), host_poller=FrozenHost(), watched=[watched])
+    monkeypatch.chdir(watched)
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen: Any = pilot.app.screen
+        await wait_until(pilot, lambda: screen._found.complete)
+        await refresh(pilot, screen)
+        await press(pilot, "enter", "e")
+        await wait_until(pilot, lambda: bool(messages(pilot)))
+        assert says(messages(pilot)[-1], "not-supported", "belongs to another program")
+
+    drive(app, act, (120, 30), notifications=True)
+    assert sorted(path.name for path in watched.iterdir()) == ["fast", "slow"]
+
+
+def test_choice_of_columns_keeps_those_of_other_folders(tmp_path: Path, watched: Path) -> None:
+    long_name = "x" * 300
+    save_list_settings(ListSettings(columns=("state", long_name)), FOREIGN_SETTINGS_FILE)
+
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, watched)
+        await press(pilot, "w", "down", "space", "enter")
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30))
+    columns = read_list_settings(FOREIGN_SETTINGS_FILE).columns
+    assert len(columns) == 3 and columns[0] == "state" and columns[-1] == long_name
+
+
+def test_monitor_offers_no_way_to_a_list_that_was_not_opened(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await press(pilot, "w")
+        assert isinstance(pilot.app.screen, MonitorScreen) and "watched" not in visible_text(pilot, "Keys")
+
+    drive(real_app(tmp_path / "runs"), act, (160, 40))
+
+
 def test_empty_folder_says_that_runs_appear(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await open_list(pilot, tmp_path)
@@ -301,12 +361,33 @@ def test_process_screen_shows_the_tree_and_opens_its_only_run(tmp_path: Path) ->
         drive(real_app(tmp_path / "runs"), act, (120, 30))
 
 
+def watch_shown(pilot: Pilot[None], pid: int, nothing: str, *, shown_pid: int | None = None) -> None:
+    """Open what a process writes that a screen shows."""
+    signaler = ProcessSignaler(app_of(pilot))
+    known = next(process for gpu in demo_snapshot(FROZEN_NOW).gpus for process in gpu.processes.value or ())
+    signaler.remember([replace(known, pid=shown_pid or pid)])
+    signaler.watch(app_of(pilot).screen, pid, nothing)
+
+
+def messages(pilot: Pilot[None]) -> list[str]:
+    return [str(toast.message) for toast in pilot.app._notifications]
+
+
+def test_process_that_is_not_the_one_shown_is_not_opened(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        watch_shown(pilot, os.getpid(), "nothing", shown_pid=1)
+        await wait_until(pilot, lambda: bool(messages(pilot)))
+        assert says(messages(pilot)[-1], "not-found", "has ended, or runs in another container")
+
+    drive(real_app(tmp_path / "runs"), act, (120, 30), notifications=True)
+
+
 def test_process_of_a_run_of_gputrain_opens_its_own_screen(tmp_path: Path, demo_runs_folder: Path) -> None:
     folder = next(path for path in demo_runs_folder.iterdir() if (path / "owner.json").exists())
     with (folder / "events.jsonl").open("a"):
 
         async def act(pilot: Pilot[None]) -> None:
-            app_of(pilot).watch_process(os.getpid(), "nothing")
+            watch_shown(pilot, os.getpid(), "nothing")
             await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), 10.0)
             await wait_until_idle(pilot)
 
@@ -317,9 +398,9 @@ def test_process_that_writes_no_run_is_not_opened(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
 
         async def act(pilot: Pilot[None]) -> None:
-            app_of(pilot).watch_process(process.pid, "nothing to see")
-            await wait_until(pilot, lambda: bool(pilot.app._notifications), 10.0)
-            assert [str(toast.message) for toast in pilot.app._notifications] == ["nothing to see"]
+            watch_shown(pilot, process.pid, "nothing to see")
+            await wait_until(pilot, lambda: any("Looking for the runs" in text for text in messages(pilot)))
+            await wait_until(pilot, lambda: "nothing to see" in messages(pilot), 10.0)
 
         drive(real_app(tmp_path / "runs"), act, (120, 30), notifications=True)
         process.kill()

@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from engine.foreign.folders import ForeignRun, find_runs
 from engine.utils.files import state_folder
+from support.messages import says
 from support.screen.demo_app import visible_text, wait_until, wait_until_idle
 from support.screen.layouts import each_layout
 from support.screen.screen_driver import Drive, drive, press, real_app
@@ -82,10 +83,14 @@ def test_foreign_screen_has_the_keys_of_charts(tmp_path: Path) -> None:
     open_run(tmp_path, make_run(tmp_path / "logs", "trainer"), act)
 
 
-def test_foreign_screen_has_no_key_that_changes_a_run(tmp_path: Path) -> None:
+def test_foreign_screen_refuses_the_keys_that_change_a_run(tmp_path: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         before = screen_of(pilot).view
-        await pilot.press(*"sCpuavPTNRAD")
+        for key in "TNRADsua":
+            await press(pilot, key)
+            toast = [str(toast.message) for toast in pilot.app._notifications][-1]
+            assert says(toast, "not-supported", "belongs to another program")
+            pilot.app.clear_notifications()
         assert screen_of(pilot).view == before and len(pilot.app.screen_stack) == 2
 
     run = make_run(tmp_path / "logs", "keras")
@@ -197,7 +202,9 @@ def test_foreign_screen_keeps_the_curves_of_a_deleted_run(tmp_path: Path) -> Non
 def test_export_is_refused_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "e")
-        assert "only watched" in " ".join(visible_text(pilot).split())
+        await wait_until(pilot, lambda: bool(pilot.app._notifications))
+        [toast] = pilot.app._notifications
+        assert says(str(toast.message), "not-supported", "belongs to another program")
 
     run = make_run(tmp_path / "logs", "keras")
     files = sorted(run.folder.iterdir())
