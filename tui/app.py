@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,14 +31,13 @@ from tui.screens.monitor import MonitorScreen
 from tui.terminal_app import TerminalApp
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId
     from engine.launch.detached import LaunchedRun
     from engine.runs.folder import RunFolder, RunState
     from tui.pollers.compare import CompareCache
     from tui.pollers.foreign_runs import Search
+    from tui.pollers.process import ProcessPoller
 
 MOUNT_POLL_SECONDS = 0.001
 # Keys wait so long for the first content of a screen; the runs folder may be on a file system that hangs.
@@ -117,11 +117,14 @@ class GputrainApp(TerminalApp):
         self.watched_screen: Screen[Any] | None = None
         """The screen of what `gputrain watch` watches, which a key of the monitor shows again."""
         self._compare_cache: CompareCache | None = None
+        self.last_key_time = -math.inf
 
     async def on_event(self, event: events.Event) -> None:
         """Send keys that arrive together with the key that opens a screen or a dialog to it.
 
         Textual sends them to the widget that has the focus when they arrive, before the screen is open."""
+        if isinstance(event, events.Key):
+            self.last_key_time = time.monotonic()
         if not isinstance(event, events.Key):
             await super().on_event(event)
         elif not event.is_forwarded:
@@ -197,11 +200,12 @@ class GputrainApp(TerminalApp):
             self.opened_runs.append(opened)
         self.push_screen(RunScreen(self, opened))
 
-    def open_foreign_run(self, run: ForeignRun, status: Callable[[], Text | None] = lambda: None) -> None:
-        """Open the screen of a run that another program recorded. `status` returns a line about its process."""
+    def open_foreign_run(self, run: ForeignRun, process: ProcessPoller | None = None) -> None:
+        """Open the screen of a run that another program recorded. `process` watches its process, which is looked for
+        without it."""
         from tui.screens.foreign_run import ForeignRunScreen
 
-        self.push_screen(ForeignRunScreen(self, run, status))
+        self.push_screen(ForeignRunScreen(self, run, process))
 
     def open_foreign_runs(self, search: Search, place: str) -> None:
         """Open the list of the runs of other programs that a search finds in a place."""

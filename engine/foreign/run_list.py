@@ -23,7 +23,6 @@ from engine.utils.units import format_bytes
 
 # A search of 2,000 runs in known folders takes 50 ms.
 SEARCH_SECONDS, SEARCH_SHARE = 2.0, 0.03
-WRITERS_SECONDS, WRITERS_SHARE = 3.0, 0.02
 # For looking which files have changed: 2,000 take 20 ms, more where a file server answers.
 CHECK_SECONDS, CHECK_INTERVAL_SECONDS = 0.05, 0.5
 ROW_POLL_BYTES = 1 << 18
@@ -76,7 +75,7 @@ class ForeignRunList:
         self._is_limited = False
         self._searching: Iterator[FoundRuns] | None = None
         self._search_seconds = self._next_search = 0.0
-        self._writers, self._next_look = Writers(), 0.0
+        self._writers = Writers()
         self._position, self._next_check = 0, 0.0
         self.runs: list[ListedRun] = []
         self.own: frozenset[Path] = frozenset()
@@ -144,11 +143,8 @@ class ForeignRunList:
         others = [run for key, run in self._followed.items() if not run.is_growing and key not in names]
         start = self._position % max(len(others), 1)
         others = others[start:] + others[:start]
-        if time.monotonic() >= self._next_look:
-            began = time.monotonic()
+        if self._writers.is_due:
             self._writers.look({path for run in (*wanted, *growing) for path in run.paths})
-            took = time.monotonic() - began
-            self._next_look = time.monotonic() + max(WRITERS_SECONDS, took / WRITERS_SHARE)
         deadline = time.monotonic() + CHECK_SECONDS
         order = [*wanted, *growing, *others]
         for index, run in enumerate(order):

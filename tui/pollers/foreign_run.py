@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from engine.foreign.activity import Activity, judge
@@ -18,8 +20,10 @@ from tui.pollers.watched import Poller, Watched
 # What is written appears within 2 s: a poll, and the interval at which the screen draws.
 POLL_INTERVAL_SECONDS = 0.3
 LOG_INTERVAL_SECONDS = 1.0
-# Leaves the interpreter to the thread that draws.
-SLICE_PAUSE_SECONDS = 0.001
+# A thread that computes takes half of the interpreter from the one that draws: slices of 25 ms, with pauses while that
+# one is busy.
+SLICE_BYTES = 1 << 17
+SLICE_PAUSE_SECONDS, BUSY_PAUSE_SECONDS, MAX_BUSY_PAUSES = 0.001, 0.01, 20
 
 
 class ForeignRunPoller(Poller):
@@ -28,8 +32,10 @@ class ForeignRunPoller(Poller):
     No `Watched`: it publishes between two slices.
     """
 
-    def __init__(self, run: ForeignRun, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
-        super().__init__("foreign run", interval_s)
+    def __init__(self, run: ForeignRun, is_busy: Callable[[], bool] = lambda: False) -> None:
+        """`is_busy` tells whether the screen draws or handles a key."""
+        super().__init__("foreign run", POLL_INTERVAL_SECONDS)
+        self._is_busy = is_busy
         self.run = run
         self.reader = CurveReader(run)
         self.caught_up = False
@@ -37,6 +43,7 @@ class ForeignRunPoller(Poller):
         self.changed_at = 0.0
         """When a log was last written, in Unix seconds; 0 before the first poll, and if all logs are gone."""
         self.log_file: Path | None = None
+        self._has_points = False
         self._log: Watched[tuple[str, ...]] | None = None
         self._next_log_poll = 0.0
 
@@ -45,27 +52,37 @@ class ForeignRunPoller(Poller):
         """The last lines of the log; none without one."""
         return (self._log.value or ()) if self._log is not None else ()
 
-    @property
-    def activity(self) -> Activity:
-        """Whether the run goes on, by its logs alone."""
-        return judge(self.changed_at, time.time(), has_ended=self.reader.has_ended)
+    def activity(self, writer_ended_at: float | None) -> Activity:
+        """Whether the run goes on, by its logs and the end of the process that wrote them."""
+        has_ended = self.reader.has_ended
+        return judge(self.changed_at, time.time(), has_ended=has_ended, writer_ended_at=writer_ended_at)
 
     def read_parameters(self) -> Parameters:
         """Read the files with parameters. Those in the logs come first."""
         return self.run.read_parameters() | self.reader.logged_parameters
 
     def poll(self) -> None:
+        # Else the first drawing imports it in the event loop.
+        import_module("plotext")
         self._poll_log()
         while not self._stop_event.is_set():
-            has_more = self.reader.read_slice()
+            has_more = self.reader.read_slice(SLICE_BYTES)
             self.changed_at = self.run.changed_at()
             if not has_more:
                 break
-            if self.on_first_result is not None and self.reader.curves.num_points:
-                # For the first points; it is called again when the run has been read.
+            if self.on_first_result is not None and self.reader.curves.num_points and not self._has_points:
+                # It is called again when the run has been read.
+                self._has_points = True
                 self.on_first_result()
-            self._stop_event.wait(SLICE_PAUSE_SECONDS)
+            self._pause()
         self.caught_up = True
+
+    def _pause(self) -> None:
+        """Leave the interpreter to the screen. A key that is held slows the reading down, and does not stop it."""
+        self._stop_event.wait(SLICE_PAUSE_SECONDS)
+        for _ in range(MAX_BUSY_PAUSES):
+            if not self._is_busy() or self._stop_event.wait(BUSY_PAUSE_SECONDS):
+                break
 
     def _poll_log(self) -> None:
         if time.monotonic() < self._next_log_poll:

@@ -1,17 +1,24 @@
-"""The poller of a process that is watched: its tree, what it uses of the host, its log, and the runs that it writes."""
+"""The pollers of a process that is watched: its tree, what it uses of the host, its log, and the runs that it writes.
+
+`ProcessPoller` watches a known process, `WriterPoller` the one that writes a run.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from rich.text import Text
 
 from engine.foreign.folders import ForeignRun, FoundRuns
 from engine.foreign.process import ProcessId, ProcessTree, find_process_runs, read_tree, started_at
+from engine.foreign.writers import Writers
 from engine.gpus.snapshot import Gpu, GpuProcess, Snapshot
 from tui.pollers.runs import read_log_tail
 from tui.pollers.watched import POLL_INTERVAL_SECONDS, Poller
+from tui.tables.process import GpuUses, status_line
 
 # Runs may appear minutes after the start. A search takes at most this share of the time.
 SEARCH_SECONDS, SEARCH_SHARE = 3.0, 0.05
@@ -40,6 +47,42 @@ class ProcessReading:
         """Resident memory of the whole tree. Pages that processes share count for each."""
         return sum(process.memory_bytes for process in self.tree.processes)
 
+    def gpu_uses(self, snapshot: Snapshot | None) -> GpuUses:
+        """Return what its processes use of the GPUs."""
+        return gpu_uses(snapshot, {process.id.pid for process in self.tree.processes})
+
+    def status_line(self, snapshot: Snapshot | None) -> Text:
+        """Return the line about the process above the screen of its run."""
+        return status_line(self.tree, self.gpu_uses(snapshot), self.total_cpu_percent, self.memory_bytes, self.ended_at)
+
+
+class _ProcessReader:
+    """Reads the tree of a process and its use of CPU, again and again until it has ended."""
+
+    def __init__(self, root: ProcessId) -> None:
+        self._root = root
+        self._latest: ProcessReading | None = None
+        self._cpu: dict[ProcessId, float] = {}
+        self._cpu_time = 0.0
+
+    def read(self) -> ProcessReading:
+        before = self._latest
+        if before is not None and before.ended_at is not None:
+            return before
+        tree = read_tree(self._root)
+        if tree.processes:
+            latest = ProcessReading(tree, None, self._cpu_percent(tree))
+        else:
+            latest = ProcessReading(tree if before is None else before.tree, time.time())
+        self._latest = latest
+        return latest
+
+    def _cpu_percent(self, tree: ProcessTree) -> dict[int, float]:
+        now, seconds = time.monotonic(), {process.id: process.cpu_seconds for process in tree.processes}
+        before, self._cpu = self._cpu, seconds
+        passed, self._cpu_time = now - self._cpu_time, now
+        return {key.pid: max(used - before[key], 0.0) / passed * 100 for key, used in seconds.items() if key in before}
+
 
 class ProcessPoller(Poller):
     """Publishes the latest reading of a process, until it has ended.
@@ -51,43 +94,58 @@ class ProcessPoller(Poller):
         super().__init__("process", interval_s)
         self.root = root
         self.latest: ProcessReading | None = None
-        self._cpu: dict[ProcessId, float] = {}
-        self._cpu_time = 0.0
+        self._reader = _ProcessReader(root)
         self._next_search = 0.0
 
     def poll(self) -> None:
         before = self.latest
         if before is not None and before.ended_at is not None:
             return
-        tree = read_tree(self.root)
-        if not tree.processes:
-            last = ProcessReading(tree) if before is None else before
-            # What was written last is found, too.
-            runs = last.runs or find_process_runs(last.tree, started_at(self.root)).runs
-            self.latest = ProcessReading(last.tree, time.time(), {}, runs, True, *_read_log(last.tree))
-            return
-        cpu = self._cpu_percent(tree)
+        now = self._reader.read()
         runs, has_searched = (before.runs, before.has_searched) if before is not None else ((), False)
-        if time.monotonic() >= self._next_search:
+        if now.ended_at is not None:
+            # What was written last is found, too.
+            runs, has_searched = runs or find_process_runs(now.tree, started_at(self.root)).runs, True
+        elif time.monotonic() >= self._next_search:
             if before is None:
-                self.latest = ProcessReading(tree, None, cpu)
+                self.latest = now
             began = time.monotonic()
-            runs, has_searched = self._search(tree).runs or runs, True
+            runs, has_searched = self._search(now.tree).runs or runs, True
             took = time.monotonic() - began
             self._next_search = time.monotonic() + max(SEARCH_SECONDS, took / SEARCH_SHARE)
-        self.latest = ProcessReading(tree, None, cpu, runs, has_searched, *_read_log(tree))
+        log, lines = _read_log(now.tree)
+        self.latest = replace(now, runs=runs, has_searched=has_searched, log=log, log_lines=lines)
 
     def _search(self, tree: ProcessTree) -> FoundRuns:
         return FoundRuns(()) if tree.own_run is not None else find_process_runs(tree, started_at(self.root))
 
-    def _cpu_percent(self, tree: ProcessTree) -> dict[int, float]:
-        now, seconds = time.monotonic(), {process.id: process.cpu_seconds for process in tree.processes}
-        before, self._cpu = self._cpu, seconds
-        passed, self._cpu_time = now - self._cpu_time, now
-        return {key.pid: max(used - before[key], 0.0) / passed * 100 for key, used in seconds.items() if key in before}
-
     def has_result(self) -> bool:
         return self.latest is not None and self.latest.has_searched
+
+
+class WriterPoller(Poller):
+    """Publishes the latest reading of the process that writes a run; None before one is seen.
+
+    A process that has ended stays until another one writes the run.
+    """
+
+    def __init__(self, run: ForeignRun, interval_s: float = POLL_INTERVAL_SECONDS) -> None:
+        super().__init__("writer", interval_s)
+        self.latest: ProcessReading | None = None
+        self._paths = frozenset(path for log in run.logs for path in log.files)
+        self._writers = Writers()
+        self._reader: _ProcessReader | None = None
+
+    def poll(self) -> None:
+        if (self.latest is None or self.latest.ended_at is not None) and self._writers.is_due:
+            self._writers.look(self._paths)
+            if (process := self._writers.writer_of(self._paths)) is not None:
+                self._reader = _ProcessReader(process)
+        if self._reader is not None:
+            self.latest = self._reader.read()
+
+    def has_result(self) -> bool:
+        return self.latest is not None
 
 
 def _read_log(tree: ProcessTree) -> tuple[Path | None, tuple[str, ...]]:

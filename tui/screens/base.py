@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from engine.foreign.folders import ForeignRun
     from engine.foreign.process import ProcessId
     from tui.pollers.foreign_runs import Search
+    from tui.pollers.process import ProcessPoller
 
 MIN_COLUMNS, MIN_ROWS = 60, 15
 # The sentence of a problem is longer than that of a success.
@@ -101,6 +102,8 @@ class AppServices(Protocol):
     demo_notice: str | None
     """Notice on every screen of the demo, which starts no runs; None outside the demo."""
     intervals: RefreshIntervals
+    last_key_time: float
+    """Monotonic time of the last key."""
     gpu_poller: GpuPoller
     host_poller: HostPoller
     run_list_poller: RunListPoller
@@ -125,7 +128,7 @@ class AppServices(Protocol):
 
     def open_run(self, folder: str) -> None: ...
 
-    def open_foreign_run(self, run: ForeignRun, status: Callable[[], Text | None] = ...) -> None: ...
+    def open_foreign_run(self, run: ForeignRun, process: ProcessPoller | None = None) -> None: ...
 
     def open_foreign_runs(self, search: Search, place: str) -> None: ...
 

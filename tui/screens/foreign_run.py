@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +31,7 @@ from tui.keymap import CHANGE_COMMANDS, FOREIGN_RUN_COMMANDS, Command
 from tui.palette import BAD, MUTED, WARNING
 from tui.phrases import foreign_refusal
 from tui.pollers.foreign_run import ForeignRunPoller
+from tui.pollers.process import ProcessPoller, WriterPoller
 from tui.screens.base import AppServices
 from tui.screens.charts import ChartScreen, file_name_of
 from tui.screens.dialogs import MultiChoiceDialog, TextDialog
@@ -42,6 +44,8 @@ from tui.widgets.text_line import TextLine
 
 TICK_SECONDS = 0.1
 DEFAULT_CHARTS = 6
+# Opening the help takes 80 ms of a core.
+KEY_SECONDS = 0.15
 
 
 class ForeignRunScreen(ChartScreen):
@@ -50,17 +54,18 @@ class ForeignRunScreen(ChartScreen):
     CSS_PATH = "run.tcss"
     SCREEN_COMMANDS: ClassVar[Sequence[Command]] = FOREIGN_RUN_COMMANDS
 
-    def __init__(self, app: AppServices, run: ForeignRun, status: Callable[[], Text | None] = lambda: None) -> None:
-        """`status` returns a line about the process of the run, None without one."""
+    def __init__(self, app: AppServices, run: ForeignRun, process: ProcessPoller | None = None) -> None:
+        """`process` watches the process of the run. Without it, the one that writes the run is looked for."""
         super().__init__(app)
-        self.watched_run, self._status = run, status
+        self.watched_run = run
+        self._process: ProcessPoller | WriterPoller = process or self.follow(WriterPoller(run, app.intervals.poll_s))
         self.view = ChartView(axis="step", axes=("step",), charts=NO_CHARTS)
-        self.run_poller = self.follow(ForeignRunPoller(run))
+        self.run_poller = self.follow(ForeignRunPoller(run, self._is_busy))
         self._choice = read_chart_choice(run.folder)
         self._charts: list[ChartRow] = []
         self._grouped_names: list[str] = []
         self._drawn: tuple[ForeignCurves | None, int] = (None, -1)
-        self._next_draw_time = 0.0
+        self._draw_time = -math.inf
         for command in CHANGE_COMMANDS:
             self.add_binding(Binding(command.key, "refuse", command.title, show=False))
 
@@ -75,6 +80,14 @@ class ForeignRunScreen(ChartScreen):
         self.active_chart.focus()
 
     @property
+    def _has_key(self) -> bool:
+        """Whether a key is likely to be handled now."""
+        return time.monotonic() - self.gputrain_app.last_key_time < KEY_SECONDS
+
+    def _is_busy(self) -> bool:
+        return self._has_key or bool(self._charts_to_draw)
+
+    @property
     def foreign_panels(self) -> ForeignPanels:
         return self.query_one(ForeignPanels)
 
@@ -84,17 +97,19 @@ class ForeignRunScreen(ChartScreen):
 
     def _show_news(self) -> None:
         """Draw what was read: at once after a pause, else at the rate at which screens are updated."""
-        curves = self.chart_data
-        if (curves, curves.version) == self._drawn or not self.is_on_top or time.monotonic() < self._next_draw_time:
+        curves, poller, intervals = self.chart_data, self.run_poller, self.gputrain_app.intervals
+        if (curves, curves.version) == self._drawn or not self.is_on_top:
+            return
+        # Drawing takes time from reading, and from a key while the run is read.
+        interval = intervals.poll_s if poller.caught_up else intervals.charts_s
+        has_time = poller.caught_up or (curves.num_points > 0 and not self._has_key)
+        if not has_time or time.monotonic() < self._draw_time + interval:
             return
         self.draw_charts()
         self.update_if_on_top()
 
     def draw_charts(self) -> None:
-        # Drawing takes time from reading.
-        intervals = self.gputrain_app.intervals
-        interval = intervals.poll_s if self.run_poller.caught_up else intervals.charts_s
-        self._next_draw_time = time.monotonic() + interval
+        self._draw_time = time.monotonic()
         self._drawn = (self.chart_data, self.chart_data.version)
         self._group_metrics()
         self._fit_panels()
@@ -135,13 +150,13 @@ class ForeignRunScreen(ChartScreen):
         poller, run = self.run_poller, self.watched_run
         self.show_title(f"{run.name}   {printable(str(run.folder))}")
         self.show_line("#progress", self._progress_line())
-        for selector, text in (("#bottleneck", self._status()), ("#message", self._message())):
+        for selector, text in (("#bottleneck", self._process_line()), ("#message", self._message())):
             line = self.query_one(selector, TextLine)
             line.display = text is not None
             line.show(text or Text(""))
         if self._fit_panels() and self._drawn[0] is not None:
             self.call_after_refresh(self.draw_charts)
-        self.foreign_panels.show_log(poller.log, live=poller.activity is Activity.GROWING)
+        self.foreign_panels.show_log(poller.log, live=self._activity is Activity.GROWING)
 
     def _fit_panels(self) -> bool:
         """Arrange the panels. Return whether a chart appeared, which is then to be drawn."""
@@ -162,10 +177,20 @@ class ForeignRunScreen(ChartScreen):
         else:
             line.append(" No values yet" if poller.caught_up else " Reading", MUTED)
         if poller.changed_at:
-            line.append(f"   {activity_text(poller.activity, poller.changed_at)}")
-            if poller.activity is not Activity.QUIET:
+            line.append(f"   {activity_text(self._activity, poller.changed_at)}")
+            if self._activity is not Activity.QUIET:
                 line.append(f"   changed {format_age(max(time.time() - poller.changed_at, 0))} ago", MUTED)
         return line.append(f"   {', '.join(self.watched_run.formats)}", MUTED)
+
+    @property
+    def _activity(self) -> Activity:
+        reading = self._process.latest
+        return self.run_poller.activity(None if reading is None else reading.ended_at)
+
+    def _process_line(self) -> Text | None:
+        """Return what the process of the run uses, None while none is known."""
+        reading = self._process.latest
+        return None if reading is None else reading.status_line(self.gputrain_app.gpu_poller.snapshot)
 
     def _message(self) -> Text | None:
         """Return what of the run cannot be read, in one line."""

@@ -12,14 +12,13 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from engine.foreign.process import ProcessId
-from engine.gpus.snapshot import Gpu, GpuProcess
 from engine.utils.text import printable
 from tui.keymap import PROCESS_COMMANDS, Command
 from tui.palette import MUTED
-from tui.pollers.process import ProcessPoller, ProcessReading, gpu_uses
+from tui.pollers.process import ProcessPoller, ProcessReading
 from tui.screens.base import AppServices, GputrainScreen
 from tui.screens.host_panel import load_text
-from tui.tables.process import gpu_lines, hidden_text, run_lines, status_line, tree_lines
+from tui.tables.process import gpu_lines, hidden_text, run_lines, tree_lines
 from tui.widgets.lines import Lines, Row, escape_markup
 from tui.widgets.text_line import TextLine
 
@@ -57,27 +56,15 @@ class ProcessScreen(GputrainScreen):
     def has_content(self) -> bool:
         return self.poller.has_result()
 
-    def status(self) -> Text | None:
-        """Return the line about the process, for the screen of its run."""
-        reading = self.poller.latest
-        if reading is None:
-            return None
-        return status_line(
-            reading.tree, self._uses(reading), reading.total_cpu_percent, reading.memory_bytes, reading.ended_at
-        )
-
-    def _uses(self, reading: ProcessReading) -> list[tuple[Gpu, GpuProcess]]:
-        snapshot = self.gputrain_app.gpu_poller.snapshot
-        return gpu_uses(snapshot, {process.id.pid for process in reading.tree.processes})
-
     def update_content(self) -> None:
         reading = self.poller.latest
         self.show_title(f"process {self._process.pid}", load_text(self.gputrain_app.host_poller.value))
         if reading is None:
             return
         self._open_only_run(reading)
-        self.show_line("#status", self.status() or Text(""))
-        uses = self._uses(reading)
+        snapshot = self.gputrain_app.gpu_poller.snapshot
+        self.show_line("#status", reading.status_line(snapshot))
+        uses = reading.gpu_uses(snapshot)
         tree = self.query_one("#tree", Lines)
         head, *lines = tree_lines(reading.tree, reading.cpu_percent, uses, tree.text_width)
         hidden = hidden_text(reading.tree)
@@ -106,7 +93,7 @@ class ProcessScreen(GputrainScreen):
             self.gputrain_app.open_run(str(reading.tree.own_run))
         elif len(reading.runs) == 1:
             self._has_opened = True
-            self.gputrain_app.open_foreign_run(reading.runs[0], self.status)
+            self.gputrain_app.open_foreign_run(reading.runs[0], self.poller)
         elif reading.runs:
             self._has_opened = True
 
@@ -120,4 +107,4 @@ class ProcessScreen(GputrainScreen):
         """Open the run under the cursor."""
         key, reading = self.query_one("#written", Lines).selected_key, self.poller.latest
         if key is not None and reading is not None and int(key) < len(reading.runs):
-            self.gputrain_app.open_foreign_run(reading.runs[int(key)], self.status)
+            self.gputrain_app.open_foreign_run(reading.runs[int(key)], self.poller)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.foreign.activity import GROWING_SECONDS, Activity, activity_text, judge
+from engine.foreign.process import ProcessId
 from engine.foreign.writers import Writers
 
 NOW = 1_800_000_000.0
@@ -95,3 +96,14 @@ def test_forgotten_file_has_no_end(tmp_path: Path, writer: subprocess.Popen[byte
     assert writers.ended_at([log]) is not None
     writers.keep(set())
     assert writers.ended_at([log]) is None
+
+
+def test_writer_of_a_file_is_the_first_process_that_has_it_open(tmp_path: Path) -> None:
+    log, writers = tmp_path / "log", Writers()
+    assert writers.writer_of([log]) is None
+    with log.open("a") as file:
+        # A worker of a data loader has the files of the process that started it.
+        with subprocess.Popen(["sleep", "60"], stdout=file) as worker:
+            writers.look({log})
+            worker.kill()
+        assert writers.writer_of([log]) == ProcessId.find(os.getpid())

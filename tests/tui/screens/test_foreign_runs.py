@@ -342,6 +342,8 @@ def test_process_screen_shows_the_tree_and_opens_its_only_run(tmp_path: Path) ->
         async def act(pilot: Pilot[None]) -> None:
             app_of(pilot).open_process(found)
             await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen), 10.0)
+            await wait_until_idle(pilot)
+            assert f"pid {process.pid}" in visible_text(pilot, "#bottleneck")
             await press(pilot, "escape")
             screen = pilot.app.screen
             assert isinstance(screen, ProcessScreen)

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from rich.text import Text
 from textual.pilot import Pilot
 
 from engine.foreign.folders import ForeignRun, find_runs
+from engine.gpus.snapshot import Reading
 from engine.utils.files import state_folder
 from support.messages import says
-from support.screen.demo_app import visible_text, wait_until, wait_until_idle
+from support.replace import replace
+from support.screen.demo_app import (
+    FROZEN_NOW,
+    FrozenGpuFeed,
+    demo_app,
+    demo_snapshot,
+    no_gpu_feed,
+    visible_text,
+    wait_until,
+    wait_until_idle,
+)
 from support.screen.layouts import each_layout
-from support.screen.screen_driver import Drive, drive, press, real_app
+from support.screen.screen_driver import Drive, drive, press
 from tui.chart_choice import MAX_CHARTS, MAX_FOLDERS, read_chart_choice, save_chart_choice
+from tui.pollers.foreign_run import MAX_BUSY_PAUSES, ForeignRunPoller
 from tui.screens.foreign_panels import PANELS, ForeignRoom, foreign_layout
 from tui.screens.foreign_run import ForeignRunScreen
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
+
+APPEND = "import sys; file = open(sys.argv[1], 'a'); print(flush=True); sys.stdin.read()"
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 
@@ -32,15 +46,27 @@ def make_run(folder: Path, recording: str) -> ForeignRun:
     return run
 
 
-def open_run(tmp_path: Path, run: ForeignRun, act: Drive, size: tuple[int, int] = (100, 30), status: str = "") -> None:
+def open_run(
+    tmp_path: Path, run: ForeignRun, act: Drive, size: tuple[int, int] = (100, 30), gpus: FrozenGpuFeed | None = None
+) -> None:
     """Open the screen of a run, and call `act`."""
 
     async def open_and_act(pilot: Pilot[None]) -> None:
-        pilot.app.open_foreign_run(run, lambda: Text(status) if status else None)  # type: ignore[attr-defined]
+        pilot.app.open_foreign_run(run)  # type: ignore[attr-defined]
         await wait_until_idle(pilot)
         await act(pilot)
 
-    drive(real_app(tmp_path / "runs"), open_and_act, size, notifications=True)
+    drive(demo_app(tmp_path / "runs", gpus or no_gpu_feed(), demo=None), open_and_act, size, notifications=True)
+
+
+def gpus_of(pid: int) -> FrozenGpuFeed:
+    """Return a host whose first GPU is used by one process."""
+    snapshot = demo_snapshot(FROZEN_NOW)
+    first, *others = snapshot.gpus
+    [known, *_] = (process for gpu in snapshot.gpus for process in gpu.processes.value or ())
+    used = replace(known, pid=pid, run=None, gpu_memory=Reading(3 << 30, FROZEN_NOW))
+    first = replace(first, util=Reading(42, FROZEN_NOW), processes=Reading((used,), FROZEN_NOW))
+    return FrozenGpuFeed(replace(snapshot, gpus=(first, *others)))
 
 
 def screen_of(pilot: Pilot[None]) -> ForeignRunScreen:
@@ -157,11 +183,29 @@ def test_foreign_screen_without_log_says_so(tmp_path: Path) -> None:
     open_run(tmp_path, make_run(tmp_path / "logs", "keras"), act)
 
 
-def test_foreign_screen_shows_the_line_of_its_process(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        assert "pid 42 on GPU 1" in visible_text(pilot)
+def test_foreign_screen_shows_the_process_that_writes_the_run_with_its_gpus_until_it_ends(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "logs", "keras")
+    command = [sys.executable, "-S", "-c", APPEND, str(run.logs[0].files[0])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
 
-    open_run(tmp_path, make_run(tmp_path / "logs", "keras"), act, status=" pid 42 on GPU 1")
+        async def act(pilot: Pilot[None]) -> None:
+            await wait_until(pilot, lambda: "memory" in visible_text(pilot, "#bottleneck"))
+            line = visible_text(pilot, "#bottleneck")
+            assert f"running   pid {process.pid}   GPU 0 42%   GPU memory 3 GiB   CPU" in line
+            process.communicate()
+            await wait_until(pilot, lambda: "ended" in visible_text(pilot, "#bottleneck"), seconds=10)
+            assert "ended" in visible_text(pilot, "#progress")
+
+        open_run(tmp_path, run, act, gpus=gpus_of(process.pid))
+
+
+def test_foreign_screen_of_a_run_that_nobody_writes_names_no_process(tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        assert not pilot.app.screen.query_one("#bottleneck").display
+
+    open_run(tmp_path, make_run(tmp_path / "logs", "keras"), act)
 
 
 def test_foreign_screen_says_what_is_damaged(tmp_path: Path) -> None:
@@ -187,6 +231,18 @@ def test_foreign_screen_follows_a_run_that_grows(tmp_path: Path) -> None:
     metrics.write_text("step,loss\n")
     [run] = find_runs(metrics.parent).runs
     open_run(tmp_path, run, act)
+
+
+def test_reading_pauses_while_the_screen_is_busy_and_goes_on_after_a_while(tmp_path: Path) -> None:
+    questions: list[None] = []
+
+    def is_busy() -> bool:
+        questions.append(None)
+        return True
+
+    poller = ForeignRunPoller(make_run(tmp_path / "logs", "keras"), is_busy)
+    poller.poll()
+    assert len(questions) >= MAX_BUSY_PAUSES and poller.caught_up
 
 
 def test_foreign_screen_keeps_the_curves_of_a_deleted_run(tmp_path: Path) -> None:
