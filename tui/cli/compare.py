@@ -44,7 +44,7 @@ def compare(
 
     A path stands for all runs that other trainers have written below it, as `gputrain watch PATH` lists them. Their
     parameters are compared, and the last and the best value of each metric. What they call val/loss or eval_loss is
-    the metric val_loss, as for a run of gputrain.
+    the metric val_loss, as for a run of gputrain. Accuracies in percent keep the name that they were logged with.
     """
     from engine.runs.comparison import compare_runs, require_comparable
     from engine.runs.metric_directions import read_directions

@@ -49,6 +49,9 @@ def watch(
     On a terminal, opens the screen. Without one, with --json and with -n, prints the runs and ends; the run that
     changed last comes first.
 
+    A run is growing if one of its files was written in the last 3 minutes, and ended if its log or the end of its
+    process says so. Any other run is quiet.
+
     Reads TensorBoard event files, CSV and JSON lines, Hugging Face's trainer_state.json, W&B's .wandb files, MLflow's
     file store and trackio's databases. Writes nothing there, runs nothing, and follows no link inside.
 
@@ -56,7 +59,7 @@ def watch(
     writes. It gets no signal.
 
     --json prints each run with its parameters. Each metric has its name in the run, its key in comparisons, the number
-    of its values, the last step and the last value.
+    of its values, the last step and the last value. Of a PID, it also prints the processes, their GPUs and files.
 
     A run of gputrain opens in its own screen. In a list, runs of gputrain are left out: gputrain runs shows them.
     """
@@ -67,7 +70,7 @@ def watch(
     opens_screen = should_open_screen(headless=as_json or count is not None)
     if any(_is_pid(path) for path in paths):
         if len(paths) > 1:
-            raise UsageError.one(" ".join(paths), "is more than one process; name one PID alone", code="too-many")
+            raise UsageError.one(" ".join(paths), "is a process and something else; name a PID alone", code="too-many")
         watch_process(paths[0], as_json=as_json, opens_screen=opens_screen, low_bandwidth=low_bandwidth)
         return
     for path in paths:
