@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.foreign.process import ProcessId, find_process_runs, open_files, read_tree, started_at
+from support.gputrain_command import wait_for
 
 HOLD = """
 import subprocess, sys
@@ -47,9 +48,11 @@ def held(folder: Path, *names: str, child: bool = False, log: Path | None = None
 
 def test_tree_has_the_process_and_its_children(tmp_path: Path) -> None:
     with held(tmp_path, child=True) as process:
+        # Until it runs its program, the child has no command line.
+        wait_for(lambda: read_tree(process).processes[-1].command == "sleep 60", "the program of the child")
         root, child = read_tree(process).processes
     assert (root.id, root.depth, child.parent, child.depth) == (process, 0, process.pid, 1)
-    assert child.command == "sleep 60" and root.memory_bytes > 0
+    assert root.memory_bytes > 0
 
 
 def test_ended_process_has_no_tree_and_neither_has_another_one_with_its_id(tmp_path: Path) -> None:
