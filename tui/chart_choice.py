@@ -14,7 +14,7 @@ CHOICES_FILE = "foreign-charts.json"
 MAX_FOLDERS = 200
 MAX_CHARTS = 16
 
-# A name has 300 characters, of which each may be escaped.
+# A name has at most 300 characters. An escaped character takes up to ten.
 ChartId = Annotated[str, Meta(min_length=1, max_length=3000)]
 
 

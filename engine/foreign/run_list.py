@@ -135,7 +135,7 @@ class ForeignRunList:
             known.update(run)
 
     def _check(self, first: Collection[str]) -> None:
-        """Look which runs have changed, the wanted ones and those that grow in each poll, and others in turn."""
+        """Find the runs that have changed. Each poll checks the wanted and growing ones, and some others."""
         now = time.time()
         wanted = [self._followed[key] for key in first if key in self._followed]
         names = set(first)
@@ -154,7 +154,7 @@ class ForeignRunList:
                 break
 
     def _read(self, first: Collection[str], deadline: float) -> None:
-        """Read the runs with unread bytes, a part of each in turn, beginning with the wanted ones."""
+        """Read a part of each run that has unread bytes, the wanted ones first, again and again until `deadline`."""
         wanted = [self._followed[key] for key in first if key in self._followed]
         names = set(first)
         others = [run for key, run in self._followed.items() if run.has_unread and key not in names]

@@ -195,7 +195,10 @@ def _axis(runs: Sequence[ReportedRun], wanted: XAxis | None) -> XAxis:
 
 
 def _panel_keys(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[str]:
-    """Return the ids of the charts. Without names, foreign runs have what there is of the default, then their own."""
+    """Return the ids of the charts: those of `names`, else the default ones.
+
+    Foreign runs show the default charts that they have a curve of, then charts of their other metrics.
+    """
     foreign_curves = [run.curves for run in runs if isinstance(run, ForeignReport)]
     foreign = {name: key for curves in foreign_curves for name, key in curves.keys.items()}
     if names or not foreign:

@@ -77,7 +77,7 @@ class KeyedCurves:
         return self._store.extremes(self._name(metric))
 
     def is_long(self, metric: str) -> bool:
-        """Whether a curve has so many points that it is averaged."""
+        """Whether a curve has enough points to be averaged over them."""
         return self.extremes(metric).count >= MIN_SMOOTHED_POINTS
 
     def over(self, metric: str, axis: XAxis) -> BlockSeries:

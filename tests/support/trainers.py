@@ -13,7 +13,7 @@ SCRIPTS = Path(__file__).parents[1] / "trainers"
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer: its packages beside torch, the first of which names its version, and the script that trains."""
+    """A trainer: its packages besides torch, and its script. The first package has the version of the trainer."""
 
     requirements: tuple[str, ...]
     script: str

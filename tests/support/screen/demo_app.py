@@ -246,6 +246,11 @@ async def wait_until(pilot: Pilot[None], condition: Callable[[], bool], seconds:
         await pilot.pause(0.02)
 
 
+def toasts(pilot: Pilot[None]) -> list[str]:
+    """The messages of the toasts, the latest one last."""
+    return [str(notification.message) for notification in pilot.app._notifications]
+
+
 def visible_text(pilot: Pilot[None], selector: str = "Screen") -> str:
     """Text that the terminal shows in the region of a widget."""
     screen = pilot.app.screen

@@ -1,4 +1,4 @@
-"""The list of runs of other programs, and the screen of a process, driven by keys over real files."""
+"""The list of runs of other programs, driven by keys over real files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,38 +14,27 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from engine.foreign.process import ProcessId
-from engine.gpus.snapshot import Reading
 from support.messages import says
-from support.replace import replace
 from support.screen.demo_app import (
-    FROZEN_NOW,
-    FrozenGpuFeed,
     FrozenHost,
-    demo_app,
-    demo_snapshot,
     no_gpu_feed,
+    toasts,
     visible_text,
     wait_until,
     wait_until_idle,
 )
-from support.screen.screen_driver import drive, press
+from support.screen.screen_driver import drive, press, real_app
 from tui.app import GputrainApp
 from tui.list_settings import FOREIGN_SETTINGS_FILE, ListSettings, read_list_settings, save_list_settings
 from tui.pollers.foreign_runs import search_paths
 from tui.screens.compare import CompareScreen
 from tui.screens.foreign_run import ForeignRunScreen
 from tui.screens.foreign_runs import ForeignRunsScreen
-from tui.screens.gpu import GpuScreen
 from tui.screens.monitor import MonitorScreen
-from tui.screens.process import ProcessScreen
-from tui.screens.run import RunScreen
-from tui.screens.signals import ProcessSignaler
 from tui.widgets.lines import Lines
 
 pytestmark = pytest.mark.usefixtures("isolated_folder")
 RECORDED = Path(__file__).parents[2] / "recordings" / "foreign"
-HOLD = "import sys; file = open('metrics.csv', 'a'); file.write('step,loss\\n1,0.5\\n'); file.flush(); print('step 1', file=sys.stderr, flush=True); print(flush=True); sys.stdin.read()"  # noqa: E501
 
 
 def make_run(folder: Path, lr: float, *losses: float) -> None:
@@ -92,10 +79,6 @@ def names(pilot: Pilot[None]) -> list[str]:
     return [Path(row.key).name for row in pilot.app.screen.query_one("#all-runs", Lines)._rows]
 
 
-def real_app(root: Path) -> GputrainApp:
-    return demo_app(root, no_gpu_feed(), demo=None)
-
-
 def test_list_shows_state_values_and_parameters_and_enter_opens_a_run(tmp_path: Path, watched: Path) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await open_list(pilot, watched)
@@ -132,7 +115,7 @@ def test_keys_that_would_change_a_run_are_refused_and_not_offered(tmp_path: Path
         for key in ("T", "N", "R", "A", "D", "s", "u", "a"):
             await press(pilot, key)
             assert says(
-                [str(toast.message) for toast in pilot.app._notifications][-1],
+                toasts(pilot)[-1],
                 "not-supported",
                 "belongs to another program",
             )
@@ -227,7 +210,7 @@ def test_list_says_how_to_see_the_runs_of_gputrain(tmp_path: Path, watched: Path
     async def act(pilot: Pilot[None]) -> None:
         await open_list(pilot, watched)
         assert sorted(names(pilot)) == ["fast", "slow"]
-        toast = [str(toast.message) for toast in pilot.app._notifications][-1]
+        toast = toasts(pilot)[-1]
         assert says(toast, "recorded-elsewhere", f"gputrain-tui --runs-dir {watched / 'runs'}")
         await press(pilot, "escape")
         await open_list(pilot, tmp_path / "only")
@@ -263,8 +246,8 @@ def test_export_is_refused_below_a_watched_path(tmp_path: Path, watched: Path, m
         await wait_until(pilot, lambda: screen._found.complete)
         await refresh(pilot, screen)
         await press(pilot, "enter", "e")
-        await wait_until(pilot, lambda: bool(messages(pilot)))
-        assert says(messages(pilot)[-1], "not-supported", "belongs to another program")
+        await wait_until(pilot, lambda: bool(toasts(pilot)))
+        assert says(toasts(pilot)[-1], "not-supported", "belongs to another program")
 
     drive(app, act, (120, 30), notifications=True)
     assert sorted(path.name for path in watched.iterdir()) == ["fast", "slow"]
@@ -325,106 +308,3 @@ def test_nothing_is_written_below_a_watched_path(tmp_path: Path) -> None:
 
     drive(real_app(tmp_path / "runs"), act, (120, 30))
     assert tree_of(watched) == before
-
-
-def test_process_screen_shows_the_tree_and_opens_its_only_run(tmp_path: Path) -> None:
-    with (
-        (tmp_path / "job.log").open("w") as log,
-        subprocess.Popen(
-            [sys.executable, "-S", "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-        ) as process,
-    ):
-        assert process.stdout is not None
-        process.stdout.readline()
-        found = ProcessId.find(process.pid)
-        assert found is not None
-
-        async def act(pilot: Pilot[None]) -> None:
-            app_of(pilot).open_process(found)
-            await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen), 10.0)
-            await wait_until_idle(pilot)
-            assert f"pid {process.pid}" in visible_text(pilot, "#bottleneck")
-            await press(pilot, "escape")
-            screen = pilot.app.screen
-            assert isinstance(screen, ProcessScreen)
-            screen.update_content()
-            await wait_until_idle(pilot)
-            assert str(process.pid) in visible_text(pilot, "#tree") and "step 1" in visible_text(pilot, "#output")
-            assert "growing" in visible_text(pilot, "#written")
-            process.communicate()
-            screen.poller.request_poll()
-            await wait_until(
-                pilot, lambda: screen.poller.latest is not None and screen.poller.latest.ended_at is not None
-            )
-            screen.update_content()
-            await wait_until_idle(pilot)
-            assert "ended" in visible_text(pilot, "#status") and "ended" in visible_text(pilot, "#written")
-
-        drive(real_app(tmp_path / "runs"), act, (120, 30))
-
-
-def watch_shown(pilot: Pilot[None], pid: int, nothing: str, *, shown_pid: int | None = None) -> None:
-    """Open what a process writes that a screen shows."""
-    signaler = ProcessSignaler(app_of(pilot))
-    known = next(process for gpu in demo_snapshot(FROZEN_NOW).gpus for process in gpu.processes.value or ())
-    signaler.remember([replace(known, pid=shown_pid or pid)])
-    signaler.watch(app_of(pilot).screen, pid, nothing)
-
-
-def messages(pilot: Pilot[None]) -> list[str]:
-    return [str(toast.message) for toast in pilot.app._notifications]
-
-
-def test_process_that_is_not_the_one_shown_is_not_opened(tmp_path: Path) -> None:
-    async def act(pilot: Pilot[None]) -> None:
-        watch_shown(pilot, os.getpid(), "nothing", shown_pid=1)
-        await wait_until(pilot, lambda: bool(messages(pilot)))
-        assert says(messages(pilot)[-1], "not-found", "has ended, or runs in another container")
-
-    drive(real_app(tmp_path / "runs"), act, (120, 30), notifications=True)
-
-
-def test_process_of_a_run_of_gputrain_opens_its_own_screen(tmp_path: Path, demo_runs_folder: Path) -> None:
-    folder = next(path for path in demo_runs_folder.iterdir() if (path / "owner.json").exists())
-    with (folder / "events.jsonl").open("a"):
-
-        async def act(pilot: Pilot[None]) -> None:
-            watch_shown(pilot, os.getpid(), "nothing")
-            await wait_until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), 10.0)
-            await wait_until_idle(pilot)
-
-        drive(real_app(demo_runs_folder), act, (120, 30))
-
-
-def test_process_that_writes_no_run_is_not_opened(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
-
-        async def act(pilot: Pilot[None]) -> None:
-            watch_shown(pilot, process.pid, "nothing to see")
-            await wait_until(pilot, lambda: any("Looking for the runs" in text for text in messages(pilot)))
-            await wait_until(pilot, lambda: "nothing to see" in messages(pilot), 10.0)
-
-        drive(real_app(tmp_path / "runs"), act, (120, 30), notifications=True)
-        process.kill()
-
-
-def test_enter_on_a_process_of_a_gpu_opens_the_run_that_it_writes(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        process.stdout.readline()
-        snapshot = demo_snapshot(FROZEN_NOW)
-        known = next(process for gpu in snapshot.gpus for process in gpu.processes.value or ())
-        used = (replace(known, pid=process.pid, run=None),)
-        gpus = (replace(snapshot.gpus[0], processes=Reading(used, FROZEN_NOW)), *snapshot.gpus[1:])
-
-        async def act(pilot: Pilot[None]) -> None:
-            await press(pilot, "enter")
-            assert isinstance(pilot.app.screen, GpuScreen)
-            await press(pilot, "enter")
-            await wait_until(pilot, lambda: isinstance(pilot.app.screen, ForeignRunScreen), 20.0)
-            process.communicate()
-
-        drive(demo_app(tmp_path / "runs", FrozenGpuFeed(replace(snapshot, gpus=gpus)), demo=None), act, (120, 30))

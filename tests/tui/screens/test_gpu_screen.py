@@ -17,7 +17,15 @@ from engine.utils.codec import decode
 from support.gputrain_command import ROOT
 from support.messages import says
 from support.replace import replace
-from support.screen.demo_app import FROZEN_NOW, FrozenGpuFeed, demo_app, demo_snapshot, visible_text, wait_until_idle
+from support.screen.demo_app import (
+    FROZEN_NOW,
+    FrozenGpuFeed,
+    demo_app,
+    demo_snapshot,
+    toasts,
+    visible_text,
+    wait_until_idle,
+)
 from support.screen.screen_driver import drive, press
 from tui.charts.gpu_loads import GpuLoads
 from tui.keymap import GPU_COMMANDS
@@ -71,10 +79,6 @@ def recorded_snapshot() -> Snapshot:
 
 def title(pilot: Pilot[None]) -> str:
     return visible_text(pilot, "#title")
-
-
-def toasts(pilot: Pilot[None]) -> list[str]:
-    return [toast.message for toast in pilot.app._notifications]
 
 
 def test_gpu_screen_opens_with_enter_and_shows_readings_and_past(demo_runs_folder: Path) -> None:

@@ -17,6 +17,7 @@ from support.screen.demo_app import (
     demo_app,
     demo_snapshot,
     no_gpu_feed,
+    toasts,
     visible_text,
     wait_until,
     wait_until_idle,
@@ -47,10 +48,6 @@ def picked(pilot: Pilot[None]) -> list[int]:
     app = pilot.app
     assert isinstance(app, GputrainApp) and app.gpu_poller.snapshot is not None
     return [gpu.index for gpu in app.gpu_poller.snapshot.gpus if gpu.uuid in app.picked_gpu_uuids]
-
-
-def toasts(pilot: Pilot[None]) -> list[str]:
-    return [notification.message for notification in pilot.app._notifications]
 
 
 def test_monitor_shows_gpus_processes_and_runs(demo_runs_folder: Path) -> None:
