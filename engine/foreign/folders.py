@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from engine.foreign import csv_file, json_lines, mlflow_store, tensorboard, trackio, trainer_state, wandb_log
 from engine.foreign.parameters import Parameters, read_parameters
+from engine.foreign.points import Points
 from engine.foreign.reading import POLL_BYTES, Listing, Log, Reading, list_folder
 from engine.utils.errors import UsageError
 from engine.utils.files import is_file, is_folder
@@ -247,8 +248,8 @@ class RunFollower:
             if starts_over:
                 self._sources[index], self._last[index] = log.open(), _UNREAD
             last = self._last[index]
-            reading = self._sources[index].poll(left) if left > 0 else replace(last, points=[], parameters={})
-            self._last[index] = replace(reading, points=[], parameters={}, drop_from=None)
+            reading = self._sources[index].poll(left) if left > 0 else replace(last, points=Points(), parameters={})
+            self._last[index] = replace(reading, points=Points(), parameters={}, drop_from=None)
             num_read = reading.read_bytes - last.read_bytes
             left -= num_read if num_read >= 0 else reading.read_bytes
             if starts_over:
@@ -262,7 +263,7 @@ class RunFollower:
     def _choose_points(self, index: int, reading: Reading) -> bool:
         """Leave out points of metrics that an earlier log has. Return whether the later logs have to start over."""
         owners = self._owners
-        names = {point.name for point in reading.points}
+        names = reading.points.names
         later = any(owners.get(name, index) > index for name in names)
         if later or reading.drop_from == -math.inf:
             for name in [name for name, owner in owners.items() if owner >= index]:
@@ -271,7 +272,7 @@ class RunFollower:
         for name in names:
             owners.setdefault(name, index)
         if any(owners[name] != index for name in names):
-            reading.points = [point for point in reading.points if owners[point.name] == index]
+            reading.points = reading.points.only(lambda name: owners[name] == index)
         return later
 
 

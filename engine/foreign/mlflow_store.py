@@ -16,13 +16,13 @@ from pathlib import Path
 
 from engine.foreign.growing_file import GrowingFile
 from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, parse_scalar
+from engine.foreign.points import Point
 from engine.foreign.reading import (
     MAX_METRICS,
     POLL_BYTES,
     Listing,
     Log,
     MetricNames,
-    Point,
     Reading,
     parse_number,
     to_step,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from engine.foreign.reading import Point, Reading
+from engine.foreign.points import Point
+from engine.foreign.reading import Reading
 
 # Each restart voids points that were read. A run that is resumed more often shows both values of a step.
 MAX_RESTARTS = 100
@@ -34,7 +35,7 @@ class Restarts:
         step = points[0].step
         if self._is_restart(points, step):
             self._num_restarts += 1
-            reading.points = [point for point in reading.points if point.step < step]
+            reading.points = reading.points.before(step)
             reading.drop_from = step if reading.drop_from is None else min(reading.drop_from, step)
             # Below the step: the other rows of this step follow.
             kept = {name: steps for name, steps in self._ranges.items() if steps[0] < step}
@@ -43,7 +44,7 @@ class Restarts:
         for point in points:
             low, high = self._ranges.get(point.name, (step, step))
             self._ranges[point.name] = (low, max(high, step))
-        reading.points += points
+        reading.points.extend(points)
 
     def _is_restart(self, points: Sequence[Point], step: int) -> bool:
         if self._num_restarts == MAX_RESTARTS:

@@ -14,11 +14,14 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.foreign.growing_file import GrowingFile
 from engine.foreign.parameters import flatten
+from engine.foreign.points import Point, Points
 from engine.foreign.protobuf import ProtobufError, fields, packed_varints, text_of, to_signed
 from engine.foreign.reading import (
     MAX_STEP,
@@ -26,13 +29,11 @@ from engine.foreign.reading import (
     Listing,
     Log,
     MetricNames,
-    Point,
     Reading,
     Scalar,
     list_folder,
     to_unix_time,
 )
-from engine.utils.event_file import masked_crc32c
 
 MAX_RECORD_BYTES = 1 << 18  # larger records hold images, audio or a graph
 MAX_READ_BYTES = 1 << 20
@@ -40,14 +41,7 @@ MAX_READ_BYTES = 1 << 20
 MIN_READ_BYTES = 1 << 14
 MAX_FILES = 1000
 
-_FRAME = struct.Struct("<QI")
-_FRAME_BYTES = _FRAME.size
 _DOUBLE, _FLOAT = struct.Struct("<d"), struct.Struct("<f")
-# An event with one `simple_value`: wall time, step, and the lengths of summary, value and tag.
-_SCALAR_EVENT = re.compile(
-    rb"\x09(.{8})(?:\x10([\x80-\xff]{0,9}[\x00-\x7f]))?\x2a([\x00-\x7f])\x0a([\x00-\x7f])\x0a([\x00-\x7f])", re.DOTALL
-)
-_VALUE_KEY = 0x15
 # `SummaryWriter.add_hparams` of torch writes to a subfolder named for the time.
 _HPARAMS_FOLDER = re.compile(r"\d{9,11}\.\d+")
 _SESSION_START = 1
@@ -162,81 +156,47 @@ class _EventFile:
 
         Return the number of bytes used, and the length of the incomplete record that follows, 0 if it is unknown.
         """
-        position, end, points = 0, len(data), reading.points
-        unpack_frame, match_scalar, tags = _FRAME.unpack_from, _SCALAR_EVENT.match, self._tags
-        unpack_double, unpack_float = _DOUBLE.unpack_from, _FLOAT.unpack_from
-        while end - position >= _FRAME_BYTES:
-            length, checksum = unpack_frame(data, position)
-            if checksum != length_checksum(length):
-                reading.problem = f"{self.name} is damaged at byte {self._file.offset + position:,}"
-                return position, _DAMAGED
-            start = position + _FRAME_BYTES
-            after = start + length + 4
-            if after > end:
-                return position, after - position
-            match = match_scalar(data, start)
-            if match is not None:
-                tag_start = match.end()
-                tag_length = data[tag_start - 1]
-                value_at = tag_start + tag_length
-                if (
-                    value_at + 5 == after - 4
-                    and data[value_at] == _VALUE_KEY
-                    and data[tag_start - 3] == tag_length + 7
-                    and data[tag_start - 5] == tag_length + 9
-                ):
-                    tag = data[tag_start:value_at]
-                    try:
-                        name = tags[tag]
-                    except KeyError:
-                        name = self._name_of(tag)
-                    step_bytes = match[2]
-                    if name is not None and (step_bytes is None or len(step_bytes) < 9):
-                        step = 0
-                        for byte in reversed(step_bytes or b""):
-                            step = step << 7 | byte & 0x7F
-                        wall_time = to_unix_time(unpack_double(data, start + 1)[0])
-                        points.append(Point(name, step, unpack_float(data, value_at + 1)[0], None, wall_time))
-                    position = after
-                    continue
-            if length <= MAX_RECORD_BYTES and not self._read_event(data[start : start + length], reading):
-                self.is_held = True
-                return position, 0
-            position = after
-        return position, 0
+        # It imports numpy, which a search for runs does not need.
+        from engine.foreign.event_records import FRAME_BYTES, find_records, parse_scalars
+
+        knows_metrics = not self._names.is_empty
+        records = find_records(data)
+        if records.is_damaged:
+            reading.problem = f"{self.name} is damaged at byte {self._file.offset + records.end:,}"
+        scalars = parse_scalars(data, records, self._name_of)
+        others, record_of_other = Points(), list[int]()
+        end, next_record = records.end, _DAMAGED if records.is_damaged else records.next_bytes
+        for index in scalars.other_records:
+            start, length = int(records.starts[index]), int(records.lengths[index])
+            if length > MAX_RECORD_BYTES:
+                continue
+            has_points = bool(reading.points or others) or scalars.has_point_before(index)
+            event = _Event.parse(data[start : start + length])
+            if event.starts_session and (knows_metrics or has_points):
+                if has_points or reading.drop_from is not None:
+                    self.is_held, end, next_record = True, start - FRAME_BYTES, 0
+                    scalars = scalars.before(index)
+                    break
+                reading.drop_from = event.step
+            self._read_event(event, reading, others)
+            record_of_other += [index] * (len(others) - len(record_of_other))
+        reading.points.add_columns(scalars.joined(others, record_of_other))
+        return end, next_record
 
     def _name_of(self, tag: bytes) -> str | None:
-        name = self._names.get(tag.decode(errors="replace"))
-        if name is not None:
+        name = self._tags.get(tag)
+        if name is None and (name := self._names.get(tag.decode(errors="replace"))) is not None:
             self._tags[tag] = name
         return name
 
-    def _read_event(self, data: bytes, reading: Reading) -> bool:
-        """Add the points of any event. Return whether it was read: the start of a session ends a reading before it."""
-        wall_time, step, summary = None, 0, b""
-        starts_session = False
-        try:
-            for number, value in fields(data):
-                if number == 1 and isinstance(value, bytes) and len(value) == 8:
-                    wall_time = to_unix_time(_DOUBLE.unpack(value)[0])
-                elif number == 2 and isinstance(value, int):
-                    step = to_signed(value)
-                elif number == 5 and isinstance(value, bytes):
-                    summary = value
-                elif number == 7 and isinstance(value, bytes):
-                    starts_session = (1, _SESSION_START) in fields(value)
-            if starts_session and not self._names.is_empty:
-                if reading.points or reading.drop_from is not None:
-                    return False
-                reading.drop_from = step
-            for number, value in fields(summary):
+    def _read_event(self, event: _Event, reading: Reading, points: Points) -> None:
+        """Add the points and hyperparameters of any event."""
+        with suppress(ProtobufError):
+            for number, value in fields(event.summary):
                 if number == 1 and isinstance(value, bytes):
-                    self._read_value(value, step, wall_time, reading)
-        except ProtobufError:
-            pass  # the checksum of the data is not verified
-        return True
+                    self._read_value(value, event, reading, points)
 
-    def _read_value(self, data: bytes, step: int, wall_time: float | None, reading: Reading) -> None:
+    def _read_value(self, data: bytes, event: _Event, reading: Reading, points: Points) -> None:
         """Add one `Summary.Value`: a scalar, a tensor with one number, or hyperparameters."""
         tag, number, metadata, tensor = b"", None, b"", b""
         for key, value in fields(data):
@@ -260,8 +220,33 @@ class _EventFile:
         if number is None and tensor:
             number = _tensor_number(tensor)
         name = self._name_of(tag)
-        if number is not None and name is not None and abs(step) <= MAX_STEP:
-            reading.points.append(Point(name, step, number, None, wall_time))
+        if number is not None and name is not None and abs(event.step) <= MAX_STEP:
+            points.append(Point(name, event.step, number, None, event.wall_time))
+
+
+class _Event(NamedTuple):
+    """The fields of an `Event` that are read, as far as it is a message."""
+
+    wall_time: float | None
+    step: int
+    summary: bytes
+    starts_session: bool
+
+    @classmethod
+    def parse(cls, data: bytes) -> _Event:
+        wall_time, step, summary, starts_session = None, 0, b"", False
+        # The checksum of the data is not verified.
+        with suppress(ProtobufError):
+            for number, value in fields(data):
+                if number == 1 and isinstance(value, bytes) and len(value) == 8:
+                    wall_time = to_unix_time(_DOUBLE.unpack(value)[0])
+                elif number == 2 and isinstance(value, int):
+                    step = to_signed(value)
+                elif number == 5 and isinstance(value, bytes):
+                    summary = value
+                elif number == 7 and isinstance(value, bytes):
+                    starts_session = (1, _SESSION_START) in fields(value)
+        return cls(wall_time, step, summary, starts_session)
 
 
 def _plugin_data(metadata: bytes) -> tuple[str, bytes]:
@@ -330,9 +315,3 @@ def _json_value(data: int | bytes) -> Scalar:
         if number == 4:
             return bool(value)
     return None
-
-
-@lru_cache(maxsize=4096)
-def length_checksum(length: int) -> int:
-    """Return the checksum of the length of a record."""
-    return masked_crc32c(length.to_bytes(8, "little"))

@@ -189,7 +189,7 @@ class TrackioRun:
                 row["step"] = known
             if (time := _unix_time(timestamp)) is not None:
                 row["_timestamp"] = time
-            reading.points += row_points(row, Columns.find(row), self._num_rows, self._names)
+            reading.points.extend(row_points(row, Columns.find(row), self._num_rows, self._names))
             self._last_id = row_id
             self._num_rows += 1
             num_bytes += len(metrics) if isinstance(metrics, str | bytes) else 0

@@ -162,7 +162,7 @@ class TrainerStates:
             except (ValueError, RecursionError):
                 break
             row = flat_numbers(entry)
-            reading.points += row_points(row, Columns.find(row), 0, self._names)
+            reading.points.extend(row_points(row, Columns.find(row), 0, self._names))
             position = _after_separators(text, position)
         is_torn = is_rest or len(text) - position > MAX_ENTRY_BYTES
         self._is_done = text[position : position + 1] == "]" or is_torn

@@ -113,7 +113,7 @@ class WandbLog(RowFile):
                 continue
             if number == _HISTORY:
                 row = flat_numbers(dict(_items(value)))
-                reading.points += row_points(row, Columns.find(row), self._num_rows, self._names)
+                reading.points.extend(row_points(row, Columns.find(row), self._num_rows, self._names))
                 self._num_rows += 1
             elif number == _CONFIG:
                 self._update_config(value, reading)

@@ -16,7 +16,8 @@ import numpy as np
 
 from engine.foreign.folders import ForeignRun, RunFollower
 from engine.foreign.parameters import merge_parameters
-from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, Point, Reading, Scalar
+from engine.foreign.points import PointColumns, Points
+from engine.foreign.reading import EPOCH_NAMES, POLL_BYTES, Reading, Scalar
 from engine.runs.curves import XAxis
 from engine.runs.reduced_curves import NO_BLOCKS, BlockSeries
 from engine.runs.series import FloatArray, Series
@@ -197,18 +198,17 @@ class ForeignCurves:
         if not any(metric.columns.size for metric in self._metrics.values()):
             self._start_time = math.inf
 
-    def _add(self, names: list[str], points: Sequence[Point]) -> None:
+    def _add(self, names: list[str], points: Points) -> None:
         if len(self._metrics) >= MAX_RUN_METRICS:
-            self.is_limited = self.is_limited or any(point.name not in self._metrics for point in points)
-            points = [point for point in points if point.name in self._metrics]
+            self.is_limited = self.is_limited or not points.names <= self._metrics.keys()
+            points = points.only(self._metrics.__contains__)
             if not points:
                 return
-        names_of_points, *values = zip(*points, strict=True)
-        indices = {name: index for index, name in enumerate(dict.fromkeys(names_of_points))}
-        index_of_point = np.fromiter(map(indices.__getitem__, names_of_points), np.int16, len(points))
-        table = _point_columns(*values, first_number=self.num_points)[:, np.argsort(index_of_point, kind="stable")]
-        ends = np.cumsum(np.bincount(index_of_point)).tolist()
-        for name in indices:
+        columns = points.columns()
+        order = np.argsort(columns.name_index, kind="stable")
+        table = _point_table(columns, first_number=self.num_points)[:, order]
+        ends = np.cumsum(np.bincount(columns.name_index, minlength=len(columns.names))).tolist()
+        for name in columns.names:
             if name not in self._metrics:
                 self._metrics[name] = _Metric()
                 names.append(name)
@@ -217,7 +217,7 @@ class ForeignCurves:
             for metric in self._metrics.values():
                 metric.shrink(limit, self._cuts)
             self._limit = limit
-        for name, start, end in zip(indices, [0, *ends], ends, strict=False):
+        for name, start, end in zip(columns.names, [0, *ends], ends, strict=False):
             self._metrics[name].add(table[:, start:end], limit, self._cuts)
         self.version += 1
         self.num_points += len(points)
@@ -367,25 +367,14 @@ def _num_epochs(columns: FloatArray) -> int:
     return int(np.isfinite(columns[_EPOCH]).sum())
 
 
-def _point_columns(
-    steps: Sequence[int],
-    values: Sequence[float],
-    epochs: Sequence[float | None],
-    times: Sequence[float | None],
-    *,
-    first_number: int,
-) -> FloatArray:
-    """Return a column for each point. A value that is not finite becomes NaN, and so does None."""
-    table = np.empty((_NUM_ROWS, len(steps)))
-    table[_STEP_LOW] = table[_STEP_HIGH] = steps
-    for row, values_of_row in ((_EPOCH, epochs), (_TIME, times)):
-        # Converting None takes three times as long as a number.
-        is_unknown = values_of_row.count(None) == len(steps)
-        table[row] = math.nan if is_unknown else np.array(values_of_row, dtype=float)
-    table[_LAST] = values
-    is_finite = np.isfinite(table[_LAST])
-    table[_LAST, ~is_finite] = math.nan
-    table[_LOW] = table[_HIGH] = table[_LAST]
-    table[_FINITE], table[_SUM] = is_finite, np.where(is_finite, table[_LAST], 0.0)
-    table[_SIZE], table[_NUMBER] = 1.0, first_number + np.arange(len(steps))
+def _point_table(points: PointColumns, *, first_number: int) -> FloatArray:
+    """Return a column for each point. A value that is not finite becomes NaN."""
+    table = np.empty((_NUM_ROWS, len(points)))
+    table[_STEP_LOW] = table[_STEP_HIGH] = points.steps
+    table[_EPOCH], table[_TIME] = points.epochs, points.times
+    is_finite = np.isfinite(points.values)
+    values = np.where(is_finite, points.values, math.nan)
+    table[_LOW] = table[_HIGH] = table[_LAST] = values
+    table[_FINITE], table[_SUM] = is_finite, np.where(is_finite, values, 0.0)
+    table[_SIZE], table[_NUMBER] = 1.0, first_number + np.arange(len(points))
     return table

@@ -8,8 +8,9 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.foreign.reading import POLL_BYTES, Point, Source
-from engine.foreign.tensorboard import length_checksum
+from engine.foreign.event_records import length_checksum
+from engine.foreign.points import Point
+from engine.foreign.reading import POLL_BYTES, Source
 from engine.foreign.wandb_log import BLOCK_BYTES, FILE_HEADER
 
 

@@ -12,7 +12,8 @@ import pytest
 from engine.foreign import csv_file
 from engine.foreign.csv_file import CsvFile, is_log
 from engine.foreign.growing_file import MAX_LINE_BYTES
-from engine.foreign.reading import Point, Reading, list_folder
+from engine.foreign.points import Point
+from engine.foreign.reading import Reading, list_folder
 from support.foreign import points_of, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"

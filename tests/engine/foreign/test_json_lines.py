@@ -13,7 +13,7 @@ import pytest
 from engine.foreign.folders import RunFollower, find_runs
 from engine.foreign.json_lines import JsonLines, is_log
 from engine.foreign.parameters import read_parameters
-from engine.foreign.reading import Point
+from engine.foreign.points import Point
 from engine.foreign.trainer_state import STATE_FILE, TrainerStates
 from support.foreign import points_of, values_of
 
@@ -117,7 +117,7 @@ def test_trainer_states_reads_large_history_in_parts(tmp_path: Path) -> None:
     source = TrainerStates(tmp_path)
     first = source.poll()
     assert 0 < first.share < 0.5
-    points = first.points + points_of(source)
+    points = [*first.points, *points_of(source)]
     assert values_of(points, "loss") == [(step, 1 / step) for step in range(1, 50_001)]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.foreign.folders import find_runs
 from engine.foreign.mlflow_store import MlflowRun
-from engine.foreign.reading import Point
+from engine.foreign.points import Point
 from support.foreign import points_of, values_of
 
 

@@ -11,7 +11,8 @@ import pytest
 from engine.foreign import restarts
 from engine.foreign.csv_file import CsvFile
 from engine.foreign.json_lines import JsonLines
-from engine.foreign.reading import Point, Reading, Source
+from engine.foreign.points import Point
+from engine.foreign.reading import Reading, Source
 from support.foreign import values_of
 
 

@@ -13,8 +13,10 @@ from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_p
 from tensorboard.plugins.hparams import summary_v2
 from torch.utils.tensorboard import SummaryWriter
 
-from engine.foreign.reading import MAX_METRICS, Point, Reading
-from engine.foreign.tensorboard import MAX_RECORD_BYTES, EventFolder, length_checksum
+from engine.foreign.event_records import length_checksum
+from engine.foreign.points import Point
+from engine.foreign.reading import MAX_METRICS, Reading
+from engine.foreign.tensorboard import MAX_RECORD_BYTES, EventFolder
 from support.foreign import event, event_file, field, frame, points_of, scalar, session_start, values_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
@@ -126,7 +128,7 @@ def test_event_folder_reads_large_file_in_parts(tmp_path: Path) -> None:
     first = source.poll(100_000)
     assert 0 < len(first.points) < 20_000
     assert 0.05 < first.share < 0.5
-    points = first.points + points_of(source, 100_000)
+    points = [*first.points, *points_of(source, 100_000)]
     assert values_of(points, "loss") == [(step, float(step)) for step in range(20_000)]
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from engine.foreign import trackio
 from engine.foreign.folders import find_runs
-from engine.foreign.reading import Point, list_folder
+from engine.foreign.points import Point
+from engine.foreign.reading import list_folder
 from engine.foreign.trackio import TrackioRun
 from support.foreign import points_of, values_of
 
@@ -114,7 +115,7 @@ def test_trackio_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
     source = TrackioRun(path, "a")
     first = source.poll(100_000)
     assert 0.1 < first.share < 0.3
-    points = first.points + points_of(source, 100_000)
+    points = [*first.points, *points_of(source, 100_000)]
     assert values_of(points, "loss") == [(step, float(step)) for step in range(5000)]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.foreign.folders import find_runs
-from engine.foreign.reading import MAX_METRICS, Point
+from engine.foreign.points import Point
+from engine.foreign.reading import MAX_METRICS
 from engine.foreign.wandb_log import BLOCK_BYTES, FILE_HEADER, MAX_RECORD_BYTES, WandbLog
 from support.foreign import field, points_of, values_of, wandb_file, wandb_record
 
@@ -82,7 +83,7 @@ def test_wandb_log_continues_after_damaged_block(tmp_path: Path) -> None:
     source = WandbLog(path)
     reading = source.poll()
     assert reading.problem is not None and "damaged" in reading.problem
-    found = values_of(reading.points + points_of(source), "loss")
+    found = values_of([*reading.points, *points_of(source)], "loss")
     assert 1000 < len(found) < 3000
     assert set(found) < set(LOSSES)
     assert found[-1] == LOSSES[-1]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.foreign.folders import find_runs
-from engine.foreign.reading import Point, Reading
+from engine.foreign.points import Point, Points
+from engine.foreign.reading import Reading
 from engine.show import foreign_curves
 from engine.show.foreign_curves import CurveReader, Extremes, ForeignCurves
 from support.foreign import event, event_file, scalar, session_start
@@ -52,8 +53,8 @@ def extremes_of(values: list[float]) -> Extremes:
     return Extremes(len(values), min(known, default=None), max(known, default=None), last, num_gaps, None)
 
 
-def points(*values: float, name: str = "loss", start: int = 0) -> list[Point]:
-    return [Point(name, start + index, value) for index, value in enumerate(values)]
+def points(*values: float, name: str = "loss", start: int = 0) -> Points:
+    return Points(Point(name, start + index, value) for index, value in enumerate(values))
 
 
 @given(READINGS)
@@ -63,7 +64,7 @@ def test_curves_have_exact_extremes_after_any_polls_and_drops(
     raw: list[Point] = []
     for drop, found in read:
         raw = [point for point in raw if drop is None or point.step < drop] + [Point(*point) for point in found]
-    curves = read_all([Reading([Point(*point) for point in found], drop_from=drop) for drop, found in read])
+    curves = read_all([Reading(Points([Point(*point) for point in found]), drop_from=drop) for drop, found in read])
     for name in "ab":
         found_extremes = replace(curves.extremes(name), step=None)
         assert found_extremes == extremes_of([point.value for point in raw if point.name == name])
@@ -92,7 +93,7 @@ def test_curves_of_a_long_metric_have_extremes_and_means_of_blocks() -> None:
 
 def test_curve_is_sorted_by_step_if_its_points_are_not() -> None:
     curves = ForeignCurves(1)
-    curves.add([Reading([Point("loss", step, step / 10) for step in (5, 1, 3)])])
+    curves.add([Reading(Points([Point("loss", step, step / 10) for step in (5, 1, 3)]))])
     assert curves.over("loss", "step").points.x.tolist() == [1, 3, 5]
 
 
@@ -113,9 +114,8 @@ def test_axes_are_those_that_were_recorded() -> None:
     curves = ForeignCurves(1)
     curves.add([Reading(points(1.0, 2.0))])
     assert curves.axes == ("step",)
-    curves.add(
-        [Reading([Point("acc", 4, 0.5, epoch=1.0, time=1.8e9), Point("acc", 8, 0.6, epoch=2.0, time=1.8e9 + 7200)])]
-    )
+    found = [Point("acc", 4, 0.5, epoch=1.0, time=1.8e9), Point("acc", 8, 0.6, epoch=2.0, time=1.8e9 + 7200)]
+    curves.add([Reading(Points(found))])
     assert curves.axes == ("step", "epoch", "hours")
     assert curves.over("acc", "epoch").points.x.tolist() == [1, 2]
     assert curves.over("acc", "hours").points.x.tolist() == [0, 2]
@@ -123,14 +123,14 @@ def test_axes_are_those_that_were_recorded() -> None:
 
 def test_metric_of_a_log_without_epochs_has_those_of_another_log() -> None:
     curves = ForeignCurves(2)
-    epochs = [Point("acc", step, 0.5, epoch=step / 10) for step in (0, 10, 20)]
+    epochs = Points(Point("acc", step, 0.5, epoch=step / 10) for step in (0, 10, 20))
     curves.add([Reading(points(1.0, 2.0, start=10)), Reading(epochs)])
     assert curves.over("loss", "epoch").points.x.tolist() == pytest.approx([1, 1.1])
 
 
 def test_metric_named_epoch_is_the_axis_of_a_log_without_epochs() -> None:
     curves = ForeignCurves(1)
-    curves.add([Reading([Point("epoch", 0, 0.0), Point("epoch", 10, 2.0), Point("loss", 5, 0.3)])])
+    curves.add([Reading(Points([Point("epoch", 0, 0.0), Point("epoch", 10, 2.0), Point("loss", 5, 0.3)]))])
     assert curves.axes == ("step", "epoch")
     assert curves.over("loss", "epoch").points.x.tolist() == [1]
 
@@ -142,7 +142,7 @@ def test_many_metrics_share_a_bounded_number_of_columns(monkeypatch: pytest.Monk
     names = [f"metric-{number}" for number in range(100)]
     for start in range(0, 300, 30):
         found = [Point(name, step, float(step)) for step in range(start, start + 30) for name in names]
-        curves.add([Reading(found)])
+        curves.add([Reading(Points(found))])
     assert sum(len(curves.over(name, "step").means.x) for name in names) <= 100 * 32
     assert curves.extremes(names[-1]) == Extremes(300, 0, 299, 299, 0, 299)
 
@@ -200,8 +200,8 @@ def test_reader_skips_images_and_has_exact_extremes(tmp_path: Path) -> None:
 
 def test_metric_that_moves_to_another_log_has_the_points_of_that_log_only() -> None:
     curves = ForeignCurves(2)
-    curves.add([Reading(), Reading(points=[Point("loss", step, 9.0) for step in range(3)])])
-    curves.add([Reading(points=[Point("loss", 0, 1.0), Point("loss", 1, 2.0)]), Reading(drop_from=-math.inf)])
+    curves.add([Reading(), Reading(Points([Point("loss", step, 9.0) for step in range(3)]))])
+    curves.add([Reading(Points([Point("loss", 0, 1.0), Point("loss", 1, 2.0)])), Reading(drop_from=-math.inf)])
     assert curves.over("loss", "step").points.y.tolist() == [1.0, 2.0]
     curves.add([Reading(drop_from=1), Reading()])
     assert curves.over("loss", "step").points.y.tolist() == [1.0]
