@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from rich.text import Text
 from textual import events, on
-from textual.app import ComposeResult
+from textual.app import ComposeResult, RenderResult
 from textual.binding import Binding, BindingType
 from textual.reactive import Reactive
+from textual.renderables.background_screen import BackgroundScreen
 from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
@@ -25,6 +26,7 @@ from tui.palette import ACCENT, NOTICE
 from tui.pollers.host import GpuPoller, HostPoller
 from tui.pollers.runs import RunListPoller
 from tui.pollers.watched import Poller, RefreshIntervals
+from tui.widgets.dimmed_screen import DimmedScreen
 from tui.widgets.entry import Entry
 from tui.widgets.keys import Keys
 from tui.widgets.text_line import TextLine
@@ -88,6 +90,10 @@ class Dialog(ModalScreen[Result], Generic[Result]):
     def __init__(self) -> None:
         super().__init__()
         self.opened_at = time.monotonic()
+
+    def render(self) -> RenderResult:  # type: ignore[override]  # it takes any Visual
+        below = super().render()
+        return DimmedScreen(below) if isinstance(below, BackgroundScreen) else below
 
     @property
     def has_content(self) -> bool:
