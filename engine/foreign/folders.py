@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.foreign import csv_file, json_lines, mlflow_store, tensorboard, trackio, trainer_state, wandb_log
+from engine.foreign import (
+    csv_file,
+    json_lines,
+    mlflow_database,
+    mlflow_store,
+    tensorboard,
+    trackio,
+    trainer_state,
+    wandb_log,
+)
 from engine.foreign.parameters import Parameters, read_parameters
 from engine.foreign.points import Points
 from engine.foreign.reading import POLL_BYTES, Listing, Log, Reading, list_folder
@@ -28,6 +37,7 @@ FORMATS = (
     tensorboard.find,
     wandb_log.find,
     trackio.find,
+    mlflow_database.find,
     mlflow_store.find,
     trainer_state.find,
     json_lines.find,

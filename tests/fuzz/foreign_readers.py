@@ -152,7 +152,27 @@ def database(config: bytes, metrics: bytes) -> bytes:
         return connection.serialize()
 
 
+def mlflow_database(name: bytes, param: bytes, value: object) -> bytes:
+    """Return a database of MLflow with one run, whose texts and numbers may be damaged."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE experiments (experiment_id INTEGER PRIMARY KEY, name)")
+        connection.execute("CREATE TABLE runs (run_uuid PRIMARY KEY, name, status, lifecycle_stage, experiment_id)")
+        connection.execute("CREATE TABLE params (key, value, run_uuid)")
+        connection.execute("CREATE TABLE metrics (key, value, timestamp, run_uuid, step, is_nan)")
+        connection.execute("INSERT INTO experiments VALUES (1, ?)", (name,))
+        connection.execute("INSERT INTO runs VALUES ('a', ?, 'RUNNING', 'active', 1)", (name,))
+        connection.execute("INSERT INTO params VALUES (CAST(? AS TEXT), CAST(? AS TEXT), 'a')", (name, param))
+        for step in (1, None, 2**62, value):
+            row = ("loss", value, step, step, step is None)
+            connection.execute("INSERT INTO metrics VALUES (?, ?, ?, 'a', ?, ?)", row)
+        connection.execute("INSERT INTO metrics VALUES (CAST(? AS TEXT), 0.5, 1800000000000, 'a', 1, 0)", (name,))
+        connection.commit()
+        return connection.serialize()
+
+
 _DATABASE = database(json.dumps(CONFIG).encode(), json.dumps(ROWS[0]).encode())
+_MLFLOW_DATABASE = mlflow_database(b"a", b"0.1", 0.5)
+_SQL_VALUES = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(), st.binary(max_size=20))
 _RECORDS = [wandb_record(2, ROWS[0]), wandb_record(2, ROWS[1]), wandb_record(5, CONFIG)]
 
 
@@ -212,6 +232,14 @@ FOREIGN_READERS = [
         ),
         at("run/project.db"),
         lambda: iter([database(b"{}", b'{"a": ' + b"9" * LARGE_BYTES + b"}")]),
+    ),
+    foreign_reader(
+        "MLflow database",
+        st.one_of(
+            damaged(_MLFLOW_DATABASE), st.builds(mlflow_database, st.binary(min_size=1), st.binary(), _SQL_VALUES)
+        ),
+        at("run/mlflow.db"),
+        lambda: iter([mlflow_database(b"a" * LARGE_BYTES, b"9" * LARGE_BYTES, b"1" * LARGE_BYTES)]),
     ),
     Reader(
         "foreign parameters",

@@ -34,7 +34,8 @@ TRAINERS = {
     "keras": Trainer(("keras", "tensorflow-cpu", "tensorboard"), "train_keras.py"),
     "wandb": Trainer(("wandb",), "train_wandb.py"),
     "trackio": Trainer(("trackio",), "train_trackio.py"),
-    "mlflow": Trainer(("mlflow-skinny",), "train_mlflow.py"),
+    # Its default store needs two more packages.
+    "mlflow": Trainer(("mlflow-skinny", "sqlalchemy", "alembic"), "train_mlflow.py"),
     "torchtitan": Trainer(("torchtitan", "tensorboard"), "train_torchtitan.py"),
 }
 

@@ -53,7 +53,7 @@ def watch(
     process says so. Any other run is quiet.
 
     Reads TensorBoard event files, CSV and JSON lines, Hugging Face's trainer_state.json, W&B's .wandb files, MLflow's
-    file store and trackio's databases. Writes nothing there, runs nothing, and follows no link inside.
+    database and file store, and trackio's databases. Writes nothing there, runs nothing, and follows no link inside.
 
     A number that is no path is a process: the screen shows its children, its GPUs, its log, and the runs that it
     writes. It gets no signal.

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from engine.foreign import database as database_module
 from engine.foreign import trackio
 from engine.foreign.folders import find_runs
 from engine.foreign.points import Point
@@ -122,7 +123,7 @@ def test_trackio_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
 def test_trackio_run_passes_over_huge_row(tmp_path: Path) -> None:
     path = make_database(tmp_path / "p.db")
     with opened(path) as database:
-        for step, note in enumerate(["", "x" * trackio.MAX_VALUE_BYTES, ""]):
+        for step, note in enumerate(["", "x" * database_module.MAX_VALUE_BYTES, ""]):
             log(database, "a", step, {"loss": step, "note": note})
     reading = TrackioRun(path, "a").poll()
     assert (reading.problem, reading.share, values_of(reading.points, "loss")) == (None, 1.0, [(0, 0.0), (2, 2.0)])
@@ -138,8 +139,8 @@ def test_trackio_run_reads_new_rows_without_scan_of_old_ones(tmp_path: Path, mon
     with opened(path) as database:
         log(database, "a", 20_000, {"loss": 1})
     # A scan takes 10 instructions per row.
-    monkeypatch.setattr(trackio, "MAX_INSTRUCTIONS", 10_000)
-    monkeypatch.setattr(trackio, "_INSTRUCTIONS_PER_CALL", 1000)
+    monkeypatch.setattr(database_module, "MAX_INSTRUCTIONS", 10_000)
+    monkeypatch.setattr(database_module, "INSTRUCTIONS_PER_CALL", 1000)
     reading = source.poll()
     assert (reading.problem, values_of(reading.points, "loss")) == (None, [(20_000, 1.0)])
 

@@ -1,0 +1,270 @@
+"""Read runs in SQLite databases: files that have several runs, with a table `metrics` for the rows of all of them.
+
+`trackio` and `mlflow_database` add what is in a row. A database is opened as immutable
+(https://www.sqlite.org/uri.html#uriimmutable): SQLite then takes no lock, and creates no `-shm` and no `-wal` file.
+What is only in a `-wal` file is seen after the next checkpoint: SQLite makes one when a writer closes its connection.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from engine.foreign.growing_file import read_head
+from engine.foreign.reading import MAX_NAME_LENGTH, POLL_BYTES, Listing, Log, MetricNames, Reading
+
+MAGIC = b"SQLite format 3\0"
+MAX_RUNS = 1000  # per database
+MAX_VALUE_BYTES = 1 << 18
+MIN_ROW_BYTES = 100  # of `max_bytes`, for each row of a poll
+# A crafted database can make a query run for hours. 100 million instructions take two seconds, and read 8 million rows.
+MAX_INSTRUCTIONS = 100_000_000
+INSTRUCTIONS_PER_CALL = 100_000
+# A view could run any query, and a virtual table, whose root page is 0, the code of an extension: they do not count.
+_HAS_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND name = ?"
+_HAS_COLUMN = "SELECT 1 FROM pragma_table_info('metrics') WHERE name = ?"
+# Without an index of the run, a scan by `rowid` reads the rows after the last one only.
+_NUM_ROWS = "SELECT count(*) FROM metrics WHERE {run} = ? AND rowid > ?"
+_ROW_IDS = "SELECT rowid FROM metrics WHERE {run} = ? AND rowid > ? ORDER BY rowid LIMIT ?"
+_HAS_ROW = "SELECT 1 FROM metrics WHERE {run} = ? AND rowid = ?"
+_LAST_ID = "SELECT max(rowid) FROM metrics"
+_NEW_IDS = "SELECT {run}, max(rowid) FROM metrics NOT INDEXED WHERE rowid > ? GROUP BY {run} LIMIT ?"
+
+_Stamp = tuple[int, int, int]
+
+
+class DatabaseRun:
+    """Follows one run in the table `metrics` of a database. A format names the column that tells the runs apart."""
+
+    format: ClassVar[str]
+    run_column: ClassVar[str]
+
+    def __init__(self, path: Path, run: str) -> None:
+        self._path, self._run = path, run
+        self._database = _database_at(path, type(self))
+        self._names = MetricNames()
+        self._stamp, self._version = (0, 0, 0), (0, 0, "")
+        self._last_id = -1
+        self._num_rows = self._total_rows = 0
+        self._has_ended = False
+
+    @classmethod
+    def read_names(cls, database: sqlite3.Connection) -> Mapping[str, str]:
+        """Return the name of each run, by what the column of the run has. Raises sqlite3.Error."""
+        raise NotImplementedError
+
+    @classmethod
+    def read_states(cls, database: sqlite3.Connection) -> Mapping[str, str]:
+        """Return what else of a run may change, if the format has that. Raises sqlite3.Error."""
+        return {}
+
+    def read_run(self, database: sqlite3.Connection, reading: Reading) -> None:
+        """Read the parameters of the run, and whether it has ended. Raises sqlite3.Error."""
+        raise NotImplementedError
+
+    def read_row(self, database: sqlite3.Connection, row_id: int, reading: Reading) -> int:
+        """Add the points of a row, and return how many bytes it has. Raises sqlite3.Error."""
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Forget what was read before the run was deleted, or the database replaced."""
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> Reading:
+        """Read new rows, at most one for each `MIN_ROW_BYTES` of `max_bytes`. Its bytes are the share of the rows."""
+        reading = Reading()
+        try:
+            stamp = _stamp(self._path.lstat())
+            is_partial = self._num_rows < self._total_rows
+            if is_partial or (stamp != self._stamp and self._has_changed(stamp)):
+                with opened_database(self._path) as database:
+                    self._restart_if_replaced(database, stamp, reading)
+                    self._read(database, max(max_bytes // MIN_ROW_BYTES, 1), reading)
+            self._stamp = stamp
+        except OSError as error:
+            reading.problem = f"{self._path.name} cannot be read: {error.strerror}"
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            # It may be written at this moment: the next poll reads again.
+            self._version = (0, 0, "")
+            reading.problem = f"{self._path.name} cannot be read now: {error}"
+        reading.has_ended = self._has_ended
+        reading.total_bytes = self._stamp[1]
+        share = self._num_rows / self._total_rows if self._total_rows else 1.0
+        reading.read_bytes = int(share * reading.total_bytes)
+        reading.problem = reading.problem or self._names.problem
+        return reading
+
+    def _has_changed(self, stamp: _Stamp) -> bool:
+        before, self._version = self._version, self._database.version_of(self._run, stamp)
+        return self._version != before
+
+    def _restart_if_replaced(self, database: sqlite3.Connection, stamp: _Stamp, reading: Reading) -> None:
+        is_replaced = stamp[0] != self._stamp[0]
+        if self._num_rows and (is_replaced or not _has(database, self._sql(_HAS_ROW), self._run, self._last_id)):
+            reading.drop_from = -math.inf
+            self._last_id, self._num_rows = -1, 0
+            self.restart()
+
+    def _read(self, database: sqlite3.Connection, max_rows: int, reading: Reading) -> None:
+        if not has_tables(database, "metrics"):
+            raise sqlite3.DatabaseError("the table metrics is missing")
+        new = database.execute(self._sql(_NUM_ROWS), (self._run, self._last_id)).fetchone()[0]
+        self._total_rows = self._num_rows + new
+        self.read_run(database, reading)
+        num_bytes = 0
+        for (row_id,) in database.execute(self._sql(_ROW_IDS), (self._run, self._last_id, max_rows)).fetchall():
+            num_bytes += self.read_row(database, row_id, reading)
+            self._last_id = row_id
+            self._num_rows += 1
+            if num_bytes > max_rows * MIN_ROW_BYTES:
+                break
+
+    @classmethod
+    def _sql(cls, template: str) -> str:
+        return template.format(run=cls.run_column)
+
+    @classmethod
+    def is_format_of(cls, database: sqlite3.Connection) -> bool:
+        """Whether a database is of this format."""
+        return has_tables(database, "metrics") and _has(database, _HAS_COLUMN, cls.run_column)
+
+    @classmethod
+    def new_ids(cls, database: sqlite3.Connection, after: int) -> dict[str, int]:
+        """Return the newest row of each run that has rows after one, of at most `MAX_RUNS`. Raises sqlite3.Error."""
+        return dict(database.execute(cls._sql(_NEW_IDS), (after, MAX_RUNS)).fetchall())
+
+
+def find_database_runs(listing: Listing, kind: type[DatabaseRun]) -> list[Log]:
+    """Return a log for each run in each database of a folder that is of a format."""
+    return [
+        log
+        for name in listing.files
+        if name.endswith(".db") and read_head(listing.folder / name, len(MAGIC)) == MAGIC
+        for log in _logs(listing.folder / name, kind)
+    ]
+
+
+def _logs(path: Path, kind: type[DatabaseRun]) -> Iterator[Log]:
+    for run, name in _database_at(path, kind).run_names().items():
+        yield Log(kind.format, (path,), lambda run=run: kind(path, run), run=f"{path.stem}/{name}")  # type: ignore[misc]
+
+
+class _Database:
+    """What all runs of a database share: opening it takes 2 ms, and a list of runs looks at each of them again and
+    again."""
+
+    def __init__(self, path: Path, kind: type[DatabaseRun]) -> None:
+        self._path, self._kind = path, kind
+        self._names_stamp, self._names = (0, 0, 0), dict[str, str]()
+        self._stamp, self._last_id = (0, 0, 0), -1
+        self._num_changes = 0
+        self._ids, self._states = dict[str, int](), dict[str, str]()
+
+    def run_names(self) -> Mapping[str, str]:
+        """Return the names of the runs; those of before while it is written, and none if it cannot be read."""
+        try:
+            stamp = _stamp(self._path.lstat())
+            if stamp[0] != self._names_stamp[0]:
+                self._names_stamp, self._names = (stamp[0], 0, 0), {}
+            if stamp != self._names_stamp:
+                self._names = self._read_names()
+                self._names_stamp = stamp
+        except sqlite3.Error:
+            pass
+        except (OSError, ValueError):
+            return {}
+        return self._names
+
+    def _read_names(self) -> dict[str, str]:
+        with opened_database(self._path) as database:
+            if not self._kind.is_format_of(database):
+                return {}
+            names = self._kind.read_names(database)
+        return {run: name for run, name in names.items() if is_name(run) and is_name(name)}
+
+    def version_of(self, run: str, stamp: _Stamp) -> tuple[int, int, str]:
+        """Return what changes if the run may have got rows, or another state."""
+        if stamp != self._stamp:
+            try:
+                with opened_database(self._path) as database:
+                    self._look(database, is_other=stamp[0] != self._stamp[0])
+            except (OSError, sqlite3.Error, ValueError):
+                self._num_changes += 1
+            self._stamp = stamp
+        return self._num_changes, self._ids.get(run, 0), self._states.get(run, "")
+
+    def _look(self, database: sqlite3.Connection, *, is_other: bool) -> None:
+        if not self._kind.is_format_of(database):
+            raise sqlite3.DatabaseError("it has other tables")
+        last_id = database.execute(_LAST_ID).fetchone()[0] or 0
+        if is_other or last_id < self._last_id or self._last_id < 0:
+            # All runs count as changed: finding the last row of each would take a scan.
+            self._num_changes += 1
+            self._ids = {}
+        else:
+            self._ids |= self._kind.new_ids(database, self._last_id)
+        self._last_id = last_id
+        self._states = dict(self._kind.read_states(database))
+
+
+@lru_cache(maxsize=64)
+def _database_of(path: Path, kind: type[DatabaseRun]) -> _Database:
+    return _Database(path, kind)
+
+
+def _database_at(path: Path, kind: type[DatabaseRun]) -> _Database:
+    return _database_of(path, kind)  # type: ignore[arg-type]  # a class is hashable
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@contextmanager
+def opened_database(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database that is never written to or locked. Raises OSError, sqlite3.Error, ValueError."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError(22, "is not a regular file", str(path))
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    with closing(sqlite3.connect(uri, uri=True, timeout=0)) as database:
+        calls = iter(range(MAX_INSTRUCTIONS // INSTRUCTIONS_PER_CALL))
+        database.set_progress_handler(lambda: next(calls, None) is None, INSTRUCTIONS_PER_CALL)
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        database.execute("PRAGMA trusted_schema = OFF")
+        database.execute("PRAGMA cache_size = -4000")
+        # Invalid UTF-8 is replaced.
+        database.text_factory = lambda data: data.decode(errors="replace")
+        yield database
+
+
+def has_tables(database: sqlite3.Connection, *names: str) -> bool:
+    """Whether all of the tables exist. Raises sqlite3.Error."""
+    return all(_has(database, _HAS_TABLE, name) for name in names)
+
+
+def _has(database: sqlite3.Connection, query: str, *values: str | int) -> bool:
+    return database.execute(query, values).fetchone() is not None
+
+
+def read_values(database: sqlite3.Connection, query: str, row_id: int) -> tuple[Any, ...] | None:
+    """Return the columns of a row by its ID, None if one is longer than `MAX_VALUE_BYTES`. Raises sqlite3.Error."""
+    try:
+        row: tuple[Any, ...] | None = database.execute(query, (row_id,)).fetchone()
+    except sqlite3.DataError:
+        return None
+    if row is None:
+        # An index had it: another page of the database is older.
+        raise sqlite3.DatabaseError("it is being written")
+    return row
+
+
+def is_name(value: object) -> bool:
+    """Whether a value can be the name of a run."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH

@@ -1,0 +1,97 @@
+"""Read the runs in a database of MLflow, its default store since version 3.7: `mlflow.db`, with all experiments.
+
+The table `metrics` has a row per value: `run_uuid`, `key`, `value`, `step`, and `timestamp` in milliseconds. The table
+`params` has a row per parameter, and `runs` the name and the status of each run, in `experiments`. Source:
+https://github.com/mlflow/mlflow/blob/master/mlflow/store/tracking/dbmodels/models.py. `database` opens the file.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import sys
+from pathlib import Path
+
+from engine.foreign.database import MAX_RUNS, DatabaseRun, find_database_runs, has_tables, is_name, read_values
+from engine.foreign.parameters import MAX_PARAMETERS, flatten, parse_scalar
+from engine.foreign.points import Point
+from engine.foreign.reading import MAX_NAME_LENGTH, Listing, Log, Reading, to_step, to_unix_time
+
+# The newest ones that have a value.
+_RUNS = """
+SELECT runs.run_uuid, runs.name, experiments.name, runs.lifecycle_stage FROM runs
+LEFT JOIN experiments ON experiments.experiment_id = runs.experiment_id
+WHERE EXISTS (SELECT 1 FROM metrics WHERE metrics.run_uuid = runs.run_uuid) ORDER BY runs.rowid DESC LIMIT ?
+"""
+_STATES = "SELECT run_uuid, status FROM runs ORDER BY rowid DESC LIMIT ?"
+_STATE = "SELECT status FROM runs WHERE run_uuid = ?"
+_PARAM_IDS = "SELECT rowid FROM params WHERE run_uuid = ? AND rowid > ? ORDER BY rowid LIMIT ?"
+_PARAM = "SELECT key, value FROM params WHERE rowid = ?"
+_ROW = "SELECT key, value, step, timestamp, is_nan FROM metrics WHERE rowid = ?"
+END_STATES = ("FINISHED", "FAILED", "KILLED")
+# Runs may have the same name. Those after the first one get a part of their ID.
+ID_LENGTH = 8
+
+
+def find(listing: Listing) -> list[Log]:
+    """Return a log for each run in each database of a folder."""
+    return find_database_runs(listing, MlflowDatabaseRun)
+
+
+class MlflowDatabaseRun(DatabaseRun):
+    """Follows one run in a database."""
+
+    format = "mlflow"
+    run_column = "run_uuid"
+
+    def __init__(self, path: Path, run: str) -> None:
+        super().__init__(path, run)
+        self._last_param = -1
+
+    @classmethod
+    def read_names(cls, database: sqlite3.Connection) -> dict[str, str]:
+        names: dict[str, str] = {}
+        if not has_tables(database, "runs", "experiments"):
+            return names
+        taken, deleted = set[str](), set[str]()
+        for run, name, experiment, stage in reversed(database.execute(_RUNS, (MAX_RUNS,)).fetchall()):
+            if not is_name(run):
+                continue
+            label = f"{experiment or ''}/{name or run}"[: MAX_NAME_LENGTH - ID_LENGTH - 1]
+            names[run] = f"{label}-{run[:ID_LENGTH]}" if label in taken else label
+            taken.add(label)
+            if stage == "deleted":
+                deleted.add(run)
+        return {run: name for run, name in names.items() if run not in deleted}
+
+    @classmethod
+    def read_states(cls, database: sqlite3.Connection) -> dict[str, str]:
+        return {str(run): str(state) for run, state in database.execute(_STATES, (MAX_RUNS,))}
+
+    def restart(self) -> None:
+        self._last_param = -1
+
+    def read_run(self, database: sqlite3.Connection, reading: Reading) -> None:
+        state = database.execute(_STATE, (self._run,)).fetchone()
+        self._has_ended = state is not None and state[0] in END_STATES
+        found = {}
+        for (row_id,) in database.execute(_PARAM_IDS, (self._run, self._last_param, MAX_PARAMETERS)).fetchall():
+            key, value = read_values(database, _PARAM, row_id) or ("", "")
+            self._last_param = row_id
+            found[str(key)] = parse_scalar(str(value))
+        reading.parameters = flatten(found)
+
+    def read_row(self, database: sqlite3.Connection, row_id: int, reading: Reading) -> int:
+        key, value, step, timestamp, is_nan = read_values(database, _ROW, row_id) or (None,) * 5
+        if not isinstance(key, str) or not isinstance(step, int) or not isinstance(value, int | float):
+            return 0
+        name, known = self._names.get(key), to_step(step)
+        if name is not None and known is not None:
+            time = to_unix_time(timestamp / 1000) if isinstance(timestamp, int) else None
+            reading.points.append(Point(name, known, math.nan if is_nan else _value(value), None, time))
+        return len(key)
+
+
+def _value(stored: float) -> float:
+    """Return a value, infinity for the largest number: MLflow stores the one as the other."""
+    return math.copysign(math.inf, stored) if abs(stored) >= sys.float_info.max else float(stored)

@@ -1,0 +1,222 @@
+"""Databases of MLflow: its schema, several runs, a writer that is at work, and crafted values."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.foreign import database as database_module
+from engine.foreign.activity import Activity
+from engine.foreign.folders import find_runs
+from engine.foreign.mlflow_database import MlflowDatabaseRun
+from engine.foreign.reading import Point
+from engine.foreign.run_list import ForeignRunList
+from support.foreign import points_of, values_of
+
+# The columns of MLflow 3.17 that are read, and its indices of `metrics`.
+SCHEMA = """
+CREATE TABLE experiments (experiment_id INTEGER NOT NULL PRIMARY KEY, name VARCHAR(256) NOT NULL);
+CREATE TABLE runs (run_uuid VARCHAR(32) NOT NULL PRIMARY KEY, name VARCHAR(250), status VARCHAR(9),
+    lifecycle_stage VARCHAR(20), experiment_id INTEGER);
+CREATE TABLE params ("key" VARCHAR(250) NOT NULL, value VARCHAR(8000) NOT NULL, run_uuid VARCHAR(32) NOT NULL,
+    PRIMARY KEY ("key", run_uuid));
+CREATE TABLE metrics ("key" VARCHAR(250) NOT NULL, value FLOAT NOT NULL, timestamp BIGINT NOT NULL,
+    run_uuid VARCHAR(32) NOT NULL, step BIGINT DEFAULT '0' NOT NULL, is_nan BOOLEAN DEFAULT '0' NOT NULL,
+    PRIMARY KEY ("key", timestamp, step, run_uuid, value, is_nan));
+CREATE INDEX index_metrics_run_uuid ON metrics (run_uuid);
+CREATE INDEX index_metrics_run_uuid_key_step ON metrics (run_uuid, "key", step);
+INSERT INTO experiments VALUES (1, 'flowers');
+"""
+RECORDINGS = Path(__file__).parents[2] / "recordings" / "foreign"
+TIME_MS = 1_800_000_000_500
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path)) as database:
+        yield database
+        database.commit()
+
+
+def make_database(path: Path, *runs: str) -> Path:
+    """Make a database with runs, which have the same name as their ID."""
+    with opened(path) as database:
+        database.executescript(SCHEMA)
+        for run in runs:
+            add_run(database, run, run)
+    return path
+
+
+def add_run(database: sqlite3.Connection, run: str, name: str, stage: str = "active") -> None:
+    database.execute("INSERT INTO runs VALUES (?, ?, 'RUNNING', ?, 1)", (run, name, stage))
+    log(database, run, 0, 1.0)
+
+
+def log(database: sqlite3.Connection, run: str, step: int, value: object, key: str = "loss", is_nan: int = 0) -> None:
+    database.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", (key, value, TIME_MS, run, step, is_nan))
+
+
+def test_find_reads_recording_of_mlflow(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_bytes(gzip.decompress((RECORDINGS / "mlflow/mlflow.db.gz").read_bytes()))
+    runs = find_runs(tmp_path).runs
+    assert [run.name for run in runs] == [f"{tmp_path.name}/mlflow/tiny/{name}" for name in ("first", "second")]
+    assert {run.formats for run in runs} == {("mlflow",)}
+    reading = runs[1].logs[0].open().poll()
+    assert reading.parameters == {"lr": 0.05, "model/name": "tiny", "epochs": 6}
+    assert values_of(reading.points, "train/loss") == [(step, 1 / (step + 2)) for step in range(6)]
+    assert all(point.time is not None for point in reading.points)
+    assert (reading.has_ended, reading.share, reading.problem) == (True, 1.0, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_find_tells_runs_of_one_name_apart_and_leaves_out_deleted_ones(tmp_path: Path) -> None:
+    with opened(make_database(tmp_path / "m.db")) as database:
+        for run, name, stage in [
+            ("0123456789", "tiny", "deleted"), ("1123456789", "tiny", "active"), ("2123456789", "", "active"),
+        ]:  # fmt: skip
+            add_run(database, run, name, stage)
+        database.execute("INSERT INTO runs VALUES ('b', 'without values', 'RUNNING', 'active', 1)")
+    names = [run.name.removeprefix(f"{tmp_path.name}/m/flowers/") for run in find_runs(tmp_path).runs]
+    assert names == ["2123456789", "tiny-11234567"]
+
+
+def test_mlflow_database_run_follows_growth_and_creates_no_file(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a", "b")
+    source = MlflowDatabaseRun(path, "a")
+    assert source.poll().points == [Point("loss", 0, 1.0, None, TIME_MS / 1000)]
+    for step in range(1, 4):
+        with opened(path) as database:
+            log(database, "a", step, step / 4)
+            log(database, "b", step, 9.0)
+            database.execute("INSERT INTO params VALUES (?, ?, 'a')", (f"p{step}", "1e-3"))
+        reading = source.poll()
+        assert values_of(reading.points, "loss") == [(step, step / 4)]
+        assert reading.parameters == {f"p{step}": 0.001}
+        assert [entry.name for entry in tmp_path.iterdir()] == ["m.db"]
+    assert (source.poll().points, source.poll().parameters) == ([], {})
+
+
+def test_mlflow_database_run_has_ended_until_it_is_resumed(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a")
+    source = MlflowDatabaseRun(path, "a")
+    for status, has_ended in (("RUNNING", False), ("FINISHED", True), ("RUNNING", False), ("FAILED", True)):
+        with opened(path) as database:
+            database.execute("UPDATE runs SET status = ?", (status,))
+        assert source.poll().has_ended == has_ended
+        assert source.poll().has_ended == has_ended
+
+
+def test_mlflow_database_run_reads_values_that_sql_has_no_number_for(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a")
+    with opened(path) as database:
+        log(database, "a", 1, sys.float_info.max)
+        log(database, "a", 2, -sys.float_info.max)
+        log(database, "a", 3, 0.0, is_nan=1)
+    values = [value for _, value in values_of(MlflowDatabaseRun(path, "a").poll().points, "loss")]
+    assert values[:3] == [1.0, math.inf, -math.inf]
+    assert math.isnan(values[3])
+
+
+def test_mlflow_database_run_passes_over_what_is_no_value(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a")
+    huge = "x" * (database_module.MAX_VALUE_BYTES + 1)
+    with opened(path) as database:
+        log(database, "a", 1, "text")
+        log(database, "a", 2, 0.5, key=huge)
+        log(database, "a", 2**63 - 1, 0.5)
+        log(database, "a", 3, 0.25)
+        database.executemany("INSERT INTO params VALUES (?, ?, 'a')", [("huge", huge), ("\x1b[31m", "red")])
+    reading = MlflowDatabaseRun(path, "a").poll()
+    assert values_of(reading.points, "loss") == [(0, 1.0), (3, 0.25)]
+    assert (reading.parameters, reading.share, reading.problem) == ({"\\x1b[31m": "red"}, 1.0, None)
+
+
+def test_mlflow_database_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a", "b")
+    with opened(path) as database:
+        for step in range(1, 5000):
+            log(database, "a", step, 1.0)
+            log(database, "b", step, 2.0)
+    source = MlflowDatabaseRun(path, "a")
+    first = source.poll(100_000)
+    assert 0.1 < first.share < 0.3
+    assert [point.step for point in first.points + points_of(source, 100_000)] == list(range(5000))
+
+
+def test_mlflow_database_run_starts_over_when_database_is_replaced(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a")
+    source = MlflowDatabaseRun(path, "a")
+    source.poll()
+    make_database(tmp_path / "other.db", "a").replace(path)
+    with opened(path) as database:
+        database.execute("INSERT INTO params VALUES ('lr', '0.1', 'a')")
+    reading = source.poll()
+    assert (reading.drop_from, reading.parameters) == (-math.inf, {"lr": 0.1})
+    assert values_of(reading.points, "loss") == [(0, 1.0)]
+
+
+def test_only_the_run_that_grows_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_database(tmp_path / "m.db", *map(str, range(20)))
+    sources = [MlflowDatabaseRun(path, str(number)) for number in range(20)]
+    for step in range(1, 3):
+        with opened(path) as database:
+            log(database, "7", step, 1.0)
+        if step == 2:
+            opens = count_opens(monkeypatch)
+        readings = [source.poll() for source in sources]
+    assert [len(reading.points) for reading in readings] == [int(number == 7) for number in range(20)]
+    # One for all runs finds which have grown.
+    assert len(opens) == 2
+
+
+def count_opens(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    opens: list[Path] = []
+    open_database = database_module.opened_database
+
+    @contextmanager
+    def counted(path: Path) -> Iterator[sqlite3.Connection]:
+        opens.append(path)
+        with open_database(path) as database:
+            yield database
+
+    monkeypatch.setattr(database_module, "opened_database", counted)
+    return opens
+
+
+def test_list_shows_which_run_of_database_has_ended(tmp_path: Path) -> None:
+    with opened(make_database(tmp_path / "m.db", "a", "b")) as database:
+        database.execute("UPDATE runs SET status = 'FINISHED' WHERE run_uuid = 'a'")
+    listing = ForeignRunList(lambda: iter([find_runs(tmp_path)]))
+    while not listing.complete:
+        listing.poll(1.0)
+    listing._next_check = 0.0
+    listing.poll(1.0)
+    assert {run.run.name[-1]: run.activity for run in listing.runs} == {"a": Activity.ENDED, "b": Activity.GROWING}
+
+
+def test_database_without_a_table_of_mlflow_has_no_run(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a")
+    with opened(path) as database:
+        database.execute("DROP TABLE experiments")
+    assert find_runs(tmp_path).runs == ()
+    with opened(path) as database:
+        database.execute("DROP TABLE runs")
+    assert MlflowDatabaseRun(path, "a").poll().problem
+
+
+def test_virtual_table_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    with opened(path) as database:
+        database.executescript(SCHEMA)
+        database.execute("DROP TABLE metrics")
+        database.execute("CREATE VIRTUAL TABLE metrics USING fts5(key, value, timestamp, run_uuid, step, is_nan)")
+        add_run(database, "a", "a")
+    assert find_runs(tmp_path).runs == ()
+    assert MlflowDatabaseRun(path, "a").poll().problem
