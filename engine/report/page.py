@@ -25,6 +25,7 @@ from engine.runs.comparison import Column as ComparedColumn
 from engine.runs.comparison import Comparison, compare_runs, require_comparable, spread_text
 from engine.runs.find import OpenedRun
 from engine.runs.metrics import NO_METRICS, Better, Metric
+from engine.show.foreign_run import OnRead
 from engine.show.table import Column
 from engine.utils.libraries import import_library
 from engine.utils.text import pluralize, printable
@@ -84,16 +85,18 @@ class LegendEntry:
     text: str
 
 
-def make_page(found: Sequence[OpenedRun], directions: Mapping[str, Better] = NO_METRICS) -> str:
+def make_page(
+    found: Sequence[OpenedRun], directions: Mapping[str, Better] = NO_METRICS, on_read: OnRead | None = None
+) -> str:
     """Return the page about these runs. The same files give the same page.
 
-    `directions` are the stored directions of the user's own metrics.
+    `directions` are the stored directions of the user's own metrics. `on_read` is called while a foreign run is read.
 
     Raises UsageError if there are too many runs, or if matplotlib or jinja2 is not installed.
     """
     require_comparable(len(found))
     environment = _environment()
-    runs = [read_reported_run(run, PAGE_BLOCKS) for run in found]
+    runs = [read_reported_run(run, PAGE_BLOCKS, on_read) for run in found]
     comparison = compare_runs([run.compared for run in runs], directions)
     columns = comparison.columns(grouped=True)
     groups = [

@@ -31,7 +31,7 @@ from engine.runs.keys import parse_key
 from engine.runs.metrics import METRIC_PREFIX, METRICS, Better
 from engine.runs.reduced_curves import STEP_CURVES
 from engine.show.charts import Chart, Place, Source, charts_of, find_chart
-from engine.show.foreign_run import default_axis, further_keys
+from engine.show.foreign_run import OnRead, default_axis, further_keys
 from engine.utils.errors import Problem, UsageError, did_you_mean
 from engine.utils.libraries import import_library
 from engine.utils.text import printable
@@ -142,13 +142,16 @@ def make_plot(
     options: PlotOptions,
     kind: str,
     warn: Callable[[Problem], object] = lambda warning: None,
+    on_read: OnRead | None = None,
 ) -> bytes:
     """Return the figure of these runs as a file of one of `FORMATS`. The same files give the same figure.
+
+    `on_read` is called while a foreign run is read.
 
     Raises UsageError if a metric is unknown or has no value in any run, or if matplotlib is not installed.
     """
     require_comparable(len(found))
-    runs = [read_reported_run(run) for run in found]
+    runs = [read_reported_run(run, on_read=on_read) for run in found]
     axis = _axis(runs, options.axis)
     keys = _panel_keys(runs, options.metrics)
     comparison = compare_runs([run.compared for run in runs])

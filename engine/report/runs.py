@@ -14,7 +14,7 @@ from engine.runs.folder import RunFolder
 from engine.runs.history import History
 from engine.runs.journal_follower import JournalFollower
 from engine.runs.reduced_curves import MAX_BLOCKS, Curves, reduce_curves
-from engine.show.foreign_run import ForeignData, KeyedCurves
+from engine.show.foreign_run import KeyedCurves, OnRead, read_whole
 from engine.utils.codec import InvalidRecordError
 from engine.utils.files import read_bytes
 
@@ -47,14 +47,13 @@ class ForeignReport(ReportedRun):
     curves: KeyedCurves
 
 
-def read_reported_run(run: OpenedRun, max_blocks: int = MAX_BLOCKS) -> ReportedRun:
+def read_reported_run(run: OpenedRun, max_blocks: int = MAX_BLOCKS, on_read: OnRead | None = None) -> ReportedRun:
     """Read a run. Its curves have at most `max_blocks` blocks each, so a long run takes no more space than a short one.
 
     A million `step` events take about 5 s. What cannot be read is a `problem` of `compared`.
     """
     if not isinstance(run, RunFolder):
-        foreign = ForeignData(run)
-        foreign.read()
+        foreign = read_whole(run, on_read)
         return ForeignReport(foreign.describe(), foreign.curves(max_blocks))
     journal, history, data, timeline = JournalFollower(run.journal), History(), CurveData(), Timeline()
     for event in journal.events():

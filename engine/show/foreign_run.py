@@ -123,6 +123,10 @@ def default_axis(runs: Iterable[Curves]) -> XAxis:
     return "epoch" if is_usable else "step"
 
 
+OnRead = Callable[[ForeignRun, float], object]
+"""What is called while a run is read, with the part of it that has been read, from 0 to 1."""
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """A run as it was when its logs were read: its metrics by the names that it has for them, and its parameters.
@@ -162,6 +166,11 @@ class ForeignData:
             self._parameters = None
         return has_news
 
+    @property
+    def share(self) -> float:
+        """Part of the run that has been read, from 0 to 1."""
+        return self._reader.share
+
     def parameters(self) -> Parameters:
         """Return the parameters in the logs and in the files beside them."""
         if self._parameters is None:
@@ -193,19 +202,26 @@ class ForeignData:
         return KeyedCurves(self._reader.curves, max_blocks)
 
 
-def read_run(run: OpenedRun) -> ComparedRun:
+def read_run(run: OpenedRun, on_read: OnRead | None = None) -> ComparedRun:
     """Read one run for a comparison: its config and its record, or all of a foreign run."""
     if isinstance(run, RunFolder):
         return read_own_run(run)
-    return _read_all(run).describe()
+    return read_whole(run, on_read).describe()
 
 
-def summarize(run: ForeignRun) -> RunSummary:
+def summarize(run: ForeignRun, on_read: OnRead | None = None) -> RunSummary:
     """Read all logs of a run."""
-    return _read_all(run).summary()
+    return read_whole(run, on_read).summary()
 
 
-def _read_all(run: ForeignRun) -> ForeignData:
+def read_whole(run: ForeignRun, on_read: OnRead | None = None) -> ForeignData:
+    """Read all points and parameters of a run."""
     data = ForeignData(run)
-    data.read()
+
+    def report() -> bool:
+        if on_read is not None:
+            on_read(run, data.share)
+        return False
+
+    data.read(stopped=report)
     return data

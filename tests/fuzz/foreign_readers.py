@@ -24,7 +24,7 @@ MAX_POLLS = 40
 MAX_ESCAPED_CHARACTERS = 10  # such as \U0010ffff
 # A larger file is not read again while it grows.
 MAX_GROWN_BYTES = 1 << 20
-LARGE_BYTES = 1 << 24
+LARGE_BYTES, LARGE_TEXT = 1 << 24, 1 << 20
 
 _TENSOR = field(1, "a") + field(8, field(1, 1) + field(2, b"") + field(5, b"\0\0\0\0"))
 _METADATA = field(1, field(1, "hparams") + field(2, field(3, field(1, field(1, "lr") + field(2, field(2, 0.5))))))
@@ -239,7 +239,7 @@ FOREIGN_READERS = [
             damaged(_MLFLOW_DATABASE), st.builds(mlflow_database, st.binary(min_size=1), st.binary(), _SQL_VALUES)
         ),
         at("run/mlflow.db"),
-        lambda: iter([mlflow_database(b"a" * LARGE_BYTES, b"9" * LARGE_BYTES, b"1" * LARGE_BYTES)]),
+        lambda: iter([mlflow_database(b"a" * LARGE_TEXT, b"9" * LARGE_TEXT, b"1" * LARGE_TEXT)]),
     ),
     Reader(
         "foreign parameters",

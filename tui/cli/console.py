@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,10 +17,13 @@ from engine.utils.exit_codes import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from engine.runs.find import OpenedRun
     from engine.show.table import Column, Row
     from engine.utils.errors import Problem
 
 NON_TTY_COLUMNS = 120
+# Before a command says that it reads, and between two lines that do.
+PATIENCE_SECONDS, REFRESH_SECONDS = 1.0, 0.25
 
 
 def print_table(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> None:
@@ -64,3 +69,41 @@ def print_warning(problem: Problem) -> None:
     from engine.utils.text import printable
 
     typer.echo(f"warning: {printable(str(problem))}", err=True)
+
+
+def show_progress(text: str) -> None:
+    """Replace the last line of a terminal on stderr; "" clears it."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r\x1b[K{text}", err=True, nl=False)
+
+
+@contextmanager
+def reading_line(runs: Sequence[OpenedRun]) -> Iterator[Callable[[OpenedRun, float], None]]:
+    """Yield what shows on a terminal how far the runs of other programs have been read, if that takes long.
+
+    Ctrl-C ends it with one sentence."""
+    from engine.utils.text import printable
+
+    shown = time.monotonic() + PATIENCE_SECONDS - REFRESH_SECONDS
+    current = ""
+
+    def show(run: OpenedRun, share: float) -> None:
+        nonlocal shown, current
+        current = run.name
+        if sys.stderr.isatty() and time.monotonic() - shown >= REFRESH_SECONDS:
+            from engine.show.table import shorten
+
+            shown = time.monotonic()
+            number = f" {runs.index(run) + 1} of {len(runs)}" if len(runs) > 1 else ""
+            line = f"Reading run{number}, {share:.0%}: {printable(current)}"
+            show_progress(shorten(line, shutil.get_terminal_size().columns - 1))
+
+    try:
+        yield show
+    except KeyboardInterrupt:
+        if current:
+            show_progress("")
+            typer.echo(f"Stopped while reading {printable(current)}.", err=True)
+        raise
+    finally:
+        show_progress("")

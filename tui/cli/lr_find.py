@@ -14,7 +14,7 @@ import typer
 from tui.cli.command import command
 from tui.cli.config_arguments import ConfigArguments, resolve_arguments, split_arguments
 from tui.cli.config_flags import FlagOverrides, config_flags
-from tui.cli.console import print_error
+from tui.cli.console import print_error, show_progress
 from tui.cli.options import TrustCodeOption
 from tui.cli.train import StartOptions, build_request
 
@@ -137,7 +137,7 @@ class TextReport:
         from tui.tables.lr_find import range_test_line
 
         if (line := range_test_line(event, self._lr_range)) is not None:
-            self._show_progress("")
+            show_progress("")
             typer.echo(line, err=True)
 
     def show_step(self, curve: LossCurve) -> None:
@@ -145,7 +145,7 @@ class TextReport:
 
         step, lr, loss = len(curve.losses), curve.learning_rates[-1], curve.smoothed[-1]
         progress = f"step {step}/{self._lr_range.steps}  lr {format_lr(lr)}  loss {format_score(loss)}"
-        self._show_progress(progress)
+        show_progress(progress)
 
     def show_result(self, curve: LossCurve, suggestion: LrSuggestion | None) -> None:
         from tui.cli.console import table_console
@@ -166,10 +166,4 @@ class TextReport:
             typer.echo(printable(line))
 
     def close(self) -> None:
-        """Clear the line of the progress."""
-        self._show_progress("")
-
-    def _show_progress(self, text: str) -> None:
-        """Replace the last line of a terminal."""
-        if sys.stderr.isatty():
-            typer.echo(f"\r\x1b[K{text}", err=True, nl=False)
+        show_progress("")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from tui.cli.command import command
-from tui.cli.console import print_warning
+from tui.cli.console import print_warning, reading_line
 from tui.cli.options import (
     OR_PATH,
     BetterOption,
@@ -125,10 +125,11 @@ def report(
     names = [run.name for run in found]
     mark = make_mark(PAGE_KIND if is_page else PLOT_KIND, names)
     check_output(path, mark, force=force)
-    if is_page:
-        data = make_page(found, directions).encode(errors="replace")
-    else:
-        data = make_plot(found, options, kind, print_warning)
+    with reading_line(found) as on_read:
+        if is_page:
+            data = make_page(found, directions, on_read).encode(errors="replace")
+        else:
+            data = make_plot(found, options, kind, print_warning, on_read)
     written = write_output(path, data, mark, force=force)
     if as_json:
         typer.echo(json.dumps({"format": 1, "runs": names, "file": str(written)}, indent=2))

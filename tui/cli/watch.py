@@ -108,7 +108,7 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
     from engine.utils.errors import Problem
     from engine.utils.files import expand_user
     from engine.utils.text import printable
-    from tui.cli.console import print_table, print_warning
+    from tui.cli.console import print_table, print_warning, reading_line
     from tui.phrases import own_runs_problem
     from tui.tables.foreign_runs import FOREIGN_COLUMNS
 
@@ -125,7 +125,8 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
     # A run may be below two of the paths.
     runs = list({run.key: run for run in reversed(found)}.values())
     runs.sort(key=lambda run: -run.changed_at())
-    summaries = [summarize(run) for run in runs[:count]]
+    with reading_line(runs[:count]) as on_read:
+        summaries = [summarize(run, on_read) for run in runs[:count]]
     for summary in summaries:
         for problem in summary.problems:
             print_warning(Problem(summary.run.name, problem, code="damaged"))
@@ -188,14 +189,15 @@ def print_process(process: ProcessId, tree: ProcessTree, *, as_json: bool) -> No
     """Print a process, its GPUs, and the runs that it writes."""
     from engine.foreign.process import find_process_runs, started_at
     from engine.show.foreign_run import summarize
-    from tui.cli.console import print_table
+    from tui.cli.console import print_table, reading_line
     from tui.pollers.process import gpu_uses
     from tui.tables.foreign_runs import FOREIGN_COLUMNS
     from tui.tables.process import gpu_lines, hidden_text, tree_lines
 
     uses = gpu_uses(_read_gpus(), {part.id.pid for part in tree.processes})
     runs = () if tree.own_run is not None else find_process_runs(tree, started_at(process)).runs
-    summaries = [summarize(run) for run in runs]
+    with reading_line(runs) as on_read:
+        summaries = [summarize(run, on_read) for run in runs]
     if as_json:
         shown = {
             "pid": process.pid,

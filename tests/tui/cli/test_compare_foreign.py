@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.foreign.folders import find_runs
 from engine.runs.events import RunFinished
 from support.messages import says
 from support.runs.event_factories import make_epoch, make_run_started
 from support.runs.factories import make_run_folder
 from support.runs.trained_run import call
+from tui.cli import console
+from tui.cli.console import reading_line
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "foreign"
 KERAS, LIGHTNING, TIMM = RECORDED / "keras", RECORDED / "lightning", RECORDED / "timm"
@@ -186,3 +191,37 @@ def test_report_draws_a_figure_of_the_metrics_by_their_names_in_the_log(tmp_path
     assert ">throughput<" in Path("default.svg").read_text()
     result = call("report", "a", "--x", "hours", "-o", "time.svg")
     assert result.exit_code == 2 and says(result.stderr, "not-recorded", "--x", "use step")
+
+
+class TerminalText(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_reading_of_large_runs_is_shown_on_a_terminal_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = TerminalText()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(console, "PATIENCE_SECONDS", 0.0)
+    runs = find_runs(LIGHTNING).runs
+    with reading_line(runs) as on_read:
+        on_read(runs[1], 0.25)
+        on_read(runs[1], 0.26)
+        assert terminal.getvalue() == "\r\x1b[KReading run 2 of 2, 25%: tb"
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_reading_of_small_runs_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = TerminalText()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    runs = find_runs(LIGHTNING).runs
+    with reading_line(runs) as on_read:
+        on_read(runs[0], 0.25)
+        assert terminal.getvalue() == ""
+
+
+def test_interrupted_reading_says_what_was_read(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = find_runs(LIGHTNING).runs
+    with pytest.raises(KeyboardInterrupt), reading_line(runs) as on_read:
+        on_read(runs[0], 0.5)
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "Stopped while reading csv.\n"
