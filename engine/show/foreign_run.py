@@ -137,6 +137,7 @@ class RunSummary:
     run: ForeignRun
     metrics: Mapping[str, Extremes]
     parameters: Parameters
+    activity: Activity
     problems: tuple[str, ...]
 
     @property
@@ -186,7 +187,7 @@ class ForeignData:
         """Return what is known of the run without its curves."""
         curves = self._reader.curves
         metrics = {name: curves.extremes(name) for name in sorted(curves.names)}
-        return RunSummary(self.run, metrics, self.parameters(), self._reader.problems)
+        return RunSummary(self.run, metrics, self.parameters(), self.activity(), self._reader.problems)
 
     def activity(self) -> Activity:
         """Return whether the run goes on."""

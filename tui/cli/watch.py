@@ -58,8 +58,9 @@ def watch(
     A number that is no path is a process: the screen shows its children, its GPUs, its log, and the runs that it
     writes. It gets no signal.
 
-    --json prints each run with its parameters. Each metric has its name in the run, its key in comparisons, the number
-    of its values, the last step and the last value. Of a PID, it also prints the processes, their GPUs and files.
+    --json prints each run with its state and its parameters. Each metric has its name in the run, its key in
+    comparisons, the number of its values, the last step and the last value. Of a PID, it also prints the processes,
+    their GPUs and files.
 
     A run of gputrain opens in its own screen. In a list, runs of gputrain are left out: gputrain runs shows them.
     """
@@ -148,6 +149,7 @@ def run_json(summary: RunSummary) -> dict[str, Any]:
         "name": summary.run.name,
         "folder": str(summary.run.folder),
         "formats": list(summary.run.formats),
+        "state": str(summary.activity),
         "changed_at": summary.run.changed_at(),
         "parameters": {
             key: finite(value) if isinstance(value, float) else value for key, value in summary.parameters.items()

@@ -38,6 +38,7 @@ from tui.screens.dialogs import MultiChoiceDialog, TextDialog
 from tui.screens.foreign_panels import NO_CHARTS, ForeignPanels, ForeignRoom
 from tui.screens.log import LogDialog
 from tui.tables import fact_lines
+from tui.tables.foreign_runs import parameter_text
 from tui.widgets.chart import Chart
 from tui.widgets.lines import Row
 from tui.widgets.text_line import TextLine
@@ -241,8 +242,12 @@ class ForeignRunScreen(ChartScreen):
         def show(lines: list[str]) -> None:
             dialog.show([Text(line) for line in lines] or [Text("The run has no parameters in a known file", MUTED)])
 
+        def read() -> list[str]:
+            parameters = self.run_poller.read_parameters()
+            return fact_lines({key: parameter_text(value) for key, value in parameters.items()})
+
         self.app.push_screen(dialog)
-        self.act(lambda: fact_lines(self.run_poller.read_parameters()), show, in_thread=True)
+        self.act(read, show, in_thread=True)
 
     def action_log(self) -> None:
         if self.run_poller.log_file is None:

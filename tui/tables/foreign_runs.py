@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import zip_longest
+from typing import Any
 
 from rich.text import Text
 
@@ -34,6 +35,7 @@ def latest_values(run: RunSummary) -> str:
 
 FOREIGN_COLUMNS: list[Column[RunSummary]] = [
     Column("name", "name", lambda run: run.run.name),
+    Column("state", "state", lambda run: run.activity),
     Column("format", "format", lambda run: ", ".join(run.run.formats)),
     Column(
         "step",
@@ -100,6 +102,11 @@ def _metric_lines(row: RunRow, width: int, room: int) -> list[Text]:
     return [styled(table.header(MUTED)), *(styled(table.line(metric)) for metric in shown)]
 
 
+def parameter_text(value: Any) -> str:
+    """Return the value of a parameter as lists and comparisons show it."""
+    return "none" if value is None else as_text(value)
+
+
 def _parameter_lines(row: RunRow, width: int, room: int) -> list[Text]:
     parameters = sorted((row.record.config or {}).items())
     if not parameters:
@@ -109,7 +116,7 @@ def _parameter_lines(row: RunRow, width: int, room: int) -> list[Text]:
     columns = min(max(cell_width(printable(key)) for key, _ in shown or parameters[:1]), width // 2)
     lines = [Text("parameter", MUTED)]
     for key, value in shown:
-        text = shorten(printable(as_text(value) if value is not None else "none"), width - columns - 2)
+        text = shorten(printable(parameter_text(value)), width - columns - 2)
         name = pad(shorten(printable(key), columns), columns)
         lines.append(Text.assemble((name, MUTED), "  ", text, no_wrap=True, end=""))
     return lines if more <= 0 else [*lines, Text(f"+{more + 1} more", MUTED)]

@@ -92,10 +92,10 @@ def status_line(
     root = tree.processes[0] if tree.processes else None
     text = Text(no_wrap=True, end="", overflow="ellipsis")
     if ended_at is not None:
-        text.append("○ ended", STRONG)
+        text.append(" ○ ended", STRONG)
         text.append(f" {format_age(max(time.time() - ended_at, 0.0))} ago", MUTED)
     else:
-        text.append("● running", GOOD)
+        text.append(" ● running", GOOD)
     if root is None:
         return text
     text.append(f"   pid {root.id.pid}")
@@ -107,7 +107,9 @@ def status_line(
             text.append("   ").append("GPU memory ", MUTED).append(format_bytes(sum(value or 0 for value in memory)))
         text.append("   ").append("CPU ", MUTED).append(_percent(cpu_percent))
         text.append("   ").append("memory ", MUTED).append(format_bytes(memory_bytes))
-    command = root.command
+    program, blank, arguments = root.command.partition(" ")
+    # The script says more than the folder of the interpreter.
+    command = (program.rpartition("/")[2] if program.startswith("/") else program) + blank + arguments
     text.append(f"   {command if len(command) <= MAX_STATUS_COMMAND else command[:MAX_STATUS_COMMAND] + '…'}", MUTED)
     return text
 

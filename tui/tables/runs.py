@@ -64,7 +64,10 @@ RowTest = Callable[[RunRow], bool]
 
 def field_column(field: Field) -> Column[RunRow]:
     """Return the column of a field."""
-    cell, width = SPECIAL_CELLS.get(field.name, (partial(field_text, field), 0))
+    text: tuple[Callable[[RunRow], str], int] = (partial(field_text, field), 0)
+    # Other programs have parameters and metrics with these names, too.
+    is_other = field.kind is Kind.PARAMETER or (field.metric is not None and field.metric.key != field.name)
+    cell, width = text if is_other else SPECIAL_CELLS.get(field.name, text)
     align = Align.LEFT if field.is_text or field.name == "age" else Align.RIGHT
     style = state_style if field.name == "state" else ""
     return Column(field.name, field.label, cell, align, width, MAX_VALUE_COLUMNS, style=style)

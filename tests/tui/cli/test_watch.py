@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 import subprocess
@@ -43,7 +44,7 @@ def test_watch_lists_each_recorded_run_with_its_format() -> None:
         }.items()
     )
     lines = call("watch", RECORDED).stdout.splitlines()
-    assert lines[0].split()[:4] == ["name", "format", "step", "changed"]
+    assert lines[0].split()[:5] == ["name", "state", "format", "step", "changed"]
     assert sorted(line.split()[0] for line in lines[1:]) == sorted(runs)
 
 
@@ -52,6 +53,14 @@ def test_watch_as_json_has_count_last_step_and_last_value_of_the_file() -> None:
     rows = list(csv.DictReader((RECORDED / "keras" / "history.csv").open(), delimiter=";"))
     last = rows[-1]
     assert metrics(run)["loss"] == (len(rows), int(last["epoch"]), float(last["loss"]))
+
+
+def test_watch_as_json_has_the_state_of_each_run(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    path.write_bytes(gzip.decompress((RECORDED / "mlflow" / "mlflow.db.gz").read_bytes()))
+    (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n")
+    states = {str(run["name"]).rpartition("/")[2]: run["state"] for run in watched(tmp_path)}
+    assert states == {"first": "ended", "second": "ended", tmp_path.name: "growing"}
 
 
 def test_watch_as_json_has_the_keys_of_comparisons() -> None:

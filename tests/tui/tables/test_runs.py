@@ -53,6 +53,12 @@ def test_chosen_message_column_leaves_the_columns_after_it() -> None:
     assert re.split(r"  +", text_of(table, failed))[1:3] == ["not finite", "3/3"]
 
 
+@pytest.mark.parametrize("names", [{"own": (), "parameters": ["epochs"]}, {"own": ["epochs"], "parameters": ()}])
+def test_epochs_of_other_programs_are_what_they_recorded(names: dict[str, Any]) -> None:
+    other = make_row("other", "growing", config={"epochs": 6}, metrics={"epochs": 6.0})
+    assert text_of(fit_run_list([other], 80, [find_field("epochs", **names)]), other).split() == ["●", "other", "6"]
+
+
 def test_monitor_names_are_as_wide_as_their_cells() -> None:
     assert monitor_name_width(["数据集实验一号运行", "baseline-12"], 100) == 18
 
