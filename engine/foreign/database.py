@@ -13,9 +13,9 @@ import sqlite3
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
 from engine.foreign.growing_file import read_head
@@ -41,6 +41,13 @@ _NEW_IDS = "SELECT {run}, max(rowid) FROM metrics NOT INDEXED WHERE rowid > ? GR
 _Stamp = tuple[int, int, int]
 
 
+class RunEntry(NamedTuple):
+    """What a database says of a run without its rows."""
+
+    name: str
+    has_ended: bool = False
+
+
 class DatabaseRun:
     """Follows one run in the table `metrics` of a database. A format names the column that tells the runs apart."""
 
@@ -57,8 +64,8 @@ class DatabaseRun:
         self._has_ended = False
 
     @classmethod
-    def read_names(cls, database: sqlite3.Connection) -> Mapping[str, str]:
-        """Return the name of each run, by what the column of the run has. Raises sqlite3.Error."""
+    def read_runs(cls, database: sqlite3.Connection) -> Mapping[str, RunEntry]:
+        """Return each run, by what the column of the run has. Raises sqlite3.Error."""
         raise NotImplementedError
 
     @classmethod
@@ -152,8 +159,14 @@ def find_database_runs(listing: Listing, kind: type[DatabaseRun]) -> list[Log]:
 
 
 def _logs(path: Path, kind: type[DatabaseRun]) -> Iterator[Log]:
-    for run, name in _database_at(path, kind).run_names().items():
-        yield Log(kind.format, (path,), lambda run=run: kind(path, run), run=f"{path.stem}/{name}")  # type: ignore[misc]
+    for run, entry in _database_at(path, kind).runs().items():
+        yield Log(
+            kind.format,
+            (path,),
+            partial(kind, path, run),
+            run=f"{path.stem}/{entry.name}",
+            has_ended=entry.has_ended,
+        )
 
 
 class _Database:
@@ -162,32 +175,32 @@ class _Database:
 
     def __init__(self, path: Path, kind: type[DatabaseRun]) -> None:
         self._path, self._kind = path, kind
-        self._names_stamp, self._names = (0, 0, 0), dict[str, str]()
+        self._runs_stamp, self._runs = (0, 0, 0), dict[str, RunEntry]()
         self._stamp, self._last_id = (0, 0, 0), -1
         self._num_changes = 0
         self._ids, self._states = dict[str, int](), dict[str, str]()
 
-    def run_names(self) -> Mapping[str, str]:
-        """Return the names of the runs; those of before while it is written, and none if it cannot be read."""
+    def runs(self) -> Mapping[str, RunEntry]:
+        """Return the runs; those of before while it is written, and none if it cannot be read."""
         try:
             stamp = _stamp(self._path.lstat())
-            if stamp[0] != self._names_stamp[0]:
-                self._names_stamp, self._names = (stamp[0], 0, 0), {}
-            if stamp != self._names_stamp:
-                self._names = self._read_names()
-                self._names_stamp = stamp
+            if stamp[0] != self._runs_stamp[0]:
+                self._runs_stamp, self._runs = (stamp[0], 0, 0), {}
+            if stamp != self._runs_stamp:
+                self._runs = self._read_runs()
+                self._runs_stamp = stamp
         except sqlite3.Error:
             pass
         except (OSError, ValueError):
             return {}
-        return self._names
+        return self._runs
 
-    def _read_names(self) -> dict[str, str]:
+    def _read_runs(self) -> dict[str, RunEntry]:
         with opened_database(self._path) as database:
             if not self._kind.is_format_of(database):
                 return {}
-            names = self._kind.read_names(database)
-        return {run: name for run, name in names.items() if is_name(run) and is_name(name)}
+            runs = self._kind.read_runs(database)
+        return {run: entry for run, entry in runs.items() if is_name(run) and is_name(entry.name)}
 
     def version_of(self, run: str, stamp: _Stamp) -> tuple[int, int, str]:
         """Return what changes if the run may have got rows, or another state."""

@@ -72,6 +72,11 @@ class ForeignRun:
         """The formats of its logs, each once."""
         return tuple(dict.fromkeys(log.format for log in self.logs))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a log said that the run had ended when it was found."""
+        return any(log.has_ended for log in self.logs)
+
     def changed_at(self) -> float:
         """Return when one of its files was last written, in Unix seconds; 0 if all are gone."""
         files = (path for log in self.logs for path in (log.list_files() if log.list_files is not None else log.files))

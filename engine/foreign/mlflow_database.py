@@ -12,14 +12,22 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from engine.foreign.database import MAX_RUNS, DatabaseRun, find_database_runs, has_tables, is_name, read_values
+from engine.foreign.database import (
+    MAX_RUNS,
+    DatabaseRun,
+    RunEntry,
+    find_database_runs,
+    has_tables,
+    is_name,
+    read_values,
+)
 from engine.foreign.parameters import MAX_PARAMETERS, flatten, parse_scalar
 from engine.foreign.points import Point
 from engine.foreign.reading import MAX_NAME_LENGTH, Listing, Log, Reading, to_step, to_unix_time
 
 # The newest ones that have a value.
 _RUNS = """
-SELECT runs.run_uuid, runs.name, experiments.name, runs.lifecycle_stage FROM runs
+SELECT runs.run_uuid, runs.name, experiments.name, runs.lifecycle_stage, runs.status FROM runs
 LEFT JOIN experiments ON experiments.experiment_id = runs.experiment_id
 WHERE EXISTS (SELECT 1 FROM metrics WHERE metrics.run_uuid = runs.run_uuid) ORDER BY runs.rowid DESC LIMIT ?
 """
@@ -49,20 +57,20 @@ class MlflowDatabaseRun(DatabaseRun):
         self._last_param = -1
 
     @classmethod
-    def read_names(cls, database: sqlite3.Connection) -> dict[str, str]:
-        names: dict[str, str] = {}
+    def read_runs(cls, database: sqlite3.Connection) -> dict[str, RunEntry]:
+        runs: dict[str, RunEntry] = {}
         if not has_tables(database, "runs", "experiments"):
-            return names
-        taken, deleted = set[str](), set[str]()
-        for run, name, experiment, stage in reversed(database.execute(_RUNS, (MAX_RUNS,)).fetchall()):
+            return runs
+        taken = set[str]()
+        for run, name, experiment, stage, status in reversed(database.execute(_RUNS, (MAX_RUNS,)).fetchall()):
             if not is_name(run):
                 continue
             label = f"{experiment or ''}/{name or run}"[: MAX_NAME_LENGTH - ID_LENGTH - 1]
-            names[run] = f"{label}-{run[:ID_LENGTH]}" if label in taken else label
+            if stage != "deleted":
+                shown = f"{label}-{run[:ID_LENGTH]}" if label in taken else label
+                runs[run] = RunEntry(shown, status in END_STATES)
             taken.add(label)
-            if stage == "deleted":
-                deleted.add(run)
-        return {run: name for run, name in names.items() if run not in deleted}
+        return runs
 
     @classmethod
     def read_states(cls, database: sqlite3.Connection) -> dict[str, str]:

@@ -212,7 +212,8 @@ def find_process_runs(tree: ProcessTree, since: float) -> FoundRuns:
     beside = dict.fromkeys(path.parent for path in tree.files)
     found = merge_runs(_search(list(beside)[:MAX_FOLDERS], FILE_LIMITS, deadline))
     if opened := tuple(run for run in found.runs if not files.isdisjoint(_paths(run))):
-        return FoundRuns(opened, found.is_partial)
+        # A database has the earlier runs of a process, too.
+        return FoundRuns(tuple(run for run in opened if not run.has_ended) or opened, found.is_partial)
     if recent := tuple(run for run in found.runs if run.changed_at() >= since):
         return FoundRuns(recent, found.is_partial)
     found = merge_runs(_search(tree.folders[:MAX_FOLDERS], CWD_LIMITS, deadline))

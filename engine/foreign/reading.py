@@ -80,6 +80,7 @@ class Log:
 
     `run` names one of several runs in the file. `owned_folders` are subfolders that belong to the log and hold no
     run of their own. `list_files` returns the files of a log that gets others than it had when it was found.
+    `has_ended` tells that the file named the run as ended when it was found.
     """
 
     format: str
@@ -88,6 +89,7 @@ class Log:
     run: str = ""
     owned_folders: tuple[str, ...] = ()
     list_files: Callable[[], Iterable[Path]] | None = None
+    has_ended: bool = False
 
 
 class Listing(NamedTuple):

@@ -173,10 +173,10 @@ class _FollowedRun:
     def __init__(self, run: ForeignRun) -> None:
         self.paths = tuple(path for log in run.logs for path in log.files)
         self._stamp: tuple[int, int] = (0, 0)
-        self._has_ended = False
         self._begin(run)
 
     def _begin(self, run: ForeignRun) -> None:
+        self._has_ended = run.has_ended
         self._follower: RunFollower | None = None
         self._metrics: list[dict[str, Figures]] = [{} for _ in run.logs]
         self._parameters: Parameters = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from datetime import UTC, datetime
 
-from engine.foreign.database import MAX_RUNS, DatabaseRun, find_database_runs, has_tables, read_values
+from engine.foreign.database import MAX_RUNS, DatabaseRun, RunEntry, find_database_runs, has_tables, read_values
 from engine.foreign.parameters import flatten, without_wandb_keys
 from engine.foreign.reading import Columns, Listing, Log, Reading, flat_numbers, parse_json_object, row_points, to_step
 
@@ -31,8 +31,8 @@ class TrackioRun(DatabaseRun):
     run_column = "run_name"
 
     @classmethod
-    def read_names(cls, database: sqlite3.Connection) -> dict[str, str]:
-        return {name: name for (name,) in database.execute(_RUNS, (MAX_RUNS,))}
+    def read_runs(cls, database: sqlite3.Connection) -> dict[str, RunEntry]:
+        return {name: RunEntry(name) for (name,) in database.execute(_RUNS, (MAX_RUNS,))}
 
     def read_run(self, database: sqlite3.Connection, reading: Reading) -> None:
         if self._last_id < 0 and has_tables(database, "configs"):

@@ -59,7 +59,7 @@ def run_lines(runs: Sequence[ForeignRun], ended_at: float | None, width: int) ->
 
     def state(run: ForeignRun) -> str:
         changed_at = run.changed_at()
-        return activity_text(judge(changed_at, now, writer_ended_at=ended_at), changed_at)
+        return activity_text(judge(changed_at, now, has_ended=run.has_ended, writer_ended_at=ended_at), changed_at)
 
     columns: list[Column[ForeignRun]] = [
         Column("name", "run", lambda run: run.name, width=MIN_COMMAND_COLUMNS, priority=9, flex=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from engine.foreign import database as database_module
 from engine.foreign.activity import Activity
 from engine.foreign.folders import find_runs
 from engine.foreign.mlflow_database import MlflowDatabaseRun
-from engine.foreign.reading import Point
+from engine.foreign.points import Point
+from engine.foreign.process import ProcessId, find_process_runs, read_tree
 from engine.foreign.run_list import ForeignRunList
 from support.foreign import points_of, values_of
 
@@ -147,7 +149,7 @@ def test_mlflow_database_run_reads_many_rows_in_parts(tmp_path: Path) -> None:
     source = MlflowDatabaseRun(path, "a")
     first = source.poll(100_000)
     assert 0.1 < first.share < 0.3
-    assert [point.step for point in first.points + points_of(source, 100_000)] == list(range(5000))
+    assert [point.step for point in [*first.points, *points_of(source, 100_000)]] == list(range(5000))
 
 
 def test_mlflow_database_run_starts_over_when_database_is_replaced(tmp_path: Path) -> None:
@@ -194,11 +196,21 @@ def test_list_shows_which_run_of_database_has_ended(tmp_path: Path) -> None:
     with opened(make_database(tmp_path / "m.db", "a", "b")) as database:
         database.execute("UPDATE runs SET status = 'FINISHED' WHERE run_uuid = 'a'")
     listing = ForeignRunList(lambda: iter([find_runs(tmp_path)]))
-    while not listing.complete:
-        listing.poll(1.0)
-    listing._next_check = 0.0
     listing.poll(1.0)
     assert {run.run.name[-1]: run.activity for run in listing.runs} == {"a": Activity.ENDED, "b": Activity.GROWING}
+
+
+def test_process_writes_the_runs_of_its_database_that_have_not_ended(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a", "b", "c")
+    with opened(path) as database:
+        database.execute("UPDATE runs SET status = 'FINISHED' WHERE run_uuid <> 'b'")
+        database.commit()
+        process = ProcessId.find(os.getpid())
+        assert process is not None
+        tree = read_tree(process)
+        assert tree is not None
+        found = find_process_runs(tree, 0.0).runs
+    assert [run.name[-1] for run in found if run.folder == tmp_path] == ["b"]
 
 
 def test_database_without_a_table_of_mlflow_has_no_run(tmp_path: Path) -> None:
