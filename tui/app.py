@@ -125,6 +125,9 @@ class GputrainApp(TerminalApp):
         Textual sends them to the widget that has the focus when they arrive, before the screen is open."""
         if isinstance(event, events.Key):
             self.last_key_time = time.monotonic()
+            if self._exit:
+                # Widgets are removed: a dialog that a key opens now would not find its own.
+                return
         if not isinstance(event, events.Key):
             await super().on_event(event)
         elif not event.is_forwarded:

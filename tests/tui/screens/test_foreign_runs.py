@@ -23,7 +23,7 @@ from support.screen.demo_app import (
     wait_until,
     wait_until_idle,
 )
-from support.screen.screen_driver import drive, press, real_app
+from support.screen.screen_driver import drive, press, press_in_burst, real_app
 from tui.app import GputrainApp
 from tui.list_settings import FOREIGN_SETTINGS_FILE, ListSettings, read_list_settings, save_list_settings
 from tui.pollers.foreign_runs import search_paths
@@ -308,3 +308,12 @@ def test_nothing_is_written_below_a_watched_path(tmp_path: Path) -> None:
 
     drive(real_app(tmp_path / "runs"), act, (120, 30))
     assert tree_of(watched) == before
+
+
+def test_keys_that_follow_the_one_that_quits_open_no_dialog(watched: Path, tmp_path: Path) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await open_list(pilot, watched)
+        press_in_burst(pilot, "q", "w")
+        await wait_until(pilot, lambda: not pilot.app.is_running)
+
+    drive(real_app(tmp_path / "runs"), act)
