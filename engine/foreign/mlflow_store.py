@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.foreign.growing_file import GrowingFile
-from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, parse_scalar
+from engine.foreign.parameters import MAX_KEY_LENGTH, MAX_PARAMETERS, flatten, parse_scalar
 from engine.foreign.points import Point
 from engine.foreign.reading import (
     MAX_METRICS,
@@ -116,7 +116,7 @@ class MlflowRun:
             if text:
                 self._params.add(name)
                 found[name] = parse_scalar(text.strip())
-        return found
+        return flatten(found)
 
 
 def _has_end_time(path: Path) -> bool:

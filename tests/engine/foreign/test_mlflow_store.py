@@ -54,6 +54,12 @@ def test_mlflow_run_follows_growth_and_new_files(tmp_path: Path) -> None:
     assert source.poll().parameters == {}
 
 
+def test_mlflow_run_escapes_names_of_parameters(tmp_path: Path) -> None:
+    source = MlflowRun(make_run(tmp_path, loss="1 1 1\n"))
+    (tmp_path / "params" / "\x1b[31m").write_text("red")
+    assert source.poll().parameters == {"\\x1b[31m": "red"}
+
+
 def test_mlflow_run_passes_over_damaged_lines(tmp_path: Path) -> None:
     lines = "1 0.5 1\n\n1\ntext text text\n1 2 3 4\n1 nan 2\n1 0.5 1e400\n\xff 7 9\n"
     points = points_of(MlflowRun(make_run(tmp_path, loss=lines)))
