@@ -61,7 +61,9 @@ class DatabaseRun:
         self._stamp, self._version = (0, 0, 0), (0, 0, "")
         self._last_id = -1
         self._num_rows = self._total_rows = 0
-        self._has_ended = False
+        self._has_ended = self._was_read = False
+        self._last_time = math.inf
+        """Of the last row, in Unix seconds; infinite if it has none."""
 
     @classmethod
     def read_runs(cls, database: sqlite3.Connection) -> Mapping[str, RunEntry]:
@@ -94,6 +96,7 @@ class DatabaseRun:
                 with opened_database(self._path) as database:
                     self._restart_if_replaced(database, stamp, reading)
                     self._read(database, max(max_bytes // MIN_ROW_BYTES, 1), reading)
+                self._note_change(stamp, reading)
             self._stamp = stamp
         except OSError as error:
             reading.problem = f"{self._path.name} cannot be read: {error.strerror}"
@@ -107,6 +110,16 @@ class DatabaseRun:
         reading.read_bytes = int(share * reading.total_bytes)
         reading.problem = reading.problem or self._names.problem
         return reading
+
+    def _note_change(self, stamp: _Stamp, reading: Reading) -> None:
+        """Note when the run was last written. Rows that are new now were, whatever time they have."""
+        if self._num_rows < self._total_rows:
+            return
+        if reading.points:
+            written_at = stamp[2] / 1e9
+            changed_at = written_at if self._was_read else min(self._last_time, written_at)
+            self._database.note_change(self._run, changed_at)
+        self._was_read = True
 
     def _has_changed(self, stamp: _Stamp) -> bool:
         before, self._version = self._version, self._database.version_of(self._run, stamp)
@@ -159,13 +172,15 @@ def find_database_runs(listing: Listing, kind: type[DatabaseRun]) -> list[Log]:
 
 
 def _logs(path: Path, kind: type[DatabaseRun]) -> Iterator[Log]:
-    for run, entry in _database_at(path, kind).runs().items():
+    database = _database_at(path, kind)
+    for run, entry in database.runs().items():
         yield Log(
             kind.format,
             (path,),
             partial(kind, path, run),
             run=f"{path.stem}/{entry.name}",
             has_ended=entry.has_ended,
+            changed_at=partial(database.changed_at, run),
         )
 
 
@@ -178,6 +193,7 @@ class _Database:
         self._runs_stamp, self._runs = (0, 0, 0), dict[str, RunEntry]()
         self._stamp, self._last_id = (0, 0, 0), -1
         self._num_changes = 0
+        self._changed = dict[str, float]()
         self._ids, self._states = dict[str, int](), dict[str, str]()
 
     def runs(self) -> Mapping[str, RunEntry]:
@@ -202,6 +218,18 @@ class _Database:
             runs = self._kind.read_runs(database)
         return {run: entry for run, entry in runs.items() if is_name(run) and is_name(entry.name)}
 
+    def note_change(self, run: str, changed_at: float) -> None:
+        """Note when a run was last written."""
+        self._changed[run] = max(changed_at, self._changed.get(run, 0.0))
+
+    def changed_at(self, run: str) -> float:
+        """Return when a run was last written; until it has been read, when the database was. 0 without a database."""
+        try:
+            written_at = self._path.lstat().st_mtime
+        except OSError:
+            return 0.0
+        return min(self._changed.get(run, written_at), written_at)
+
     def version_of(self, run: str, stamp: _Stamp) -> tuple[int, int, str]:
         """Return what changes if the run may have got rows, or another state."""
         if stamp != self._stamp:
@@ -221,6 +249,8 @@ class _Database:
             # All runs count as changed: finding the last row of each would take a scan.
             self._num_changes += 1
             self._ids = {}
+            if is_other:
+                self._changed = {}
         else:
             self._ids |= self._kind.new_ids(database, self._last_id)
         self._last_id = last_id

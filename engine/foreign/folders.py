@@ -78,7 +78,9 @@ class ForeignRun:
         return any(log.has_ended for log in self.logs)
 
     def changed_at(self) -> float:
-        """Return when one of its files was last written, in Unix seconds; 0 if all are gone."""
+        """Return when its files, or its part of one, were last written, in Unix seconds; 0 if all are gone."""
+        if (changed_at := self.logs[0].changed_at) is not None:
+            return changed_at()
         files = (path for log in self.logs for path in (log.list_files() if log.list_files is not None else log.files))
         return max(map(_modified_ns, files), default=0) / 1e9
 

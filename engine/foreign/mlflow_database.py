@@ -96,6 +96,7 @@ class MlflowDatabaseRun(DatabaseRun):
         name, known = self._names.get(key), to_step(step)
         if name is not None and known is not None:
             time = to_unix_time(timestamp / 1000) if isinstance(timestamp, int) else None
+            self._last_time = time or math.inf
             reading.points.append(Point(name, known, math.nan if is_nan else _value(value), None, time))
         return len(key)
 

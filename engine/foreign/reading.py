@@ -80,7 +80,8 @@ class Log:
 
     `run` names one of several runs in the file. `owned_folders` are subfolders that belong to the log and hold no
     run of their own. `list_files` returns the files of a log that gets others than it had when it was found.
-    `has_ended` tells that the file named the run as ended when it was found.
+    Of one of several runs in a file, `has_ended` tells that the file named it as ended when it was found, and
+    `changed_at` returns when it was last written, in Unix seconds.
     """
 
     format: str
@@ -90,6 +91,7 @@ class Log:
     owned_folders: tuple[str, ...] = ()
     list_files: Callable[[], Iterable[Path]] | None = None
     has_ended: bool = False
+    changed_at: Callable[[], float] | None = None
 
 
 class Listing(NamedTuple):

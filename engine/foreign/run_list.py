@@ -208,7 +208,9 @@ class _FollowedRun:
             self._stamp, self.has_unread = stamp, True
         is_large = stamp[1] - sum(self._read_bytes) > MAX_ROW_BYTES
         self.has_unread = self.has_unread and not is_large
-        changed_at = stamp[0] / 1e9
+        run = self.listed.run
+        # The file of several runs tells when any of them was written.
+        changed_at = stamp[0] / 1e9 if run.logs[0].changed_at is None else run.changed_at()
         ended_at = None if writers is None else writers.ended_at(self.paths)
         activity = judge(changed_at, now, has_ended=self._has_ended, writer_ended_at=ended_at)
         note = f"{format_bytes(stamp[1])} of logs; enter reads them" if is_large else ""

@@ -45,7 +45,7 @@ class TrackioRun(DatabaseRun):
         if isinstance(step, int) and (known := to_step(step)) is not None:
             row["step"] = known
         if (time := _unix_time(timestamp)) is not None:
-            row["_timestamp"] = time
+            row["_timestamp"] = self._last_time = time
         reading.points.extend(row_points(row, Columns.find(row), self._num_rows, self._names))
         return len(metrics) if isinstance(metrics, str | bytes) else 0
 

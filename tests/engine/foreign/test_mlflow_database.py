@@ -7,6 +7,7 @@ import math
 import os
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -63,6 +64,14 @@ def add_run(database: sqlite3.Connection, run: str, name: str, stage: str = "act
 
 def log(database: sqlite3.Connection, run: str, step: int, value: object, key: str = "loss", is_nan: int = 0) -> None:
     database.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", (key, value, TIME_MS, run, step, is_nan))
+
+
+def listed(listing: ForeignRunList) -> dict[str, Activity]:
+    """Return what each run does once all that is new has been read."""
+    for _ in range(2):
+        listing._next_check = 0.0
+        listing.poll(1.0)
+    return {run.run.name[-1]: run.activity for run in listing.runs}
 
 
 def test_find_reads_recording_of_mlflow(tmp_path: Path) -> None:
@@ -198,6 +207,18 @@ def test_list_shows_which_run_of_database_has_ended(tmp_path: Path) -> None:
     listing = ForeignRunList(lambda: iter([find_runs(tmp_path)]))
     listing.poll(1.0)
     assert {run.run.name[-1]: run.activity for run in listing.runs} == {"a": Activity.ENDED, "b": Activity.GROWING}
+
+
+def test_list_tells_which_run_of_database_grows(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "m.db", "a", "b", "c")
+    with opened(path) as database:
+        hour_ago = int((time.time() - 3600) * 1000)
+        database.execute("UPDATE metrics SET timestamp = ? WHERE run_uuid <> 'b'", (hour_ago,))
+    listing = ForeignRunList(lambda: iter([find_runs(tmp_path)]))
+    assert listed(listing) == {"a": Activity.QUIET, "b": Activity.GROWING, "c": Activity.QUIET}
+    with opened(path) as database:
+        database.execute("INSERT INTO metrics VALUES ('loss', 0.5, ?, 'c', 1, 0)", (hour_ago,))
+    assert listed(listing) == {"a": Activity.QUIET, "b": Activity.GROWING, "c": Activity.GROWING}
 
 
 def test_process_writes_the_runs_of_its_database_that_have_not_ended(tmp_path: Path) -> None:
