@@ -128,6 +128,8 @@ def print_runs(paths: Sequence[str], count: int | None, *, as_json: bool) -> Non
     runs.sort(key=lambda run: -run.changed_at())
     with reading_line(runs[:count]) as on_read:
         summaries = [summarize(run, on_read) for run in runs[:count]]
+    # The rows of a database tell when each of its runs changed.
+    summaries.sort(key=lambda summary: -summary.run.changed_at())
     for summary in summaries:
         for problem in summary.problems:
             print_warning(Problem(summary.run.name, problem, code="damaged"))
