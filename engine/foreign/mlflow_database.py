@@ -83,11 +83,13 @@ class MlflowDatabaseRun(DatabaseRun):
         state = database.execute(_STATE, (self._run,)).fetchone()
         self._has_ended = state is not None and state[0] in END_STATES
         found = {}
-        for (row_id,) in database.execute(_PARAM_IDS, (self._run, self._last_param, MAX_PARAMETERS)).fetchall():
+        row_ids = database.execute(_PARAM_IDS, (self._run, self._last_param, MAX_PARAMETERS)).fetchall()
+        for (row_id,) in row_ids:
             key, value = read_values(database, _PARAM, row_id) or ("", "")
-            self._last_param = row_id
             found[str(key)] = parse_scalar(str(value))
         reading.parameters = flatten(found)
+        if row_ids:
+            (self._last_param,) = row_ids[-1]
 
     def read_row(self, database: sqlite3.Connection, row_id: int, reading: Reading) -> int:
         key, value, step, timestamp, is_nan = read_values(database, _ROW, row_id) or (None,) * 5
